@@ -1,0 +1,1 @@
+"""What users write and read: the v1alpha1 models."""

@@ -1,0 +1,1 @@
+"""Pure: a job to the trainer's overrides and the objects it needs."""

@@ -1,0 +1,1 @@
+"""Reinforcement learning of diffusion models on verl and vLLM-Omni."""

@@ -1,0 +1,1 @@
+"""Pure tensor mathematics: SDE steps, advantages, losses."""

@@ -1,0 +1,1 @@
+"""Patches of upstream faults: one module each, called by name, refusing untested versions."""

@@ -1,0 +1,1 @@
+"""Samplers with known transition densities."""

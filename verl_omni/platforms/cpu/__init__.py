@@ -1,0 +1,1 @@
+"""The host CPU as a platform of vLLM, vLLM-Omni and verl."""

@@ -1,0 +1,93 @@
+"""vLLM-Omni's view of a host CPU."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import psutil
+import torch
+from typing_extensions import override
+from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
+
+from verl_omni.compat import sdpa_forward
+from verl_omni.platforms.cpu.vllm_platform import HostCpuPlatform
+
+
+class HostCpuOmniPlatform(OmniPlatform, HostCpuPlatform):
+    """Scaled-dot-product attention of torch, no inductor, no device memory to hand back."""
+
+    _omni_enum = OmniPlatformEnum.OOT
+
+    @classmethod
+    @override
+    def get_diffusion_attn_backend_cls(
+        cls, selected_backend: str | None, head_size: int, allow_trtllm_default: bool = False
+    ) -> str:
+        sdpa_forward.apply()
+        return "vllm_omni.diffusion.attention.backends.sdpa.SDPABackend"
+
+    @classmethod
+    @override
+    def get_diffusion_worker_cls(cls) -> str:
+        return "verl_omni.platforms.cpu.worker.HostDiffusionWorker"
+
+    @classmethod
+    @override
+    def supports_torch_inductor(cls) -> bool:
+        return False
+
+    @classmethod
+    @override
+    def get_default_stage_config_path(cls) -> str:
+        return "vllm_omni/deploy"
+
+    @classmethod
+    @override
+    def get_torch_device(cls, local_rank: int | None = None) -> torch.device:
+        return torch.device("cpu")
+
+    @classmethod
+    @override
+    def get_device_count(cls) -> int:
+        return 1
+
+    @classmethod
+    @override
+    def get_device_version(cls) -> str | None:
+        return None
+
+    @classmethod
+    @override
+    def synchronize(cls) -> None:
+        """Nothing runs beside the host."""
+
+    @classmethod
+    @override
+    def empty_cache(cls) -> None:
+        """There is no device cache."""
+
+    @classmethod
+    @override
+    def get_free_memory(cls, device: torch.device | None = None) -> int:
+        return int(psutil.virtual_memory().available)
+
+    @classmethod
+    @override
+    def get_device_memory(cls, device: torch.device | None = None) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return int(memory.available), int(memory.total)
+
+    @classmethod
+    def max_memory_allocated(cls, device: Any = None) -> int:
+        """Peak resident memory of this process, bytes."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    @classmethod
+    def max_memory_reserved(cls, device: Any = None) -> int:
+        """The same as `max_memory_allocated`: a host reserves nothing apart."""
+        return cls.max_memory_allocated(device)
+
+    @classmethod
+    def reset_peak_memory_stats(cls, device: Any = None) -> None:
+        """The kernel keeps the peak; it cannot be reset."""

@@ -1,0 +1,1 @@
+"""Reward managers and scorers, run by verl's reward-loop workers."""

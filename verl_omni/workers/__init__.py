@@ -1,0 +1,1 @@
+"""What runs inside Ray workers: the trained model and the rollout replicas."""

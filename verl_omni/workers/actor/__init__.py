@@ -1,0 +1,1 @@
+"""The trained model: transformer, LoRA, optimiser, checkpoints."""

@@ -1,0 +1,72 @@
+"""Typed settings of the model: `actor_rollout_ref.model`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl.base_config import BaseConfig
+
+
+@dataclass
+class DiffusionModelConfig(BaseConfig):
+    """A model in diffusers' folder layout.
+
+    Attributes:
+        path: folder with `model_index.json`.
+        architecture: the pipeline's class name, read from `model_index.json` when not given.
+        algorithm: chooses the rollout pipeline together with the architecture.
+        tokenizer_path: defaults to `<path>/tokenizer`, else `path`.
+        lora_rank: 0 trains all weights of the transformer.
+        target_modules: names (suffixes) that LoRA wraps.
+        fsdp_layer_prefixes: children sharded one by one under FSDP2.
+
+    Raises:
+        FileNotFoundError: the folder or its `model_index.json` is missing.
+        TypeError: `target_modules` is neither a string nor a list of strings.
+    """
+
+    _mutable_fields = {"tokenizer", "processor", "local_path", "hf_config", "architecture", "tokenizer_path"}
+
+    path: str = ""
+    algorithm: str = "flow_grpo"
+    architecture: str | None = None
+    tokenizer_path: str | None = None
+    local_path: str | None = None
+    trust_remote_code: bool = False
+    external_lib: str | None = None
+    custom_chat_template: str | None = None
+    attn_backend: str = "native"
+    lora_rank: int = 0
+    lora_alpha: int = 64
+    lora_init_weights: str = "gaussian"
+    target_modules: Any = None
+    exclude_modules: Any = None
+    lora: dict[str, Any] = field(default_factory=dict)  # verl's server reads .get("rank") and .get("merge")
+    policy_state_adapters: tuple[str, ...] = ("default",)
+    fsdp_layer_prefixes: list[str] = field(default_factory=lambda: ["transformer_blocks."])
+    hf_config: Any = None  # verl's server asks for the attribute; a diffusion model has none
+    tokenizer: Any = None
+    processor: Any = None
+
+    def __post_init__(self) -> None:
+        targets = self.target_modules
+        if targets is not None and not isinstance(targets, str):
+            if isinstance(targets, (bytes, dict)) or not all(isinstance(name, str) for name in targets):
+                raise TypeError(f"target_modules must be a string or a list of strings, not {targets!r}")
+        root = Path(self.path)
+        index = root / "model_index.json"
+        if not index.is_file():
+            raise FileNotFoundError(f"{index} not found: model.path must be a model in diffusers' folder layout")
+        self.local_path = self.path
+        if self.architecture is None:
+            self.architecture = json.loads(index.read_text())["_class_name"]
+        if self.tokenizer_path is None:
+            self.tokenizer_path = str(root / "tokenizer" if (root / "tokenizer").is_dir() else root)
+        from verl.utils import hf_processor, hf_tokenizer
+
+        self.tokenizer = hf_tokenizer(self.tokenizer_path, trust_remote_code=self.trust_remote_code)
+        if (root / "processor").is_dir():
+            self.processor = hf_processor(str(root / "processor"), trust_remote_code=self.trust_remote_code)

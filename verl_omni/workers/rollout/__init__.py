@@ -1,0 +1,1 @@
+"""The rollout side: the engine's server, replica and sample type."""

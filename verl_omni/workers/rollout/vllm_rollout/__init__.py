@@ -1,0 +1,1 @@
+"""The room that knows vLLM and vLLM-Omni."""
