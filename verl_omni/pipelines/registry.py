@@ -1,0 +1,42 @@
+"""Which pipeline of ours serves a model: (architecture, algorithm) -> qualified names. Imports nothing of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPipeline:
+    """Where the engine finds the pipeline class and its post-processing."""
+
+    module: str
+    pipeline: str
+    post_process: str
+
+    @property
+    def qualified_name(self) -> str:
+        """`module.Class`, as the engine's `custom_pipeline_args` wants it."""
+        return f"{self.module}.{self.pipeline}"
+
+
+ROLLOUT_PIPELINES = {
+    "StableDiffusion3Pipeline": RolloutPipeline(
+        module="verl_omni.pipelines.sd3.rollout",
+        pipeline="SD3RolloutPipeline",
+        post_process="get_sd3_rollout_post_process_func",
+    ),
+}
+ALGORITHMS = ("flow_grpo",)
+
+
+def rollout_pipeline(architecture: str | None, algorithm: str) -> RolloutPipeline:
+    """Find the rollout pipeline of a model.
+
+    Raises:
+        ValueError: no pipeline is known for the architecture or the algorithm; the message lists those that are.
+    """
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"No rollout pipeline for algorithm {algorithm!r}; one of {sorted(ALGORITHMS)}")
+    if architecture not in ROLLOUT_PIPELINES:
+        raise ValueError(f"No rollout pipeline for model {architecture!r}; one of {sorted(ROLLOUT_PIPELINES)}")
+    return ROLLOUT_PIPELINES[architecture]

@@ -1,0 +1,86 @@
+"""Hydra overrides -> checked settings; an unknown name is refused with the nearest valid one."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+CONFIG_NAME = "diffusion_trainer"
+# Settings whose keys the user chooses.
+OPEN = (
+    "reward.reward_functions",
+    "reward.scorer_kwargs",
+    "actor_rollout_ref.rollout.engine_kwargs",
+    "actor_rollout_ref.rollout.val_kwargs.pipeline",
+    "actor_rollout_ref.rollout.val_kwargs.algo",
+    "actor_rollout_ref.model.lora",
+    "ray_kwargs.ray_init",
+)
+_KEY = re.compile(r"^(?P<mark>[+~]{0,2})(?P<key>[^=@]+)(?:=|$)")
+
+
+class SettingsError(ValueError):
+    """Some settings cannot be used; the message has a line for each."""
+
+
+def load(overrides: Sequence[str]) -> DictConfig:
+    """Compose the defaults with `overrides`.
+
+    Raises:
+        SettingsError: a name is unknown, a value cannot be parsed, or a required setting is missing.
+    """
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
+        known = list(_names(compose(CONFIG_NAME)))
+        if unknown := [line for override in overrides if (line := _unknown(override, known))]:
+            raise SettingsError("\n".join(unknown))
+        try:
+            config = compose(CONFIG_NAME, overrides=[_opened(override) for override in overrides])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise SettingsError(str(error)) from error
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
+    return config
+
+
+def _names(config: Any, prefix: str = "") -> Iterator[str]:
+    """Every name in the tree, inner ones too."""
+    for key in config:
+        name = f"{prefix}{key}"
+        yield name
+        if not OmegaConf.is_missing(config, key) and isinstance(config._get_node(key), DictConfig):
+            node = config._get_node(key)
+            if not node._is_none():
+                yield from _names(node, f"{name}.")
+
+
+def _unknown(override: str, known: list[str]) -> str | None:
+    match = _KEY.match(override)
+    if match is None:
+        return f"{override!r}: write name=value"
+    key = match["key"]
+    if key in known or _is_open(key):
+        return None
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if not near:
+        last = key.rpartition(".")[2]
+        near = [name for name in known if name.rpartition(".")[2] == last][:1]
+    return f"{key}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _is_open(key: str) -> bool:
+    return any(key.startswith(f"{name}.") for name in OPEN)
+
+
+def _opened(override: str) -> str:
+    """Hydra wants `++` before a name that the defaults do not have."""
+    match = _KEY.match(override)
+    return f"++{override}" if match and not match["mark"] and _is_open(match["key"]) else override
