@@ -1,0 +1,66 @@
+"""Checkpoints on disk: complete or absent, the newest ones kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+_NAME = re.compile(r"^step_(\d{6,})$")
+
+
+def steps(folder: Path) -> list[int]:
+    """Steps that have a complete checkpoint, in order."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.match(entry.name)))
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of `step` lives."""
+    return folder / f"step_{step:06d}"
+
+
+def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
+    """Write a checkpoint aside, flush it to the disk, and rename it into place; then drop the oldest ones.
+
+    Args:
+        write: fills the folder it is given.
+        keep: how many to keep; 0 keeps all.
+
+    Raises:
+        whatever `write` raises; nothing is left behind then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    final, aside = path_of(folder, step), folder / f".writing_step_{step:06d}"
+    shutil.rmtree(aside, ignore_errors=True)  # left by a killed run
+    try:
+        aside.mkdir()
+        write(aside)
+        _flush(aside)
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(aside, final)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    _sync(folder)
+    for old in steps(folder)[:-keep] if keep else []:
+        shutil.rmtree(path_of(folder, old))
+    return final
+
+
+def _flush(root: Path) -> None:
+    for entry in sorted(root.rglob("*")):
+        _sync(entry)
+    _sync(root)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

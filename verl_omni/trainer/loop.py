@@ -1,0 +1,187 @@
+"""The training loop: generate, score, update, publish; evaluate and save now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from verl import DataProto
+
+from verl_omni.algos import advantages
+from verl_omni.trainer import checkpoints, data, metrics, rollout
+from verl_omni.trainer.run_folder import RunFolder, Sample
+
+
+class Interrupted(Exception):
+    """The user asked to stop; the state is saved."""
+
+
+class DiffusionTrainer:
+    """Runs steps from a checkpoint (or the start) to `trainer.total_training_steps`.
+
+    Weight versions: version 0 is what the run starts from; the update of step s publishes version s, so the
+    samples of step s must carry version s - 1, and a run whose samples do not is stopped.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        stack: Any,
+        folder: RunFolder,
+        train: Any,
+        held_out: Any | None,
+        *,
+        stop_requested: Callable[[], bool],
+        tracking: Any = None,
+    ) -> None:
+        self.config, self.stack, self.folder = config, stack, folder
+        self.train, self.held_out = train, held_out
+        self.stop_requested, self.tracking = stop_requested, tracking
+        self.checkpoints = folder.path / "checkpoints"
+        self.total = int(config.trainer.total_training_steps)
+        self._seconds: list[float] = []
+
+    def fit(self, resumed_from: int | None) -> None:
+        """Train.
+
+        Raises:
+            Interrupted: `stop_requested` became true; a checkpoint of the last whole step is there.
+            StaleSample, LogProbMismatch: samples and weights do not belong together.
+        """
+        step = resumed_from or 0
+        if resumed_from is not None:
+            self.stack.workers.load_checkpoint(str(checkpoints.path_of(self.checkpoints, step)))
+        self._publish(step)
+        if self._evaluates(step) and not self.folder.has_evaluation(step):
+            self._record({"step": step, "weights/version": step, **self._evaluate(step)})
+        while step < self.total:
+            if self.stop_requested():
+                self._save(step)
+                raise Interrupted(f"stopped after step {step} of {self.total}")
+            step += 1
+            self._step(step)
+        if step not in checkpoints.steps(self.checkpoints):
+            self._save(step)
+
+    def _step(self, step: int) -> None:
+        began = time.perf_counter()
+        samples = self._generate(step)
+        if self.config.actor_rollout_ref.rollout.free_cache_engine:
+            self.stack.weights.sleep_replicas()
+        line: dict[str, Any] = {"step": step, "weights/version": step, **metrics.rewards(samples.scores, samples.extras)}
+        with _timer(line, "update"):
+            line |= self._update(samples)
+        with _timer(line, "sync"):
+            self._publish(step)
+        line["timing_s/generate"] = samples.seconds
+        line["timing_s/reward"] = samples.scoring_seconds
+        line["timing_s/step"] = time.perf_counter() - began
+        line["images_per_s"] = len(samples.scores) / line["timing_s/step"]
+        self._seconds.append(line["timing_s/step"])
+        if self._evaluates(step):
+            line |= self._evaluate(step)
+        self._record(line, metrics.eta(self._seconds, self.total - step))
+        if self._due(self.config.trainer.save_freq, step):
+            self._save(step)
+
+    def _generate(self, step: int) -> rollout.Scored:
+        settings = self.config.data
+        indices = data.batch_indices(
+            step, size=len(self.train), batch=settings.train_batch_size, seed=settings.seed, shuffle=settings.shuffle
+        )
+        prompts = rollout.training_prompts(
+            [self.train[index] for index in indices],
+            n=self.config.actor_rollout_ref.rollout.n, step=step, version=step - 1, seed=self.config.trainer.seed,
+        )  # fmt: skip
+        samples = rollout.scored(self.config, self.stack.agent_loop, prompts)
+        metrics.check_versions(samples.versions, step - 1)
+        return samples
+
+    def _update(self, samples: rollout.Scored) -> dict[str, float]:
+        batch = dict(samples.tensors)
+        batch["advantages"] = advantages.group_advantages(
+            samples.scores,
+            samples.groups,
+            normalize=self.config.algorithm.norm_adv_by_std_in_grpo,
+            global_std=self.config.algorithm.global_std,
+        )
+        settings = self.config.actor_rollout_ref.rollout
+        sampler = {
+            "noise_level": settings.algo.noise_level,
+            "sde_type": settings.algo.sde_type,
+            "guidance_scale": settings.pipeline.guidance_scale or 1.0,
+        }
+        proto = DataProto.from_dict(tensors=batch, meta_info={"sampler": sampler})
+        before = self.stack.workers.compute_log_prob(proto).batch["old_log_probs"]
+        found = metrics.agreement(
+            before, batch["rollout_log_probs"], self.config.trainer.max_log_prob_difference
+        )
+        return {**metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"]), **found}
+
+    def _publish(self, step: int) -> None:
+        self.stack.weights.update_weights(global_steps=step)
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        line: dict[str, float] = {}
+        with _timer(line, "eval"):
+            rows = [self.held_out[place] for place in range(len(self.held_out))]  # type: ignore[index,arg-type]
+            seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
+            found = rollout.scored(self.config, self.stack.agent_loop, rollout.evaluation_prompts(rows, seed=seed))
+            metrics.check_versions(found.versions, step)
+        shown = _spread_out(len(rows), self.config.trainer.sample_prompts)
+        self.folder.samples(
+            step,
+            [
+                Sample(rows[p]["extra_info"]["prompt"], seed + p, float(found.scores[p]), found.images[p])
+                for p in shown
+            ],
+        )
+        return line | metrics.evaluation(found.scores, found.extras)
+
+    def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
+        self.folder.step(line, eta_s)
+        if self.tracking is not None:
+            self.tracking.log(data=line, step=line["step"])
+
+    def _save(self, step: int) -> None:
+        def write(folder: Path) -> None:
+            self.stack.workers.save_checkpoint(str(folder))
+
+        path = checkpoints.save(
+            self.checkpoints, step, write, keep=int(self.config.trainer.max_actor_ckpt_to_keep or 0)
+        )
+        self.folder.event("checkpoint", step=step, path=str(path))
+
+    def _evaluates(self, step: int) -> bool:
+        if self.held_out is None:
+            return False
+        if step == 0:
+            return bool(self.config.trainer.val_before_train)
+        return step == self.total or self._due(self.config.trainer.test_freq, step)
+
+    @staticmethod
+    def _due(every: int, step: int) -> bool:
+        return every > 0 and step % every == 0
+
+
+def _spread_out(size: int, wanted: int) -> list[int]:
+    """`wanted` places spread evenly over `size` rows."""
+    wanted = min(size, wanted)
+    return [place * size // wanted for place in range(wanted)]
+
+
+class _timer(AbstractContextManager[None]):  # noqa: N801 - reads as a verb at the call
+    """Add the seconds of a block to a line, as `timing_s/<name>`."""
+
+    def __init__(self, line: dict[str, Any], name: str) -> None:
+        self.line, self.name = line, f"timing_s/{name}"
+
+    def __enter__(self) -> None:
+        self.began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.line[self.name] = time.perf_counter() - self.began

@@ -1,0 +1,91 @@
+"""PURE: what a step or an evaluation measured -> the numbers of its line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class StaleSample(RuntimeError):
+    """A sample was made by other weights than those that were last published."""
+
+
+class LogProbMismatch(RuntimeError):
+    """Engine and trainer disagree about how likely a sample was, so the update would be wrong."""
+
+
+def check_versions(stamps: Sequence[Any], expected: int) -> None:
+    """Every sample must carry the version of the weights that were published last.
+
+    Raises:
+        StaleSample: one does not; the message counts them.
+    """
+    wrong = [stamp for stamp in stamps if stamp != expected]
+    if wrong:
+        raise StaleSample(
+            f"{len(wrong)} of {len(stamps)} samples carry weight version {sorted({str(s) for s in wrong})}, "
+            f"expected {expected}"
+        )
+
+
+def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "") -> dict[str, float]:
+    """Mean and spread of the reward [B], and the mean of every numeric extra a scorer gave."""
+    made = {f"{prefix}reward/mean": scores.mean().item(), f"{prefix}reward/std": _std(scores)}
+    for name, values in extras.items():
+        if all(isinstance(value, (int, float, np.number, bool)) for value in values):
+            made[f"{prefix}reward/{name}/mean"] = float(np.mean([float(value) for value in values]))
+    return made
+
+
+def agreement(trainer: Tensor, engine: Tensor, tolerance: float) -> dict[str, float]:
+    """How far the trainer's log-probabilities are from the engine's, both [B, T].
+
+    Raises:
+        LogProbMismatch: the mean absolute difference passes `tolerance`.
+    """
+    difference = trainer - engine
+    ratio = difference.exp()
+    found = {
+        "rollout_corr/mean_abs_diff": difference.abs().mean().item(),
+        "rollout_corr/max_abs_diff": difference.abs().max().item(),
+        "rollout_corr/ratio_mean": ratio.mean().item(),
+        "rollout_corr/ratio_max": ratio.max().item(),
+    }
+    if not found["rollout_corr/mean_abs_diff"] <= tolerance:
+        raise LogProbMismatch(
+            f"engine and trainer log-probabilities differ by {found['rollout_corr/mean_abs_diff']:.3g} on average, "
+            f"more than trainer.max_log_prob_difference={tolerance:g}: do both run the same weights and settings?"
+        )
+    return found
+
+
+def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """An evaluation's line: mean, standard error and number, and the extras' means."""
+    made = rewards(scores, extras, prefix="val/")
+    spread = made.pop("val/reward/std")
+    named = {name.replace("val/reward/", "val/") if name.count("/") > 2 else name: v for name, v in made.items()}
+    return {**named, "val/reward/stderr": spread / math.sqrt(len(scores)), "val/n": len(scores)}
+
+
+def eta(seconds_per_step: Sequence[float], remaining: int) -> float | None:
+    """Seconds left, from the median of the recent steps."""
+    return float(np.median(seconds_per_step[-10:])) * remaining if seconds_per_step else None
+
+
+def _std(values: Tensor) -> float:
+    return values.std().item() if len(values) > 1 else 0.0
+
+
+def mean_of(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average of the ranks' metrics; every rank has the same names."""
+    return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]} if parts else {}
+
+
+def stack_rows(rows: Sequence[Any]) -> Tensor:
+    """Object array of equal tensors -> one tensor with a row each."""
+    return torch.stack([torch.as_tensor(row) for row in rows])

@@ -1,0 +1,171 @@
+"""Start Ray, the engine and the workers side by side: most of the wait is imports and other processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+
+Say = Callable[[str], None]
+# A worker group asks for a CPU per colocated role and bundle, and each agent, reward, server and router actor
+# for one; on a host these are logical numbers (verl/single_controller/ray/base.py, `max_colocate_count`).
+LOGICAL_CPUS = 16
+
+
+@dataclass
+class Stack:
+    """Everything that runs beside the driver."""
+
+    workers: Any  # RayWorkerGroup of DiffusionActorRolloutWorker
+    servers: Any  # LLMServerManager
+    agent_loop: Any  # AgentLoopManager
+    weights: Any  # CheckpointEngineManager
+    started_ray: bool
+
+    def stop(self) -> None:
+        """End engines before Ray, so that they remove their shared memory. Safe after a failure."""
+        import ray
+
+        try:
+            ray.get([server.shutdown.remote() for server in self.servers.server_handles], timeout=60)
+        finally:
+            if self.started_ray:
+                ray.shutdown()
+
+
+def prepare_environment(has_accelerator: bool) -> None:
+    """Variables that must be set before Ray, torch and verl are imported; what the user set stays."""
+    wanted = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}
+    if not has_accelerator:
+        wanted |= {
+            "VERL_PLATFORM": "cpu",
+            # Two threads on two busy cores cost seven times one thread's seconds (docs/adr/0005).
+            "OMP_NUM_THREADS": "1",
+            # Ray runs workers at nice 15, where they starve beside any busy process.
+            "RAY_worker_niceness": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
+    # A random token of this run alone: without one, Ray writes a token file into the home folder.
+    if "RAY_AUTH_MODE" not in os.environ and "RAY_ADDRESS" not in os.environ:
+        import secrets
+
+        wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def accelerator_present() -> bool:
+    """Whether this host has an NVIDIA or Ascend device, without importing torch."""
+    devices = ("/dev/nvidiactl", "/dev/davinci_manager")
+    return os.environ.get("VERL_PLATFORM") != "cpu" and any(Path(device).exists() for device in devices)
+
+
+def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
+    """Fill in the settings that are null because they depend on the machine."""
+    rollout = config.actor_rollout_ref.rollout
+    with open_dict(config):
+        engine = rollout.engine_kwargs.vllm_omni
+        if engine.distributed_executor_backend is None:
+            engine.distributed_executor_backend = "mp" if has_accelerator else "uni"
+        if rollout.enable_sleep_mode is None:
+            rollout.enable_sleep_mode = has_accelerator
+
+
+def start(config: DictConfig, say: Say) -> Stack:
+    """Bring everything up; `say` is told what is being waited for."""
+    say("starting Ray, importing the training stack")
+    with ThreadPoolExecutor(2, thread_name_prefix="startup") as pool:
+        ray_up = pool.submit(_start_ray, config)
+        _import_everything()
+        started = ray_up.result()
+    try:
+        return _start_actors(config, say, started)
+    except BaseException:
+        import ray
+
+        ray.shutdown()
+        raise
+
+
+def _start_ray(config: DictConfig) -> bool:
+    """Returns whether this process started it."""
+    import ray
+
+    options = dict(config.ray_kwargs.ray_init)
+    address = options.pop("address", "local")
+    if address == "local":
+        cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1)
+        gpus = config.trainer.n_gpus_per_node
+        ray.init(
+            address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, log_to_driver=True, **options
+        )
+        return True
+    options.pop("num_cpus", None)
+    passed = {name: value for name, value in os.environ.items() if name.startswith(("VERL_", "OMP_", "HF_", "HCCL_"))}
+    ray.init(address=address, runtime_env={"env_vars": passed}, **options)
+    return False
+
+
+def _import_everything() -> None:
+    """What the driver needs later; imported while Ray starts."""
+    import verl.checkpoint_engine
+    import verl.experimental.agent_loop
+    import verl.experimental.reward_loop
+    import verl.workers.rollout.llm_server
+
+    import verl_omni.agent_loop
+    import verl_omni.workers.engine_workers
+    import verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server  # noqa: F401
+
+
+def _start_actors(config: DictConfig, say: Say, started_ray: bool) -> Stack:
+    import ray
+    from verl.checkpoint_engine import CheckpointEngineManager
+    from verl.experimental.agent_loop import AgentLoopManager
+    from verl.experimental.reward_loop import RewardLoopManager
+    from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.rollout.llm_server import LLMServerManager
+
+    from verl_omni.agent_loop import DiffusionAgentLoopWorker
+    from verl_omni.workers.engine_workers import DiffusionActorRolloutWorker
+
+    class Manager(AgentLoopManager):  # type: ignore[misc]
+        agent_loop_workers_class = ray.remote(DiffusionAgentLoopWorker)
+
+    settings = config.actor_rollout_ref
+    say("starting the rollout engine and the workers")
+    rewards = RewardLoopManager(config, rm_resource_pool=None)
+    pool = RayResourcePool(
+        process_on_nodes=[config.trainer.n_gpus_per_node] * config.trainer.nnodes,
+        use_gpu=True, name_prefix="actor", max_colocate_count=1,
+    )  # fmt: skip
+    workers = RayWorkerGroup(
+        resource_pool=pool,
+        ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(DiffusionActorRolloutWorker), config=settings),
+        device_name=_device_name(),
+    )
+    with ThreadPoolExecutor(2, thread_name_prefix="startup") as threads:
+        servers_up = threads.submit(LLMServerManager.create, config, worker_group=workers)
+        workers.init_model()
+        say("waiting for the rollout engine")
+        servers = servers_up.result()
+    say("starting the agent loop")
+    client = servers.get_client()
+    agent_loop = Manager.create(config, client, None, rewards.reward_loop_worker_handles)
+    weights = CheckpointEngineManager(
+        config=omega_conf_to_dataclass(settings.rollout.checkpoint_engine),
+        actor_wg=workers, replicas=servers.get_replicas(),
+    )  # fmt: skip
+    return Stack(workers, servers, agent_loop, weights, started_ray)
+
+
+def _device_name() -> str:
+    from verl.utils.device import get_device_name
+
+    return str(get_device_name())

@@ -1,0 +1,126 @@
+"""The Ray worker that trains the policy and hands its weights to the colocated replica."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from verl import DataProto
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omni` with verl in this process
+
+
+class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
+    """One rank of the trained model beside one rank of a rollout replica (verl's hybrid placement).
+
+    Args:
+        config: `actor_rollout_ref`.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__()
+        self.config = config
+        self._syncs = itertools.count()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> dict[str, float]:
+        """Load the model and the weight sender. Returns seconds spent in each."""
+        from verl.workers.rollout.base import get_rollout_class
+
+        from verl_omni.workers.actor import DiffusionActor
+
+        began = time.perf_counter()
+        rollout = omega_conf_to_dataclass(self.config.rollout)
+        model = omega_conf_to_dataclass(self.config.model)
+        self.actor = DiffusionActor(
+            model, omega_conf_to_dataclass(self.config.actor), rollout.n, mesh=self._mesh()
+        )
+        loaded = time.perf_counter()
+        self.rollout = get_rollout_class(rollout.name, rollout.mode)(
+            config=rollout, model_config=model, device_mesh=None
+        )
+        self.rollout_config = rollout
+        return {"actor": loaded - began, "rollout": time.perf_counter() - loaded}
+
+    def _mesh(self) -> Any:
+        """A device mesh when there are several ranks; a single process needs no process group."""
+        if self.world_size == 1:
+            return None
+        from torch.distributed.device_mesh import init_device_mesh
+        from verl.utils.device import get_device_name, get_nccl_backend
+
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group(get_nccl_backend())
+        return init_device_mesh(get_device_name(), (self.world_size,), mesh_dim_names=("fsdp",))
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def update_actor(self, data: DataProto) -> DataProto:
+        """Update the policy on this rank's share of the samples.
+
+        `data.batch` is the training batch of `verl_omni.workers.actor`; `data.meta_info` has `noise_level`,
+        `sde_type` and `guidance_scale`.
+
+        Returns:
+            A proto without rows; `meta_info["metrics"]` has this rank's metrics.
+        """
+        metrics = self.actor.update(dict(data.batch), **data.meta_info["sampler"])
+        return DataProto(meta_info={"metrics": [metrics]})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """Log-probabilities of the recorded steps under the current policy, `old_log_probs` float32 [B, T]."""
+        found = self.actor.log_probs(dict(data.batch), **data.meta_info["sampler"])
+        return DataProto.from_dict(tensors={"old_log_probs": found.cpu()})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, float]:
+        """Send the trained weights to the replica and wait until every worker of it has confirmed them.
+
+        Raises:
+            WeightSyncError: they did not take effect everywhere; the replica goes on with the old ones.
+        """
+        began = time.perf_counter()
+        sleeping = self.rollout_config.free_cache_engine
+        if sleeping:
+            await self.rollout.resume(tags=["weights"])
+        config = self.actor.peft_config()
+        kind = "lora" if config is not None else "full"
+        weights = await asyncio.to_thread(lambda: list(self.actor.weights(kind)))
+        await self.rollout.update_weights(
+            iter(weights), peft_config=config, base_sync_done=config is not None, global_steps=global_steps
+        )
+        if sleeping:
+            await self.rollout.resume(tags=["kv_cache"])
+        return {"seconds": time.perf_counter() - began}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        """Write the full state, and the adapter in diffusers' format, below `folder`."""
+        self.actor.save(Path(folder) / "state")
+        self.actor.save_adapter(Path(folder) / "lora")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        """Read back what `save_checkpoint` wrote."""
+        self.actor.load(Path(folder) / "state")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def peak_memory_bytes(self) -> int:
+        """Peak resident memory of this process."""
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def process_id(self) -> int:
+        """For tests that count what is left."""
+        return os.getpid()
