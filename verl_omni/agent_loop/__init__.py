@@ -1,0 +1,6 @@
+"""Rows of a batch -> scored samples."""
+
+from .diffusion_agent_loop import DiffusionAgentLoopOutput, DiffusionAgentLoopWorker
+from .single_turn_agent_loop import DiffusionSingleTurnAgentLoop
+
+__all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "DiffusionSingleTurnAgentLoop"]

@@ -1,0 +1,102 @@
+"""PURE: pad the samples of single rows and put them together as verl's `DataProto`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl import DataProto
+
+from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
+
+PADDED_FIELDS = ("prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask")
+
+
+def _pad_prompt_extra_field(key: str, value: Tensor, target_length: int) -> Tensor:
+    """Zero-pad dimension 0 on the right to `target_length`: [L, D] -> [target, D], [L] -> [target].
+
+    Raises:
+        ValueError: it is longer than that.
+    """
+    length = value.shape[0]
+    if length > target_length:
+        raise ValueError(
+            f"{key} sequence length {length} exceeds max_prompt_embed_length={target_length}. "
+            "Raise actor_rollout_ref.rollout.max_prompt_embed_length, or shorten the prompt."
+        )
+    return torch.cat([value, value.new_zeros(target_length - length, *value.shape[1:])]) if length < target_length else value
+
+
+def padded_fields(fields: Mapping[str, Any], embed_length: int) -> dict[str, Any]:
+    """Tensors get a batch dimension of 1, embeddings and their masks the common length; the rest passes."""
+    made = {}
+    for key, value in fields.items():
+        if isinstance(value, Tensor):
+            if key in PADDED_FIELDS:
+                value = _pad_prompt_extra_field(key, value, embed_length)
+            value = value.unsqueeze(0)
+        made[key] = value
+    return made
+
+
+def padded_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask, int64 [1, length], padded on the tokenizer's side."""
+    made = tokenizer.pad(
+        {"input_ids": prompt_ids}, padding="max_length", max_length=length,
+        return_tensors="pt", return_attention_mask=True,
+    )  # fmt: skip
+    ids, mask = made["input_ids"], made["attention_mask"]
+    return (ids, mask) if ids.ndim == 2 else (ids.unsqueeze(0), mask.unsqueeze(0))
+
+
+def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[str, np.ndarray]) -> DataProto:
+    """Put rows together.
+
+    `batch`: prompts, responses, rollout_log_probs (if the first row has any), every tensor among the first
+    row's extra fields, and rm_scores float32 [B, 1] if every row was scored. `non_tensor_batch`: the input
+    columns, `__num_turns__`, the reward's extra keys that every row has, and the remaining extra fields.
+
+    Raises:
+        KeyError: a row lacks a tensor that the first row has.
+    """
+    first = rows[0]
+    tensors = {
+        "prompts": torch.cat([row.prompt_ids for row in rows]),
+        "responses": torch.cat([row.response_diffusion_output for row in rows]),
+    }
+    if first.response_logprobs is not None:
+        tensors["rollout_log_probs"] = _joined("rollout_log_probs", [row.response_logprobs for row in rows])
+    carried = [key for key, value in first.extra_fields.items() if isinstance(value, Tensor)]
+    for key in carried:
+        tensors[key] = _joined(key, [row.extra_fields.get(key) for row in rows])
+    others = dict(columns)
+    others["__num_turns__"] = np.array([row.num_turns for row in rows], dtype=np.int32)
+    meta: dict[str, Any] = {"metrics": [row.metrics.model_dump() for row in rows]}
+    scores = [row.reward_score for row in rows]
+    if all(score is not None for score in scores):
+        tensors["rm_scores"] = torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
+        # Every worker must report the same keys, and a key that some row lacks has no column.
+        infos = [row.extra_fields.get("reward_extra_info") or {} for row in rows]
+        meta["reward_extra_keys"] = sorted(set.intersection(*(set(info) for info in infos)))
+        others |= {key: np.array([info[key] for info in infos]) for key in meta["reward_extra_keys"]}
+    names = dict.fromkeys(key for row in rows for key in row.extra_fields if key not in carried)
+    others |= {key: _objects([row.extra_fields.get(key) for row in rows]) for key in names}
+    return DataProto(batch=TensorDict(tensors, batch_size=len(rows)), non_tensor_batch=others, meta_info=meta)
+
+
+def _joined(key: str, values: Sequence[Tensor | None]) -> Tensor:
+    found = [value for value in values if isinstance(value, Tensor)]
+    if len(found) != len(values):
+        missing = [row for row, value in enumerate(values) if not isinstance(value, Tensor)]
+        raise KeyError(f"{key} is missing in rows {missing}, row 0 has it")
+    return torch.cat(found)
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray:
+    made = np.empty(len(values), dtype=object)
+    made[:] = values
+    return made

@@ -1,0 +1,173 @@
+"""`DiffusionAgentLoopWorker`: runs an agent loop for each row of a batch, and has each sample scored."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import hydra
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, _agent_loop_registry
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.dataset.rl_dataset import get_dataset_class
+from verl.utils.import_utils import resolve_config_path
+
+from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, padded_fields, padded_prompt
+from verl_omni.agent_loop.fanout import run_rows
+from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
+from verl_omni.agent_loop.sampling import row_params
+
+__all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "_pad_prompt_extra_field"]
+
+
+class DiffusionAgentLoopWorker:
+    """Made a Ray actor by its caller (`AgentLoopManager.agent_loop_workers_class`).
+
+    Args:
+        config: the whole configuration.
+        llm_client: where samples come from; a subclass may set `server_manager` itself.
+        teacher_client: accepted for verl's call, not used.
+        reward_loop_worker_handles: actors with `compute_score`; None leaves scoring to the trainer.
+
+    Raises:
+        ValueError: prompt embeddings would have no length.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        llm_client: Any,
+        teacher_client: dict[str, Any] | None = None,
+        reward_loop_worker_handles: list[Any] | None = None,
+    ) -> None:
+        self.config = config
+        settings = config.actor_rollout_ref
+        self.rollout_config = omega_conf_to_dataclass(settings.rollout)
+        self.model_config = omega_conf_to_dataclass(settings.model)
+        if not hasattr(self, "server_manager"):
+            self.server_manager = llm_client
+        self.dataset_cls = get_dataset_class(config.data)
+        self.reward_loop_worker_handles = reward_loop_worker_handles
+        self.tokenizer = self.model_config.tokenizer
+        self.processor = self.model_config.processor
+        self.max_prompt_embed_length = (
+            self.rollout_config.max_prompt_embed_length or self.rollout_config.pipeline.max_sequence_length
+        )
+        if self.max_prompt_embed_length <= 0:
+            raise ValueError(f"max_prompt_embed_length must be positive: {self.max_prompt_embed_length}")
+        if path := self.rollout_config.agent.agent_loop_config_path:
+            for entry in OmegaConf.load(resolve_config_path(path)):
+                _agent_loop_registry[entry.name] = entry
+        if template := self.model_config.custom_chat_template:
+            for reader in (self.processor, self.tokenizer):
+                if reader is not None:
+                    reader.chat_template = template
+
+    async def generate_sequences(self, batch: DataProto) -> DataProto:
+        """Make and score a sample for each row; the keys of the result are in `batching.collate`.
+
+        Raises:
+            SampleFailed: a row failed; the others were cancelled.
+            KeyError: a training batch has no `meta_info["global_steps"]`.
+        """
+        size = len(batch)
+        columns = dict(batch.non_tensor_batch)
+        if "agent_name" not in columns:
+            columns["agent_name"] = np.array([self.rollout_config.agent.default_agent_loop] * size, dtype=object)
+        params = row_params(self.rollout_config, batch.meta_info, size, columns)
+        rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]
+        validate = bool(batch.meta_info.get("validate"))
+        outputs = await run_rows(
+            size,
+            self.rollout_config.max_concurrent_requests,
+            lambda row: self._run_agent_loop(params[row], validate=validate, row=row, **rows[row]),
+            lambda row: f"row {row} of {size} ({_short(rows[row].get('raw_prompt'))})",
+        )
+        return collate(outputs, columns)
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], *, agent_name: str, validate: bool = False, row: int = 0, **kwargs: Any
+    ) -> _InternalDiffusionAgentLoopOutput:
+        assert agent_name in _agent_loop_registry, (
+            f"Agent loop {agent_name} not registered, registered agent loops: {_agent_loop_registry.keys()}"
+        )
+        loop = hydra.utils.instantiate(
+            config=_agent_loop_registry[agent_name],
+            trainer_config=DictConfigWrap(config=self.config),
+            server_manager=self.server_manager,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+        )
+        output: DiffusionAgentLoopOutput = await loop.run(sampling_params, **kwargs)
+        return await self._agent_loop_postprocess(output, validate=validate, row=row, **kwargs)
+
+    async def _agent_loop_postprocess(
+        self, output: DiffusionAgentLoopOutput, *, validate: bool = False, row: int = 0, **kwargs: Any
+    ) -> _InternalDiffusionAgentLoopOutput:
+        fields = padded_fields(output.extra_fields, self.max_prompt_embed_length)
+        fields["raw_prompt"] = kwargs["raw_prompt"]
+        ids, mask = padded_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
+        fields["attention_mask"] = mask
+        responses = output.response_diffusion_output.unsqueeze(0)
+        metrics = output.metrics.model_copy()
+        score = output.reward_score
+        if score is None and self.reward_loop_worker_handles is not None:
+            began = time.perf_counter()
+            result = await self._compute_score(output, ids, responses, kwargs, validate=validate, row=row)
+            metrics.compute_score = time.perf_counter() - began
+            score, fields["reward_extra_info"] = result["reward_score"], result["reward_extra_info"]
+        log_probs = output.response_logprobs
+        return _InternalDiffusionAgentLoopOutput(
+            prompt_ids=ids,
+            response_diffusion_output=responses,
+            response_logprobs=log_probs.unsqueeze(0) if log_probs is not None else None,
+            reward_score=score,
+            num_turns=output.num_turns,
+            metrics=metrics,
+            extra_fields=fields,
+        )
+
+    async def _compute_score(
+        self,
+        output: DiffusionAgentLoopOutput,
+        prompts: torch.Tensor,
+        responses: torch.Tensor,
+        kwargs: dict[str, Any],
+        *,
+        validate: bool,
+        row: int,
+    ) -> dict[str, Any]:
+        """Ask a reward worker, while other rows are still being generated.
+
+        Only what scoring needs travels: the recorded latents stay here.
+        """
+        assert self.reward_loop_worker_handles is not None
+        columns = {name: _single(value) for name, value in kwargs.items()}
+        columns["__num_turns__"] = np.array([output.num_turns])
+        light = {key: value for key, value in output.extra_fields.items() if not isinstance(value, torch.Tensor)}
+        columns["tool_extra_fields"] = _single(light)
+        data = DataProto(
+            batch=TensorDict({"prompts": prompts, "responses": responses}, batch_size=1),
+            non_tensor_batch=columns,
+            meta_info={"validate": validate},
+        )
+        worker = self.reward_loop_worker_handles[row % len(self.reward_loop_worker_handles)]
+        result: dict[str, Any] = await worker.compute_score.remote(data)
+        return result
+
+
+def _single(value: Any) -> np.ndarray:
+    made = np.empty(1, dtype=object)
+    made[0] = value
+    return made
+
+
+def _short(prompt: Any) -> str:
+    text = str(prompt)
+    return text if len(text) <= 80 else f"{text[:77]}…"

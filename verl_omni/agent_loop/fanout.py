@@ -1,0 +1,43 @@
+"""Run a coroutine for each row, a bounded number at a time, and leave nothing running after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+class SampleFailed(RuntimeError):
+    """A row could not be made; the message names it, the cause is kept."""
+
+
+async def run_rows(
+    size: int, limit: int, run: Callable[[int], Awaitable[Result]], describe: Callable[[int], str]
+) -> list[Result]:
+    """Results in the order of the rows.
+
+    At most `limit` rows are in flight. On the first failure the others are cancelled and awaited.
+
+    Raises:
+        SampleFailed: a row raised; `describe` says which.
+        ValueError: `limit` is not positive.
+    """
+    if limit <= 0:
+        raise ValueError(f"the number of rows in flight must be positive: {limit}")
+    gate = asyncio.Semaphore(limit)
+
+    async def one(row: int) -> Result:
+        async with gate:
+            try:
+                return await run(row)
+            except Exception as error:
+                raise SampleFailed(f"{describe(row)} failed: {type(error).__name__}: {error}") from error
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(row)) for row in range(size)]
+    except* SampleFailed as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    return [task.result() for task in tasks]

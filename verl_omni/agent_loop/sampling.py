@@ -1,0 +1,36 @@
+"""PURE: settings -> the sampling parameters of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_omni.agent_loop.utils import maybe_per_rollout_seeds
+
+
+def as_params(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Every item whose name does not start with an underscore; nothing for None."""
+    return {} if config is None else {key: config[key] for key in config if not key.startswith("_")}
+
+
+def row_params(
+    rollout: Any, meta_info: Mapping[str, Any], size: int, columns: Mapping[str, Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """Parameters of each row, independent copies.
+
+    Validation takes its overrides and seed from `val_kwargs`, and asks for no log-probabilities; a column
+    `seed` gives rows seeds of their own. Training carries the version of the weights, and seeds only where
+    `rollout_seed` is given; otherwise the engine draws its own.
+
+    Raises:
+        KeyError: a training batch has no `global_steps`.
+    """
+    base = {**as_params(rollout.pipeline), **as_params(rollout.algo), "logprobs": rollout.calculate_log_probs}
+    if meta_info.get("validate"):
+        chosen = rollout.val_kwargs
+        base |= {**as_params(chosen.pipeline), **as_params(chosen.algo), "seed": chosen.seed, "logprobs": False}
+        seeds = columns.get("seed")
+        return [base | ({} if seeds is None else {"seed": int(seeds[row])}) for row in range(size)]
+    base["global_steps"] = meta_info["global_steps"]
+    derived = maybe_per_rollout_seeds(meta_info, size, columns.get("_rollout_seed_global_idx"))
+    return [base | ({} if derived is None else {"seed": derived[row]}) for row in range(size)]

@@ -1,0 +1,41 @@
+"""How much better a sample is than the others of its prompt (GRPO, arXiv:2402.03300)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-4
+
+
+def group_advantages(
+    rewards: Tensor, groups: Sequence[str], *, normalize: bool = True, global_std: bool = True
+) -> Tensor:
+    """(r - mean of its group) / (std + 1e-4), float32 [B].
+
+    Args:
+        rewards: [B]. groups: the prompt each row belongs to. A group of one has advantage 0.
+        normalize: divide by the standard deviation.
+        global_std: of the whole batch rather than of the group.
+
+    Raises:
+        ValueError: lengths differ, or a reward is not finite.
+    """
+    if len(rewards) != len(groups):
+        raise ValueError(f"{len(rewards)} rewards for {len(groups)} rows")
+    if not bool(torch.isfinite(rewards).all()):
+        raise ValueError("a reward is not finite")
+    rewards = rewards.float()
+    centred, spread = torch.empty_like(rewards), torch.empty_like(rewards)
+    for group in dict.fromkeys(groups):
+        rows = torch.tensor([row for row, name in enumerate(groups) if name == group])
+        own = rewards[rows]
+        centred[rows] = own - own.mean()
+        spread[rows] = own.std() if len(own) > 1 else 1.0
+    if not normalize:
+        return centred
+    if global_std:
+        spread = rewards.std().expand_as(rewards) if len(rewards) > 1 else torch.ones_like(rewards)
+    return centred / (spread + EPSILON)

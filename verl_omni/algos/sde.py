@@ -1,0 +1,68 @@
+"""One step of a stochastic sampler for a flow-matching model, and its transition density.
+
+Symbols: x the latent at noise level sigma, v the model's velocity, sigma' < sigma the next level,
+dt = sigma' - sigma < 0, a the noise level. Noise levels are [B]; x, v are [B, ...]; all float32.
+
+Sources: `sde` Flow-GRPO (arXiv:2505.05470, eq. 8-9); `cps` coefficients-preserving sampling
+(arXiv:2509.05952); `dance_sde` DanceGRPO (arXiv:2505.07818).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+SDE_TYPES = ("sde", "cps", "dance_sde")
+
+
+def moments(
+    kind: str, x: Tensor, v: Tensor, *, sigma: Tensor, sigma_next: Tensor, sigma_max: Tensor, noise_level: float
+) -> tuple[Tensor, Tensor]:
+    """Mean [B, ...] and standard deviation [B, 1, ...] of the next latent.
+
+    Args:
+        sigma_max: the schedule's second noise level, which stands in for sigma where sigma is 1 and
+            sigma / (1 - sigma) has no value.
+
+    Raises:
+        ValueError: `kind` is unknown, or a tensor is not float32.
+    """
+    if any(t.dtype != torch.float32 for t in (x, v, sigma, sigma_next, sigma_max)):
+        raise ValueError("an SDE step needs float32: its log-probabilities are compared at 1e-4")
+    s, s1, top = (_spread(level, x) for level in (sigma, sigma_next, sigma_max))
+    dt = s1 - s
+    match kind:
+        case "sde":
+            g = noise_level * torch.sqrt(s / (1 - torch.where(s >= 1, top, s)))
+            mean = x * (1 + g**2 * dt / (2 * s)) + v * (1 + g**2 * (1 - s) / (2 * s)) * dt
+            return mean, g * torch.sqrt(-dt)
+        case "cps":
+            std = s1 * math.sin(noise_level * math.pi / 2)
+            clean, noise = x - s * v, x + v * (1 - s)
+            return clean * (1 - s1) + noise * torch.sqrt((s1**2 - std**2).clamp(min=0)), std
+        case "dance_sde":
+            score = -(x - (x - s * v) * (1 - s)) / s**2
+            mean = x + dt * v - 0.5 * noise_level**2 * score * dt
+            return mean, (noise_level * torch.sqrt(-dt)).expand_as(s)
+        case _:
+            raise ValueError(f"Unknown sde_type {kind!r}; one of {SDE_TYPES}")
+
+
+def log_prob(kind: str, x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Log-density of `x_next`, mean over all non-batch dimensions, [B].
+
+    `cps` leaves out the normalisation and the variance, as its authors do: the variance does not depend on the
+    policy, and dividing by it would let the late, nearly noiseless steps dominate.
+    """
+    squared = (x_next - mean) ** 2
+    if kind == "cps":
+        return -squared.flatten(1).mean(1)
+    density = -squared / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
+    return density.flatten(1).mean(1)
+
+
+def _spread(level: Tensor, like: Tensor) -> Tensor:
+    """[B] -> [B, 1, ...], to go with `like`."""
+    return level.view(-1, *([1] * (like.ndim - 1)))

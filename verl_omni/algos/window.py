@@ -1,0 +1,45 @@
+"""Which steps of a sample are drawn from the SDE (the window of MixGRPO, arXiv:2507.21802)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def place(
+    *,
+    steps: int,
+    size: int | None,
+    bounds: Sequence[int] | None,
+    strategy: str,
+    seed: int,
+    global_step: int,
+    iters_per_group: int,
+) -> tuple[int, int]:
+    """First step and number of steps of the window.
+
+    Without a size it is every step but the last, whose noise nothing would smooth. A `random` window starts
+    where the seed says; a `progressive` one moves by one place every `iters_per_group` training steps and
+    begins again at the end.
+
+    Args:
+        steps: denoising steps. size: wanted length. bounds: [low, high) that the window lies in.
+
+    Raises:
+        ValueError: the window does not fit, or the strategy is unknown.
+    """
+    low, high = (int(bounds[0]), int(bounds[1])) if bounds is not None else (0, steps - 1)
+    if size is None:
+        size = high - low if bounds is not None else steps - 1
+    if not (0 <= low < high <= steps and 0 < size <= high - low):
+        raise ValueError(f"an SDE window of {size} steps does not fit into [{low}, {high}) of {steps} steps")
+    places = high - low - size + 1
+    match strategy:
+        case "random":
+            generator = torch.Generator().manual_seed(seed % 2**63)
+            return low + int(torch.randint(places, (), generator=generator)), size
+        case "progressive":
+            return low + (global_step // iters_per_group) % places, size
+        case _:
+            raise ValueError(f"Unknown sample_strategy {strategy!r}; one of random, progressive")

@@ -1,0 +1,38 @@
+"""Stable Diffusion 3 for training: the velocity of a recorded step, with the engine's own embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+TIMESTEPS = 1000.0  # of flow matching in diffusers: timestep = 1000 sigma
+
+
+def velocity(
+    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
+) -> Tensor:
+    """What the model predicts for latents `x` [B, C, h, w] at `timestep` [B], float32 [B, C, h, w].
+
+    With `guidance_scale` > 1 it is guided as the engine guides: negative + scale (positive - negative).
+    """
+    positive = _predict(transformer, x, timestep, batch["prompt_embeds"], batch["pooled_prompt_embeds"])
+    if guidance_scale <= 1:
+        return positive
+    negative = _predict(
+        transformer, x, timestep, batch["negative_prompt_embeds"], batch["negative_pooled_prompt_embeds"]
+    )
+    return negative + guidance_scale * (positive - negative)
+
+
+def _predict(transformer: Any, x: Tensor, timestep: Tensor, embeds: Tensor, pooled: Tensor) -> Tensor:
+    dtype = next(transformer.parameters()).dtype
+    found: Tensor = transformer(
+        hidden_states=x.to(dtype),
+        timestep=timestep.to(dtype),
+        encoder_hidden_states=embeds.to(dtype),
+        pooled_projections=pooled.to(dtype),
+        return_dict=False,
+    )[0]
+    return found.float()

@@ -1,0 +1,66 @@
+"""Load the transformer of a diffusers model, and wrap or thaw what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+ADAPTER = "default"
+
+
+def transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
+    """The transformer in `dtype`, with a fresh LoRA adapter when `model.lora_rank` is positive.
+
+    The adapter's first values depend on `seed` alone, so every rank makes the same ones.
+
+    Raises:
+        ValueError: LoRA is asked for without `target_modules`, or they match nothing.
+    """
+    from diffusers import AutoModel
+
+    made: nn.Module = AutoModel.from_pretrained(str(Path(model.path)), subfolder="transformer", torch_dtype=dtype)
+    if model.lora_rank <= 0:
+        made.requires_grad_(True)
+        return made
+    from peft import LoraConfig
+
+    if not model.target_modules:
+        raise ValueError("model.lora_rank is positive but model.target_modules is empty")
+    made.requires_grad_(False)
+    targets = model.target_modules
+    config = LoraConfig(
+        r=model.lora_rank,
+        lora_alpha=model.lora_alpha,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=model.exclude_modules,
+        init_lora_weights=model.lora_init_weights,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
+    return made
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, prefixes: Sequence[str], *, reshard_after_forward: bool) -> None:
+    """FSDP2: shard each child whose name is `<prefix><index>`, then the rest."""
+    from torch.distributed.fsdp import fully_shard
+
+    names = [name for name, _ in module.named_modules() if _is_layer(name, prefixes)]
+    for name in names:
+        fully_shard(module.get_submodule(name), mesh=mesh, reshard_after_forward=reshard_after_forward)
+    fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
+
+
+def _is_layer(name: str, prefixes: Sequence[str]) -> bool:
+    return any(name.startswith(prefix) and name.removeprefix(prefix).isdigit() for prefix in prefixes)
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a sharded parameter; a collective, so every rank must ask in the same order."""
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[attr-defined]
+    return whole.detach()

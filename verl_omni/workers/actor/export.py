@@ -1,0 +1,54 @@
+"""The trained weights under the names that others know."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from verl_omni.workers.actor.build import ADAPTER, gathered
+
+COMPONENT = "transformer"
+LORA_FILE = "pytorch_lora_weights.safetensors"
+
+
+def weights(module: nn.Module, kind: Literal["lora", "full"]) -> Iterator[tuple[str, Tensor]]:
+    """(name, whole tensor): of the adapter, or of every base weight."""
+    for name, parameter in module.named_parameters():
+        if ("lora_" in name) == (kind == "lora"):
+            yield f"{COMPONENT}.{_public(name)}", gathered(parameter)
+
+
+def _public(name: str) -> str:
+    """Without what peft puts into names: `attn.to_q.lora_A.default.weight` -> `attn.to_q.lora_A.weight`."""
+    return name.replace(f".{ADAPTER}.", ".").replace(".base_layer.", ".")
+
+
+def peft_config(module: Any) -> dict[str, Any]:
+    """`PeftConfig.to_dict()` with sets sorted and enumerations as strings."""
+    return {name: _plain(value) for name, value in module.peft_config[ADAPTER].to_dict().items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return value
+
+
+def save_adapter(module: Any, folder: Path, *, write: bool) -> None:
+    """Write the adapter in diffusers' format; every rank gathers, `write` says which one writes."""
+    found = {name: tensor.cpu().contiguous() for name, tensor in weights(module, "lora")}
+    if not write:
+        return
+    import json
+
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {f"{COMPONENT}.{name}": value for name, value in peft_config(module).items() if value is not None}
+    save_file(found, folder / LORA_FILE, metadata={"format": "pt", "lora_adapter_metadata": json.dumps(metadata)})
