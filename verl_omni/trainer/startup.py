@@ -66,9 +66,11 @@ def accelerator_present() -> bool:
 
 
 def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
-    """Fill in the settings that are null because they depend on the machine."""
-    rollout = config.actor_rollout_ref.rollout
+    """Fill in the settings that are null because they depend on the machine or the model."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
+        if model.tokenizer_path is None:
+            model.tokenizer_path = f"{model.path}/tokenizer"
         engine = rollout.engine_kwargs.vllm_omni
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"

@@ -1,1 +1,26 @@
-"""One module per scorer."""
+"""Scorers by name; a scorer's module is imported when it is asked for.
+
+Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, takes a uint8
+picture [3, H, W], and returns a number, or a dict with `score` and more numbers, the same keys for every sample.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+Scorer = Callable[..., Any]
+SCORERS = ("brightness", "color", "http", "jpeg", "shapes")
+
+
+def get_scorer(name: str) -> Scorer:
+    """The scorer called `name`.
+
+    Raises:
+        ValueError: there is none; the message lists those that there are.
+    """
+    if name not in SCORERS:
+        raise ValueError(f"Unknown scorer {name!r}; one of {', '.join(SCORERS)}")
+    scorer: Scorer = importlib.import_module(f"verl_omni.reward_loop.rewards.{name}").compute_score
+    return scorer

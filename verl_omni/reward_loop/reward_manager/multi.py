@@ -1,0 +1,92 @@
+"""`MultiVisualRewardManager`: a weighted mean of several scorers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+from verl import DataProto
+
+from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, scored
+from verl_omni.reward_loop.rewards import get_scorer
+
+OWN_SETTINGS = ("path", "name", "weight", "required")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the scorers."""
+
+    key: str
+    function: Callable[..., Any]
+    weight: float
+    required: bool
+    settings: dict[str, Any]
+
+
+class MultiVisualRewardManager(VisualRewardManager):
+    """`reward.reward_functions`: {key: {name or path + name, weight, required, further settings}}.
+
+    The reward is sum(weight * score) / sum(weight). Reports `reward/<key>`, `reward/<key>/<field>` and
+    `reward/combined`. A part that fails stops the run, unless it says `required: false`: it counts 0 then.
+
+    Raises:
+        ValueError: there is no part, or the weights do not add up to something positive.
+    """
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        functions = config.reward.get("reward_functions")
+        if not functions:
+            raise ValueError("reward.reward_functions must be non-empty for MultiVisualRewardManager")
+        self.parts = [_part(key, dict(settings)) for key, settings in functions.items()]
+        self.total = sum(part.weight for part in self.parts)
+        if self.total <= 0:
+            raise ValueError(f"the weights of reward.reward_functions must add up to more than 0, not {self.total}")
+
+    @override
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        """Score one sample with every part.
+
+        Raises:
+            RuntimeError: a required part failed; the message names it.
+        """
+        call = self.arguments(data)
+        extra: dict[str, Any] = {}
+        combined = 0.0
+        for part in self.parts:
+            one = await self._one(part, call)
+            score = one["reward_score"]
+            extra[f"reward/{part.key}"] = score
+            extra |= {f"reward/{part.key}/{name}": value for name, value in one["reward_extra_info"].items()}
+            combined += part.weight * score
+        combined /= self.total
+        return {"reward_score": combined, "reward_extra_info": {**extra, "reward/combined": combined}}
+
+    async def _one(self, part: Part, call: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return scored(await self.called(part.function, {**call, **part.settings}))
+        except Exception as error:
+            if part.required:
+                raise RuntimeError(f"reward {part.key!r} failed: {error}") from error
+            return {"reward_score": 0.0, "reward_extra_info": {}}
+
+
+def _part(key: str, settings: dict[str, Any]) -> Part:
+    if path := settings.get("path"):
+        from verl.utils.import_utils import load_extern_object
+
+        function = load_extern_object(module_path=path, object_name=settings.get("name") or "compute_score")
+    else:
+        function = get_scorer(settings.get("name") or key)
+    known = inspect.signature(function).parameters
+    return Part(
+        key=key,
+        function=function,
+        weight=float(settings.get("weight", 1.0)),
+        required=bool(settings.get("required", True)),
+        settings={name: value for name, value in settings.items() if name in known and name not in OWN_SETTINGS},
+    )

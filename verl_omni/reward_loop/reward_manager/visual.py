@@ -1,0 +1,120 @@
+"""`VisualRewardManager`: one scorer for each sample."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from typing_extensions import override
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
+from verl_omni.reward_loop.rewards import get_scorer
+
+
+class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
+    """Scores pictures (or latents) with `reward.custom_reward_function`, else with a scorer of ours by name.
+
+    Args:
+        compute_score: the user's function; verl passes a default for texts when there is none, which is not used.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any,
+        compute_score: Callable[..., Any] | None,
+        reward_router_address: str | None = None,
+        reward_model_tokenizer: Any = None,
+    ) -> None:
+        super().__init__(config, tokenizer, compute_score)
+        self.custom = compute_score if config.reward.custom_reward_function.path is not None else None
+        self.offered = {
+            "reward_router_address": reward_router_address,
+            "reward_model_tokenizer": reward_model_tokenizer,
+            "model_name": config.reward.reward_model.get("model_path"),
+        }
+
+    @override
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        """Score one sample.
+
+        Returns:
+            `reward_score`, and `reward_extra_info`: everything a scorer's dict says, or `acc` for a number.
+
+        Raises:
+            ValueError: the response has the wrong dtype, or the score is not finite.
+        """
+        call = self.arguments(data)
+        scorer, settings = self.scorer(str(call["data_source"]))
+        result = await self.called(scorer, {**call, **settings})
+        return scored(result)
+
+    def scorer(self, data_source: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The function and its settings."""
+        if self.custom is not None:
+            return self.custom, {}
+        return get_scorer(self.config.reward.get("scorer") or data_source), dict(self.config.reward.scorer_kwargs)
+
+    def arguments(self, data: DataProto) -> dict[str, Any]:
+        """What every scorer is given about a sample. The data set's rows are not changed."""
+        if len(data) != 1:
+            raise ValueError(f"a reward manager scores one sample at a time, not {len(data)}")
+        row = data[0].non_tensor_batch
+        image = data.batch["responses"][0]
+        self._check_dtype(image, validate=bool(data.meta_info.get("validate")))
+        return {
+            "data_source": row["data_source"],
+            "solution_image": image,
+            "ground_truth": row["reward_model"]["ground_truth"],
+            "extra_info": {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {})},
+        }
+
+    def _check_dtype(self, image: torch.Tensor, *, validate: bool) -> None:
+        rollout = self.config.actor_rollout_ref.rollout
+        wanted = rollout.pipeline.output_type
+        if validate:
+            wanted = rollout.val_kwargs.pipeline.get("output_type", wanted)
+        if wanted == "latent":
+            if not image.is_floating_point():
+                raise ValueError(f"Expected floating-point latent responses, got {image.dtype}.")
+        elif image.dtype != torch.uint8:
+            raise ValueError(f"Expected uint8 pixel responses for output_type={wanted!r}, got {image.dtype}.")
+
+    async def called(self, scorer: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call a scorer with those of verl's extra arguments that it names; plain functions run in a thread."""
+        known = inspect.signature(scorer).parameters
+        extra = {name: value for name, value in self.offered.items() if name in known}
+        if inspect.iscoroutinefunction(scorer):
+            return await scorer(**arguments, **extra)
+        return await asyncio.get_running_loop().run_in_executor(None, partial(scorer, **arguments, **extra))
+
+    @classmethod
+    @override
+    def assemble_rm_scores(cls, data: DataProto, scores: list[float]) -> torch.Tensor:
+        """One score a sample, float32 [B, 1]."""
+        return torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
+
+
+def scored(result: Any) -> dict[str, Any]:
+    """A scorer's answer -> verl's.
+
+    Raises:
+        ValueError: it has no score, or one that is not finite.
+    """
+    if isinstance(result, Mapping):
+        if "score" not in result:
+            raise ValueError(f"a scorer's dict must have 'score', found {sorted(result)}")
+        score = float(result["score"])
+        extra = {name: value for name, value in result.items() if name != "score"}
+    else:
+        score = float(result)
+        extra = {"acc": score}
+    if not math.isfinite(score):
+        raise ValueError(f"the reward is not finite: {score}")
+    return {"reward_score": score, "reward_extra_info": extra}

@@ -1,0 +1,12 @@
+"""Mean brightness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def compute_score(data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any) -> float:
+    """Mean of all pixels over 255: 0 black, 1 white."""
+    return float(solution_image.float().mean() / 255)

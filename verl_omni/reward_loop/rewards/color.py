@@ -1,0 +1,24 @@
+"""How much of one primary colour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+CHANNELS = {"red": 0, "green": 1, "blue": 2}
+
+
+def compute_score(
+    data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, color: str = "red"
+) -> float:
+    """Mean of the colour's channel minus the mean of the two others, in [-1, 1].
+
+    Raises:
+        ValueError: `color` is not red, green or blue.
+    """
+    if color not in CHANNELS:
+        raise ValueError(f"Unknown color {color!r}; one of {', '.join(CHANNELS)}")
+    means = solution_image.float().mean(dim=(-2, -1)) / 255
+    own = means[CHANNELS[color]]
+    return float(own - (means.sum() - own) / 2)

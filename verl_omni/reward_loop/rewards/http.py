@@ -1,0 +1,78 @@
+"""A reward server: POST a picture and its prompt, read a score."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import httpx
+from PIL import Image
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from torch import Tensor
+
+
+class RewardServerError(RuntimeError):
+    """The reward server did not give a usable answer."""
+
+
+def compute_score(
+    data_source: str,
+    solution_image: Tensor,
+    ground_truth: Any,
+    extra_info: dict[str, Any],
+    url: str = "",
+    timeout: float = 60.0,
+    attempts: int = 3,
+) -> dict[str, float]:
+    """Ask the server at `url`.
+
+    Sends JSON: `prompt`, `ground_truth`, `data_source` and `image` (PNG, base64). Expects JSON with a number
+    `score`; further numbers are reported as metrics.
+
+    Args:
+        timeout: seconds for one attempt. attempts: tries when the server is away or busy (5xx).
+
+    Raises:
+        RewardServerError: the server stayed away, refused, or answered something else.
+    """
+    if not url:
+        raise RewardServerError("reward.scorer_kwargs.url must say where the reward server is")
+    body = {
+        "prompt": extra_info.get("prompt"),
+        "ground_truth": ground_truth,
+        "data_source": data_source,
+        "image": _png(solution_image),
+    }
+    again = Retrying(
+        stop=stop_after_attempt(attempts), wait=wait_exponential(max=10), reraise=True,
+        retry=retry_if_exception_type((httpx.TransportError, _Busy)),
+    )  # fmt: skip
+    try:
+        answer = again(_post, url, body, timeout)
+    except (httpx.HTTPError, _Busy) as error:
+        raise RewardServerError(f"{url}: {error}") from error
+    if not isinstance(answer, dict) or not isinstance(answer.get("score"), (int, float)):
+        raise RewardServerError(f"{url} answered without a number 'score': {str(answer)[:200]}")
+    return {name: float(value) for name, value in answer.items() if isinstance(value, (int, float))}
+
+
+class _Busy(RuntimeError):
+    """The server said 5xx."""
+
+
+def _post(url: str, body: dict[str, Any], timeout: float) -> Any:
+    response = httpx.post(url, json=body, timeout=timeout)
+    if response.status_code >= 500:
+        raise _Busy(f"status {response.status_code}")
+    response.raise_for_status()
+    try:
+        return response.json()
+    except ValueError as error:
+        raise RewardServerError(f"{url} did not answer JSON: {response.text[:200]}") from error
+
+
+def _png(image: Tensor) -> str:
+    file = io.BytesIO()
+    Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

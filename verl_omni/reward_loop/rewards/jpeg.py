@@ -1,0 +1,18 @@
+"""JPEG compressibility, the classic rule reward of this field (DDPO, arXiv:2305.13301)."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+
+def compute_score(
+    data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, quality: int = 95
+) -> float:
+    """Minus the size in kilobytes (1000 bytes) of the picture as a JPEG."""
+    file = io.BytesIO()
+    Image.fromarray(solution_image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
+    return -len(file.getvalue()) / 1000

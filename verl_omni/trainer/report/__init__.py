@@ -1,0 +1,3 @@
+"""Run folder -> report."""
+from pathlib import Path
+def write(p: Path) -> None: ...
