@@ -81,11 +81,6 @@ def _std(values: Tensor) -> float:
     return values.std().item() if len(values) > 1 else 0.0
 
 
-def mean_of(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average of the ranks' metrics; every rank has the same names."""
-    return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]} if parts else {}
-
-
-def stack_rows(rows: Sequence[Any]) -> Tensor:
-    """Object array of equal tensors -> one tensor with a row each."""
-    return torch.stack([torch.as_tensor(row) for row in rows])
+def mean_of(ranks: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Average over the ranks, by name."""
+    return {name: float(np.mean(values)) for name, values in ranks.items()}

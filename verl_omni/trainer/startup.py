@@ -81,10 +81,11 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
 def start(config: DictConfig, say: Say) -> Stack:
     """Bring everything up; `say` is told what is being waited for."""
     say("starting Ray, importing the training stack")
-    with ThreadPoolExecutor(2, thread_name_prefix="startup") as pool:
-        ray_up = pool.submit(_start_ray, config)
-        _import_everything()
-        started = ray_up.result()
+    with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
+        imported = pool.submit(_import_everything)
+        # Here and not in the other thread: Ray's servers die with the thread that started them (PR_SET_PDEATHSIG).
+        started = _start_ray(config)
+        imported.result()
     try:
         return _start_actors(config, say, started)
     except BaseException:
@@ -104,7 +105,9 @@ def _start_ray(config: DictConfig) -> bool:
         cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1)
         gpus = config.trainer.n_gpus_per_node
         ray.init(
-            address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, log_to_driver=True, **options
+            address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, log_to_driver=True,
+            _node_ip_address="127.0.0.1",  # one machine: nothing listens on its other addresses
+            **options,
         )
         return True
     options.pop("num_cpus", None)
