@@ -27,7 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = _StopOnSignal()
     has_accelerator = startup.accelerator_present()
     startup.prepare_environment(has_accelerator)
-    startup.fit_to_machine(config, has_accelerator)
+    try:
+        startup.fit_to_machine(config, has_accelerator)
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return USAGE_ERROR
     return _run(config, stop)
 
 

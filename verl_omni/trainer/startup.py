@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,11 @@ class Stack:
         """End engines before Ray, so that they remove their shared memory. Safe after a failure."""
         import ray
 
+        servers = self.servers.server_handles
         try:
-            ray.get([server.shutdown.remote() for server in self.servers.server_handles], timeout=60)
+            ray.get([server.shutdown.remote() for server in servers], timeout=60)
+            # An actor that ends by itself removes its semaphores from /dev/shm; one that is killed does not.
+            ray.wait([server.__ray_terminate__.remote() for server in servers], num_returns=len(servers), timeout=10)
         finally:
             if self.started_ray:
                 ray.shutdown()
@@ -71,11 +75,23 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
     with open_dict(config):
         if model.tokenizer_path is None:
             model.tokenizer_path = f"{model.path}/tokenizer"
+        if rollout.max_prompt_embed_length is None:
+            rollout.max_prompt_embed_length = _embed_length(Path(model.path), rollout.pipeline.max_sequence_length)
         engine = rollout.engine_kwargs.vllm_omni
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"
         if rollout.enable_sleep_mode is None:
             rollout.enable_sleep_mode = has_accelerator
+
+
+def _embed_length(model: Path, max_sequence_length: int) -> int:
+    from verl_omni.pipelines.registry import embed_length
+
+    index, tokenizer = model / "model_index.json", model / "tokenizer" / "tokenizer_config.json"
+    if not index.is_file():
+        raise FileNotFoundError(f"{index} not found: model.path must be a model in diffusers' folder layout")
+    clip = json.loads(tokenizer.read_text())["model_max_length"] if tokenizer.is_file() else 0
+    return embed_length(json.loads(index.read_text())["_class_name"], int(clip), max_sequence_length)
 
 
 def start(config: DictConfig, say: Say) -> Stack:
