@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             make_tiny_sd3(chosen.path, seed=chosen.seed)
         case "shapes":
             _shapes(chosen.path, chosen.steps, chosen.seed)
-        case "prompts":
+        case _:
             from verl_omni.models.shapes.prompts import write
 
             write(chosen.path)

@@ -50,7 +50,9 @@ def _run(config: Any, stop: _StopOnSignal) -> int:
         _fit(config, stack, folder, train, held_out, resumed_from, stop)
     except Exception as error:  # reported to whoever watches, then to the exit code
         interrupted = type(error).__name__ == "Interrupted"
-        folder.event("stopped" if interrupted else "error", message=str(error) or repr(error), kind=type(error).__name__)
+        folder.event(
+            "stopped" if interrupted else "error", message=str(error) or repr(error), kind=type(error).__name__
+        )
         if not interrupted:
             traceback.print_exc()
         return INTERRUPTED if interrupted else FAILURE
@@ -116,7 +118,9 @@ def _other_distribution() -> str | None:
         found = version("verl-omni")
     except PackageNotFoundError:
         return None
-    return f"verl-omni {found} is installed beside omni-operator, and both are `import verl_omni`: uninstall one of them"
+    return (
+        f"verl-omni {found} is installed beside omni-operator, and both are `import verl_omni`: uninstall one of them"
+    )
 
 
 class _StopOnSignal:

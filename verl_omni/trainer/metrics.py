@@ -7,16 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 
 class StaleSample(RuntimeError):
     """A sample was made by other weights than those that were last published."""
-
-
-class LogProbMismatch(RuntimeError):
-    """Engine and trainer disagree about how likely a sample was, so the update would be wrong."""
 
 
 def check_versions(stamps: Sequence[Any], expected: int) -> None:
@@ -40,28 +35,6 @@ def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "
         if all(isinstance(value, (int, float, np.number, bool)) for value in values):
             made[f"{prefix}reward/{name}/mean"] = float(np.mean([float(value) for value in values]))
     return made
-
-
-def agreement(trainer: Tensor, engine: Tensor, tolerance: float) -> dict[str, float]:
-    """How far the trainer's log-probabilities are from the engine's, both [B, T].
-
-    Raises:
-        LogProbMismatch: the mean absolute difference passes `tolerance`.
-    """
-    difference = trainer - engine
-    ratio = difference.exp()
-    found = {
-        "rollout_corr/mean_abs_diff": difference.abs().mean().item(),
-        "rollout_corr/max_abs_diff": difference.abs().max().item(),
-        "rollout_corr/ratio_mean": ratio.mean().item(),
-        "rollout_corr/ratio_max": ratio.max().item(),
-    }
-    if not found["rollout_corr/mean_abs_diff"] <= tolerance:
-        raise LogProbMismatch(
-            f"engine and trainer log-probabilities differ by {found['rollout_corr/mean_abs_diff']:.3g} on average, "
-            f"more than trainer.max_log_prob_difference={tolerance:g}: do both run the same weights and settings?"
-        )
-    return found
 
 
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:

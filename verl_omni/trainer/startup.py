@@ -121,7 +121,11 @@ def _start_ray(config: DictConfig) -> bool:
         cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1)
         gpus = config.trainer.n_gpus_per_node
         ray.init(
-            address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, log_to_driver=True,
+            address="local",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            include_dashboard=False,
+            log_to_driver=True,
             _node_ip_address="127.0.0.1",  # one machine: nothing listens on its other addresses
             **options,
         )
@@ -134,10 +138,6 @@ def _start_ray(config: DictConfig) -> bool:
 
 def _import_everything() -> None:
     """What the driver needs later; imported while Ray starts."""
-    import verl.checkpoint_engine
-    import verl.experimental.agent_loop
-    import verl.experimental.reward_loop
-    import verl.workers.rollout.llm_server
 
     import verl_omni.agent_loop
     import verl_omni.workers.engine_workers

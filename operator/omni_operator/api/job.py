@@ -217,10 +217,14 @@ class JobSpec(Spec):
         window = self.rollout.sampler.window
         if window is not None and window.range[1] > self.rollout.image.steps:
             raise ValueError(
-                f"rollout.sampler.window ends at step {window.range[1]}, rollout.image.steps is {self.rollout.image.steps}"
+                f"rollout.sampler.window ends at step {window.range[1]}, "
+                f"rollout.image.steps is {self.rollout.image.steps}"
             )
         samples = self.trainer.prompts_per_step * self.rollout.samples_per_prompt
-        for what, parts in (("rollout.replicas", self.rollout.replicas), ("agentLoop.workers", self.rollout.agent_loop.workers)):
+        for what, parts in (
+            ("rollout.replicas", self.rollout.replicas),
+            ("agentLoop.workers", self.rollout.agent_loop.workers),
+        ):
             if samples % parts:
                 raise ValueError(f"{samples} pictures a step cannot be divided among {parts} {what}")
         return self

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError
 
 from omni_operator.api.job import DiffusionRLJob
@@ -88,11 +89,12 @@ def _model_in(annotation: Any) -> Any:
 
 def _line(document: Any, location: tuple[Any, ...]) -> int:
     """The line (from 1) of the innermost part of `location` that the file has."""
-    line, node = 0, document
+    line = 0
+    node: Any = document  # a tree of ruamel.yaml, whose nodes know their places (.lc)
     for part in location:
-        if isinstance(node, dict) and part in node:
+        if isinstance(node, CommentedMap) and part in node:
             line, _ = node.lc.key(part)
-        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+        elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
             line, _ = node.lc.item(part)
         else:
             break

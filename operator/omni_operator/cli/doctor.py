@@ -56,7 +56,9 @@ def examine() -> Iterator[Finding]:
     )
     shared = shutil.disk_usage("/dev/shm").free
     enough = shared >= NEEDED_SHARED_MEMORY
-    yield Finding("/dev/shm", f"{_gib(shared)} free", None if enough else "mount a larger /dev/shm (docker: --shm-size)")
+    yield Finding(
+        "/dev/shm", f"{_gib(shared)} free", None if enough else "mount a larger /dev/shm (docker: --shm-size)"
+    )
     compiler = shutil.which("cc") or shutil.which("gcc")
     yield Finding("C compiler", compiler or "none", None if compiler else "install one, e.g. apt-get install gcc")
 

@@ -35,7 +35,7 @@ CORNER = 3
 SQUARE_CORNER, CIRCLE_CORNER = 0.60, 0.45
 RELATION_MARGIN = 6.0  # pixels
 # Root mean square of the background's deviation from its own mean, three pixels away from any object.
-FLAT_ENOUGH = 0.035
+FLAT_ENOUGH = 0.012
 
 _PALETTE = np.array(list(COLORS.values()))
 _NAMES = list(COLORS)
@@ -91,9 +91,7 @@ def detect(picture: Image) -> list[Detected]:
         if mask.sum() < SMALLEST_AREA:
             continue
         y, x = ndimage.center_of_mass(mask)
-        found.append(
-            Detected(_color(picture[place], mask), _shape(mask), place[1].start + x, place[0].start + y)
-        )
+        found.append(Detected(_color(picture[place], mask), _shape(mask), place[1].start + x, place[0].start + y))
     return found
 
 

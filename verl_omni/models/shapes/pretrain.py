@@ -110,7 +110,7 @@ def _pictures(train: list[scenes.Scene], number: int, rng: np.random.Generator) 
     by_category = {c: [i for i, scene in enumerate(train) if scene.category == c] for c in scenes.CATEGORIES}
     categories = rng.choice(list(SHARES), number, p=list(SHARES.values()))
     labels = np.array([rng.choice(by_category[category]) for category in categories])
-    latents = np.empty((number, 32, 32, 3), np.float16)
+    latents: np.ndarray = np.empty((number, 32, 32, 3), np.float16)
     for place, label in enumerate(labels):
         picture = scenes.draw(scenes.place(train[label], rng))
         latents[place] = ((picture - scenes.BACKGROUND) * 2).reshape(32, 2, 32, 2, 3).mean((1, 3))

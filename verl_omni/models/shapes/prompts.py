@@ -39,7 +39,12 @@ def write(folder: Path) -> None:
     for name, chosen in (("shapes_train", training()), ("shapes_heldout", held_out())):
         lines = [
             json.dumps(
-                {"prompt": s.text, "data_source": "shapes", "ground_truth": s.text, "extra_info": {"category": s.category}}
+                {
+                    "prompt": s.text,
+                    "data_source": "shapes",
+                    "ground_truth": s.text,
+                    "extra_info": {"category": s.category},
+                }
             )
             for s in chosen
         ]
