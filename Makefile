@@ -38,7 +38,7 @@ $(STAMP): | $(UV)
 	@rm -f .venv/.ready-* && touch $@
 
 run: setup ## train the example model by reinforcement learning, and write a report
-	@$(BIN)/drl run examples/shapes-grpo.yaml
+	@$(BIN)/drl run examples/red-grpo.yaml
 
 test: static ## every check and every test, the ones on the real engine too
 	@echo "every test"
