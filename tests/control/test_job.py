@@ -78,4 +78,4 @@ def test_reserved_settings_are_refused(tmp_path: Path) -> None:
 def test_values_are_quoted_for_hydra() -> None:
     assert quoted("it's") == r"'it\'s'"
     assert quoted([1, None, True, 0.5]) == "[1,null,true,0.5]"
-    assert quoted({"a": "b"}) == "{'a':'b'}"
+    assert quoted({"a": "b"}) == "{a:'b'}"

@@ -56,7 +56,8 @@ def quoted(value: Any) -> str:
             escaped = value.replace("\\", "\\\\").replace("'", "\\'")
             return f"'{escaped}'"
         case Mapping():
-            return "{" + ",".join(f"{quoted(key)}:{quoted(each)}" for key, each in value.items()) + "}"
+            # Keys of Hydra's grammar are bare words.
+            return "{" + ",".join(f"{key}:{quoted(each)}" for key, each in value.items()) + "}"
         case _:
             return "[" + ",".join(quoted(each) for each in value) + "]"
 
