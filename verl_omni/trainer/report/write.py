@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, select_autoescape
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from verl_omni.trainer.report import plots
@@ -36,7 +36,7 @@ def write(folder: Path) -> Path:
 
 def page(run: Run) -> str:
     """The report as one HTML document that needs nothing else."""
-    environment = Environment(loader=PackageLoader("verl_omni.trainer.report"), autoescape=select_autoescape())
+    environment = Environment(loader=PackageLoader("verl_omni.trainer.report"), autoescape=True)
     steps, evaluations = run.steps(), run.evaluations()
     columns = _spread(sorted(run.samples))
     return environment.get_template("report.html.j2").render(
