@@ -1,4 +1,4 @@
-"""Run folder -> one self-contained page."""
+"""Run folder -> one self-contained page: load (parse at the door), words and plots (pure), write."""
 
 from .write import write
 

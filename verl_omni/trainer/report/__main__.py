@@ -1,13 +1,28 @@
-"""`python -m verl_omni.trainer.report RUN`: write report.html of a run folder."""
+"""`python -m verl_omni.trainer.report RUN_DIR`: write report.html of a run folder."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
 from verl_omni.trainer.report import write
 
+
+def main() -> int:
+    """Write the report and print its path; 2 for a folder that is none, 1 for files that cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m verl_omni.trainer.report", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run folder")
+    folder: Path = parser.parse_args().run
+    if not folder.is_dir():
+        parser.error(f"no folder {folder}")
+    try:
+        print(write(folder))
+    except ValueError as error:
+        print(f"{folder}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        sys.exit("usage: python -m verl_omni.trainer.report RUN_FOLDER")
-    print(write(Path(sys.argv[1])))
+    sys.exit(main())

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from verl_omni.trainer.report import plots
+from verl_omni.trainer.report import plots, words
 from verl_omni.trainer.report.load import Line, Run, Shown, load
 from verl_omni.trainer.run_folder import atomic_write
 
 COLUMNS_SHOWN = 4
+SMALL = 128  # a picture with fewer pixels is enlarged with its pixels visible
+ACTOR = {
+    "actor/grad_norm": "Norm of the gradient",
+    "actor/clip_fraction": "Share of clipped ratios",
+    "actor/kl": "KL to the base model",
+    "actor/lr": "Learning rate",
+}
+DIFFERENCE = {"rollout_corr/mean_abs_diff": "mean", "rollout_corr/max_abs_diff": "largest"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot and what it shows, in words."""
+
+    label: str
+    svg: Markup
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The same prompt and seed over the evaluations."""
+    """The same prompt and seed over the evaluations; None where a picture is missing."""
 
     prompt: str
+    seed: int
     pictures: list[Shown | None]
 
 
@@ -36,60 +54,88 @@ def write(folder: Path) -> Path:
 
 def page(run: Run) -> str:
     """The report as one HTML document that needs nothing else."""
-    environment = Environment(loader=PackageLoader("verl_omni.trainer.report"), autoescape=True)
+    environment = Environment(
+        loader=PackageLoader("verl_omni.trainer.report"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"number": words.number, "fixed": words.fixed}
     steps, evaluations = run.steps(), run.evaluations()
-    columns = _spread(sorted(run.samples))
+    columns = spread_out(sorted(run.samples), COLUMNS_SHOWN)
     return environment.get_template("report.html.j2").render(
-        name=run.name,
-        summary=summary(evaluations, len(steps)),
-        reward=Markup(plots.reward(steps, evaluations)) if steps or evaluations else None,
-        phases=Markup(plots.phases(steps)) if steps else None,
-        sync=Markup(plots.single(steps, "timing_s/sync", "seconds")) if steps else None,
-        agreement=Markup(plots.single(steps, "rollout_corr/mean_abs_diff", "mean |difference|")) if steps else None,
-        versions_match=all(line.get("weights/version") == line["step"] for line in steps),
+        run=run,
+        summary=words.summary(run),
+        ending=words.ending(run),
+        notes=words.notes(run),
+        facts=words.facts(run),
+        reward=_plot("Reward over the steps", plots.curve("reward", steps, evaluations, "reward/mean", wide=True))
+        if steps or evaluations
+        else None,
         columns=columns,
-        rows=_rows(run, columns),
-        evaluations=[_cells(line) for line in evaluations],
-        versions=run.versions,
-        settings=run.settings,
-    )
+        rows=rows(run, columns),
+        small=SMALL,
+        extras=_extras(run),
+        evaluations=evaluations,
+        measured=_measured(run),
+        phases=_plot("Seconds of each step, by phase", plots.phases("phases", steps)) if steps else None,
+        totals=words.phase_totals(run),
+        weights=words.weights(steps),
+        sync=_steps_plot("Seconds of each weight update", steps, {"timing_s/sync": "seconds"}),
+        agreement=words.agreement(steps),
+        difference=_steps_plot("Difference of log-probabilities", steps, DIFFERENCE, logarithmic=True),
+        actor=[
+            plot
+            for metric, label in ACTOR.items()
+            if words.constant(steps, metric) is None and (plot := _steps_plot(label, steps, {metric: label}))
+        ],
+        constants=[
+            f"{label}: {words.number(value)} in every step."
+            for metric, label in ACTOR.items()
+            if (value := words.constant(steps, metric)) is not None
+        ],
+    )  # fmt: skip
 
 
-def summary(evaluations: list[Line], steps: int) -> str:
-    """What happened, in a sentence."""
-    if not evaluations:
-        return f"{steps} training steps; nothing was evaluated on held-out prompts."
-    first, last = evaluations[0], evaluations[-1]
-    if len(evaluations) == 1:
-        return f"{steps} training steps; held-out reward {first['val/reward/mean']:.3f} at step {first['step']}."
-    gain = float(last["val/reward/mean"] or 0) - float(first["val/reward/mean"] or 0)
-    error = (float(first["val/reward/stderr"] or 0) ** 2 + float(last["val/reward/stderr"] or 0) ** 2) ** 0.5
-    text = (
-        f"The held-out reward went from {first['val/reward/mean']:.3f} to {last['val/reward/mean']:.3f} in "
-        f"{last['step']:.0f} steps: {gain:+.3f}, {abs(gain) / error if error else 0:.1f} standard errors."
-    )
-    before, after = first.get("val/correct/mean"), last.get("val/correct/mean")
-    if before is not None and after is not None:
-        text += f" Right pictures: {before:.1%} before, {after:.1%} after."
-    return text
-
-
-def _cells(line: Line) -> dict[str, str]:
-    return {
-        name.removeprefix("val/"): f"{value:.4g}" if isinstance(value, float) else str(value)
-        for name, value in line.items()
-        if name == "step" or name.startswith("val/")
-    }
-
-
-def _spread(steps: list[int]) -> list[int]:
-    """The first and the last evaluation, and some between."""
-    if len(steps) <= COLUMNS_SHOWN:
+def spread_out(steps: list[int], most: int) -> list[int]:
+    """At most `most` of the steps, spread evenly; the first and the last are among them."""
+    if len(steps) <= most:
         return steps
-    return [steps[round(place * (len(steps) - 1) / (COLUMNS_SHOWN - 1))] for place in range(COLUMNS_SHOWN)]
+    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
 
 
-def _rows(run: Run, columns: list[int]) -> list[Row]:
-    keys = list(dict.fromkeys((shown.prompt, shown.seed) for step in columns for shown in run.samples[step]))
+def rows(run: Run, columns: list[int]) -> list[Row]:
+    """Pictures of the columns, by prompt and seed, in the order in which they were kept."""
     found = {step: {(shown.prompt, shown.seed): shown for shown in run.samples[step]} for step in columns}
-    return [Row(key[0], [found[step].get(key) for step in columns]) for key in keys]
+    keys = dict.fromkeys(key for step in columns for key in found[step])
+    return [Row(*key, [found[step].get(key) for step in columns]) for key in keys]
+
+
+def _measured(run: Run) -> list[str]:
+    """Columns of the table of evaluations: the reward first, then what else the scorer measured."""
+    names = ["val/n", "val/reward/mean", "val/reward/stderr"]
+    names += [name.replace("reward/", "val/", 1) for name in plots.extras(run.lines)]
+    return [name for name in names if any(name in line for line in run.evaluations())]
+
+
+def _extras(run: Run) -> list[Plot]:
+    steps, evaluations = run.steps(), run.evaluations()
+    return [
+        _plot(name.split("/", 1)[1].removesuffix("/mean"), plots.curve(_word(name), steps, evaluations, name))
+        for name in plots.extras(run.lines)
+    ]
+
+
+def _steps_plot(label: str, steps: list[Line], metrics: Mapping[str, str], *, logarithmic: bool = False) -> Plot | None:
+    """A plot of metrics of training steps; None where none was recorded."""
+    if not any(line.get(metric) is not None for line in steps for metric in metrics):
+        return None
+    return _plot(label, plots.single(_word(label), steps, metrics, logarithmic=logarithmic))
+
+
+def _plot(label: str, svg: str) -> Plot:
+    """Mark an SVG of ours as safe: matplotlib escapes every text in it."""
+    return Plot(label, Markup(svg))
+
+
+def _word(text: str) -> str:
+    """A name as an identifier of the page."""
+    return "".join(character if character.isascii() and character.isalnum() else "-" for character in text)

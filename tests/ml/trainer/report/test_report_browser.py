@@ -1,4 +1,4 @@
-"""The report: parsed at the door, whole after an interruption, and fine in a real browser."""
+"""The report in a real browser, on a wide and a narrow screen, by the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -11,14 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from verl_omni.trainer import report
-from verl_omni.trainer.report.load import merged
-from verl_omni.trainer.run_folder import RunFolder, Sample
 
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--remote-debugging-port=0",
@@ -27,56 +21,15 @@ FLAGS = [
 FACTS = """JSON.stringify({
   images: [...document.images].map(i => i.naturalWidth),
   plots: [...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().height),
+  plots_painted: [...document.querySelectorAll('figure svg')].map(s => s.getBBox().width),
   summary: document.querySelector('.summary').textContent,
+  overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  fetched: performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith('data:')),
 })"""
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    folder = RunFolder(tmp_path / "demo")
-    folder.start(OmegaConf.create({"trainer": {"total_training_steps": 4}}), resumed_from=None)
-    for step in range(5):
-        line: dict[str, Any] = {"step": step, "weights/version": step}
-        if step:
-            line |= {"reward/mean": 0.1 * step, "reward/std": 0.1, "rollout_corr/mean_abs_diff": 1e-8}
-            line |= {f"timing_s/{name}": 1.0 for name in ("generate", "update", "sync", "step")}
-        if step % 2 == 0:
-            line |= {"val/reward/mean": 0.2 * step, "val/reward/stderr": 0.02, "val/n": 9, "val/correct/mean": 0.5}
-            image = torch.full((3, 8, 8), 40 * step, dtype=torch.uint8)
-            folder.samples(step, [Sample("a <b>cat</b>", 7, 0.1 * step, image)])
-        folder.step(line)
-    return folder.path
-
-
-@given(st.lists(st.integers(0, 9), max_size=20))
-@settings(deadline=None)
-def test_of_a_step_made_again_the_last_line_counts(steps: list[int]) -> None:
-    text = "".join(json.dumps({"step": step, "place": place}) + "\n" for place, step in enumerate(steps))
-    found = merged(text + '{"step": 3, "cut')
-    assert [line["step"] for line in found] == sorted(set(steps))
-    assert all(line["place"] == max(p for p, s in enumerate(steps) if s == line["step"]) for line in found)
-
-
-def test_the_summary_is_in_words(run: Path) -> None:
-    text = report.write(run).read_text()
-    assert "The held-out reward went from 0.000 to 0.800 in 4 steps: +0.800, 28.3 standard errors." in text
-    assert "a &lt;b&gt;cat&lt;/b&gt;" in text and "<b>cat" not in text
-    assert "In every step the published weight version equals the step." in text
-    assert 'src="http' not in text and "<script" not in text and '<link rel="stylesheet' not in text
-
-
-def test_an_empty_run_says_so(tmp_path: Path) -> None:
-    text = report.write(tmp_path).read_text()
-    assert "0 training steps; nothing was evaluated" in text and "No pictures were kept." in text
-
-
-def test_a_line_without_a_step_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"reward": 1}\n')
-    with pytest.raises(ValueError, match="has no step"):
-        report.write(tmp_path)
-
-
-async def test_a_browser_shows_everything_without_an_error(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1200, 400])
+async def test_a_browser_shows_everything_without_an_error(run: Path, tmp_path: Path, width: int) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         if os.environ.get("CI"):
@@ -85,7 +38,7 @@ async def test_a_browser_shows_everything_without_an_error(run: Path, tmp_path: 
     page = report.write(run)
     profile = tmp_path / "profile"
     process = subprocess.Popen(
-        [browser, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+        [browser, *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},900", "about:blank"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -96,9 +49,14 @@ async def test_a_browser_shows_everything_without_an_error(run: Path, tmp_path: 
         process.terminate()
         process.wait(20)
     assert errors == []
-    assert facts["images"] and all(width > 0 for width in facts["images"])
-    assert len(facts["plots"]) == 4 and all(height > 50 for height in facts["plots"])
+    assert len(facts["images"]) == 6
+    assert min(facts["images"]) > 0
+    assert len(facts["plots"]) == 6
+    assert min(facts["plots"]) > 50
+    assert min(facts["plots_painted"]) > 50
     assert facts["summary"].startswith("The held-out reward went from")
+    assert facts["overflow"] <= 0
+    assert facts["fetched"] == []
 
 
 async def _port(file: Path) -> int:

@@ -1,0 +1,51 @@
+"""A synthetic run folder, written by the trainer's own writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from verl_omni.trainer.run_folder import RunFolder, Sample
+
+PROMPTS = ("a <b>cat</b>", 'a "dog" & a cat')
+
+
+def record(folder: RunFolder, step: int, **more: Any) -> None:
+    """A training step; an even one is evaluated as well, and its pictures are kept."""
+    line: dict[str, Any] = {"step": step, "weights/version": step}
+    if step:
+        line |= {"reward/mean": 0.1 * step, "reward/std": 0.1, "reward/correct/mean": 0.1 * step, "images_per_s": 4.0}
+        line |= {f"timing_s/{name}": 1.0 for name in ("generate", "update", "sync")}
+        line |= {"timing_s/step": 3.5, "rollout_corr/mean_abs_diff": 1e-8 * step, "actor/lr": 0.001}
+        line |= {"actor/grad_norm": 0.5 / step}
+    if step % 2 == 0:
+        line |= {"val/reward/mean": 0.2 * step, "val/reward/stderr": 0.02, "val/n": 9, "val/correct/mean": 0.5}
+        line |= {"timing_s/eval": 30.0}
+        image = torch.full((3, 8, 8), 40 * step, dtype=torch.uint8)
+        folder.samples(step, [Sample(prompt, 7 + place, 0.1 * step, image) for place, prompt in enumerate(PROMPTS)])
+    folder.step(line | more)
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Callable[..., RunFolder]:
+    """Make a run that recorded steps 0 to `last` of `total`."""
+
+    def make(last: int = 4, total: int = 4, resumed_from: int | None = None) -> RunFolder:
+        folder = RunFolder(tmp_path / "demo")
+        folder.start(OmegaConf.create({"trainer": {"total_training_steps": total}}), resumed_from=resumed_from)
+        for step in range(0 if resumed_from is None else resumed_from + 1, last + 1):
+            record(folder, step)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def run(begun: Callable[..., RunFolder]) -> Path:
+    """A whole run of four steps with evaluations at 0, 2 and 4."""
+    return begun().path
