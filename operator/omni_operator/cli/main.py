@@ -1,0 +1,21 @@
+"""`drl`, and `kubectl drl`: run, render, validate and look at jobs."""
+
+from __future__ import annotations
+
+import typer
+
+from .render import render
+from .validate import validate
+
+app = typer.Typer(
+    name="drl",
+    help="Reinforcement learning of diffusion models, on this machine or on Kubernetes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(render)
+app.command()(validate)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,152 @@
+"""PURE: a job -> the trainer's settings, and those as Hydra overrides. The operator and `drl run` use the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from omni_operator.api import DiffusionRLJob, Spec
+from omni_operator.api.reward import Scorer
+from omni_operator.api.training import ENTRYPOINT
+
+from .hydra import Value, assignment
+from .place import Place
+
+Settings = dict[str, Value]
+PYTHONS = ("python", "python3")
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+
+
+def overrides(job: DiffusionRLJob, place: Place) -> list[str]:
+    """All overrides in order: what the spec's fields say, then the user's own, which cannot contradict them."""
+    made = settings(job, place)
+    return [*(assignment(name, value) for name, value in made.items()), *job.spec.algorithm.overrides]
+
+
+def command(job: DiffusionRLJob, place: Place, python: str = "python3") -> list[str]:
+    """The trainer's command line.
+
+    Args:
+        python: what runs where the entry point says `python` or `python3`.
+    """
+    first, *rest = job.spec.algorithm.entrypoint or ENTRYPOINT
+    return [python if first in PYTHONS else first, *rest, *overrides(job, place)]
+
+
+def settings(job: DiffusionRLJob, place: Place) -> Settings:
+    """What the fields of the job say; a field that is not given leaves the trainer's default alone."""
+    spec = job.spec
+    return {
+        **_model(spec),
+        **_data(spec),
+        **_rollout(spec),
+        **_actor(spec),
+        **_reward(spec.reward.scorers),
+        "reward.num_workers": spec.reward.replicas,
+        **_trainer(job, place),
+    }
+
+
+def _model(spec: Spec) -> Settings:
+    lora = spec.model.lora
+    adapter: Settings = {"actor_rollout_ref.model.lora_rank": 0}
+    if lora.enabled:
+        adapter = {
+            "actor_rollout_ref.model.lora_rank": lora.rank,
+            "actor_rollout_ref.model.lora_alpha": lora.alpha,
+            "actor_rollout_ref.model.target_modules": lora.target_modules,
+        }
+    made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
+    if spec.algorithm.name == "FlowGRPO":
+        made |= {"actor_rollout_ref.model.algorithm": "flow_grpo", "algorithm.adv_estimator": "flow_grpo"}
+    return made
+
+
+def _data(spec: Spec) -> Settings:
+    return {
+        "data.train_files": spec.data.train,
+        "data.val_files": spec.data.validation or None,
+        "data.train_batch_size": spec.trainer.batch.prompts,
+        "data.seed": spec.seed,
+    }
+
+
+def _rollout(spec: Spec) -> Settings:
+    rollout, pipeline, sampler = spec.rollout, spec.rollout.pipeline, spec.rollout.sampler
+    made: Settings = {
+        f"{ROLLOUT}.name": "vllm_omni",
+        f"{ROLLOUT}.n": rollout.samples_per_prompt,
+        f"{ROLLOUT}.tensor_model_parallel_size": rollout.engine.tensor_parallel_size,
+        f"{ROLLOUT}.max_num_seqs": rollout.engine.max_batch_size,
+        f"{ROLLOUT}.max_concurrent_requests": rollout.engine.max_concurrent_requests,
+        f"{ROLLOUT}.agent.num_workers": rollout.agent_loop.workers,
+        f"{ROLLOUT}.checkpoint_engine.backend": "naive",  # verl's name of IPC
+        f"{ROLLOUT}.pipeline.height": pipeline.height,
+        f"{ROLLOUT}.pipeline.width": pipeline.width,
+        f"{ROLLOUT}.pipeline.num_inference_steps": pipeline.steps,
+        f"{ROLLOUT}.pipeline.guidance_scale": pipeline.guidance,
+        f"{ROLLOUT}.pipeline.max_sequence_length": pipeline.max_sequence_length,
+        f"{ROLLOUT}.algo.sde_type": sampler.type,
+        f"{ROLLOUT}.algo.noise_level": sampler.noise_level,
+    }
+    if window := sampler.window:
+        made[f"{ROLLOUT}.algo.sde_window_size"] = window.size
+        made[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
+    return made
+
+
+def _actor(spec: Spec) -> Settings:
+    batch = spec.trainer.batch
+    made: Settings = {
+        f"{ACTOR}.optim.lr": spec.trainer.learning_rate,
+        f"{ACTOR}.ppo_mini_batch_size": batch.mini_batch_prompts or batch.prompts,
+    }
+    if batch.micro_batch_samples:
+        made[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = batch.micro_batch_samples
+    return made
+
+
+def _reward(scorers: Sequence[Scorer]) -> Settings:
+    """One scorer of the project, or one function, alone; anything else through the manager of several."""
+    if len(scorers) == 1:
+        scorer = scorers[0]
+        if scorer.function is None:
+            kwargs = {f"reward.scorer_kwargs.{name}": value for name, value in _arguments(scorer).items()}
+            return {"reward.scorer": scorer.scorer, **kwargs}
+        if not scorer.settings:
+            return {
+                "reward.custom_reward_function.path": scorer.function.path,
+                "reward.custom_reward_function.name": scorer.function.name,
+            }
+    made: Settings = {"reward.reward_manager.name": "MultiVisualRewardManager"}
+    for scorer in scorers:
+        function = scorer.function
+        which: Settings = {"path": function.path, "name": function.name} if function else {"name": scorer.scorer}
+        part = {**which, "weight": scorer.weight, "required": scorer.required, **_arguments(scorer)}
+        made |= {f"reward.reward_functions.{scorer.name}.{name}": value for name, value in part.items()}
+    return made
+
+
+def _arguments(scorer: Scorer) -> Settings:
+    server: Settings = {}
+    if scorer.http:
+        server = {"url": scorer.http.url, "timeout": scorer.http.timeout_seconds, "attempts": scorer.http.attempts}
+    # Their models refuse mappings, which is what `JsonValue` has beyond `Value`.
+    return {**server, **cast(Settings, scorer.settings)}
+
+
+def _trainer(job: DiffusionRLJob, place: Place) -> Settings:
+    spec = job.spec
+    return {
+        "trainer.total_training_steps": spec.trainer.total_steps,
+        "trainer.save_freq": spec.checkpoint.every_steps,
+        "trainer.test_freq": spec.trainer.eval_every_steps,
+        "trainer.max_actor_ckpt_to_keep": spec.checkpoint.keep,
+        "trainer.resume_mode": "auto" if spec.checkpoint.resume == "Auto" else "disable",
+        "trainer.nnodes": place.nodes,
+        "trainer.n_gpus_per_node": place.devices_per_node,
+        "trainer.default_local_dir": place.run_folder,
+        "trainer.experiment_name": job.metadata.name,
+        "trainer.seed": spec.seed,
+    }
