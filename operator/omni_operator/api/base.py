@@ -36,10 +36,11 @@ class Strict(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
+        allow_inf_nan=False,
         alias_generator=to_camel,
-        validate_by_name=True,
+        validate_by_name=False,
         validate_by_alias=True,
-    )  # fmt: skip
+    )
 
     def rules(self) -> Iterator[Violation]:
         """Rules between the fields of this model that do not hold."""

@@ -15,6 +15,7 @@ KINDS = {
     "string_type": "a text", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
     "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping",
     "tuple_type": "a list", "list_type": "a list", "int_from_float": "a whole number",
+    "finite_number": "a finite number",
 }  # fmt: skip
 BOUNDS = {
     "greater_than_equal": ("ge", "at least"), "greater_than": ("gt", "more than"),
