@@ -92,6 +92,14 @@ class Document:
         _put(node, last, value, where)
         self.assigned[path] = where
 
+    def replace(self, path: Path, value: str) -> None:
+        """Set a value that is there already."""
+        node: Any = self.tree
+        for step in path[:-1]:
+            node = node[step]
+        if node[path[-1]] != value:
+            node[path[-1]] = value
+
     def plain(self) -> dict[str, Any]:
         """The values, as dicts, lists and scalars."""
         plain = _plain(self.tree)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -28,8 +27,6 @@ def _checked(value: JsonValue) -> JsonValue:
             raise ValueError("a setting is a text, a number, true or false, or a list of those")  # noqa: TRY004 - pydantic reports this one
         if isinstance(item, str) and any(unicodedata.category(letter) == "Cc" for letter in item):
             raise ValueError("a setting's text has one line")
-        if isinstance(item, float) and not math.isfinite(item):
-            raise ValueError("a setting's number is finite")
     return value
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from .doctor import doctor
 from .render import render
+from .run import run
+from .stack import model, report
 from .validate import validate
 
 app = typer.Typer(
@@ -14,8 +17,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(render)
-app.command()(validate)
+for command in (run, render, validate, report, doctor):
+    app.command()(command)
+app.add_typer(model, name="model")
 
 if __name__ == "__main__":
     app()

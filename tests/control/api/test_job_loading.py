@@ -84,7 +84,7 @@ def test_every_problem_is_shown_in_the_order_of_the_file() -> None:
         (("- name: jpeg", "- {name: jpeg, settings: {path: x}}"), "is a field of the scorer itself"),
         (("- name: jpeg", "- {name: jpeg, settings: {quality: {a: 1}}}"), "a setting is a text, a number"),
         (("- name: jpeg", '- {name: jpeg, settings: {quality: ["a\\nb"]}}'), "text has one line"),
-        (("- name: jpeg", "- {name: jpeg, settings: {quality: .inf}}"), "number is finite"),
+        (("- name: jpeg", "- {name: jpeg, settings: {quality: .inf}}"), "must be a finite number"),
         (("totalSteps: 3", "totalSteps: 3\n    learningRate: .nan"), "must be a finite number"),
         (("totalSteps: 3", "totalSteps: 3\n    learning_rate: 0.1"), "did you mean 'learningRate'?"),
         (("kind: DiffusionRLJob", "kind: RayJob"), "kind: must be DiffusionRLJob, not 'RayJob'"),

@@ -1,0 +1,155 @@
+"""`drl run`: a job on this machine, from the YAML to the report."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+
+from . import console, log_tail, machine, outcome, preflight, processes, progress, run_folder, shared_memory, supervise
+from .display import Display, display
+from .following import Follower, Malformed
+from .progress import Known
+from .render import Assignments, JobFile, Runs
+
+LOG_BYTES = 256 * 1024  # of the log's end that is read for the reason of a failure
+
+
+def run(
+    job_file: JobFile,
+    runs: Runs = Path("runs"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Keep an earlier run aside and start from nothing.")] = False,
+    assignments: Assignments = None,
+    plain: Annotated[bool, typer.Option("--plain", help="A line a step, on a terminal too.")] = False,
+    patience: Annotated[
+        float, typer.Option(help="Seconds that a process gets to end when it is told to, before it is killed.", min=0, metavar="SECONDS")
+    ] = 30.0,
+) -> None:
+    """Run a job on this machine; one that was stopped goes on from its last checkpoint.
+
+    Ctrl-C ends it after the running step, with a checkpoint; a second one ends it at once.
+    """
+    loaded = console.loaded(job_file, assignments)
+    job = plan.rooted(loaded.job, str(job_file.resolve().parent))
+    devices = () if job.spec.trainer.accelerator.vendor == "CPU" else machine.devices()
+    if found := tuple(preflight.problems(job, loaded.document, devices, machine.missing_stack())):
+        console.refuse(console.report(found))
+    place = plan.one_machine(job, str(runs.resolve()))
+    folder = Path(place.run_folder)
+    try:
+        with run_folder.locked(folder) as lock:
+            run_folder.prepare(folder, job, loaded.document, plan.overrides(job, place), fresh=fresh)
+            if run_folder.is_finished(folder, job.spec.trainer.total_steps):
+                _say_finished(job, folder)
+                return
+            session = Session(job, folder, plan.command(job, place, sys.executable), patience)
+            code = session.run(lock, environment(os.environ, cpu=not devices), plain=plain)
+    except run_folder.Unusable as error:
+        console.refuse(str(error))
+    if code == console.INTERRUPTED:
+        console.say(f"go on with: drl run {shlex.quote(str(job_file))}")
+    if code:
+        raise typer.Exit(code)
+
+
+def environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
+    """PURE: the child's variables; what the user set stays."""
+    wanted = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    if cpu:
+        # Ray starts its workers at nice 15, where they starve beside any busy process.
+        wanted |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+    return {**wanted, **base}
+
+
+@dataclass(slots=True)
+class Session:
+    """One start of the trainer: shown while it lasts, explained when it ends, nothing left of it."""
+
+    job: DiffusionRLJob
+    folder: Path
+    command: Sequence[str]
+    patience: float
+    known: Known = field(default_factory=Known)
+
+    def run(self, lock: int, variables: Mapping[str, str], *, plain: bool) -> int:
+        """Returns the exit code of the program."""
+        out = Console(file=sys.stdout)
+        log = self.folder / run_folder.LOG
+        log_start = log.stat().st_size if log.exists() else 0
+        memory, kills = shared_memory.Before.look(), machine.out_of_memory_kills()
+        follower = Follower(self.folder / run_folder.PROGRESS)
+        processes.adopt_orphans()
+        ended = None
+        try:
+            with display(self.job.metadata.name, out, plain=plain) as shown:
+                shown.note(f"{self.job.metadata.name}: running in {self.folder}, log in {log}")
+                ended = supervise.run(
+                    self.command, environment=variables, log=log, keep_open=[lock], patience=self.patience,
+                    look=lambda: self._look(follower, shown), stopping=lambda number: shown.note(_stopping(number)),
+                )  # fmt: skip
+        except OSError as error:
+            if ended is None and isinstance(error, (FileNotFoundError, PermissionError)):
+                console.refuse(f"cannot start {self.command[0]}: {error.strerror}")
+            raise
+        finally:
+            self._clean_up(memory)
+        killed = machine.out_of_memory_kills() > kills
+        return self._conclude(ended, outcome.tail(log, log_start, LOG_BYTES), out_of_memory=killed)
+
+    def _look(self, follower: Follower, shown: Display) -> None:
+        for record in follower.new():
+            if isinstance(record, Malformed):
+                shown.note(f"unreadable line in {run_folder.PROGRESS}: {record.text[:80]!r}")
+            else:
+                self.known = progress.after(self.known, record)
+                shown.event(record, self.known)
+
+    def _clean_up(self, memory: shared_memory.Before) -> None:
+        if ended := processes.end_all(min(processes.GRACE_SECONDS, self.patience)):
+            console.say(f"ended what the trainer had left running: {', '.join(ended)}")
+        if removed := memory.clean():
+            console.say(f"removed what the trainer had left in {shared_memory.FOLDER}: {', '.join(removed)}")
+
+    def _conclude(self, ended: supervise.Ended, log: Sequence[str], *, out_of_memory: bool) -> int:
+        if ended.asked:
+            console.say(self._stopped())
+            return console.INTERRUPTED
+        if ended.code == 0:
+            console.say("\n".join(outcome.summary(self.folder)))
+            return console.OK
+        lines = [f"failed: {outcome.reason(ended.code, self.known.failure, out_of_memory=out_of_memory)}"]
+        lines += [f"  | {line}" for line in log_tail.meaningful(log)]
+        lines.append(f"the whole log: {self.folder / run_folder.LOG}")
+        typer.echo("\n".join(lines), err=True)
+        return console.FAILED
+
+    def _stopped(self) -> str:
+        saved = run_folder.last_checkpoint(self.folder)
+        text = f"stopped after step {self.known.step} of {self.job.spec.trainer.total_steps}; "
+        return text + (f"checkpoint of step {saved}" if saved is not None else "no checkpoint yet")
+
+
+def _stopping(number: signal.Signals) -> str:
+    match number:
+        case signal.SIGINT:
+            return "stopping after this step, with a checkpoint; Ctrl-C again ends it at once"
+        case signal.SIGTERM:
+            return "ending it at once; Ctrl-C again kills it"
+        case _:
+            return "killing it"
+
+
+def _say_finished(job: DiffusionRLJob, folder: Path) -> None:
+    console.say(f"{job.metadata.name} has finished already; --fresh runs it again, more totalSteps go on")
+    console.say("\n".join(outcome.summary(folder)))
