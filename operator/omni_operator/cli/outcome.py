@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from . import progress, run_folder
+from . import console, progress, run_folder
 from .following import Malformed, records
 
 
@@ -14,6 +14,12 @@ def summary(folder: Path) -> list[str]:
     """Reward before and after, and where everything lies."""
     lines = [line for line in records(folder / run_folder.METRICS) if not isinstance(line, Malformed)]
     return [*_learned(lines), *_where(folder)]
+
+
+def was_stopped(code: int, asked: int) -> bool:
+    """PURE: whether a run ended because the user asked `asked` times, and not by itself."""
+    by_request = code in (console.INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
+    return asked > 1 or (asked == 1 and by_request)
 
 
 def reason(code: int, failure: str | None, *, out_of_memory: bool) -> str:

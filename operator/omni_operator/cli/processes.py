@@ -68,17 +68,27 @@ def descendants(processes: Iterable[Process], root: int) -> list[Process]:
     return found
 
 
+def open_files(pid: int) -> frozenset[str]:
+    """Paths that a process has open or mapped; none where it has ended or belongs to another user."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        links = list((folder / "fd").iterdir())
+        maps = (folder / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = {line[line.index("/") :] for line in maps if "/" in line}
+    for link in links:
+        try:
+            found.add(os.readlink(link))
+        except OSError:
+            continue  # closed since it was listed, as the listing itself always is
+    return frozenset(found)
+
+
 def having_open(path: Path) -> list[int]:
     """Processes that have a file open, as far as they can be seen."""
-    wanted, found = str(path.resolve()), []
-    for process in table():
-        try:
-            opened = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
-        except OSError:
-            continue  # it has ended, or belongs to another user
-        if wanted in opened:
-            found.append(process.pid)
-    return sorted(found)
+    wanted = str(path.resolve())
+    return sorted(process.pid for process in table() if wanted in open_files(process.pid))
 
 
 def end_all(grace: float = GRACE_SECONDS) -> list[str]:

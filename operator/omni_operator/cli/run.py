@@ -33,7 +33,10 @@ def run(
     assignments: Assignments = None,
     plain: Annotated[bool, typer.Option("--plain", help="A line a step, on a terminal too.")] = False,
     patience: Annotated[
-        float, typer.Option(help="Seconds that a process gets to end when it is told to, before it is killed.", min=0, metavar="SECONDS")
+        float,
+        typer.Option(
+            help="Seconds that a process gets to end when it is told to, before it is killed.", min=0, metavar="SECONDS"
+        ),
     ] = 30.0,
 ) -> None:
     """Run a job on this machine; one that was stopped goes on from its last checkpoint.
@@ -96,7 +99,7 @@ class Session:
                 shown.note(f"{self.job.metadata.name}: running in {self.folder}, log in {log}")
                 ended = supervise.run(
                     self.command, environment=variables, log=log, keep_open=[lock], patience=self.patience,
-                    look=lambda: self._look(follower, shown), stopping=lambda number: shown.note(_stopping(number)),
+                    look=lambda: self._look(follower, shown), stopping=lambda number: shown.note(_stopping(number, started=self.known.last is not None)),
                 )  # fmt: skip
         except OSError as error:
             if ended is None and isinstance(error, (FileNotFoundError, PermissionError)):
@@ -122,12 +125,12 @@ class Session:
             console.say(f"removed what the trainer had left in {shared_memory.FOLDER}: {', '.join(removed)}")
 
     def _conclude(self, ended: supervise.Ended, log: Sequence[str], *, out_of_memory: bool) -> int:
-        if ended.asked:
-            console.say(self._stopped())
-            return console.INTERRUPTED
         if ended.code == 0:
             console.say("\n".join(outcome.summary(self.folder)))
             return console.OK
+        if outcome.was_stopped(ended.code, ended.asked):
+            console.say(self._stopped())
+            return console.INTERRUPTED
         lines = [f"failed: {outcome.reason(ended.code, self.known.failure, out_of_memory=out_of_memory)}"]
         lines += [f"  | {line}" for line in log_tail.meaningful(log)]
         lines.append(f"the whole log: {self.folder / run_folder.LOG}")
@@ -140,10 +143,11 @@ class Session:
         return text + (f"checkpoint of step {saved}" if saved is not None else "no checkpoint yet")
 
 
-def _stopping(number: signal.Signals) -> str:
+def _stopping(number: signal.Signals, *, started: bool) -> str:
     match number:
         case signal.SIGINT:
-            return "stopping after this step, with a checkpoint; Ctrl-C again ends it at once"
+            when = "after this step, with a checkpoint" if started else "once the trainer is up"
+            return f"stopping {when}; Ctrl-C again ends it at once"
         case signal.SIGTERM:
             return "ending it at once; Ctrl-C again kills it"
         case _:

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from .processes import open_files, table
+
 FOLDER = Path("/dev/shm")
 # Names that the stack gives its segments: Python's shared memory and semaphores, torch, Ray's store, weight
 # updates. Anything else is someone else's.
@@ -32,20 +34,9 @@ class Before:
 
 def in_use(folder: Path = FOLDER) -> frozenset[str]:
     """Names below `folder` that a process maps or has open."""
-    prefix, found = f"{folder}/", set()
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            mapped = (process / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
-            opened = [os.readlink(link) for link in (process / "fd").iterdir()]
-        except OSError:
-            continue  # it has ended, or belongs to another user, whose files are not removed anyway
-        for text in [*(line.partition("/")[1:] for line in mapped), *(("", name) for name in opened)]:
-            name = "".join(text)
-            if name.startswith(prefix):
-                found.add(name.removeprefix(prefix).removesuffix(" (deleted)"))
-    return frozenset(found)
+    prefix = f"{folder}/"
+    opened = (path for process in table() for path in open_files(process.pid))
+    return frozenset(path.removeprefix(prefix) for path in opened if path.startswith(prefix))
 
 
 def _files(folder: Path) -> list[tuple[str, int]]:
