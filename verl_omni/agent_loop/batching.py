@@ -28,7 +28,11 @@ def _pad_prompt_extra_field(key: str, value: Tensor, target_length: int) -> Tens
             f"{key} sequence length {length} exceeds max_prompt_embed_length={target_length}. "
             "Raise actor_rollout_ref.rollout.max_prompt_embed_length, or shorten the prompt."
         )
-    return torch.cat([value, value.new_zeros(target_length - length, *value.shape[1:])]) if length < target_length else value
+    return (
+        torch.cat([value, value.new_zeros(target_length - length, *value.shape[1:])])
+        if length < target_length
+        else value
+    )
 
 
 def padded_fields(fields: Mapping[str, Any], embed_length: int) -> dict[str, Any]:
@@ -97,6 +101,6 @@ def _joined(key: str, values: Sequence[Tensor | None]) -> Tensor:
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray:
-    made = np.empty(len(values), dtype=object)
+    made: np.ndarray = np.empty(len(values), dtype=object)
     made[:] = values
     return made

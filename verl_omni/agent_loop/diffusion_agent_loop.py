@@ -163,7 +163,7 @@ class DiffusionAgentLoopWorker:
 
 
 def _single(value: Any) -> np.ndarray:
-    made = np.empty(1, dtype=object)
+    made: np.ndarray = np.empty(1, dtype=object)
     made[0] = value
     return made
 

@@ -40,3 +40,12 @@ def rollout_pipeline(architecture: str | None, algorithm: str) -> RolloutPipelin
     if architecture not in ROLLOUT_PIPELINES:
         raise ValueError(f"No rollout pipeline for model {architecture!r}; one of {sorted(ROLLOUT_PIPELINES)}")
     return ROLLOUT_PIPELINES[architecture]
+
+
+def embed_length(architecture: str | None, clip_length: int, max_sequence_length: int) -> int:
+    """Rows of the prompt embeddings that a pipeline makes, so that nothing is cut and nothing is padded.
+
+    Stable Diffusion 3 puts the CLIP tokens before the T5 tokens and has no attention mask: a padded row would be
+    attended to.
+    """
+    return clip_length + max_sequence_length if architecture == "StableDiffusion3Pipeline" else max_sequence_length

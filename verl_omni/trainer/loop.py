@@ -72,7 +72,11 @@ class DiffusionTrainer:
         samples = self._generate(step)
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.stack.weights.sleep_replicas()
-        line: dict[str, Any] = {"step": step, "weights/version": step, **metrics.rewards(samples.scores, samples.extras)}
+        line: dict[str, Any] = {
+            "step": step,
+            "weights/version": step,
+            **metrics.rewards(samples.scores, samples.extras),
+        }
         with _timer(line, "update"):
             line |= self._update(samples)
         with _timer(line, "sync"):
@@ -115,12 +119,9 @@ class DiffusionTrainer:
             "sde_type": settings.algo.sde_type,
             "guidance_scale": settings.pipeline.guidance_scale or 1.0,
         }
+        sampler["tolerance"] = self.config.trainer.max_log_prob_difference
         proto = DataProto.from_dict(tensors=batch, meta_info={"sampler": sampler})
-        before = self.stack.workers.compute_log_prob(proto).batch["old_log_probs"]
-        found = metrics.agreement(
-            before, batch["rollout_log_probs"], self.config.trainer.max_log_prob_difference
-        )
-        return {**metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"]), **found}
+        return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
 
     def _publish(self, step: int) -> None:
         self.stack.weights.update_weights(global_steps=step)
@@ -135,10 +136,7 @@ class DiffusionTrainer:
         shown = _spread_out(len(rows), self.config.trainer.sample_prompts)
         self.folder.samples(
             step,
-            [
-                Sample(rows[p]["extra_info"]["prompt"], seed + p, float(found.scores[p]), found.images[p])
-                for p in shown
-            ],
+            [Sample(rows[p]["extra_info"]["prompt"], seed + p, float(found.scores[p]), found.images[p]) for p in shown],
         )
         return line | metrics.evaluation(found.scores, found.extras)
 
@@ -174,7 +172,7 @@ def _spread_out(size: int, wanted: int) -> list[int]:
     return [place * size // wanted for place in range(wanted)]
 
 
-class _timer(AbstractContextManager[None]):  # noqa: N801 - reads as a verb at the call
+class _timer(AbstractContextManager[None]):
     """Add the seconds of a block to a line, as `timing_s/<name>`."""
 
     def __init__(self, line: dict[str, Any], name: str) -> None:

@@ -27,7 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = _StopOnSignal()
     has_accelerator = startup.accelerator_present()
     startup.prepare_environment(has_accelerator)
-    startup.fit_to_machine(config, has_accelerator)
+    try:
+        startup.fit_to_machine(config, has_accelerator)
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return USAGE_ERROR
     return _run(config, stop)
 
 
@@ -46,7 +50,9 @@ def _run(config: Any, stop: _StopOnSignal) -> int:
         _fit(config, stack, folder, train, held_out, resumed_from, stop)
     except Exception as error:  # reported to whoever watches, then to the exit code
         interrupted = type(error).__name__ == "Interrupted"
-        folder.event("stopped" if interrupted else "error", message=str(error) or repr(error), kind=type(error).__name__)
+        folder.event(
+            "stopped" if interrupted else "error", message=str(error) or repr(error), kind=type(error).__name__
+        )
         if not interrupted:
             traceback.print_exc()
         return INTERRUPTED if interrupted else FAILURE
@@ -112,7 +118,9 @@ def _other_distribution() -> str | None:
         found = version("verl-omni")
     except PackageNotFoundError:
         return None
-    return f"verl-omni {found} is installed beside omni-operator, and both are `import verl_omni`: uninstall one of them"
+    return (
+        f"verl-omni {found} is installed beside omni-operator, and both are `import verl_omni`: uninstall one of them"
+    )
 
 
 class _StopOnSignal:

@@ -7,16 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 
 class StaleSample(RuntimeError):
     """A sample was made by other weights than those that were last published."""
-
-
-class LogProbMismatch(RuntimeError):
-    """Engine and trainer disagree about how likely a sample was, so the update would be wrong."""
 
 
 def check_versions(stamps: Sequence[Any], expected: int) -> None:
@@ -42,28 +37,6 @@ def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "
     return made
 
 
-def agreement(trainer: Tensor, engine: Tensor, tolerance: float) -> dict[str, float]:
-    """How far the trainer's log-probabilities are from the engine's, both [B, T].
-
-    Raises:
-        LogProbMismatch: the mean absolute difference passes `tolerance`.
-    """
-    difference = trainer - engine
-    ratio = difference.exp()
-    found = {
-        "rollout_corr/mean_abs_diff": difference.abs().mean().item(),
-        "rollout_corr/max_abs_diff": difference.abs().max().item(),
-        "rollout_corr/ratio_mean": ratio.mean().item(),
-        "rollout_corr/ratio_max": ratio.max().item(),
-    }
-    if not found["rollout_corr/mean_abs_diff"] <= tolerance:
-        raise LogProbMismatch(
-            f"engine and trainer log-probabilities differ by {found['rollout_corr/mean_abs_diff']:.3g} on average, "
-            f"more than trainer.max_log_prob_difference={tolerance:g}: do both run the same weights and settings?"
-        )
-    return found
-
-
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     """An evaluation's line: mean, standard error and number, and the extras' means."""
     made = rewards(scores, extras, prefix="val/")
@@ -81,11 +54,6 @@ def _std(values: Tensor) -> float:
     return values.std().item() if len(values) > 1 else 0.0
 
 
-def mean_of(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average of the ranks' metrics; every rank has the same names."""
-    return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]} if parts else {}
-
-
-def stack_rows(rows: Sequence[Any]) -> Tensor:
-    """Object array of equal tensors -> one tensor with a row each."""
-    return torch.stack([torch.as_tensor(row) for row in rows])
+def mean_of(ranks: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Average over the ranks, by name."""
+    return {name: float(np.mean(values)) for name, values in ranks.items()}

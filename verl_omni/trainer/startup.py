@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,11 @@ class Stack:
         """End engines before Ray, so that they remove their shared memory. Safe after a failure."""
         import ray
 
+        servers = self.servers.server_handles
         try:
-            ray.get([server.shutdown.remote() for server in self.servers.server_handles], timeout=60)
+            ray.get([server.shutdown.remote() for server in servers], timeout=60)
+            # An actor that ends by itself removes its semaphores from /dev/shm; one that is killed does not.
+            ray.wait([server.__ray_terminate__.remote() for server in servers], num_returns=len(servers), timeout=10)
         finally:
             if self.started_ray:
                 ray.shutdown()
@@ -71,6 +75,8 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
     with open_dict(config):
         if model.tokenizer_path is None:
             model.tokenizer_path = f"{model.path}/tokenizer"
+        if rollout.max_prompt_embed_length is None:
+            rollout.max_prompt_embed_length = _embed_length(Path(model.path), rollout.pipeline.max_sequence_length)
         engine = rollout.engine_kwargs.vllm_omni
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"
@@ -78,13 +84,24 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
             rollout.enable_sleep_mode = has_accelerator
 
 
+def _embed_length(model: Path, max_sequence_length: int) -> int:
+    from verl_omni.pipelines.registry import embed_length
+
+    index, tokenizer = model / "model_index.json", model / "tokenizer" / "tokenizer_config.json"
+    if not index.is_file():
+        raise FileNotFoundError(f"{index} not found: model.path must be a model in diffusers' folder layout")
+    clip = json.loads(tokenizer.read_text())["model_max_length"] if tokenizer.is_file() else 0
+    return embed_length(json.loads(index.read_text())["_class_name"], int(clip), max_sequence_length)
+
+
 def start(config: DictConfig, say: Say) -> Stack:
     """Bring everything up; `say` is told what is being waited for."""
     say("starting Ray, importing the training stack")
-    with ThreadPoolExecutor(2, thread_name_prefix="startup") as pool:
-        ray_up = pool.submit(_start_ray, config)
-        _import_everything()
-        started = ray_up.result()
+    with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
+        imported = pool.submit(_import_everything)
+        # Here and not in the other thread: Ray's servers die with the thread that started them (PR_SET_PDEATHSIG).
+        started = _start_ray(config)
+        imported.result()
     try:
         return _start_actors(config, say, started)
     except BaseException:
@@ -104,7 +121,13 @@ def _start_ray(config: DictConfig) -> bool:
         cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1)
         gpus = config.trainer.n_gpus_per_node
         ray.init(
-            address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, log_to_driver=True, **options
+            address="local",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            include_dashboard=False,
+            log_to_driver=True,
+            _node_ip_address="127.0.0.1",  # one machine: nothing listens on its other addresses
+            **options,
         )
         return True
     options.pop("num_cpus", None)
@@ -115,10 +138,6 @@ def _start_ray(config: DictConfig) -> bool:
 
 def _import_everything() -> None:
     """What the driver needs later; imported while Ray starts."""
-    import verl.checkpoint_engine
-    import verl.experimental.agent_loop
-    import verl.experimental.reward_loop
-    import verl.workers.rollout.llm_server
 
     import verl_omni.agent_loop
     import verl_omni.workers.engine_workers

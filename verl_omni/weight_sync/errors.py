@@ -1,10 +1,10 @@
 """What can go wrong in a weight update.
 
-    WeightSyncError
-    ├── IncompleteUpdate     names, shapes, dtypes, digests or values are not what they must be
-    ├── BindingIncomplete    an adapter was sent that the engine cannot attach everywhere
-    ├── PeerFailed           the other end said that it failed
-    └── DeadlineExceeded     the other end did not answer in time
+WeightSyncError
+├── IncompleteUpdate     names, shapes, dtypes, digests or values are not what they must be
+├── BindingIncomplete    an adapter was sent that the engine cannot attach everywhere
+├── PeerFailed           the other end said that it failed
+└── DeadlineExceeded     the other end did not answer in time
 """
 
 from __future__ import annotations

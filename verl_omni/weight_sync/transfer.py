@@ -119,7 +119,12 @@ class Channel:
 
 
 def send(
-    weights: Iterable[tuple[str, Tensor]], *, handle: str, bucket_bytes: int, device: torch.device | None, deadline: float
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    handle: str,
+    bucket_bytes: int,
+    device: torch.device | None,
+    deadline: float,
 ) -> int:
     """Send all `weights` and wait until the receiver has confirmed each bucket. Returns the number of tensors.
 

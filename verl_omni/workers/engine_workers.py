@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from omegaconf import DictConfig
@@ -41,9 +41,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         began = time.perf_counter()
         rollout = omega_conf_to_dataclass(self.config.rollout)
         model = omega_conf_to_dataclass(self.config.model)
-        self.actor = DiffusionActor(
-            model, omega_conf_to_dataclass(self.config.actor), rollout.n, mesh=self._mesh()
-        )
+        self.actor = DiffusionActor(model, omega_conf_to_dataclass(self.config.actor), rollout.n, mesh=self._mesh())
         loaded = time.perf_counter()
         self.rollout = get_rollout_class(rollout.name, rollout.mode)(
             config=rollout, model_config=model, device_mesh=None
@@ -75,12 +73,6 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         metrics = self.actor.update(dict(data.batch), **data.meta_info["sampler"])
         return DataProto(meta_info={"metrics": [metrics]})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Log-probabilities of the recorded steps under the current policy, `old_log_probs` float32 [B, T]."""
-        found = self.actor.log_probs(dict(data.batch), **data.meta_info["sampler"])
-        return DataProto.from_dict(tensors={"old_log_probs": found.cpu()})
-
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, float]:
         """Send the trained weights to the replica and wait until every worker of it has confirmed them.
@@ -93,7 +85,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         if sleeping:
             await self.rollout.resume(tags=["weights"])
         config = self.actor.peft_config()
-        kind = "lora" if config is not None else "full"
+        kind: Literal["lora", "full"] = "lora" if config is not None else "full"
         weights = await asyncio.to_thread(lambda: list(self.actor.weights(kind)))
         await self.rollout.update_weights(
             iter(weights), peft_config=config, base_sync_done=config is not None, global_steps=global_steps

@@ -18,3 +18,4 @@ class Data(Strict):
     validation: Files = Field(
         default=(), max_length=256, description="Held-out prompts for the evaluations. None: no evaluation."
     )
+    prompt_length: int = Field(default=77, ge=1, le=8192, description="Tokens of the longest prompt.")

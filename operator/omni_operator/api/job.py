@@ -68,11 +68,12 @@ class Spec(Strict):
                 f"({self.rollout.replicas} x {parallel}) must be trainer.replicas x accelerator.count ({devices})",
             )
         samples = self.trainer.batch.prompts * self.rollout.samples_per_prompt
-        if samples % devices:
-            yield Violation(
-                ("trainer", "batch", "prompts"),
-                f"prompts x rollout.samplesPerPrompt is {samples}, which {devices} devices cannot share evenly",
-            )
+        for parts, what in ((devices, "devices"), (self.rollout.agent_loop.workers, "agentLoop.workers")):
+            if samples % parts:
+                yield Violation(
+                    ("trainer", "batch", "prompts"),
+                    f"prompts x rollout.samplesPerPrompt is {samples}, which {parts} {what} cannot share evenly",
+                )
         if self.algorithm.name == "FlowGRPO" and self.rollout.samples_per_prompt < 2:
             yield Violation(
                 ("rollout", "samplesPerPrompt"), "FlowGRPO compares pictures of one prompt: at least 2 are needed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -10,6 +11,8 @@ from typing_extensions import override
 
 from .base import Line, Strict, Violation
 
+# Two names with one slash between them; a path of that form is written with a dot in front.
+_MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
 ATTENTION = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 
 
@@ -31,15 +34,15 @@ class Model(Strict):
     """A diffusion model in diffusers' folder layout."""
 
     base: Line = Field(
-        description="A folder that starts with './', '../' (from the folder of this file) or '/'; "
-        "anything else is a model id of a hub."
+        description="A folder, relative to the folder of this file, or a model id of a hub, 'owner/name'. "
+        "A folder inside a folder is written './folder/name'."
     )
     lora: Lora = Field(default=Lora(), description="The adapter.")
 
     @property
     def base_is_folder(self) -> bool:
         """Whether `base` names a folder and not a model id."""
-        return self.base.startswith(("./", "../", "/")) or self.base in (".", "..")
+        return _MODEL_ID.match(self.base) is None
 
     @override
     def rules(self) -> Iterator[Violation]:

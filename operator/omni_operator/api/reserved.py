@@ -12,6 +12,7 @@ RESERVED = {
     "data.train_files": "spec.data.train",
     "data.val_files": "spec.data.validation",
     "data.train_batch_size": "spec.trainer.batch.prompts",
+    "data.max_prompt_length": "spec.data.promptLength",
     "data.seed": "spec.seed",
     "actor_rollout_ref.rollout.name": "spec.rollout.engine.type",
     "actor_rollout_ref.rollout.n": "spec.rollout.samplesPerPrompt",

@@ -24,7 +24,7 @@ def _checked(value: JsonValue) -> JsonValue:
     items = value if isinstance(value, list) else [value]
     for item in items:
         if isinstance(item, (list, dict)):
-            raise ValueError("a setting is a text, a number, true or false, or a list of those")  # noqa: TRY004 - pydantic reports this one
+            raise ValueError("a setting is a text, a number, true or false, or a list of those")
         if isinstance(item, str) and any(unicodedata.category(letter) == "Cc" for letter in item):
             raise ValueError("a setting's text has one line")
     return value

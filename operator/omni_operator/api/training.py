@@ -96,5 +96,5 @@ class Checkpoint(Strict):
     """What a run can go on from."""
 
     every_steps: int = Field(default=20, ge=0, le=10_000_000, description="Save every so often. 0: only at the end.")
-    keep: int = Field(default=3, ge=1, le=1000, description="Newest checkpoints to keep.")
+    keep: int = Field(default=3, ge=0, le=1000, description="Newest checkpoints to keep. 0: all.")
     resume: Literal["Auto", "Never"] = Field(default="Auto", description="Auto: go on from the newest checkpoint.")

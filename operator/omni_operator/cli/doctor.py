@@ -10,11 +10,10 @@ from typing import Literal
 import typer
 
 from . import console, machine
-from .machine import Machine
+from .machine import INSTALL, Machine
 
 GIB = 1024**3
 PYTHONS = ((3, 11), (3, 12))
-INSTALL = "pip install 'omni-operator[train]'  (in a clone: make setup)"
 MARKS = {"ok": "ok      ", "note": "note    ", "missing": "MISSING "}
 
 

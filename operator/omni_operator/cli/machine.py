@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 DISTRIBUTION = "omni-operator"
+INSTALL = "pip install 'omni-operator[train]' (in a clone: make setup)"
 STACK = ("torch", "ray", "verl", "vllm", "vllm-omni", "diffusers", "transformers", "peft")
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)")
 _NO_LIMIT = 1 << 60

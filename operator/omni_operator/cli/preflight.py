@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,19 +11,26 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.document import Document, Problem
 from omni_operator.api.document import Path as Field
 from omni_operator.api.training import ENTRYPOINT
+from omni_operator.plan.overrides import PYTHONS
 
-from .machine import Devices
+from .machine import INSTALL, Devices
 
 
 def problems(
     job: DiffusionRLJob, document: Document, devices: Sequence[Devices], missing_stack: Sequence[str]
 ) -> Iterator[Problem]:
     """Problems of a job with absolute paths on a machine with these devices."""
-    for at, text in (*_model(job), *_files(job), *_devices(job, devices)):
+    for at, text in (*_command(job), *_model(job), *_files(job), *_devices(job, devices)):
         name = ".".join(map(str, at))
         yield Problem(document.where(at), f"{name}: {text}")
     if missing_stack and job.spec.algorithm.entrypoint == ENTRYPOINT:
-        yield Problem("this machine", f"{', '.join(missing_stack)} not installed: pip install 'omni-operator[train]'")
+        yield Problem("this machine", f"{', '.join(missing_stack)} not installed: {INSTALL}")
+
+
+def _command(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+    program = job.spec.algorithm.entrypoint[0]
+    if program not in PYTHONS and shutil.which(program) is None:
+        yield ("spec", "algorithm", "entrypoint"), f"there is no program {program!r} here"
 
 
 def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
@@ -32,7 +40,7 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
             at,
             (
                 f"{model.base!r} is a model id; a run on this machine needs a folder: "
-                f"hf download {model.base} --local-dir PATH, then write ./PATH"
+                f"hf download {model.base} --local-dir FOLDER, then write ./FOLDER"
             ),
         )
     elif not (Path(model.base) / "model_index.json").is_file():

@@ -31,6 +31,8 @@ def run(
     runs: Runs = Path("runs"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Keep an earlier run aside and start from nothing.")] = False,
     assignments: Assignments = None,
+    steps: Annotated[int | None, typer.Option(help="The same as --set spec.trainer.totalSteps=N.", metavar="N")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same as --set spec.seed=N.", metavar="N")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="A line a step, on a terminal too.")] = False,
     patience: Annotated[
         float,
@@ -43,7 +45,9 @@ def run(
 
     Ctrl-C ends it after the running step, with a checkpoint; a second one ends it at once.
     """
-    loaded = console.loaded(job_file, assignments)
+    short = {"spec.trainer.totalSteps": steps, "spec.seed": seed}
+    changes = [*(assignments or []), *(f"{name}={value}" for name, value in short.items() if value is not None)]
+    loaded = console.loaded(job_file, changes)
     job = plan.rooted(loaded.job, str(job_file.resolve().parent))
     devices = () if job.spec.trainer.accelerator.vendor == "CPU" else machine.devices()
     if found := tuple(preflight.problems(job, loaded.document, devices, machine.missing_stack())):
@@ -93,18 +97,13 @@ class Session:
         memory, kills = shared_memory.Before.look(), machine.out_of_memory_kills()
         follower = Follower(self.folder / run_folder.PROGRESS)
         processes.adopt_orphans()
-        ended = None
         try:
             with display(self.job.metadata.name, out, plain=plain) as shown:
                 shown.note(f"{self.job.metadata.name}: running in {self.folder}, log in {log}")
                 ended = supervise.run(
                     self.command, environment=variables, log=log, keep_open=[lock], patience=self.patience,
-                    look=lambda: self._look(follower, shown), stopping=lambda number: shown.note(_stopping(number, started=self.known.last is not None)),
+                    look=lambda: self._look(follower, shown), stopping=lambda number: self._stopping(number, shown),
                 )  # fmt: skip
-        except OSError as error:
-            if ended is None and isinstance(error, (FileNotFoundError, PermissionError)):
-                console.refuse(f"cannot start {self.command[0]}: {error.strerror}")
-            raise
         finally:
             self._clean_up(memory)
         killed = machine.out_of_memory_kills() > kills
@@ -117,6 +116,17 @@ class Session:
             else:
                 self.known = progress.after(self.known, record)
                 shown.event(record, self.known)
+
+    def _stopping(self, number: signal.Signals, shown: Display) -> None:
+        match number:
+            case signal.SIGINT:
+                started = self.known.last is not None
+                when = "after this step, with a checkpoint" if started else "once the trainer is up"
+                shown.note(f"stopping {when}; Ctrl-C again ends it at once")
+            case signal.SIGTERM:
+                shown.note("ending it at once; Ctrl-C again kills it")
+            case _:
+                shown.note("killing it")
 
     def _clean_up(self, memory: shared_memory.Before) -> None:
         if ended := processes.end_all(min(processes.GRACE_SECONDS, self.patience)):
@@ -141,17 +151,6 @@ class Session:
         saved = run_folder.last_checkpoint(self.folder)
         text = f"stopped after step {self.known.step} of {self.job.spec.trainer.total_steps}; "
         return text + (f"checkpoint of step {saved}" if saved is not None else "no checkpoint yet")
-
-
-def _stopping(number: signal.Signals, *, started: bool) -> str:
-    match number:
-        case signal.SIGINT:
-            when = "after this step, with a checkpoint" if started else "once the trainer is up"
-            return f"stopping {when}; Ctrl-C again ends it at once"
-        case signal.SIGTERM:
-            return "ending it at once; Ctrl-C again kills it"
-        case _:
-            return "killing it"
 
 
 def _say_finished(job: DiffusionRLJob, folder: Path) -> None:

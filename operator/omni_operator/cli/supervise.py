@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import child
+
 LOOK_SECONDS = 0.25  # how often the progress file is looked at
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -80,33 +82,32 @@ def run(
     Returns:
         how it ended.
 
-    Raises:
-        OSError: the command cannot be started.
+    The kernel ends it too should this process die without a word.
     """
     escalation = Escalation(patience)
     with _requests() as requests, log.open("ab") as output:
-        child = subprocess.Popen(
-            command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True, pass_fds=keep_open,
+        trainer = subprocess.Popen(
+            child.wrapped(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True, pass_fds=keep_open,
         )  # fmt: skip
         try:
-            _until_it_ends(child, requests, escalation, look, stopping)
+            _until_it_ends(trainer, requests, escalation, look, stopping)
         except BaseException:
             # This program failed (its output was closed, say): the run must not go on unseen.
-            _end(child, patience)
+            _end(trainer, patience)
             raise
-    return Ended(child.wait(), escalation.asked)
+    return Ended(trainer.wait(), escalation.asked)
 
 
 def _until_it_ends(
-    child: subprocess.Popen[bytes],
+    trainer: subprocess.Popen[bytes],
     requests: socket.socket,
     escalation: Escalation,
     look: Callable[[], None],
     stopping: Callable[[signal.Signals], None],
 ) -> None:
     with selectors.DefaultSelector() as selector:
-        ended = os.pidfd_open(child.pid)
+        ended = os.pidfd_open(trainer.pid)
         try:
             selector.register(ended, selectors.EVENT_READ)
             selector.register(requests, selectors.EVENT_READ)
@@ -118,26 +119,26 @@ def _until_it_ends(
                 wanted = escalation.request(time.monotonic()) if requests in ready and requests.recv(1) else None
                 if number := wanted or escalation.overdue(time.monotonic()):
                     stopping(number)
-                    _signal(child, number)
+                    _signal(trainer, number)
         finally:
             os.close(ended)
 
 
-def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal(trainer: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """Ray's workers must not see the first ones, or there would be nobody left to write a checkpoint with."""
     if number == signal.SIGKILL:
-        os.killpg(child.pid, number)
+        os.killpg(trainer.pid, number)
     else:
-        child.send_signal(number)
+        trainer.send_signal(number)
 
 
-def _end(child: subprocess.Popen[bytes], patience: float) -> None:
-    child.terminate()
+def _end(trainer: subprocess.Popen[bytes], patience: float) -> None:
+    trainer.terminate()
     try:
-        child.wait(patience)
+        trainer.wait(patience)
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        os.killpg(trainer.pid, signal.SIGKILL)
+        trainer.wait()
 
 
 @contextmanager

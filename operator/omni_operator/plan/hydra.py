@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TypeAlias
 
-Value: TypeAlias = "str | int | float | bool | None | Sequence[Value]"
+Value: TypeAlias = "str | int | float | bool | Sequence[Value] | None"
 # What Hydra's grammar reads as a text without quotes; words that mean something else are left out.
 _PLAIN = re.compile(r"^[A-Za-z_/.][A-Za-z0-9_./-]*$")
 _WORDS = {"null", "true", "false", "nan", "inf"}

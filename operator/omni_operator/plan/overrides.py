@@ -68,6 +68,7 @@ def _data(spec: Spec) -> Settings:
         "data.train_files": spec.data.train,
         "data.val_files": spec.data.validation or None,
         "data.train_batch_size": spec.trainer.batch.prompts,
+        "data.max_prompt_length": spec.data.prompt_length,
         "data.seed": spec.seed,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 from collections.abc import Callable
@@ -246,4 +247,22 @@ def test_what_would_fail_later_is_refused_at_once(write_job: WriteJob, drl: Drl,
 def test_a_trainer_that_cannot_be_started_is_said(write_job: WriteJob, drl: Drl) -> None:
     code, said = drl("run", write_job(), "--set", "spec.algorithm.entrypoint=[no-such-program]")
     assert code == 2
-    assert "cannot start no-such-program: No such file or directory" in said
+    assert "spec.algorithm.entrypoint: there is no program 'no-such-program' here" in said
+
+
+def test_steps_and_seed_have_short_options(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+    assert drl("run", write_job(), "--steps", "1", "--seed", "9")[0] == 0
+    overrides = (tmp_path / "runs" / "a-job" / "overrides.txt").read_text().splitlines()
+    assert {"trainer.total_training_steps=1", "trainer.seed=9", "data.seed=9"} <= set(overrides)
+
+
+def test_a_trainer_ends_when_drl_is_killed(write_job: WriteJob, start: Start, tmp_path: Path) -> None:
+    process = start("run", write_job("term"))
+    until(process, "step 1/3")
+    trainer = os.pidfd_open(int((tmp_path / "runs" / "a-job" / "pids").read_text()))
+    process.kill()
+    process.wait()
+    select.select([trainer], [], [])  # the trainer's end; the test's own deadline if there is none
+    os.close(trainer)
+    events = (tmp_path / "runs" / "a-job" / "progress.jsonl").read_text().splitlines()
+    assert json.loads(events[-1])["event"] == "stopped"

@@ -88,7 +88,7 @@ def test_commands_of_the_training_stack_say_in_one_line_what_is_missing(slim: Pa
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("torch, ray, verl, ")
-    assert line.endswith("not installed: pip install 'omni-operator[train]'")
+    assert line.endswith("not installed: pip install 'omni-operator[train]' (in a clone: make setup)")
 
 
 def test_a_run_without_the_training_stack_is_refused_in_words(slim: Path) -> None:
@@ -112,5 +112,5 @@ def test_every_wrong_job_is_reported_and_right_ones_too(slim: Path, tmp_path: Pa
     right = str(ROOT / "examples" / "shapes-jpeg.yaml")
     result = drl(slim, "validate", str(wrong), right)
     assert result.returncode == 2
-    assert f"{wrong}:16: spec.rolout: unknown field; did you mean 'rollout'?" in result.stderr
+    assert f"{wrong}:17: spec.rolout: unknown field; did you mean 'rollout'?" in result.stderr
     assert result.stdout == f"{right}: shapes-jpeg is valid\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, read_job
 from omni_operator.api.reserved import RESERVED, owner_of
@@ -42,6 +44,17 @@ def test_a_model_id_and_absolute_paths_stay() -> None:
     made = settings("spec.model.base=Qwen/Qwen-Image", "spec.data.train=[/data/t.jsonl]")
     assert made["actor_rollout_ref.model.path"] == "Qwen/Qwen-Image"
     assert made["data.train_files"] == ("/data/t.jsonl",)
+
+
+@pytest.mark.parametrize(
+    ("base", "path"),
+    [
+        ("shapes-sd3", "/project/jobs/shapes-sd3"), ("./models/sd3", "/project/jobs/models/sd3"),
+        ("../sd3", "/project/sd3"), ("/m/sd3", "/m/sd3"), ("a/b/c", "/project/jobs/a/b/c"), ("Qwen/Qwen-Image",) * 2,
+    ],
+)  # fmt: skip
+def test_a_base_with_one_slash_and_no_dot_is_a_model_id(base: str, path: str) -> None:
+    assert settings(f"spec.model.base={base}")["actor_rollout_ref.model.path"] == path
 
 
 def test_one_scorer_is_set_by_name_with_its_settings() -> None:

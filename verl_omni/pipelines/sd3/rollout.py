@@ -50,7 +50,9 @@ class SD3RolloutPipeline(StableDiffusion3Pipeline):
         for request in req.requests:
             request.prompt = self._with_text(request.prompt)
         self._generators = [_generator(p, self.device) for p in params]
-        self._windows = [window_of(p.extra_args or {}, int(p.num_inference_steps or 28), int(p.seed or 0)) for p in params]
+        self._windows = [
+            window_of(p.extra_args or {}, int(p.num_inference_steps or 28), int(p.seed or 0)) for p in params
+        ]
         self._recorded: list[Trajectory | None] = [None] * len(params)
         outputs = super().forward(req)
         if req.is_dummy_run():

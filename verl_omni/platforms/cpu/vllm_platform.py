@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing_extensions import override
-
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import PlatformEnum
 

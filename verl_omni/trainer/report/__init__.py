@@ -1,3 +1,6 @@
 """Run folder -> report."""
+
 from pathlib import Path
+
+
 def write(p: Path) -> None: ...

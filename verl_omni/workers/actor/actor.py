@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl_omni.algos import losses, sde
+from verl_omni.algos import agreement, losses, sde
 from verl_omni.pipelines.sd3 import training
 from verl_omni.workers.actor import build, export, optim, state
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig
@@ -59,19 +60,29 @@ class DiffusionActor:
     # --- update -----------------------------------------------------------------------------------------
 
     def update(
-        self, batch: Batch, *, noise_level: float, sde_type: str, guidance_scale: float = 1.0
+        self,
+        batch: Batch,
+        *,
+        noise_level: float,
+        sde_type: str,
+        guidance_scale: float = 1.0,
+        tolerance: float = float("inf"),
     ) -> dict[str, float]:
         """One pass (or `ppo_epochs`) over this rank's samples.
 
         Returns:
             `actor/loss`, `actor/grad_norm`, `actor/clip_fraction`, `actor/ratio_max`, `actor/kl`, `actor/lr`.
 
+        `rollout_corr/…` compares the policy before the update with the engine's log-probabilities.
+
         Raises:
             FloatingPointError: the gradient is not finite; the weights are as they were before that step.
+            LogProbMismatch: engine and trainer disagree by more than `tolerance`; nothing was updated.
         """
         sampler = {"noise_level": noise_level, "sde_type": sde_type, "guidance_scale": guidance_scale}
         rows = len(batch["advantages"])
         totals: dict[str, list[float]] = {}
+        self._unchecked_tolerance: float | None = tolerance
         for _ in range(self.config.ppo_epochs):
             order = torch.randperm(rows, generator=self.generator) if self.config.shuffle else torch.arange(rows)
             for chosen in order.split(self.mini_batch):
@@ -83,37 +94,52 @@ class DiffusionActor:
 
     def _optimizer_step(self, batch: Batch, sampler: dict[str, Any]) -> dict[str, float]:
         rows, steps = batch["rollout_log_probs"].shape
+        # A row that is neither better nor worse than its group has no gradient, unless the KL gives it one.
+        learning = torch.arange(rows) if self.config.use_kl_loss else batch["advantages"].nonzero().flatten()
+        if self.ranks > 1 or len(learning) == 0:  # every rank must take part in every collective
+            learning = torch.arange(rows)
         micro = self.config.ppo_micro_batch_size_per_gpu or rows
         loss = clipped = kl = 0.0
-        ratio_max = 0.0
-        for chosen in torch.arange(rows).split(micro):
+        differences: list[Tensor] = []
+        for chosen in learning.split(micro):
             part = _rows(batch, chosen)
             for step in range(steps):
-                term, ratio, divergence = self._step_loss(part, step, sampler)
+                term, difference, divergence = self._step_loss(part, step, sampler)
                 # The sum over all micro-batches and steps is the mean over the mini-batch.
                 share = term.sum() / (rows * steps)
                 share.backward()
                 loss += share.item()
-                outside = (ratio - 1).abs() > self.config.diffusion_loss.clip_ratio
-                clipped += outside.float().sum().item() / (rows * steps)
                 kl += divergence.sum().item() / (rows * steps)
-                ratio_max = max(ratio_max, ratio.max().item())
-        norm = torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)
-        norm = float(build.gathered(norm))
+                outside = (difference.exp() - 1).abs() > self.config.diffusion_loss.clip_ratio
+                clipped += outside.float().sum().item() / (rows * steps)
+                differences.append(difference)
+        found = self._check_agreement(torch.cat(differences))
+        norm = float(build.gathered(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
         rate = self.scheduler.get_last_lr()[0]
-        if not torch.isfinite(torch.tensor(norm)):
+        if not math.isfinite(norm):
             self.optimizer.zero_grad()
             raise FloatingPointError(f"the gradient's norm is {norm}")
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
         return {
-            "actor/loss": loss, "actor/grad_norm": norm, "actor/lr": rate,
-            "actor/clip_fraction": clipped, "actor/ratio_max": ratio_max, "actor/kl": kl,
+            "actor/loss": loss, "actor/grad_norm": norm, "actor/lr": rate, "actor/clip_fraction": clipped,
+            "actor/ratio_max": float(torch.cat(differences).exp().max()), "actor/kl": kl, **found,
         }  # fmt: skip
 
+    def _check_agreement(self, difference: Tensor) -> dict[str, float]:
+        """At the first optimizer step of an update the policy is still the one that the engine ran."""
+        tolerance, self._unchecked_tolerance = self._unchecked_tolerance, None
+        if tolerance is None:
+            return {}
+        try:
+            return agreement.metrics(difference, tolerance)
+        except agreement.LogProbMismatch:
+            self.optimizer.zero_grad()
+            raise
+
     def _step_loss(self, part: Batch, step: int, sampler: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, ratio and KL of each row at one recorded step."""
+        """Loss, difference of log-probabilities and KL of each row at one recorded step."""
         settings = self.config.diffusion_loss
         mean, std, log_prob = self._density(part, step, sampler)
         old = part["rollout_log_probs"][:, step]
@@ -126,7 +152,7 @@ class DiffusionActor:
                 base_mean, _, _ = self._density(part, step, sampler)
             divergence = losses.kl_to_base(mean, base_mean, std)
             term = term + self.config.kl_loss_coef * divergence
-        return term, torch.exp(log_prob.detach() - old), divergence.detach()
+        return term, log_prob.detach() - old, divergence.detach()
 
     def _density(self, part: Batch, step: int, sampler: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, deviation and log-probability of the recorded transition under the current policy."""
@@ -148,9 +174,7 @@ class DiffusionActor:
         return _AdapterOff(self.module)
 
     @torch.no_grad()
-    def log_probs(
-        self, batch: Batch, *, noise_level: float, sde_type: str, guidance_scale: float = 1.0
-    ) -> Tensor:
+    def log_probs(self, batch: Batch, *, noise_level: float, sde_type: str, guidance_scale: float = 1.0) -> Tensor:
         """Log-probabilities of the recorded steps under the current policy, float32 [B, T]."""
         sampler = {"noise_level": noise_level, "sde_type": sde_type, "guidance_scale": guidance_scale}
         rows, steps = batch["rollout_log_probs"].shape

@@ -79,6 +79,4 @@ def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return whole.to(parameter.device, parameter.dtype)
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(
-        whole.to(parameter.device, parameter.dtype), parameter.device_mesh, parameter.placements
-    )
+    return distribute_tensor(whole.to(parameter.device, parameter.dtype), parameter.device_mesh, parameter.placements)

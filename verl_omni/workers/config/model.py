@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from verl.base_config import BaseConfig
 
@@ -28,7 +29,14 @@ class DiffusionModelConfig(BaseConfig):
         TypeError: `target_modules` is neither a string nor a list of strings.
     """
 
-    _mutable_fields = {"tokenizer", "processor", "local_path", "hf_config", "architecture", "tokenizer_path"}
+    _mutable_fields: ClassVar[set[str]] = {
+        "tokenizer",
+        "processor",
+        "local_path",
+        "hf_config",
+        "architecture",
+        "tokenizer_path",
+    }
 
     path: str = ""
     algorithm: str = "flow_grpo"
@@ -53,9 +61,9 @@ class DiffusionModelConfig(BaseConfig):
 
     def __post_init__(self) -> None:
         targets = self.target_modules
-        if targets is not None and not isinstance(targets, str):
-            if isinstance(targets, (bytes, dict)) or not all(isinstance(name, str) for name in targets):
-                raise TypeError(f"target_modules must be a string or a list of strings, not {targets!r}")
+        listed = isinstance(targets, Sequence) and all(isinstance(name, str) for name in targets)
+        if targets is not None and not listed:
+            raise TypeError(f"target_modules must be a string or a list of strings, not {targets!r}")
         root = Path(self.path)
         index = root / "model_index.json"
         if not index.is_file():

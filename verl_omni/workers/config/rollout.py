@@ -62,7 +62,9 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
         if self.sample_strategy not in SAMPLE_STRATEGIES:
             raise ValueError(f"Unknown sample_strategy: {self.sample_strategy!r}; one of {SAMPLE_STRATEGIES}")
         if self.sample_strategy == "progressive" and self.iters_per_group <= 0:
-            raise ValueError(f"iters_per_group must be positive when sample_strategy is progressive: {self.iters_per_group}")
+            raise ValueError(
+                f"iters_per_group must be positive when sample_strategy is progressive: {self.iters_per_group}"
+            )
         if self.sde_type not in SDE_TYPES:
             raise ValueError(f"Unknown sde_type: {self.sde_type!r}; one of {SDE_TYPES}")
 
@@ -106,6 +108,10 @@ class DiffusionRolloutConfig(RolloutConfig):
         if self.mode == "sync":
             raise ValueError("Rollout mode 'sync' is not supported: a diffusion rollout is always 'async'")
         if self.rollout_adapter not in ROLLOUT_ADAPTERS:
-            raise ValueError(f"Invalid diffusion rollout rollout_adapter: {self.rollout_adapter!r}; one of {ROLLOUT_ADAPTERS}")
+            raise ValueError(
+                f"Invalid diffusion rollout rollout_adapter: {self.rollout_adapter!r}; one of {ROLLOUT_ADAPTERS}"
+            )
         if self.pipeline_model_parallel_size > 1 and self.name == "vllm_omni":
-            raise NotImplementedError("vLLM-Omni diffusion has no pipeline parallelism: pipeline_model_parallel_size must be 1")
+            raise NotImplementedError(
+                "vLLM-Omni diffusion has no pipeline parallelism: pipeline_model_parallel_size must be 1"
+            )

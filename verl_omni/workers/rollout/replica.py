@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-
 SERVER_ADAPTER = "verl_omni.workers.rollout.vllm_rollout.server_adapter.ServerAdapter"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 
@@ -60,9 +60,9 @@ async def until(settled: Callable[[], bool], *, deadline: float, waiting_for: st
         raise TimeoutError(f"{waiting_for} did not end within {deadline:g} s") from error
 
 
-async def last(stream: Awaitable[Any] | Any) -> Any:
+async def last(stream: AsyncIterator[Any]) -> Any:
     """The last element of an async iterator, or None."""
     final = None
-    async for final in stream:
-        pass
+    async for each in stream:
+        final = each
     return final

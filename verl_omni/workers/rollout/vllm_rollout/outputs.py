@@ -70,9 +70,7 @@ def diffusion_output(result: Any, *, latent: bool, log_probs: bool, global_steps
 def aborted(*, latent: bool, global_steps: int | None) -> DiffusionOutput:
     """A sample that was cut off: empty, with the version of the weights it would have used."""
     empty = torch.empty(0, dtype=torch.float32 if latent else torch.uint8)
-    return DiffusionOutput(
-        diffusion_output=empty, stop_reason="aborted", extra_fields={"global_steps": global_steps}
-    )
+    return DiffusionOutput(diffusion_output=empty, stop_reason="aborted", extra_fields={"global_steps": global_steps})
 
 
 def _finish_reason(result: Any, default: str) -> str:

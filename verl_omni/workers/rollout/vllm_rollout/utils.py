@@ -20,7 +20,7 @@ VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH = "123", 123, "simon_lora_path"
 DEADLINE_SECONDS = 120.0
 
 
-class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: ignore[misc]  # noqa: N801
+class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: ignore[misc]
     """Mixed into the engine's worker. Everything here runs in the worker's one thread, between requests."""
 
     _pending_peft_config: dict[str, Any] | None = None

@@ -42,7 +42,7 @@ ADMISSION_SECONDS = 60.0
 UNI_EXECUTOR = "uni"
 
 
-class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]  # noqa: N801 - the reference's public name
+class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
     """One replica's engine: generates samples, takes weights, sleeps and wakes."""
 
     # --- what the parent asks a subclass -------------------------------------------------------------
@@ -62,7 +62,9 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]  # noqa: N801 - 
     @override
     def _validate_configs(self) -> None:
         if self._ar_mode:
-            raise NotImplementedError("Autoregressive rollout (engine_kwargs.vllm_omni.output_mode=ar) is not built yet")
+            raise NotImplementedError(
+                "Autoregressive rollout (engine_kwargs.vllm_omni.output_mode=ar) is not built yet"
+            )
 
     @override
     def _post_init(self, cuda_visible_devices: str) -> None:
@@ -218,7 +220,11 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]  # noqa: N801 - 
 
     @override
     async def collective_rpc(
-        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call every worker and return their answers.
 
@@ -245,9 +251,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]  # noqa: N801 - 
         await until(lambda: not self.engine.request_states, deadline=deadline, waiting_for="draining requests")
 
     @override
-    async def abort_all_requests(
-        self, reset_prefix_cache: bool = True, reject_request: bool = False
-    ) -> dict[str, Any]:
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         """Close the gate, cut off what runs, and wait until it is gone; `resume_generation` opens again.
 
         Raises:
@@ -311,7 +315,7 @@ def _batches_requests(qualified_name: str) -> bool:
     return bool(getattr(getattr(importlib.import_module(module), name), "supports_request_batch", False))
 
 
-class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]  # noqa: N801 - the reference's public name
+class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
     """The servers of one replica; it must fit in one node."""
 
     def __init__(

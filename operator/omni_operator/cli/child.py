@@ -1,0 +1,41 @@
+"""Becomes a command that ends when the process that started it does.
+
+    python -m omni_operator.cli.child PARENT COMMAND [ARGUMENT...]
+
+A program of its own, because the kernel must be asked from within the child before its command runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+NOT_STARTED = 127
+
+
+def wrapped(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` until this process ends."""
+    return [sys.executable, "-m", __name__, str(os.getpid()), *command]
+
+
+def main() -> None:
+    """SIGTERM, which the trainer answers with a checkpoint, is what the kernel sends when the parent dies."""
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        return  # the parent died before the kernel was asked
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(NOT_STARTED)
+
+
+if __name__ == "__main__":
+    main()

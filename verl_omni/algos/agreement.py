@@ -1,0 +1,30 @@
+"""Do the engine and the trainer agree about how likely a sample was?"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class LogProbMismatch(RuntimeError):
+    """They do not, so the ratio of the update would be wrong."""
+
+
+def metrics(difference: Tensor, tolerance: float) -> dict[str, float]:
+    """Statistics of `difference`, the trainer's log-probabilities minus the engine's, any shape.
+
+    Raises:
+        LogProbMismatch: the mean absolute difference passes `tolerance`, or is not a number.
+    """
+    ratio = difference.exp()
+    found = {
+        "rollout_corr/mean_abs_diff": difference.abs().mean().item(),
+        "rollout_corr/max_abs_diff": difference.abs().max().item(),
+        "rollout_corr/ratio_mean": ratio.mean().item(),
+        "rollout_corr/ratio_max": ratio.max().item(),
+    }
+    if not found["rollout_corr/mean_abs_diff"] <= tolerance:
+        raise LogProbMismatch(
+            f"log-probabilities of engine and trainer differ by {found['rollout_corr/mean_abs_diff']:.3g} on average, "
+            f"more than trainer.max_log_prob_difference={tolerance:g}: do both run the same weights and settings?"
+        )
+    return found

@@ -1,0 +1,66 @@
+"""`python -m verl_omni.models`: make the project's own models and prompts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one of the makers."""
+    parser = argparse.ArgumentParser(prog="verl_omni.models", description=__doc__)
+    makers = parser.add_subparsers(dest="maker", required=True)
+    tiny = makers.add_parser("tiny", help="a tiny random model, for tests")
+    tiny.add_argument("family", choices=["sd3"])
+    tiny.add_argument("path", type=Path)
+    tiny.add_argument("--seed", type=int, default=0)
+    shapes = makers.add_parser("shapes", help="the example model, trained in minutes")
+    shapes.add_argument("path", type=Path)
+    shapes.add_argument("--steps", type=int, default=1000)
+    shapes.add_argument("--seed", type=int, default=0)
+    prompts = makers.add_parser("prompts", help="the example's prompts")
+    prompts.add_argument("path", type=Path)
+    chosen = parser.parse_args(arguments)
+    match chosen.maker:
+        case "tiny":
+            from verl_omni.models.tiny import make_tiny_sd3
+
+            make_tiny_sd3(chosen.path, seed=chosen.seed)
+        case "shapes":
+            _shapes(chosen.path, chosen.steps, chosen.seed)
+        case _:
+            from verl_omni.models.shapes.prompts import write
+
+            write(chosen.path)
+    print(f"written: {chosen.path}")
+    return 0
+
+
+def _shapes(path: Path, steps: int, seed: int) -> None:
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from verl_omni.models.shapes import pretrain, prompts
+
+    torch.set_num_threads(1)  # small matrices: two threads are slower, and would draw other numbers
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"))
+    with Progress(*columns, TimeRemainingColumn()) as progress:
+        task = progress.add_task("", total=steps, loss=float("nan"))
+        pipe = pretrain.pretrain(
+            pretrain.Recipe(steps=steps, seed=seed), lambda step, loss: progress.update(task, completed=step, loss=loss)
+        )
+    pipe.save_pretrained(path)
+    wanted = prompts.held_out()
+    found, pictures, right = pretrain.accuracy(pipe, wanted)
+    shown = slice(None, None, len(wanted) // 30)
+    captions = [scene.text for scene in wanted]
+    pretrain.grid(pictures[shown][:30], captions[shown][:30], right[shown][:30], path / "samples.png")
+    (path / "accuracy.json").write_text(json.dumps({"steps": steps, "seed": seed, **found}, indent=2) + "\n")
+    print("held-out accuracy:", ", ".join(f"{name} {value:.1%}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""PURE: does a picture show what its prompt asks for? In the spirit of GenEval (arXiv:2310.11513), by rules.
+
+Connected components are found against the background; each is given a colour by vote of its inner pixels
+and a shape by overlap with templates; number, colours, shapes and relation must be right, and the background flat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+from scipy.optimize import linear_sum_assignment
+
+from verl_omni.models.shapes.scenes import (
+    BACKGROUND,
+    COLORS,
+    SHAPES,
+    SIZE,
+    Image,
+    Item,
+    Scene,
+    parse,
+    shape_distance,
+)
+
+FOREGROUND_DISTANCE = 0.28  # of a pixel's colour to the background's, Euclidean in RGB
+SMALLEST_AREA = 16  # pixels; less is a speck
+TEMPLATE_SIZE = 16
+SHAPE_OVERLAP = 0.80  # intersection over union with the best template
+# The corners of the bounding box tell a square from a circle where the overlap does not: a square fills them.
+CORNER = 3
+SQUARE_CORNER, CIRCLE_CORNER = 0.60, 0.45
+RELATION_MARGIN = 6.0  # pixels
+# Root mean square of the background's deviation from its own mean, three pixels away from any object.
+FLAT_ENOUGH = 0.012
+
+_PALETTE = np.array(list(COLORS.values()))
+_NAMES = list(COLORS)
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """An object in a picture; colour or shape is None where it is unclear."""
+
+    color: str | None
+    shape: str | None
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`correct` is strict; `partial` in [0, 1] grows with what is right; `roughness` is the background's."""
+
+    correct: bool
+    partial: float
+    roughness: float
+
+
+def judge(picture: Image, prompt: str) -> Verdict:
+    """Check a picture, float [64, 64, 3] in [0, 1], against one of the prompts of `scenes`.
+
+    Raises:
+        ValueError: the prompt or the shape of the picture is unknown.
+    """
+    if picture.shape != (SIZE, SIZE, 3):
+        raise ValueError(f"expected a picture [{SIZE}, {SIZE}, 3], got {list(picture.shape)}")
+    scene = parse(prompt)
+    found = detect(picture)
+    roughness = background_roughness(picture)
+    number = len(scene.objects)
+    matched, pairs = _match(found, scene.objects)
+    parts = [matched, max(0.0, 1 - abs(len(found) - number) / number)]
+    if scene.relation is not None:
+        parts.append(matched * _related(found, pairs, scene))
+    flat = min(1.0, FLAT_ENOUGH / max(roughness, 1e-9))
+    correct = all(part == 1 for part in parts) and roughness <= FLAT_ENOUGH
+    return Verdict(correct=correct, partial=float(np.mean(parts)) * flat, roughness=roughness)
+
+
+def detect(picture: Image) -> list[Detected]:
+    """Objects of a picture, from the top left."""
+    labels, _ = ndimage.label(_foreground(picture))
+    found = []
+    for index, place in enumerate(ndimage.find_objects(labels), 1):
+        mask = labels[place] == index
+        if mask.sum() < SMALLEST_AREA:
+            continue
+        y, x = ndimage.center_of_mass(mask)
+        found.append(Detected(_color(picture[place], mask), _shape(mask), place[1].start + x, place[0].start + y))
+    return found
+
+
+def background_roughness(picture: Image) -> float:
+    """Root mean square deviation of the background from its mean colour; a lattice raises it."""
+    away = ~ndimage.binary_dilation(_foreground(picture), iterations=3)
+    if away.sum() < SMALLEST_AREA:
+        return 1.0
+    pixels = picture[away]
+    return float(np.sqrt(((pixels - pixels.mean(0)) ** 2).mean()))
+
+
+def _foreground(picture: Image) -> Mask:
+    return np.asarray(np.linalg.norm(picture - BACKGROUND, axis=2) > FOREGROUND_DISTANCE)
+
+
+def _color(pixels: Image, mask: Mask) -> str | None:
+    core = ndimage.binary_erosion(mask)
+    inner = pixels[core if core.sum() >= 8 else mask]
+    distance = np.linalg.norm(inner[:, None] - _PALETTE, axis=2)
+    votes = np.bincount(distance.argmin(1), minlength=len(_NAMES))
+    best = int(votes.argmax())
+    clear = votes[best] >= 0.8 * len(inner) and np.median(distance[:, best]) < 0.25
+    return _NAMES[best] if clear else None
+
+
+def _shape(mask: Mask) -> str | None:
+    height, width = mask.shape
+    if not (0.7 <= height / width <= 1.43 and 11 <= max(height, width) <= 40):
+        return None
+    square = _normalised(mask)
+    overlap = {shape: max(_overlap(square, each) for each in _templates()[shape]) for shape in SHAPES}
+    best = max(overlap, key=lambda shape: overlap[shape])
+    if overlap[best] < SHAPE_OVERLAP:
+        return None
+    corners = _corner_fill(square)
+    if (best == "square" and corners < SQUARE_CORNER) or (best == "circle" and corners > CIRCLE_CORNER):
+        return None
+    return best
+
+
+def _corner_fill(square: Mask) -> float:
+    """Share of the four corner patches that is covered."""
+    c = CORNER
+    return float(np.mean([square[:c, :c], square[:c, -c:], square[-c:, :c], square[-c:, -c:]]))
+
+
+def _normalised(mask: Mask) -> Mask:
+    """The mask scaled to 16 x 16."""
+    height, width = mask.shape
+    zoom = (TEMPLATE_SIZE / height, TEMPLATE_SIZE / width)
+    return np.asarray(ndimage.zoom(mask.astype(float), zoom, order=1, grid_mode=True, mode="nearest") > 0.5)
+
+
+def _overlap(one: Mask, other: Mask) -> float:
+    return float((one & other).sum() / (one | other).sum())
+
+
+@cache
+def _templates() -> dict[str, list[Mask]]:
+    row, column = np.mgrid[0:SIZE, 0:SIZE] + 0.5
+    made: dict[str, list[Mask]] = {}
+    for shape in SHAPES:
+        made[shape] = []
+        for radius in (8, 11, 15):
+            mask = shape_distance(shape, (column - 32) / radius, (row - 32) / radius) <= 0
+            made[shape].append(_normalised(mask[ndimage.find_objects(mask.astype(int))[0]]))
+    return made
+
+
+def _match(found: list[Detected], wanted: tuple[Item, ...]) -> tuple[float, dict[int, int]]:
+    """Best assignment: share of colours and shapes that are right, and which detected object is which."""
+    if not found:
+        return 0.0, {}
+    score = np.array([[0.5 * (d.color == c) + 0.5 * (d.shape == s) for d in found] for c, s in wanted])
+    rows, columns = linear_sum_assignment(-score)
+    return float(score[rows, columns].sum() / len(wanted)), {int(r): int(c) for r, c in zip(rows, columns, strict=True)}
+
+
+def _related(found: list[Detected], pairs: dict[int, int], scene: Scene) -> bool:
+    if len(pairs) != 2:
+        return False
+    one, other = found[pairs[0]], found[pairs[1]]
+    dx, dy = other.x - one.x, other.y - one.y
+    along, across = {
+        "left of": (dx, dy), "right of": (-dx, dy), "above": (dy, dx), "below": (-dy, dx)
+    }[str(scene.relation)]  # fmt: skip
+    return along > RELATION_MARGIN and along > abs(across)

@@ -1,0 +1,146 @@
+"""PURE: prompts such as "two red crosses" or "a blue square left of a cyan circle", and pictures of them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIZE = 64
+BACKGROUND = np.array([0.93, 0.93, 0.90])
+COLORS = {
+    "red": (0.87, 0.13, 0.13), "green": (0.10, 0.65, 0.20), "blue": (0.12, 0.28, 0.90),
+    "yellow": (0.97, 0.80, 0.05), "purple": (0.60, 0.15, 0.75), "cyan": (0.10, 0.75, 0.82),
+}  # fmt: skip
+SHAPES = ("circle", "square", "triangle", "cross")
+NUMBERS = {"two": 2, "three": 3, "four": 4}
+RELATIONS = ("left of", "right of", "above", "below")
+CATEGORIES = ("single", "count", "two", "position")
+HELD_OUT_SHARE = 0.2
+
+Image = NDArray[np.float64]
+Item = tuple[str, str]  # colour, shape
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a prompt asks for: objects, and how the first lies to the second."""
+
+    category: str
+    text: str
+    objects: tuple[Item, ...]
+    relation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An object in a picture; centre and radius in pixels."""
+
+    color: str
+    shape: str
+    x: float
+    y: float
+    radius: float
+
+
+def all_scenes() -> list[Scene]:
+    """Every prompt there is, in a fixed order (2,496)."""
+    items = list(itertools.product(COLORS, SHAPES))
+    made = []
+    for color, shape in items:
+        made.append(Scene("single", f"a {color} {shape}", ((color, shape),)))
+        for word, number in NUMBERS.items():
+            made.append(Scene("count", f"{word} {color} {_plural(shape)}", ((color, shape),) * number))
+    for one, other in itertools.permutations(items, 2):
+        if one[0] == other[0]:
+            continue
+        first, second = f"a {one[0]} {one[1]}", f"a {other[0]} {other[1]}"
+        made.append(Scene("two", f"{first} and {second}", (one, other)))
+        made += [Scene("position", f"{first} {rel} {second}", (one, other), rel) for rel in RELATIONS]
+    return made
+
+
+def _plural(shape: str) -> str:
+    return f"{shape}es" if shape.endswith("s") else f"{shape}s"
+
+
+_BY_TEXT: dict[str, Scene] = {scene.text: scene for scene in all_scenes()}
+
+
+def parse(text: str) -> Scene:
+    """The scene that a prompt asks for.
+
+    Raises:
+        ValueError: it is not one of these prompts.
+    """
+    scene = _BY_TEXT.get(" ".join(text.lower().split()))
+    if scene is None:
+        raise ValueError(f"not a prompt of the shapes example: {text!r}")
+    return scene
+
+
+def split() -> tuple[list[Scene], list[Scene]]:
+    """(training, held out): in each category one prompt in five, by the hash of its text, is never trained on."""
+    train: list[Scene] = []
+    held: list[Scene] = []
+    for category in CATEGORIES:
+        own = sorted((s for s in _BY_TEXT.values() if s.category == category), key=lambda s: _hash(s.text))
+        cut = round(len(own) * HELD_OUT_SHARE)
+        held += own[:cut]
+        train += own[cut:]
+    return train, held
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def place(scene: Scene, rng: np.random.Generator, jitter: float = 1.5) -> list[Placed]:
+    """Put the objects near the centres of a 2 x 2 grid; free places were not learned in minutes."""
+    cells = [(x, y) for x in (0, 1) for y in (0, 1)]
+    if scene.relation is None:
+        chosen = [cells[index] for index in rng.permutation(4)[: len(scene.objects)]]
+    else:
+        first, second = (0, 1) if scene.relation in ("left of", "above") else (1, 0)
+        other = int(rng.integers(2))
+        across = scene.relation in ("left of", "right of")
+        chosen = [(first, other), (second, other)] if across else [(other, first), (other, second)]
+    return [
+        Placed(
+            color, shape, 16.5 + 31 * x + rng.uniform(-jitter, jitter), 16.5 + 31 * y + rng.uniform(-jitter, jitter),
+            rng.uniform(10, 12),
+        )
+        for (color, shape), (x, y) in zip(scene.objects, chosen, strict=True)
+    ]  # fmt: skip
+
+
+_ROW, _COLUMN = np.mgrid[0:SIZE, 0:SIZE] + 0.5
+
+
+def draw(placed: list[Placed]) -> Image:
+    """Float picture [64, 64, 3] in [0, 1], edges smoothed over a pixel."""
+    picture: Image = np.broadcast_to(BACKGROUND, (SIZE, SIZE, 3)).copy()
+    for each in placed:
+        distance = shape_distance(each.shape, (_COLUMN - each.x) / each.radius, (_ROW - each.y) / each.radius)
+        cover = np.clip(0.5 - distance * each.radius, 0, 1)[..., None]
+        picture = picture * (1 - cover) + np.array(COLORS[each.color]) * cover
+    return picture
+
+
+def shape_distance(shape: str, x: Image, y: Image) -> Image:
+    """Signed distance (roughly) to the outline of a shape of radius 1 at the origin; negative inside."""
+    match shape:
+        case "circle":
+            return np.asarray(np.hypot(x, y) - 1)
+        case "square":
+            return np.asarray(np.maximum(abs(x), abs(y)) - 0.88)
+        case "triangle":
+            return np.asarray(np.maximum(y - 0.85, (2 * abs(x) - (y + 0.95)) / np.sqrt(5)))
+        case "cross":
+            upright, flat = np.maximum(abs(x) - 0.34, abs(y) - 1), np.maximum(abs(x) - 1, abs(y) - 0.34)
+            return np.asarray(np.minimum(upright, flat))
+        case _:
+            raise ValueError(f"unknown shape {shape!r}")

@@ -1,0 +1,78 @@
+"""Real tokenizers and frozen random text encoders, made offline from a list of words."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
+
+START, END = "<|startoftext|>", "<|endoftext|>"
+
+
+def clip_tokenizer(words: Sequence[str], length: int) -> CLIPTokenizer:
+    """A byte-pair tokenizer that knows each word as one token."""
+    made = Tokenizer(models.BPE(unk_token=END, end_of_word_suffix="</w>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000, min_frequency=1, end_of_word_suffix="</w>", special_tokens=[START, END], show_progress=False
+    )
+    made.train_from_iterator(words, trainer)
+    with tempfile.TemporaryDirectory() as folder:
+        made.model.save(folder)
+        return CLIPTokenizer(
+            vocab=str(Path(folder) / "vocab.json"), merges=str(Path(folder) / "merges.txt"), model_max_length=length
+        )
+
+
+def t5_tokenizer(words: Sequence[str], length: int) -> T5Tokenizer:
+    """A unigram tokenizer that knows each word as one token."""
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -20.0)] + [(f"▁{word}", -3.0) for word in words]
+    return T5Tokenizer(vocab=vocabulary, model_max_length=length, extra_ids=0)
+
+
+@torch.no_grad()
+def clip_encoder(tokenizer: Any, width: int, length: int, seed: int) -> CLIPTextModelWithProjection:
+    """Two random layers; positions are loud enough that the order of words matters."""
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=length, projection_dim=width, hidden_act="gelu",
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = CLIPTextModelWithProjection(config)
+    for name, parameter in made.named_parameters():
+        if "token_embedding" in name:
+            parameter.normal_(0, 1, generator=generator)
+        elif "position_embedding" in name:
+            parameter.normal_(0, 0.7, generator=generator)
+        elif parameter.ndim == 2:
+            parameter.normal_(0, width**-0.5, generator=generator)
+    return made.eval()
+
+
+@torch.no_grad()
+def t5_encoder(tokenizer: Any, width: int, seed: int) -> T5EncoderModel:
+    """One random layer."""
+    config = T5Config(
+        vocab_size=len(tokenizer), d_model=width, d_ff=width, d_kv=16, num_layers=1, num_heads=2,
+        decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, feed_forward_proj="gated-gelu",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = T5EncoderModel(config)
+    made.shared.weight.normal_(0, 1, generator=torch.Generator().manual_seed(seed + 1))
+    return made.eval()
