@@ -53,8 +53,9 @@ def _learned(lines: list[dict[str, Any]]) -> list[str]:
     held_out = [found for line in lines if (found := progress.evaluation(line))]
     if held_out:
         before, after = held_out[0], held_out[-1]
-        end = f"{progress.evaluated(after)} after step {after.step}"
-        return [f"held-out {progress.evaluated(before)} -> {end}" if before != after else f"held-out {end}"]
+        ends = [f"{progress.evaluated(found)} at step {found.step}" for found in (before, after)]
+        pictures = f" ({after.pictures} pictures)" if after.pictures else ""
+        return [f"held-out reward {' -> '.join(ends if before != after else ends[:1])}{pictures}"]
     steps = [line for line in lines if line.get("reward/mean") is not None]
     if not steps:
         return ["no step was finished"]

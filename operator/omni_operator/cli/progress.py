@@ -11,12 +11,13 @@ PHASES = ("generate", "reward", "update", "sync")
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Mean reward of the held-out prompts and its standard error."""
+    """Mean reward of the held-out prompts, its standard error, and the share of right pictures where it is told."""
 
     step: int
     mean: float
     stderr: float | None
     pictures: int | None
+    right: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,9 @@ def evaluation(line: Mapping[str, Any]) -> Evaluation | None:
     mean = line.get("val/reward/mean")
     if mean is None:
         return None
-    return Evaluation(int(line["step"]), float(mean), line.get("val/reward/stderr"), line.get("val/n"))
+    return Evaluation(
+        int(line["step"]), float(mean), line.get("val/reward/stderr"), line.get("val/n"), line.get("val/correct/mean")
+    )
 
 
 def announcement(event: Mapping[str, Any]) -> str | None:
@@ -90,7 +93,7 @@ def announcement(event: Mapping[str, Any]) -> str | None:
             return f"going on from the checkpoint of step {event['resumed_from']} of {event.get('total_steps')}"
         case "step":
             found = evaluation(event)
-            return f"held-out {evaluated(found)} after step {found.step}" if found else None
+            return f"held-out reward {evaluated(found)} after step {found.step}" if found else None
         case "warning":
             return f"warning: {event.get('message')}"
         case _:
@@ -98,9 +101,8 @@ def announcement(event: Mapping[str, Any]) -> str | None:
 
 
 def evaluated(found: Evaluation) -> str:
-    """`reward 0.5 ± 0.035 (200 pictures)`; the spread is the standard error of the mean."""
-    spread = f" ± {number(found.stderr)}" if found.stderr is not None else ""
-    return f"reward {number(found.mean)}{spread}" + (f" ({found.pictures} pictures)" if found.pictures else "")
+    """`0.500 ± 0.035, 51.5% right`; the spread is the standard error of the mean."""
+    return spread(found.mean, found.stderr) + (f", {found.right:.1%} right" if found.right is not None else "")
 
 
 def step_line(event: Mapping[str, Any], total: int | None) -> str:
@@ -118,9 +120,18 @@ def step_line(event: Mapping[str, Any], total: int | None) -> str:
 
 def reward(event: Mapping[str, Any]) -> str:
     """`reward 0.43 ± 0.21`; the spread is the standard deviation between pictures."""
-    mean, spread = event.get("reward/mean"), event.get("reward/std")
-    text = f"reward {number(mean) if mean is not None else 'not finite'}"
-    return text + (f" ± {number(spread)}" if spread is not None else "")
+    mean = event.get("reward/mean")
+    return f"reward {spread(mean, event.get('reward/std')) if mean is not None else 'not finite'}"
+
+
+def spread(mean: float, deviation: float | None) -> str:
+    """`0.43 ± 0.21`, both with as many decimals as the mean is worth."""
+    text = number(mean)
+    if deviation is None:
+        return text
+    decimals = len(text.partition(".")[2]) if "e" not in text else None
+    plain = f"{deviation:.{decimals}f}" if decimals is not None else ""
+    return f"{text} ± {plain if plain.strip('0.') or deviation == 0 else number(deviation)}"
 
 
 def number(value: float) -> str:

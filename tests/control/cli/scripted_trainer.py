@@ -76,7 +76,7 @@ def run() -> int:
             "timing_s/sync": 0.12,
         }  # fmt: skip
         if step == total:
-            record |= {"val/reward/mean": 0.595, "val/reward/stderr": 0.034, "val/n": 200}
+            record |= {"val/reward/mean": 0.595, "val/reward/stderr": 0.034, "val/n": 200, "val/correct/mean": 0.595}
         line(record)
         if behave == "term" and step == 1:
             signal.sigwait({signal.SIGTERM})

@@ -41,14 +41,14 @@ def test_a_run_is_shown_line_by_line_and_summed_up(write_job: WriteJob, drl: Drl
     assert lines == [
         f"a-job: running in {folder}, log in {folder / 'train.log'}",
         "starting Ray ...",
-        "held-out reward 0.500 ± 0.0350 (200 pictures) after step 0",
+        "held-out reward 0.500 ± 0.035 after step 0",
         *[
             f"step {step}/3  reward 0.4{step}0 ± 0.210  9.12 images/s  generate 5.2 s  reward 0.04 s  update 7.2 s  "
             f"sync 0.12 s  weights v{step}  ETA {2 * (3 - step)}s"
             for step in (1, 2, 3)
         ],
-        "held-out reward 0.595 ± 0.0340 (200 pictures) after step 3",
-        "held-out reward 0.500 ± 0.0350 (200 pictures) -> reward 0.595 ± 0.0340 (200 pictures) after step 3",
+        "held-out reward 0.595 ± 0.034, 59.5% right after step 3",
+        "held-out reward 0.500 ± 0.035 at step 0 -> 0.595 ± 0.034, 59.5% right at step 3 (200 pictures)",
         f"adapter and state: {folder / 'checkpoints' / 'step_000003'}",
         f"report: {folder / 'report.html'}",
     ]

@@ -80,6 +80,18 @@ def test_a_step_without_some_numbers_still_has_a_line() -> None:
     assert progress.step_line({"step": 3, "reward/mean": None}, 10) == "step  3/10  reward not finite  weights v?"
 
 
+@pytest.mark.parametrize(
+    ("mean", "deviation", "shown"),
+    [
+        (0.305, 0.00312, "0.305 ± 0.003"), (12.34, 3.456, "12.3 ± 3.5"), (-1.5, 0.25, "-1.50 ± 0.25"),
+        (1234.5, 200.4, "1234 ± 200"), (0.305, 0.00001, "0.305 ± 1.00e-05"), (0.5, 0.0, "0.500 ± 0.000"),
+        (1e-6, 2e-7, "1.00e-06 ± 2.00e-07"), (0.5, None, "0.500"),
+    ],
+)  # fmt: skip
+def test_mean_and_spread_have_the_same_decimals(mean: float, deviation: float | None, shown: str) -> None:
+    assert progress.spread(mean, deviation) == shown
+
+
 @given(st.floats(0, 1e9))
 def test_durations_and_numbers_are_short(value: float) -> None:
     assert len(progress.number(value)) <= 10
