@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from omni_operator.cli import log_tail, outcome, progress
 from omni_operator.cli.doctor import diagnosis
-from omni_operator.cli.following import Follower, Malformed
+from omni_operator.cli.following import Follower, Malformed, records
 from omni_operator.cli.machine import STACK, Devices, Machine
 from omni_operator.cli.processes import Process, descendants
 from omni_operator.cli.run import environment
@@ -58,6 +58,8 @@ def test_a_follower_begins_at_the_end_and_mends_a_line_that_was_cut_off(tmp_path
         file.write('{"event": "new"}\n[1]\nnot json\n')
     assert list(follower.new()) == [{"event": "new"}, Malformed("[1]"), Malformed("not json")]
     assert list(follower.new()) == []
+    # Whoever reads the whole file later finds the new line too, not glued to the old half.
+    assert {"event": "new"} in list(records(path))
 
 
 def test_what_is_known_follows_the_events() -> None:
