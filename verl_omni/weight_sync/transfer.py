@@ -78,8 +78,8 @@ class Answer:
 class Channel:
     """One end of a pair of sockets.
 
-    Raises (from `receive`):
-        DeadlineExceeded: nothing came within `deadline` seconds.
+    Raises (from `send` and `receive`):
+        DeadlineExceeded: the other end was not there, or said nothing, for `deadline` seconds.
     """
 
     handle: str
@@ -103,8 +103,15 @@ class Channel:
             self._forget_file()
 
     def send(self, message: Any) -> None:
-        """Queue a message; the other end may not be there yet."""
+        """Hand over a message; waits until the other end is there."""
+        if not self._socket.poll(self.deadline * 1000, zmq.POLLOUT):
+            raise DeadlineExceeded(f"nobody listened within {self.deadline:g} s on {self.handle}")
         self._socket.send_pyobj(message)
+
+    def tell(self, message: Any) -> None:
+        """A last word, if the other end is still there to hear it; never waits."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_pyobj(message, zmq.NOBLOCK)
 
     def receive(self) -> Any:
         """The next message."""
@@ -149,7 +156,7 @@ def send(
         except (PeerFailed, DeadlineExceeded):
             raise
         except BaseException as error:
-            channel.send(Abandon(repr(error)))
+            channel.tell(Abandon(repr(error)))
             raise
     return len(named)
 
@@ -179,7 +186,7 @@ def receive(consume: Callable[[Bucket], None], *, handle: str, device: torch.dev
         except PeerFailed:
             raise
         except BaseException as error:
-            channel.send(Answer(failed=f"{type(error).__name__}: {error}"))
+            channel.tell(Answer(failed=f"{type(error).__name__}: {error}"))
             raise
         # The last word only after the buffer is closed: the sender frees it the moment it hears this.
         channel.send(Answer())

@@ -1,6 +1,5 @@
-"""Run folder -> report."""
+"""Run folder -> one self-contained page."""
 
-from pathlib import Path
+from .write import write
 
-
-def write(p: Path) -> None: ...
+__all__ = ["write"]

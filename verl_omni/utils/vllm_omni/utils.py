@@ -22,8 +22,8 @@ class OmniTensorLoRARequest(LoRARequest):  # type: ignore[misc]
         lora_path: never opened, and must not be empty.
     """
 
-    peft_config: dict | None = field(default=None)
-    lora_tensors: dict | None = field(default=None)
+    peft_config: dict[str, Any] | None = field(default=None)
+    lora_tensors: dict[str, Any] | None = field(default=None)
 
 
 def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, Any] | None:

@@ -260,13 +260,15 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         self._submission_paused, self._rejecting = True, reject_request
         self._resume_event.clear()
         await self.engine.pause_generation(mode="abort", clear_cache=False)
-        admitting = lambda: self._admitting > 0 or getattr(self.engine, "_admitting", 0) > 0  # noqa: E731
-        await until(lambda: not admitting(), deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
+        await until(self._settled, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
         ids = [state.external_request_id for state in self.engine.request_states.values()]
         if ids:
             await self.engine.abort(ids)
         await self.wait_for_requests_to_drain()
         return {"aborted_count": len(ids), "request_ids": ids}
+
+    def _settled(self) -> bool:
+        return self._admitting == 0 and getattr(self.engine, "_admitting", 0) == 0
 
     @override
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:

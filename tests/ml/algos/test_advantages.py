@@ -1,0 +1,101 @@
+"""Advantages, losses, windows, agreement."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.algos import advantages, agreement, losses, window
+
+REWARDS = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
+
+
+@given(st.lists(REWARDS, min_size=1, max_size=4), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_advantages_against_float64(groups: list[list[float]], global_std: bool) -> None:
+    flat = [reward for group in groups for reward in group]
+    names = [f"g{index}" for index, group in enumerate(groups) for _ in group]
+    found = advantages.group_advantages(torch.tensor(flat), names, global_std=global_std)
+    want = []
+    for group in groups:
+        spread = statistics.stdev(flat if global_std else group)
+        want += [(reward - statistics.fmean(group)) / (spread + 1e-4) for reward in group]
+    assert found.tolist() == pytest.approx(want, rel=2e-3, abs=2e-3)
+
+
+def test_a_single_sample_has_no_advantage() -> None:
+    assert advantages.group_advantages(torch.tensor([3.0, 1.0, 2.0]), ["a", "b", "b"])[0] == 0
+
+
+def test_bad_rewards_are_refused() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        advantages.group_advantages(torch.tensor([math.nan, 1.0]), ["a", "a"])
+    with pytest.raises(ValueError, match="2 rewards for 1 rows"):
+        advantages.group_advantages(torch.tensor([1.0, 1.0]), ["a"])
+
+
+@given(st.floats(-0.5, 0.5), st.floats(-8, 8), st.floats(1e-4, 0.3))
+@settings(max_examples=80, deadline=None)
+def test_clipped_loss_against_float64(difference: float, advantage: float, clip: float) -> None:
+    found = losses.clipped(
+        torch.tensor([difference]), torch.zeros(1), torch.tensor([advantage]), clip_ratio=clip, adv_clip_max=5.0
+    )
+    bounded = min(max(advantage, -5.0), 5.0)
+    ratio = math.exp(difference)
+    want = max(-bounded * ratio, -bounded * min(max(ratio, 1 - clip), 1 + clip))
+    assert found.item() == pytest.approx(want, rel=1e-4, abs=1e-5)
+
+
+def test_clipping_stops_the_gradient() -> None:
+    log_prob = torch.tensor([0.5], requires_grad=True)
+    losses.clipped(log_prob, torch.zeros(1), torch.ones(1), clip_ratio=1e-4, adv_clip_max=5.0).sum().backward()
+    assert log_prob.grad is not None and log_prob.grad.item() == 0
+
+
+def test_kl_is_zero_only_for_equal_means() -> None:
+    mean, std = torch.randn(2, 3), torch.full((2, 1), 0.5)
+    assert losses.kl_to_base(mean, mean, std).tolist() == [0, 0]
+    assert losses.kl_to_base(mean, mean + 1, std).tolist() == pytest.approx([2.0, 2.0])
+
+
+@given(st.integers(3, 30), st.integers(0, 2**40), st.data())
+@settings(max_examples=80, deadline=None)
+def test_a_random_window_lies_in_its_bounds(steps: int, seed: int, data: st.DataObject) -> None:
+    low = data.draw(st.integers(0, steps - 1))
+    high = data.draw(st.integers(low + 1, steps))
+    size = data.draw(st.integers(1, high - low))
+    start, length = window.place(
+        steps=steps, size=size, bounds=[low, high], strategy="random", seed=seed, global_step=0, iters_per_group=1
+    )
+    assert length == size and low <= start and start + size <= high
+
+
+def test_a_progressive_window_moves_and_begins_again() -> None:
+    starts = [
+        window.place(
+            steps=6, size=2, bounds=[1, 5], strategy="progressive", seed=0, global_step=step, iters_per_group=2
+        )[0]
+        for step in range(8)
+    ]
+    assert starts == [1, 1, 2, 2, 3, 3, 1, 1]
+
+
+def test_without_a_size_all_steps_but_the_last() -> None:
+    kind = {"strategy": "random", "seed": 1, "global_step": 0, "iters_per_group": 1}
+    assert window.place(steps=9, size=None, bounds=None, **kind) == (0, 8)  # type: ignore[arg-type]
+    assert window.place(steps=9, size=None, bounds=[0, 4], **kind) == (0, 4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="does not fit"):
+        window.place(steps=9, size=5, bounds=[0, 4], **kind)  # type: ignore[arg-type]
+
+
+def test_disagreement_is_measured_and_refused() -> None:
+    found = agreement.metrics(torch.tensor([0.0, 0.002]), tolerance=0.01)
+    assert found["rollout_corr/mean_abs_diff"] == pytest.approx(0.001)
+    for bad in (torch.tensor([0.1]), torch.tensor([math.nan])):
+        with pytest.raises(agreement.LogProbMismatch):
+            agreement.metrics(bad, tolerance=0.01)
