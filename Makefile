@@ -34,7 +34,7 @@ $(STAMP): $(UV)
 	@rm -f .venv/.ready-* && touch $@
 
 run: setup ## train the example model by reinforcement learning, and write a report
-	@$(BIN)/drl run examples/shapes-grpo.yaml
+	@$(BIN)/drl run examples/red-grpo.yaml
 
 test: check ## every test, the ones on the real engine too (about 20 minutes)
 	@echo "tests on the real engine"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-JOB = HERE.parent / "examples" / "shapes-grpo.yaml"
+JOB = HERE.parent / "examples" / "red-grpo.yaml"
 
 
 class Peak:
@@ -74,7 +74,7 @@ def measure(seed: int, steps: int | None, runs: Path, *, control: bool) -> dict[
     """One run from the command to its end."""
     job = runs / f"job-{seed}{'-control' if control else ''}.yaml"
     name = f"bench-{'control-' if control else ''}{seed}"
-    text = JOB.read_text().replace("name: shapes-grpo", f"name: {name}")
+    text = JOB.read_text().replace("name: red-grpo", f"name: {name}")
     text = text.replace("shapes-sd3", str(JOB.parent / "shapes-sd3")).replace("prompts/", f"{JOB.parent / 'prompts'}/")
     if control:
         text = text.replace("learningRate: 0.001", "learningRate: 0")

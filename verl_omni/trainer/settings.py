@@ -46,7 +46,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
             config = compose(CONFIG_NAME, overrides=[_opened(override) for override in overrides])
         except (HydraException, OmegaConfBaseException) as error:
             raise SettingsError(str(error)) from error
-    if missing := sorted(OmegaConf.missing_keys(config)):
+    if missing := sorted(name for name in known if _is_missing(config, name)):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
     return config
 
@@ -60,6 +60,13 @@ def _names(config: Any, prefix: str = "") -> Iterator[str]:
             node = config._get_node(key)
             if not node._is_none():
                 yield from _names(node, f"{name}.")
+
+
+def _is_missing(config: DictConfig, name: str) -> bool:
+    """Whether a setting is still `???`; one that takes its value from a missing one does not count."""
+    parent, _, key = name.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    return isinstance(node, DictConfig) and key in node._content and OmegaConf.is_missing(node, key)
 
 
 def _unknown(override: str, known: list[str]) -> str | None:

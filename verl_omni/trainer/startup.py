@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def prepare_environment(has_accelerator: bool) -> None:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
     # A random token of this run alone: without one, Ray writes a token file into the home folder.
-    if "RAY_AUTH_MODE" not in os.environ and "RAY_ADDRESS" not in os.environ:
+    # Ray reads it when it is imported, so afterwards it would be known to its servers alone.
+    if not {"RAY_AUTH_MODE", "RAY_ADDRESS"} & os.environ.keys() and "ray" not in sys.modules:
         import secrets
 
         wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}

@@ -23,10 +23,13 @@ def wrapped(command: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """SIGTERM, which the trainer answers with a checkpoint, is what the kernel sends when the parent dies."""
+    """SIGINT is what the kernel sends when the parent dies: the trainer answers it with a checkpoint.
+
+    Not SIGTERM, for which Ray installs a handler of its own in the trainer, one that exits at once.
+    """
     parent, command = int(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         return  # the parent died before the kernel was asked

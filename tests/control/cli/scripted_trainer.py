@@ -78,10 +78,6 @@ def run() -> int:
         if step == total:
             record |= {"val/reward/mean": 0.595, "val/reward/stderr": 0.034, "val/n": 200, "val/correct/mean": 0.595}
         line(record)
-        if behave == "term" and step == 1:
-            signal.sigwait({signal.SIGTERM})
-            event("stopped", message="stopped after step 1")
-            return 130
         if behave == "wait" and step == 1:
             signal.sigwait({signal.SIGINT})
             save(step)
@@ -99,8 +95,6 @@ def run() -> int:
 
 if behave == "wait":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-if behave == "term":
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     (folder / "pids").write_text(str(os.getpid()))
 if behave == "stubborn":
     for number in (signal.SIGINT, signal.SIGTERM):

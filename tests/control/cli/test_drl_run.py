@@ -257,7 +257,7 @@ def test_steps_and_seed_have_short_options(write_job: WriteJob, drl: Drl, tmp_pa
 
 
 def test_a_trainer_ends_when_drl_is_killed(write_job: WriteJob, start: Start, tmp_path: Path) -> None:
-    process = start("run", write_job("term"))
+    process = start("run", write_job("wait"))
     until(process, "step 1/3")
     trainer = os.pidfd_open(int((tmp_path / "runs" / "a-job" / "pids").read_text()))
     process.kill()

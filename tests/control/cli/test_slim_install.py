@@ -110,7 +110,8 @@ def test_every_wrong_job_is_reported_and_right_ones_too(slim: Path, tmp_path: Pa
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text((ROOT / "examples" / "shapes-jpeg.yaml").read_text().replace("  rollout:", "  rolout:"))
     right = str(ROOT / "examples" / "shapes-jpeg.yaml")
+    line = 1 + wrong.read_text().splitlines().index("  rolout:")
     result = drl(slim, "validate", str(wrong), right)
     assert result.returncode == 2
-    assert f"{wrong}:17: spec.rolout: unknown field; did you mean 'rollout'?" in result.stderr
+    assert f"{wrong}:{line}: spec.rolout: unknown field; did you mean 'rollout'?" in result.stderr
     assert result.stdout == f"{right}: shapes-jpeg is valid\n"

@@ -30,9 +30,10 @@ FOREGROUND_DISTANCE = 0.28  # of a pixel's colour to the background's, Euclidean
 SMALLEST_AREA = 16  # pixels; less is a speck
 TEMPLATE_SIZE = 16
 SHAPE_OVERLAP = 0.80  # intersection over union with the best template
-# The corners of the bounding box tell a square from a circle where the overlap does not: a square fills them.
+# Overlap alone takes a rounded square for either. A square fills the corner patches of its bounding box; a circle
+# fills pi / 4 = 0.785 of the box.
 CORNER = 3
-SQUARE_CORNER, CIRCLE_CORNER = 0.60, 0.45
+SQUARE_CORNER, CIRCLE_FILL = 0.60, 0.85
 RELATION_MARGIN = 6.0  # pixels
 # Root mean square of the background's deviation from its own mean, three pixels away from any object.
 FLAT_ENOUGH = 0.012
@@ -127,8 +128,7 @@ def _shape(mask: Mask) -> str | None:
     best = max(overlap, key=lambda shape: overlap[shape])
     if overlap[best] < SHAPE_OVERLAP:
         return None
-    corners = _corner_fill(square)
-    if (best == "square" and corners < SQUARE_CORNER) or (best == "circle" and corners > CIRCLE_CORNER):
+    if (best == "square" and _corner_fill(square) < SQUARE_CORNER) or (best == "circle" and mask.mean() > CIRCLE_FILL):
         return None
     return best
 

@@ -52,7 +52,9 @@ def load(folder: Path) -> Run:
     return Run(
         name=folder.resolve().name,
         lines=merged(_text(folder / "metrics.jsonl")),
-        samples={int(path.name.removeprefix("step_")): _samples(path) for path in sorted(folder.glob("samples/step_*"))},
+        samples={
+            int(path.name.removeprefix("step_")): _samples(path) for path in sorted(folder.glob("samples/step_*"))
+        },
         versions=json.loads(_text(folder / "versions.json") or "{}"),
         settings=_text(folder / "config.yaml"),
     )

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
+import matplotlib as mpl
 
 from verl_omni.trainer.report.load import Line
 
-matplotlib.use("svg")
-from matplotlib.figure import Figure  # noqa: E402 - the backend must be chosen first
+mpl.use("svg")
+from matplotlib.figure import Figure
 
 PHASES = ("generate", "update", "sync")
 COLORS = {"generate": "#4c78a8", "update": "#f58518", "sync": "#54a24b"}

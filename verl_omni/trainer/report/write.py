@@ -66,7 +66,7 @@ def summary(evaluations: list[Line], steps: int) -> str:
     error = (float(first["val/reward/stderr"] or 0) ** 2 + float(last["val/reward/stderr"] or 0) ** 2) ** 0.5
     text = (
         f"The held-out reward went from {first['val/reward/mean']:.3f} to {last['val/reward/mean']:.3f} in "
-        f"{last['step']} steps: {gain:+.3f}, {abs(gain) / error if error else 0:.1f} standard errors."
+        f"{last['step']:.0f} steps: {gain:+.3f}, {abs(gain) / error if error else 0:.1f} standard errors."
     )
     before, after = first.get("val/correct/mean"), last.get("val/correct/mean")
     if before is not None and after is not None:

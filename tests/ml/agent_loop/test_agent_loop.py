@@ -1,0 +1,138 @@
+"""The agent loop without an engine: seeds, fan-out, padding, collation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+
+from verl_omni.agent_loop import batching
+from verl_omni.agent_loop.fanout import SampleFailed, run_rows
+from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
+from verl_omni.agent_loop.sampling import row_params
+from verl_omni.agent_loop.utils import maybe_per_rollout_seeds
+from verl_omni.workers.config import DiffusionRolloutConfig, DiffusionSamplingConfig
+
+
+@given(st.integers(0, 2**40), st.integers(1, 50), st.data())
+@settings(deadline=None)
+def test_seeds_do_not_depend_on_how_a_batch_is_cut(base: int, size: int, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, size))
+    meta = {"rollout_seed": base}
+    whole = maybe_per_rollout_seeds(meta, size)
+    first = maybe_per_rollout_seeds(meta, cut, list(range(cut)))
+    second = maybe_per_rollout_seeds(meta, size - cut, list(range(cut, size)))
+    assert whole is not None and first is not None and second is not None
+    assert whole == first + second and len(set(whole)) == size
+    assert whole[-1] == (base * 1_000_003 + size - 1) % (2**63 - 1)
+
+
+def test_seeds_are_optional_and_counted() -> None:
+    assert maybe_per_rollout_seeds({}, 3) is None
+    with pytest.raises(ValueError, match="Expected 3 global rollout indices, got 2"):
+        maybe_per_rollout_seeds({"rollout_seed": 1}, 3, [0, 1])
+
+
+def test_training_and_validation_parameters() -> None:
+    rollout = DiffusionRolloutConfig(
+        calculate_log_probs=True, val_kwargs=DiffusionSamplingConfig(seed=5, algo={"noise_level": 0.0})
+    )
+    train = row_params(rollout, {"global_steps": 4, "rollout_seed": 1}, 2, {})
+    assert [row["seed"] for row in train] == [1_000_003, 1_000_004]
+    assert train[0]["global_steps"] == 4 and train[0]["logprobs"] is True and train[0]["noise_level"] == 1.0
+    held = row_params(rollout, {"validate": True}, 2, {})
+    assert [row["seed"] for row in held] == [5, 5]
+    assert held[0]["noise_level"] == 0.0 and held[0]["logprobs"] is False and "global_steps" not in held[0]
+    assert [row["seed"] for row in row_params(rollout, {"validate": True}, 2, {"seed": [8, 9]})] == [8, 9]
+    with pytest.raises(KeyError):
+        row_params(rollout, {}, 1, {})
+
+
+async def test_no_more_than_the_limit_is_in_flight() -> None:
+    """Fault 6."""
+    flying, most = 0, 0
+    release = asyncio.Event()
+
+    async def run(row: int) -> int:
+        nonlocal flying, most
+        flying += 1
+        most = max(most, flying)
+        if most == 3:
+            release.set()
+        await release.wait()
+        flying -= 1
+        return row
+
+    assert await run_rows(10, 3, run, str) == list(range(10))
+    assert most == 3
+
+
+async def test_a_failure_cancels_and_awaits_the_rest_and_names_the_row() -> None:
+    events: list[str] = []
+    started = asyncio.Event()
+
+    async def run(row: int) -> None:
+        if row == 1:
+            await started.wait()
+            raise RuntimeError("engine is gone")
+        events.append(f"start {row}")
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            events.append(f"end {row}")
+
+    with pytest.raises(SampleFailed, match="prompt 1 failed: RuntimeError: engine is gone") as failure:
+        await run_rows(3, 3, run, lambda row: f"prompt {row}")
+    assert isinstance(failure.value.__cause__, RuntimeError)
+    assert sorted(events) == ["end 0", "end 2", "start 0", "start 2"]
+
+
+@given(st.integers(1, 12), st.integers(0, 12))
+@settings(deadline=None)
+def test_embeddings_are_padded_and_never_cut(length: int, room: int) -> None:
+    value = torch.randn(length, 3)
+    padded = batching._pad_prompt_extra_field("prompt_embeds", value, length + room)
+    assert padded.shape == (length + room, 3)
+    assert torch.equal(padded[:length], value) and not padded[length:].any()
+    with pytest.raises(ValueError, match="negative_prompt_embeds sequence length"):
+        batching._pad_prompt_extra_field("negative_prompt_embeds", value, length - 1)
+
+
+def row(score: float | None = 1.0, **fields: Any) -> _InternalDiffusionAgentLoopOutput:
+    return _InternalDiffusionAgentLoopOutput(
+        prompt_ids=torch.ones(1, 4, dtype=torch.int64),
+        response_diffusion_output=torch.zeros(1, 3, 2, 2, dtype=torch.uint8),
+        response_logprobs=torch.zeros(1, 5),
+        reward_score=score,
+        num_turns=2,
+        metrics=AgentLoopMetrics(),
+        extra_fields=fields,
+    )
+
+
+def test_rows_are_put_together_with_the_documented_keys() -> None:
+    info = {"correct": 1.0, "note": "x"}
+    rows = [
+        row(all_latents=torch.zeros(1, 6, 1), global_steps=3, reward_extra_info=info),
+        row(all_latents=torch.ones(1, 6, 1), global_steps=3, reward_extra_info={"correct": 0.0}),
+    ]
+    made = batching.collate(rows, {"uid": np.array(["a", "b"], dtype=object)})
+    assert set(made.batch.keys()) == {"prompts", "responses", "rollout_log_probs", "all_latents", "rm_scores"}
+    assert made.batch["rm_scores"].shape == (2, 1) and made.batch["rm_scores"].dtype == torch.float32
+    assert made.meta_info["reward_extra_keys"] == ["correct"], "a key that a row lacks has no column"
+    assert list(made.non_tensor_batch["correct"]) == [1.0, 0.0]
+    assert list(made.non_tensor_batch["global_steps"]) == [3, 3]
+    assert made.non_tensor_batch["__num_turns__"].dtype == np.int32
+
+
+def test_scores_need_every_row_and_tensors_must_be_in_every_row() -> None:
+    assert "rm_scores" not in batching.collate([row(), row(score=None)], {}).batch
+    with pytest.raises(KeyError, match=r"all_latents is missing in rows \[1\]"):
+        batching.collate([row(all_latents=torch.zeros(1, 2)), row()], {})

@@ -1,0 +1,183 @@
+"""The rollout and the weight updates on the real engine, a real Ray, and a tiny model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from verl_omni.weight_sync import names, transfer
+
+pytestmark = pytest.mark.engine
+
+PROMPTS = ["a red circle", "a blue square on the left", "two cat photo"]
+BUCKET = 4096  # bytes: an adapter needs several
+
+
+def config(model: Path, prompts: Path, run: Path) -> Any:
+    from verl_omni.trainer import settings, startup
+
+    made = settings.load(
+        [
+            f"data.train_files='{prompts}'", "data.max_prompt_length=16", "data.train_batch_size=2",
+            f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+            "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
+            "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
+            "actor_rollout_ref.rollout.pipeline.max_sequence_length=16", "reward.scorer=brightness",
+            "trainer.total_training_steps=2", f"trainer.default_local_dir='{run}'",
+        ]
+    )  # fmt: skip
+    startup.prepare_environment(startup.accelerator_present())
+    startup.fit_to_machine(made, startup.accelerator_present())
+    return made
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+    from verl_omni.models.tiny import make_tiny_sd3
+    from verl_omni.trainer import startup
+
+    folder = tmp_path_factory.mktemp("engine")
+    make_tiny_sd3(folder / "model")
+    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in PROMPTS))
+    settings = config(folder / "model", folder / "prompts.jsonl", folder / "run")
+    stack = startup.start(settings, lambda text: None)
+    try:
+        stack.weights.update_weights(global_steps=0)
+        yield settings, stack
+    finally:
+        stack.stop()
+
+
+def rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "raw_prompt": [{"role": "user", "content": prompt}],
+            "data_source": "brightness",
+            "reward_model": {"ground_truth": prompt},
+            "extra_info": {"prompt": prompt},
+        }
+        for prompt in PROMPTS
+    ]
+
+
+def evaluate(running: tuple[Any, Any]) -> Any:
+    from verl_omni.trainer import rollout
+
+    return rollout.scored(running[0], running[1].agent_loop, rollout.evaluation_prompts(rows(), seed=7))
+
+
+def train_batch(running: tuple[Any, Any], step: int, version: int) -> Any:
+    from verl_omni.trainer import rollout
+
+    prompts = rollout.training_prompts(rows()[:2], n=2, step=step, version=version, seed=3)
+    return rollout.scored(running[0], running[1].agent_loop, prompts)
+
+
+def segments() -> list[str]:
+    return sorted(path.name for path in Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"))
+
+
+def test_samples_depend_on_their_seed_and_carry_their_version(running: tuple[Any, Any]) -> None:
+    one, again = evaluate(running), evaluate(running)
+    assert one.images.dtype == torch.uint8 and one.images.shape == (3, 3, 64, 64)
+    assert torch.equal(one.images, again.images)
+    assert one.versions == [0, 0, 0]
+    assert one.scores.tolist() == pytest.approx([float(i.float().mean() / 255) for i in one.images])
+    samples = train_batch(running, step=1, version=0)
+    assert samples.tensors["all_latents"].shape == (4, 4, 16, 8, 8)
+    assert samples.tensors["rollout_log_probs"].shape == (4, 3)
+    assert not torch.equal(samples.images[0], samples.images[1]), "samples of a prompt must differ"
+    assert torch.equal(samples.images, train_batch(running, step=1, version=0).images)
+    assert not torch.equal(samples.images, train_batch(running, step=2, version=0).images)
+
+
+def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(
+    running: tuple[Any, Any], tmp_path: Path
+) -> None:
+    from verl import DataProto
+
+    _, stack = running
+    before = evaluate(running)
+    stack.workers.save_checkpoint(str(tmp_path))
+    samples = train_batch(running, step=1, version=0)
+    batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
+    sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 1.0, "tolerance": 1e-4}
+    for _ in range(3):
+        sampler["tolerance"] = 10.0 if _ else 1e-4
+        answer = stack.workers.update_actor(DataProto.from_dict(tensors=batch, meta_info={"sampler": dict(sampler)}))
+    assert answer.meta_info["metrics"]["actor/grad_norm"][0] > 0
+    stack.weights.update_weights(global_steps=1)
+    changed = evaluate(running)
+    assert changed.versions == [1, 1, 1]
+    assert not torch.equal(before.images, changed.images), "the new adapter has no effect"
+    stack.workers.load_checkpoint(str(tmp_path))
+    stack.weights.update_weights(global_steps=2)
+    restored = evaluate(running)
+    assert torch.equal(before.images, restored.images) and restored.versions == [2, 2, 2]
+    assert segments() == []
+
+
+@pytest.mark.parametrize("fault", ["unknown module", "wrong shape", "not finite", "sender fails"])
+def test_a_bad_adapter_is_refused_and_the_old_one_serves_on(running: tuple[Any, Any], fault: str) -> None:
+    """Faults 1 and 3: no adapter may bind nothing in silence, and none may be dropped before the next is there."""
+    import ray
+
+    from verl_omni.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
+
+    _, stack = running
+    before = evaluate(running)
+    server = stack.servers.server_handles[0]
+    job = ray.get_runtime_context().get_job_id()
+    update = names.make_update_zmq_id(9, abs(hash(fault)) % 1000)
+    handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
+    module = "transformer.transformer_blocks.0.attn.to_q"
+    size = 7 if fault == "wrong shape" else 32
+    value = float("nan") if fault == "not finite" else 1.0
+    if fault == "unknown module":
+        module = "transformer.no_such_block.attn.to_q"
+    tensors = {f"{module}.lora_A.weight": torch.full((4, size), value), f"{module}.lora_B.weight": torch.ones(32, 4)}
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from tensors.items()
+        if fault == "sender fails":
+            yield from tensors.items()  # the same names once more
+
+    settings = {"r": 4, "lora_alpha": 4, "target_modules": ["to_q"], "peft_type": "LORA", "bias": "none"}
+    receiving = server.collective_rpc.remote(
+        "update_weights_from_ipc",
+        kwargs={
+            "peft_config": settings, "base_sync_done": True, "use_shm": True, "zmq_update_id": update, "deadline": 30.0
+        },
+    )  # fmt: skip
+    try:
+        transfer.send(weights(), handle=handle, bucket_bytes=BUCKET, device=None, deadline=30.0)
+    except Exception as error:
+        assert fault in ("not finite", "sender fails"), error
+    with pytest.raises(Exception, match="update_weights_from_ipc failed"):
+        ray.get(receiving, timeout=60)
+    after = evaluate(running)
+    assert torch.equal(before.images, after.images), "the old adapter must serve on"
+    assert ray.get(server.collective_rpc.remote("list_loras"))[0] == VLLM_LORA_INT_ID
+    assert segments() == [] and not os.path.exists(handle.removeprefix("ipc://"))
+
+
+def test_abort_ends_what_runs_and_resume_opens_again(running: tuple[Any, Any]) -> None:
+    _, stack = running
+    stack.weights.abort_replicas()
+    stack.weights.resume_generation_replicas()
+    assert evaluate(running).versions == [2, 2, 2]
+
+
+def test_a_worker_error_is_raised_and_not_returned(running: tuple[Any, Any]) -> None:
+    """Fault 8."""
+    import ray
+
+    server = running[1].servers.server_handles[0]
+    with pytest.raises(Exception, match="no_such_method"):
+        ray.get(server.collective_rpc.remote("no_such_method"))

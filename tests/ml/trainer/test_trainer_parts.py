@@ -1,0 +1,86 @@
+"""What the trainer decides and writes, without an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from verl_omni.trainer import checkpoints, data, metrics
+from verl_omni.trainer.run_folder import RunFolder, Sample
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 1000))
+@settings(deadline=None, max_examples=60)
+def test_every_epoch_uses_every_row_once(size: int, batch: int, seed: int) -> None:
+    steps = -(-2 * size // batch)
+    order = [row for step in range(1, steps + 1) for row in data.batch_indices(step, size=size, batch=batch, seed=seed)]
+    assert sorted(order[:size]) == sorted(order[size : 2 * size]) == list(range(size))
+
+
+def test_the_order_is_that_of_the_seed() -> None:
+    one = data.batch_indices(3, size=50, batch=8, seed=1)
+    assert one == data.batch_indices(3, size=50, batch=8, seed=1) != data.batch_indices(3, size=50, batch=8, seed=2)
+    assert data.batch_indices(1, size=5, batch=3, seed=0, shuffle=False) == [0, 1, 2]
+
+
+def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
+    def good(folder: Path) -> None:
+        (folder / "state").mkdir()
+        (folder / "state" / "weights").write_text("w")
+
+    def bad(folder: Path) -> None:
+        good(folder)
+        raise OSError("disk full")
+
+    checkpoints.save(tmp_path, 1, good, keep=2)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(tmp_path, 2, bad, keep=2)
+    assert checkpoints.steps(tmp_path) == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    (tmp_path / ".writing_step_000003").mkdir()  # what a SIGKILL leaves
+    for step in (3, 4, 5):
+        checkpoints.save(tmp_path, step, good, keep=2)
+    assert checkpoints.steps(tmp_path) == [4, 5]
+    assert (checkpoints.path_of(tmp_path, 5) / "state" / "weights").read_text() == "w"
+
+
+def test_a_stale_sample_stops_the_run() -> None:
+    """Fault 4."""
+    metrics.check_versions([3, 3], 3)
+    with pytest.raises(metrics.StaleSample, match="1 of 2 samples carry weight version"):
+        metrics.check_versions([3, None], 3)
+
+
+def test_a_resumed_run_drops_the_steps_it_makes_again(tmp_path: Path) -> None:
+    settings_ = OmegaConf.create({"trainer": {"total_training_steps": 4}})
+    folder = RunFolder(tmp_path)
+    folder.start(settings_, resumed_from=None)
+    for step in (0, 1, 2, 3):
+        folder.step({"step": step, "reward/mean": float(step)})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')  # cut off by a kill
+    folder.start(settings_, resumed_from=2)
+    kept = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kept == [0, 1, 2]
+
+
+def test_samples_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.samples(3, [Sample("a cat", 7, 0.5, torch.zeros(3, 4, 4, dtype=torch.uint8))])
+    index = json.loads((tmp_path / "samples/step_000003/index.json").read_text())
+    assert index == [{"file": "00.png", "prompt": "a cat", "seed": 7, "score": 0.5}]
+    folder.step({"step": 1, "x": float("nan"), "y": torch.tensor(2.0)})  # type: ignore[dict-item]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "x": None, "y": 2.0}
+
+
+def test_evaluations_have_a_standard_error() -> None:
+    found = metrics.evaluation(torch.tensor([0.0, 1.0, 0.0, 1.0]), {"correct": [0, 1, 0, 1], "note": ["x"] * 4})
+    assert found["val/reward/mean"] == 0.5 and found["val/n"] == 4 and found["val/correct/mean"] == 0.5
+    assert found["val/reward/stderr"] == pytest.approx(0.5773 / 2, rel=1e-3)
+    assert "val/note/mean" not in found
