@@ -90,4 +90,8 @@ def _is_open(key: str) -> bool:
 def _opened(override: str) -> str:
     """Hydra wants `++` before a name that the defaults do not have."""
     match = _KEY.match(override)
-    return f"++{override}" if match and not match["mark"] and _is_open(match["key"]) else override
+    return (
+        f"++{override}"
+        if match and not match["mark"] and (match["key"] in OPEN or _is_open(match["key"]))
+        else override
+    )
