@@ -4,7 +4,10 @@ SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
 
 CACHE  := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/omni-operator
-PYTHON := $(shell command -v python3.11 || command -v python3.12)
+# 3.11 is what the lock was resolved for; 3.12 is tried where there is no 3.11.
+PYTHON := $(shell for python in python3.11 python3.12 python3; do \
+  "$$python" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
+  && { command -v "$$python"; break; }; done)
 UV     := $(CACHE)/uv-0.13.8/bin/uv
 BIN    := .venv/bin
 KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
@@ -25,9 +28,10 @@ $(UV):
 	@$(PYTHON) -m venv $(CACHE)/uv-0.13.8
 	@$(CACHE)/uv-0.13.8/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
 
-$(STAMP): $(UV)
+$(STAMP): | $(UV)
 	@command -v cc >/dev/null || { echo "a C compiler is missing: install one (Debian: apt-get install gcc)"; exit 1; }
 	@echo "installing the locked environment into .venv (4 GB to download the first time, then seconds)"
+	@$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or print("no Python 3.11 here: using", sys.version.split()[0])'
 	@[[ -x $(BIN)/python ]] || $(UV) venv --quiet --python "$(PYTHON)" .venv
 	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/all.txt
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
@@ -36,22 +40,24 @@ $(STAMP): $(UV)
 run: setup ## train the example model by reinforcement learning, and write a report
 	@$(BIN)/drl run examples/red-grpo.yaml
 
-test: check ## every test, the ones on the real engine too (about 20 minutes)
-	@echo "tests on the real engine"
+test: static ## every check and every test, the ones on the real engine too
+	@echo "every test"
 	@$(BIN)/python -m pytest -q -m 'not gpu' --durations=8
 
 test-fast: setup ## tests without the engine
+	@echo "fast tests"
 	@$(BIN)/python -m pytest -q -m 'not engine and not gpu'
 
 test-gpu: setup ## the suite for a machine with an NVIDIA device
 	@$(BIN)/python -m pytest -q -m gpu
 
-check: setup ## format, lint, types, walls, fast tests
+check: static test-fast ## format, lint, types, walls, locks, fast tests: before every commit
+
+static: setup ## format, lint, types, walls, locks
 	@echo "format and lint" && $(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
 	@echo "types" && $(BIN)/mypy
 	@echo "walls" && PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache >/dev/null || { PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache; exit 1; }
 	@echo "locks" && $(BIN)/python requirements/lock.py --check
-	@$(BIN)/python -m pytest -q -m 'not engine and not gpu'
 
 format: setup ## rewrite the code in its format
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
@@ -65,4 +71,7 @@ lock: $(UV) ## resolve the locked sets again
 clean: ## remove what the commands made here (not the cache outside)
 	@rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup run test test-fast test-gpu check format bench lock clean
+changelog: setup ## what CHANGELOG.md would gain from changelog.d
+	@$(BIN)/towncrier build --draft --version next
+
+.PHONY: help setup run static changelog test test-fast test-gpu check format bench lock clean

@@ -47,6 +47,7 @@ def stale() -> list[str]:
 
 
 def main() -> int:
+    """Resolve, or check with `--check`; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--uv", default="uv")

@@ -1,0 +1,56 @@
+"""Committed text stays portable: no address of a package index, no path of somebody's machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+# Taken apart, so that this file does not match itself.
+INDEX = re.compile("|".join(("files" + r"\.pythonhosted", "pypi" + r"\.org", r"--(?:extra-)?index" + "-url")))
+MACHINE = re.compile(r"(?<![\w.$}])/(?:" + "|".join(("work", "root", "home")) + r")/[\w.]")
+ALLOWED_MACHINE: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def texts(root: Path) -> dict[str, str]:
+    """Committed text files, by path."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: what is committed cannot be told")
+    found = {}
+    for name in listed.stdout.decode().split("\0"):
+        path = root / name
+        if name and path.is_file() and b"\0" not in (data := path.read_bytes())[:8192]:
+            found[name] = data.decode("utf-8")
+    return found
+
+
+def test_locks_name_no_address(root: Path) -> None:
+    for path in sorted((root / "requirements").glob("*.txt")):
+        text = path.read_text(encoding="utf-8")
+        assert "://" not in text, path.name
+        pinned = re.findall(r"^[A-Za-z0-9][^\s;\\]*", text, re.MULTILINE)
+        assert pinned, path.name
+        assert all("==" in line for line in pinned), path.name
+        assert text.count("--hash=sha256:") >= len(pinned), path.name
+
+
+def test_no_text_names_a_package_index(texts: dict[str, str]) -> None:
+    assert {name: found[0] for name, text in texts.items() if (found := INDEX.search(text))} == {}
+
+
+def test_no_text_names_a_path_of_a_machine(texts: dict[str, str]) -> None:
+    found = {name: match[0] for name, text in texts.items() if (match := MACHINE.search(text))}
+    assert {name: match for name, match in found.items() if name not in ALLOWED_MACHINE} == {}
+
+
+def test_every_ignored_rule_has_its_reason(root: Path) -> None:
+    """In `[tool.ruff.lint]`, an ignored rule stands on a line of its own with a comment."""
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    ignored = tomllib.loads(text)["tool"]["ruff"]["lint"]["ignore"]
+    for rule in ignored:
+        assert re.search(rf'^\s*"{rule}",\s+# \S+ \S+', text, re.MULTILINE), rule

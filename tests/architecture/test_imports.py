@@ -1,0 +1,112 @@
+"""Importing does nothing, and the control side never loads the training stack."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import operator
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HEAVY = (
+    "torch", "ray", "vllm", "vllm_omni", "verl", "verl_omni", "transformers", "diffusers", "numpy", "matplotlib"
+)  # fmt: skip
+# A statement that acts, at the top of a module, and why it may stand there.
+ACTING = {
+    "verl_omni/workers/rollout/replica.py": "verl imports this module by name in each of its processes, to register",
+    "operator/omni_operator/cli/main.py": "the commands are put together where the program is defined",
+    "operator/omni_operator/cli/__main__.py": "runs as a program only",
+}
+
+
+def acts(node: ast.stmt) -> bool:
+    """Whether a top-level statement does more than define, import or guard the program's start."""
+    match node:
+        case ast.Expr(value=ast.Constant()):
+            return False
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return False
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+            return False
+        case _:
+            definitions = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            return not isinstance(node, (*definitions, ast.Assign, ast.AnnAssign))
+
+
+def test_importing_a_module_does_nothing(modules: list[Any]) -> None:
+    found = {
+        f"{module.path}:{node.lineno}: {ast.unparse(node)[:80]}"
+        for module in modules
+        if module.path not in ACTING
+        for node in module.tree.body
+        if acts(node)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("'words'", False),
+        ("import json", False),
+        ("LIMIT = 3", False),
+        ("if __name__ == '__main__': main()", False),
+        ("register()", True),
+        ("module.attribute.call()", True),
+        ("with open('file') as file: pass", True),
+        ("for name in names: apply(name)", True),
+        ("if platform: patch()", True),
+    ],
+)
+def test_what_counts_as_acting(statement: str, expected: bool) -> None:
+    assert acts(ast.parse(statement).body[0]) is expected
+
+
+def test_the_folder_operator_is_no_package(root: Path) -> None:
+    assert [path.name for path in (root / "operator").glob("*.py")] == []
+    assert not (root / "tests" / "operator").exists()
+    assert operator.itemgetter(1)([0, 7]) == 7
+
+
+def test_the_root_does_not_hide_the_standard_library(root: Path) -> None:
+    """Started at the root, as `python -m` is, the interpreter still finds its own `operator`."""
+    code = "import operator, collections; print(operator.itemgetter(0)([5]))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "5"
+
+
+def test_the_control_side_loads_without_the_training_stack(root: Path, modules: list[Any]) -> None:
+    names = [module.name for module in modules if module.name.startswith("omni_operator")]
+    names = [name for name in names if not name.endswith("__main__")]
+    if importlib.util.find_spec("kopf") is None:
+        pytest.fail("kopf is not installed: run `make setup`")
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'operator'}"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stdout.strip()) == (0, "[]"), found.stderr[-2000:]
+
+
+def test_names_come_from_the_input_alone(modules: list[Any]) -> None:
+    """A random name would make a second object on a retry."""
+    chance = {"uuid", "random", "secrets"}
+    found = [
+        f"{module.path}:{node.lineno}"
+        for module in modules
+        if module.name.startswith(("omni_operator.api", "omni_operator.plan", "omni_operator.status"))
+        for node in ast.walk(module.tree)
+        if (isinstance(node, ast.Import) and chance & {alias.name.split(".")[0] for alias in node.names})
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in chance)
+        or (isinstance(node, ast.Attribute) and node.attr == "uuid4")
+    ]
+    assert found == []
