@@ -35,8 +35,7 @@ def main() -> None:
         return  # the parent died before the kernel was asked
     try:
         os.execvp(command[0], command)
-    except OSError as error:
-        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+    except OSError:
         sys.exit(NOT_STARTED)
 
 

@@ -65,8 +65,6 @@ def run() -> int:
         line({"step": 0, "weights/version": 0, "val/reward/mean": 0.5, "val/reward/stderr": 0.035, "val/n": 200})
     for step in range(first + 1, total + 1):
         if behave == "fail" and step == 2:
-            print("(WorkerDict pid=7) \x1b[36mINFO loading\x1b[0m")
-            print("INFO nothing to see")
             raise RuntimeError("the reward server is away")
         if behave == "die" and step == 2:
             os.kill(os.getpid(), signal.SIGKILL)

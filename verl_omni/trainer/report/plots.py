@@ -7,12 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
+from matplotlib.figure import Figure
 
 from verl_omni.trainer.report.load import Line
-
-mpl.use("svg")
-from matplotlib.figure import Figure
 
 PHASES = ("generate", "update", "sync")
 COLORS = {"generate": "#4c78a8", "update": "#f58518", "sync": "#54a24b"}
