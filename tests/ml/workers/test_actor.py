@@ -18,6 +18,8 @@ from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor import DiffusionActor
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
 
+pytestmark = pytest.mark.slow
+
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 TARGETS = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"]
 
