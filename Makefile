@@ -41,12 +41,14 @@ run: setup ## train the example model by reinforcement learning, and write a rep
 	@$(BIN)/drl run examples/red-grpo.yaml
 
 test: static ## every check and every test, the ones on the real engine too
-	@echo "every test"
-	@$(BIN)/python -m pytest -q -m 'not gpu' --durations=8
+	@echo "fast tests"
+	@$(BIN)/python -m pytest -q -m 'not engine and not slow and not gpu'
+	@echo "tests of training and of the real engine"
+	@$(BIN)/python -m pytest -q -W default -m '(engine or slow) and not gpu' --durations=8
 
 test-fast: setup ## tests without the engine
 	@echo "fast tests"
-	@$(BIN)/python -m pytest -q -m 'not engine and not gpu'
+	@$(BIN)/python -m pytest -q -m 'not engine and not slow and not gpu'
 
 test-gpu: setup ## the suite for a machine with an NVIDIA device
 	@$(BIN)/python -m pytest -q -m gpu

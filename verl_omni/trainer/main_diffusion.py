@@ -47,6 +47,7 @@ def _run(config: Any, stop: _StopOnSignal) -> int:
     try:
         train, held_out = _prompts(config)
         stack = startup.start(config, lambda text: folder.event("phase", text=text))
+        stop.listen()  # Ray has put a handler of its own in the place of ours for SIGTERM
         _fit(config, stack, folder, train, held_out, resumed_from, stop)
     except Exception as error:  # reported to whoever watches, then to the exit code
         interrupted = type(error).__name__ == "Interrupted"
@@ -128,6 +129,10 @@ class _StopOnSignal:
 
     def __init__(self) -> None:
         self.requested = False
+        self.listen()
+
+    def listen(self) -> None:
+        """Take the signals (again)."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
 

@@ -1,5 +1,5 @@
-"""`python -m omni_operator.cli`."""
+"""`python3 -m omni_operator.cli` is `drl`."""
 
-from omni_operator.cli.main import app
+from .main import app
 
-app()
+app(prog_name="drl")

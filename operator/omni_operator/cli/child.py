@@ -1,53 +1,42 @@
-"""The trainer as a child process that does not outlive this one."""
+"""Becomes a command that ends when the process that started it does.
+
+    python -m omni_operator.cli.child PARENT COMMAND [ARGUMENT...]
+
+A program of its own, because the kernel must be asked from within the child before its command runs.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def command(entrypoint: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """The child's command line; `python3` means the Python that runs `drl`."""
-    own = [sys.executable if word in ("python", "python3") else word for word in entrypoint]
-    return [sys.executable, "-m", __name__, str(os.getpid()), *own, *arguments]
+_PR_SET_PDEATHSIG = 1
+NOT_STARTED = 127
 
 
-def start(
-    entrypoint: Sequence[str], arguments: Sequence[str], *, log: Path, mark: dict[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start the trainer in a session of its own, so that Ctrl-C reaches it only through us."""
-    environment = {**DEFAULTS, **os.environ, **mark}
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            command(entrypoint, arguments), env=environment, stdin=subprocess.DEVNULL, stdout=file,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-
-
-DEFAULTS = {
-    "PYTHONUNBUFFERED": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-}
+def wrapped(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` until this process ends."""
+    return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 
 
 def main() -> None:
-    """Ask the kernel to end us with our parent, then become the command. Run as a module, before any import."""
-    parent, words = int(sys.argv[1]), sys.argv[2:]
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before we asked
-        sys.exit(1)
+    """SIGINT is what the kernel sends when the parent dies: the trainer answers it with a checkpoint.
+
+    Not SIGTERM, for which Ray installs a handler of its own in the trainer, one that exits at once.
+    """
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        return  # the parent died before the kernel was asked
     try:
-        os.execvp(words[0], words)
-    except OSError as error:
-        sys.exit(f"cannot start {words[0]}: {error.strerror}")
+        os.execvp(command[0], command)
+    except OSError:
+        sys.exit(NOT_STARTED)
 
 
 if __name__ == "__main__":

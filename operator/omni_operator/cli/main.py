@@ -1,17 +1,26 @@
-"""`drl`: run, check and look at reinforcement learning of diffusion models."""
+"""`drl`, and `kubectl drl`: run, render, validate and look at jobs."""
 
 from __future__ import annotations
 
 import typer
 
-from omni_operator.cli import doctor, model, render, report, run, validate
+from . import model
+from .doctor import doctor
+from .render import render
+from .report import report
+from .run import run
+from .validate import validate
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-app.command("run")(run.run)
-app.command("render")(render.render)
-app.command("validate")(validate.validate)
-app.command("report")(report.report)
-app.command("doctor")(doctor.doctor)
+app = typer.Typer(
+    name="drl",
+    help="Reinforcement learning of diffusion models, on this machine or on Kubernetes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (run, render, validate, report, doctor):
+    app.command()(command)
 app.add_typer(model.app, name="model")
 
 if __name__ == "__main__":

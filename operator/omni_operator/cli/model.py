@@ -1,32 +1,30 @@
-"""`drl model`: make the project's own models."""
+"""`drl model`: models and prompts that need no network."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from omni_operator.cli.common import run_module
+from . import stack
 
-app = typer.Typer(no_args_is_help=True, help="Make the project's own models, offline.")
+MAKERS = "verl_omni.models"
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-
-@app.command()
-def tiny(
-    family: Annotated[str, typer.Argument(help="sd3")],
-    path: Annotated[Path, typer.Argument(help="Folder to write.")],
-    seed: Annotated[int, typer.Option(help="Seed of its random weights.")] = 0,
-) -> None:
-    """A tiny random model, for tests."""
-    run_module("verl_omni.models", "tiny", family, str(path), "--seed", str(seed))
+app = typer.Typer(help="Make models and prompts that need no network.", no_args_is_help=True)
 
 
-@app.command()
-def shapes(
-    path: Annotated[Path, typer.Argument(help="Folder to write.")],
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed.")] = 0,
-) -> None:
-    """The example model: it draws what a prompt says about half of the time."""
-    run_module("verl_omni.models", "shapes", str(path), "--steps", str(steps), "--seed", str(seed))
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def tiny(context: typer.Context) -> None:
+    """FAMILY PATH: a random model of a few hundred kilobytes in the layout of a family, such as sd3."""
+    stack.become(MAKERS, ["tiny", *context.args])
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def shapes(context: typer.Context) -> None:
+    """PATH: a small SD3 that is trained here, in minutes, to draw coloured shapes."""
+    stack.become(MAKERS, ["shapes", *context.args])
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def prompts(context: typer.Context) -> None:
+    """PATH: the prompts of the shapes."""
+    stack.become(MAKERS, ["prompts", *context.args])

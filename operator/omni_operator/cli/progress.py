@@ -1,153 +1,152 @@
-"""What a person sees of a run: events of `progress.jsonl` -> a progress bar, or plain lines."""
+"""PURE: the events of a run -> what is known about it, and the words for it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-
-Event = dict[str, Any]
+PHASES = ("generate", "reward", "update", "sync")
 
 
-class Tail:
-    """New whole lines of a file that somebody else appends to."""
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Mean reward of the held-out prompts, its standard error, and the share of right pictures where it is told."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = path.stat().st_size if path.exists() else 0
-
-    def events(self) -> Iterator[Event]:
-        """Events since the last call; a line that is not finished yet is left for the next one."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        for line in whole.splitlines():
-            yield json.loads(line)
+    step: int
+    mean: float
+    stderr: float | None
+    pictures: int | None
+    right: float | None
 
 
-class Display(Protocol):
-    """Shows events as they come."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the events so far say.
 
-    def __enter__(self) -> Display: ...
-    def __exit__(self, *error: object) -> None: ...
-    def show(self, event: Event) -> None:
-        """Show one event."""
+    Attributes:
+        phase: what the run is busy with, until its first step.
+        step: last finished step. total: None until the run has started.
+        last: the numbers of that step.
+        first_evaluation, last_evaluation: of the events seen; a resumed run has earlier ones in its metrics.
+        failure, stopped: why the run ended, where it said so.
+    """
 
-
-def display(console: Console) -> Display:
-    """A progress bar on a terminal, a line an event elsewhere."""
-    return Bar(console) if console.is_terminal else Lines(console)
-
-
-class Lines:
-    """A line for each phase, step and evaluation."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.total = console, 0
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing to put back."""
-
-    def show(self, event: Event) -> None:
-        """Print the event."""
-        if event["event"] == "start":
-            self.total = event["total_steps"]
-        if text := sentence(event, self.total):
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    phase: str = "starting the trainer"
+    step: int = 0
+    total: int | None = None
+    resumed_from: int | None = None
+    last: Mapping[str, Any] | None = None
+    first_evaluation: Evaluation | None = None
+    last_evaluation: Evaluation | None = None
+    checkpoint: str | None = None
+    failure: str | None = None
+    stopped: str | None = None
+    done: bool = False
+    report: str | None = None
 
 
-class Bar:
-    """A bar over the steps; evaluations and checkpoints are printed above it."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.total = console, 0
-        self.progress = Progress(
-            SpinnerColumn(),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-        )
-        self.task = self.progress.add_task("starting", total=None)
-
-    def __enter__(self) -> Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
-
-    def show(self, event: Event) -> None:
-        """Move the bar, or print above it."""
-        match event["event"]:
-            case "start":
-                self.total = event["total_steps"]
-                self.progress.update(self.task, total=self.total, completed=event["resumed_from"] or 0)
-            case "phase":
-                self.progress.update(self.task, description=event["text"])
-            case "step" if "reward/mean" in event:
-                self.progress.update(self.task, completed=event["step"], description=_status(event))
-        if event["event"] not in ("start", "phase", "step") or "val/reward/mean" in event:
-            shown = {**event, "reward/mean": None} if event["event"] == "step" else event
-            if text := sentence(shown, self.total):
-                self.progress.console.print(text, markup=False, highlight=False)
-
-
-def sentence(event: Event, total: int) -> str | None:
-    """One line about an event, or None when there is nothing to say."""
-    match event["event"]:
-        case "start" if event["resumed_from"] is not None:
-            return f"going on after step {event['resumed_from']} of {event['total_steps']}"
+def after(known: Known, event: Mapping[str, Any]) -> Known:
+    """What is known after one more event; an event of an unknown kind changes nothing."""
+    match event.get("event"):
+        case "start":
+            resumed = event.get("resumed_from")
+            return replace(known, total=event.get("total_steps"), resumed_from=resumed, step=resumed or 0)
         case "phase":
-            return f"{event['text']} …"
+            return replace(known, phase=str(event.get("text", "")))
         case "step":
-            parts = [f"step {event['step']}/{total}"]
-            if event.get("reward/mean") is not None:
-                parts.append(_status(event))
-            if "val/reward/mean" in event:
-                parts.append(evaluation(event))
-            return "  ".join(parts)
+            found = evaluation(event)
+            return replace(
+                known,
+                step=int(event["step"]),
+                last=event if "reward/mean" in event else known.last,
+                first_evaluation=known.first_evaluation or found,
+                last_evaluation=found or known.last_evaluation,
+            )
         case "checkpoint":
-            return f"checkpoint {event['path']}"
-        case "warning" | "error" | "stopped":
-            return f"{event['event']}: {event['message']}"
+            return replace(known, checkpoint=str(event.get("path", "")))
+        case "error":
+            kind = event.get("kind")
+            return replace(known, failure=f"{kind}: {event.get('message')}" if kind else str(event.get("message")))
+        case "stopped":
+            return replace(known, stopped=str(event.get("message", "")))
+        case "done":
+            return replace(known, done=True, report=event.get("report"))
+        case _:
+            return known
+
+
+def evaluation(line: Mapping[str, Any]) -> Evaluation | None:
+    """The evaluation in a step's line, if it holds one."""
+    mean = line.get("val/reward/mean")
+    if mean is None:
+        return None
+    return Evaluation(
+        int(line["step"]), float(mean), line.get("val/reward/stderr"), line.get("val/n"), line.get("val/correct/mean")
+    )
+
+
+def announcement(event: Mapping[str, Any]) -> str | None:
+    """The line that an event other than a step's numbers is worth, for a person who reads along."""
+    match event.get("event"):
+        case "start" if event.get("resumed_from") is not None:
+            return f"going on from the checkpoint of step {event['resumed_from']} of {event.get('total_steps')}"
+        case "step":
+            found = evaluation(event)
+            return f"held-out reward {evaluated(found)} after step {found.step}" if found else None
+        case "warning":
+            return f"warning: {event.get('message')}"
         case _:
             return None
 
 
-def evaluation(event: Event) -> str:
-    """The held-out reward with its standard error, and the share of right pictures where a scorer says it."""
-    text = f"held-out reward {event['val/reward/mean']:.3f} ± {event['val/reward/stderr']:.3f}"
-    if event.get("val/correct/mean") is not None:
-        text += f", {event['val/correct/mean']:.1%} of {event['val/n']} right"
-    return text
+def evaluated(found: Evaluation) -> str:
+    """`0.500 ± 0.035, 51.5% right`; the spread is the standard error of the mean."""
+    return spread(found.mean, found.stderr) + (f", {found.right:.1%} right" if found.right is not None else "")
 
 
-def _status(event: Event) -> str:
-    seconds = "  ".join(
-        f"{name} {event[f'timing_s/{name}']:.1f}s"
-        for name in ("generate", "reward", "update", "sync")
-        if event.get(f"timing_s/{name}") is not None
-    )
-    left = event.get("eta_s")
-    return (
-        f"reward {event['reward/mean']:.3f} ± {event['reward/std']:.3f}  {event['images_per_s']:.1f} images/s  "
-        f"{seconds}  weights v{event['weights/version']}" + (f"  {_duration(left)} left" if left else "")
-    )
+def step_line(event: Mapping[str, Any], total: int | None) -> str:
+    """One line for one training step: the numbers that a run is judged by."""
+    width = len(str(total)) if total else 1
+    parts = [f"step {event['step']:>{width}}/{total if total is not None else '?'}", reward(event)]
+    if (speed := event.get("images_per_s")) is not None:
+        parts.append(f"{number(speed)} images/s")
+    parts += [f"{name} {seconds(event[key])}" for name in PHASES if event.get(key := f"timing_s/{name}") is not None]
+    parts.append(f"weights v{event.get('weights/version', '?')}")
+    if event.get("eta_s") is not None:
+        parts.append(f"ETA {duration(event['eta_s'])}")
+    return "  ".join(parts)
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+def reward(event: Mapping[str, Any]) -> str:
+    """`reward 0.43 ± 0.21`; the spread is the standard deviation between pictures."""
+    mean = event.get("reward/mean")
+    return f"reward {spread(mean, event.get('reward/std')) if mean is not None else 'not finite'}"
+
+
+def spread(mean: float, deviation: float | None) -> str:
+    """`0.43 ± 0.21`, both with as many decimals as the mean is worth."""
+    text = number(mean)
+    if deviation is None:
+        return text
+    decimals = len(text.partition(".")[2]) if "e" not in text else None
+    plain = f"{deviation:.{decimals}f}" if decimals is not None else ""
+    return f"{text} ± {plain if plain.strip('0.') or deviation == 0 else number(deviation)}"
+
+
+def number(value: float) -> str:
+    """Three digits that count: `0.434`, `12.3`, `1230`."""
+    return f"{value:#.3g}".rstrip(".") if abs(value) < 999.5 else f"{value:.0f}"
+
+
+def seconds(value: float) -> str:
+    """`0.04 s`, `5.2 s`, `73 s`."""
+    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+
+
+def duration(value: float) -> str:
+    """`45s`, `12m 30s`, `3h 05m`."""
+    minutes, rest = divmod(round(value), 60)
+    if minutes >= 60:
+        return f"{minutes // 60}h {minutes % 60:02d}m"
+    return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"

@@ -1,25 +1,31 @@
-"""`drl render`: what a job becomes."""
+"""`drl render`: the trainer's overrides that a job stands for."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from omni_operator.cli.common import USAGE_ERROR, errors, job_or_exit
-from omni_operator.plan.overrides import ReservedOverride, overrides
+from omni_operator import plan
+
+from . import console
+
+JobFile = Annotated[Path, typer.Argument(help="A file with a DiffusionRLJob.", metavar="JOB.yaml")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.", metavar="DIR")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="Replace a value of the file.", metavar="spec.field=value")
+]
 
 
 def render(
-    file: Annotated[Path, typer.Argument(help="The job.")],
-    runs: Annotated[Path, typer.Option(help="Where run folders are.")] = Path("runs"),
+    job_file: JobFile,
+    runs: Runs = Path("runs"),
+    assignments: Assignments = None,
+    command: Annotated[bool, typer.Option("--command", help="The whole command, to paste into a shell.")] = False,
 ) -> None:
-    """Print the trainer's settings, one a line, as `drl run` passes them."""
-    job = job_or_exit(file)
-    try:
-        for line in overrides(job, folder=file.parent, run=str(runs / job.metadata.name)):
-            typer.echo(line)
-    except ReservedOverride as error:
-        errors.print(f"{file}: {error}", markup=False)
-        raise typer.Exit(USAGE_ERROR) from error
+    """Print the overrides that `drl run` gives to the trainer, one a line."""
+    job = plan.rooted(console.loaded(job_file, assignments).job, str(job_file.resolve().parent))
+    place = plan.one_machine(job, str(runs.resolve()))
+    console.say(shlex.join(plan.command(job, place)) if command else "\n".join(plan.overrides(job, place)))

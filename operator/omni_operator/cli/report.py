@@ -1,4 +1,4 @@
-"""`drl report`: make the report of a run again."""
+"""`drl report`: the report of a run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from omni_operator.cli.common import USAGE_ERROR, errors, run_module
+from . import console, run_folder, stack
+from .render import Runs
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="A run folder, or the name of a job.")],
-    runs: Annotated[Path, typer.Option(help="Where run folders are.")] = Path("runs"),
+    run: Annotated[str, typer.Argument(help="A job's name, or a run folder.", metavar="NAME_OR_DIR")],
+    runs: Runs = Path("runs"),
 ) -> None:
-    """Write report.html of a run folder."""
-    folder = Path(run) if Path(run).is_dir() else runs / run
-    if not folder.is_dir():
-        errors.print(f"no run folder {folder}", markup=False)
-        raise typer.Exit(USAGE_ERROR)
-    run_module("verl_omni.trainer.report", str(folder))
+    """Write report.html of a run, finished or not."""
+    folder = next((path for path in (Path(run), runs / run) if (path / run_folder.METRICS).is_file()), None)
+    if folder is None:
+        known = sorted(path.parent.name for path in runs.glob(f"*/{run_folder.METRICS}"))
+        console.refuse(f"no run {run!r}; runs in {runs}: {', '.join(known) or 'none'}")
+    stack.become("verl_omni.trainer.report", [str(folder)])

@@ -1,159 +1,158 @@
-"""`drl run`: train on this machine, and show how it goes."""
+"""`drl run`: a job on this machine, from the YAML to the report."""
 
 from __future__ import annotations
 
-import secrets
-import shutil
+import os
+import shlex
 import signal
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from omni_operator.api.job import DiffusionRLJob
-from omni_operator.cli import child, leftovers
-from omni_operator.cli.common import USAGE_ERROR, errors, job_or_exit
-from omni_operator.cli.progress import Tail, display, evaluation
-from omni_operator.plan.overrides import ReservedOverride, overrides
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
 
-INTERRUPTED = 130
-GRACE_SECONDS = 60.0
-LOG_LINES = 12
-NOISE = ("INFO ", "WARNING ", "[36m(")
+from . import console, log_tail, machine, outcome, preflight, processes, progress, run_folder, shared_memory, supervise
+from .display import Display, display
+from .following import Follower, Malformed
+from .progress import Known
+from .render import Assignments, JobFile, Runs
+
+LOG_BYTES = 256 * 1024  # of the log's end that is read for the reason of a failure
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="The job.")],
-    runs: Annotated[Path, typer.Option(help="Where run folders are.")] = Path("runs"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run folder and begin again.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Train for this many steps instead.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Use this seed instead.")] = None,
+    job_file: JobFile,
+    runs: Runs = Path("runs"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Keep an earlier run aside and start from nothing.")] = False,
+    assignments: Assignments = None,
+    steps: Annotated[int | None, typer.Option(help="The same as --set spec.trainer.totalSteps=N.", metavar="N")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same as --set spec.seed=N.", metavar="N")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="A line a step, on a terminal too.")] = False,
+    patience: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that a process gets to end when it is told to, before it is killed.", min=0, metavar="SECONDS"
+        ),
+    ] = 30.0,
 ) -> None:
-    """Run a job here: a local Ray, the same engine, no cluster. Goes on from the last checkpoint."""
-    job = _changed(job_or_exit(file), steps=steps, seed=seed)
-    folder = runs / job.metadata.name
+    """Run a job on this machine; one that was stopped goes on from its last checkpoint.
+
+    Ctrl-C ends it after the running step, with a checkpoint; a second one ends it at once.
+    """
+    short = {"spec.trainer.totalSteps": steps, "spec.seed": seed}
+    changes = [*(assignments or []), *(f"{name}={value}" for name, value in short.items() if value is not None)]
+    loaded = console.loaded(job_file, changes)
+    job = plan.rooted(loaded.job, str(job_file.resolve().parent))
+    devices = () if job.spec.trainer.accelerator.vendor == "CPU" else machine.devices()
+    if found := tuple(preflight.problems(job, loaded.document, devices, machine.missing_stack())):
+        console.refuse(console.report(found))
+    place = plan.one_machine(job, str(runs.resolve()))
+    folder = Path(place.run_folder)
     try:
-        arguments = overrides(job, folder=file.parent, run=str(folder))
-    except ReservedOverride as error:
-        errors.print(f"{file}: {error}", markup=False)
-        raise typer.Exit(USAGE_ERROR) from error
-    _prepare(folder, file, arguments, fresh=fresh)
-    raise typer.Exit(_supervise(job, folder, arguments))
+        with run_folder.locked(folder) as lock:
+            run_folder.prepare(folder, job, loaded.document, plan.overrides(job, place), fresh=fresh)
+            if run_folder.is_finished(folder, job.spec.trainer.total_steps):
+                _say_finished(job, folder)
+                return
+            session = Session(job, folder, plan.command(job, place, sys.executable), patience)
+            code = session.run(lock, environment(os.environ, cpu=not devices), plain=plain)
+    except run_folder.Unusable as error:
+        console.refuse(str(error))
+    if code == console.INTERRUPTED:
+        console.say(f"go on with: drl run {shlex.quote(str(job_file))}")
+    if code:
+        raise typer.Exit(code)
 
 
-def _changed(job: DiffusionRLJob, **wanted: int | None) -> DiffusionRLJob:
-    update = {name: value for name, value in wanted.items() if value is not None}
-    trainer = job.spec.trainer.model_copy(update=update)
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"trainer": trainer})})
+def environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
+    """PURE: the child's variables; what the user set stays."""
+    wanted = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    if cpu:
+        # Ray starts its workers at nice 15, where they starve beside any busy process.
+        wanted |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+    return {**wanted, **base}
 
 
-def _prepare(folder: Path, file: Path, arguments: list[str], *, fresh: bool) -> None:
-    """Make the run folder, or check that it belongs to the same job."""
-    if fresh and folder.exists():
-        shutil.rmtree(folder)
-    rendered = "\n".join(arguments) + "\n"
-    kept = folder / "overrides.txt"
-    if kept.exists() and _essence(kept.read_text()) != _essence(rendered):
-        errors.print(
-            f"{folder} holds a run with other settings. Use --fresh to delete it and begin again, "
-            "or give the job another name.", markup=False,
-        )  # fmt: skip
-        raise typer.Exit(USAGE_ERROR)
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file, folder / "job.yaml")
-    kept.write_text(rendered)
+@dataclass(slots=True)
+class Session:
+    """One start of the trainer: shown while it lasts, explained when it ends, nothing left of it."""
+
+    job: DiffusionRLJob
+    folder: Path
+    command: Sequence[str]
+    patience: float
+    known: Known = field(default_factory=Known)
+
+    def run(self, lock: int, variables: Mapping[str, str], *, plain: bool) -> int:
+        """Returns the exit code of the program."""
+        out = Console(file=sys.stdout)
+        log = self.folder / run_folder.LOG
+        log_start = log.stat().st_size if log.exists() else 0
+        memory, kills = shared_memory.Before.look(), machine.out_of_memory_kills()
+        follower = Follower(self.folder / run_folder.PROGRESS)
+        processes.adopt_orphans()
+        try:
+            with display(self.job.metadata.name, out, plain=plain) as shown:
+                shown.note(f"{self.job.metadata.name}: running in {self.folder}, log in {log}")
+                ended = supervise.run(
+                    self.command, environment=variables, log=log, keep_open=[lock], patience=self.patience,
+                    look=lambda: self._look(follower, shown), stopping=lambda number: self._stopping(number, shown),
+                )  # fmt: skip
+        finally:
+            self._clean_up(memory)
+        killed = machine.out_of_memory_kills() > kills
+        return self._conclude(ended, outcome.tail(log, log_start, LOG_BYTES), out_of_memory=killed)
+
+    def _look(self, follower: Follower, shown: Display) -> None:
+        for record in follower.new():
+            if isinstance(record, Malformed):
+                shown.note(f"unreadable line in {run_folder.PROGRESS}: {record.text[:80]!r}")
+            else:
+                self.known = progress.after(self.known, record)
+                shown.event(record, self.known)
+
+    def _stopping(self, number: signal.Signals, shown: Display) -> None:
+        match number:
+            case signal.SIGINT:
+                started = self.known.last is not None
+                when = "after this step, with a checkpoint" if started else "once the trainer is up"
+                shown.note(f"stopping {when}; Ctrl-C again ends it at once")
+            case signal.SIGTERM:
+                shown.note("ending it at once; Ctrl-C again kills it")
+            case _:
+                shown.note("killing it")
+
+    def _clean_up(self, memory: shared_memory.Before) -> None:
+        if ended := processes.end_all(min(processes.GRACE_SECONDS, self.patience)):
+            console.say(f"ended what the trainer had left running: {', '.join(ended)}")
+        if removed := memory.clean():
+            console.say(f"removed what the trainer had left in {shared_memory.FOLDER}: {', '.join(removed)}")
+
+    def _conclude(self, ended: supervise.Ended, log: Sequence[str], *, out_of_memory: bool) -> int:
+        if ended.code == 0:
+            console.say("\n".join(outcome.summary(self.folder)))
+            return console.OK
+        if outcome.was_stopped(ended.code, ended.asked):
+            console.say(self._stopped())
+            return console.INTERRUPTED
+        lines = [f"failed: {outcome.reason(ended.code, self.known.failure, out_of_memory=out_of_memory)}"]
+        lines += [f"  | {line}" for line in log_tail.meaningful(log)]
+        lines.append(f"the whole log: {self.folder / run_folder.LOG}")
+        typer.echo("\n".join(lines), err=True)
+        return console.FAILED
+
+    def _stopped(self) -> str:
+        saved = run_folder.last_checkpoint(self.folder)
+        text = f"stopped after step {self.known.step} of {self.job.spec.trainer.total_steps}; "
+        return text + (f"checkpoint of step {saved}" if saved is not None else "no checkpoint yet")
 
 
-def _essence(rendered: str) -> list[str]:
-    """Settings that a resumed run must share with the one it goes on from; it may be made longer."""
-    return [line for line in rendered.splitlines() if not line.startswith("trainer.total_training_steps=")]
-
-
-def _supervise(job: DiffusionRLJob, folder: Path, arguments: list[str]) -> int:
-    console = Console(soft_wrap=True)
-    console.print(f"run folder {folder}, log {folder / 'train.log'}", markup=False, highlight=False)
-    run_id = secrets.token_hex(8)
-    before = leftovers.segments()
-    tail = Tail(folder / "progress.jsonl")
-    trainer = child.start(
-        job.spec.algorithm.entrypoint, arguments, log=folder / "train.log", mark={leftovers.MARK: run_id}
-    )
-    seen: list[dict[str, Any]] = []
-    try:
-        with _interrupts_to(trainer, console), display(console) as shown:
-            while True:
-                ended = trainer.poll() is not None
-                for event in tail.events():
-                    seen.append(event)
-                    shown.show(event)
-                if ended:
-                    break
-                time.sleep(0.2)
-    finally:
-        _clean(console, run_id, before)
-    return _summary(console, folder, trainer.returncode, seen)
-
-
-@contextmanager
-def _interrupts_to(trainer: subprocess.Popen[bytes], console: Console) -> Iterator[None]:
-    """Ctrl-C: once, the trainer ends after its step; twice, at once; three times, it is killed."""
-    pressed = 0
-
-    def handle(number: int, frame: object) -> None:
-        nonlocal pressed
-        pressed += 1
-        if pressed == 1:
-            console.print("stopping after this step, with a checkpoint; press Ctrl-C again to stop at once")
-            trainer.send_signal(signal.SIGINT)
-        elif pressed == 2:
-            console.print("stopping at once")
-            trainer.terminate()
-        else:
-            trainer.kill()
-
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
-def _clean(console: Console, run_id: str, before: set[Path]) -> None:
-    if count := leftovers.stop(run_id, grace=GRACE_SECONDS):
-        console.print(f"ended {count} processes that the run had left")
-    leftovers.remove_segments(before)
-
-
-def _summary(console: Console, folder: Path, code: int, seen: list[dict[str, Any]]) -> int:
-    measured = [event for event in seen if event["event"] == "step" and "val/reward/mean" in event]
-    if measured:
-        for word, event in (("before", measured[0]), ("after", measured[-1])):
-            console.print(f"{word:>6}  step {event['step']}: {evaluation(event)}", highlight=False)
-    if (folder / "report.html").exists():
-        console.print(f"report {folder / 'report.html'}", markup=False, highlight=False)
-    if code == 0:
-        return 0
-    if any(event["event"] == "stopped" for event in seen):
-        console.print("the same command goes on from here", highlight=False)
-        return INTERRUPTED
-    failure = next((event["message"] for event in reversed(seen) if event["event"] == "error"), None)
-    errors.print(f"the trainer failed (exit code {code}): {failure or 'see the log'}", markup=False)
-    for line in _last_lines(folder / "train.log"):
-        errors.print(f"  {line}", markup=False)
-    errors.print(f"whole log: {folder / 'train.log'}", markup=False)
-    return 1
-
-
-def _last_lines(log: Path) -> list[str]:
-    """The end of the log without what the engine says about itself."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 65536))
-        lines = file.read().decode(errors="replace").splitlines()
-    said = [line for line in lines if line.strip() and not any(noise in line for noise in NOISE)]
-    return said[-LOG_LINES:]
+def _say_finished(job: DiffusionRLJob, folder: Path) -> None:
+    console.say(f"{job.metadata.name} has finished already; --fresh runs it again, more totalSteps go on")
+    console.say("\n".join(outcome.summary(folder)))

@@ -1,4 +1,4 @@
-"""`drl validate`: what the API server would say, without one."""
+"""`drl validate`: whether jobs are right, without a cluster and without the training stack."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from typing import Annotated
 
 import typer
 
-from omni_operator.cli.common import USAGE_ERROR, errors, job_or_exit
-from omni_operator.plan.overrides import ReservedOverride, overrides
+from omni_operator.api import JobError, load_job
+
+from . import console
 
 
-def validate(files: Annotated[list[Path], typer.Argument(help="Jobs to check.")]) -> None:
-    """Check jobs offline; errors come with file, line and the nearest valid name."""
-    for path in files:
-        job = job_or_exit(path)
+def validate(
+    jobs: Annotated[list[Path], typer.Argument(help="Files with a DiffusionRLJob each.", metavar="JOB.yaml...")],
+) -> None:
+    """Check jobs offline: every problem with file, line and the nearest valid name."""
+    wrong = 0
+    for path in jobs:
         try:
-            overrides(job, folder=path.parent, run="runs")
-        except ReservedOverride as error:
-            errors.print(f"{path}: {error}", markup=False)
-            raise typer.Exit(USAGE_ERROR) from error
-        typer.echo(f"{path}: ok ({job.metadata.name})")
+            job = load_job(path).job
+        except JobError as error:
+            wrong += 1
+            typer.echo(console.report(error.problems), err=True)
+        else:
+            console.say(f"{path}: {job.metadata.name} is valid")
+    if wrong:
+        raise typer.Exit(console.USAGE)

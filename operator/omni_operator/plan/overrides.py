@@ -1,150 +1,153 @@
-"""PURE: a job -> the trainer's settings, as Hydra overrides. The operator and `drl run` render the same ones."""
+"""PURE: a job -> the trainer's settings, and those as Hydra overrides. The operator and `drl run` use the same."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
-from omni_operator.api.job import DiffusionRLJob, JobSpec, located
+from omni_operator.api import DiffusionRLJob, Spec
+from omni_operator.api.reward import Scorer
+from omni_operator.api.training import ENTRYPOINT
 
-# Settings that the specification decides; a second source would let the two disagree.
-RESERVED = (
-    "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name", "data.train_files", "data.val_files",
-    "trainer.default_local_dir", "trainer.experiment_name", "trainer.total_training_steps", "trainer.n_gpus_per_node",
-)  # fmt: skip
+from .hydra import Value, assignment
+from .place import Place
+
+Settings = dict[str, Value]
+PYTHONS = ("python", "python3")
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
 
 
-class ReservedOverride(ValueError):
-    """`algorithm.overrides` sets something that the specification decides."""
+def overrides(job: DiffusionRLJob, place: Place) -> list[str]:
+    """All overrides in order: what the spec's fields say, then the user's own, which cannot contradict them."""
+    made = settings(job, place)
+    return [*(assignment(name, value) for name, value in made.items()), *job.spec.algorithm.overrides]
 
 
-def overrides(job: DiffusionRLJob, *, folder: Path, run: str) -> list[str]:
-    """The trainer's arguments, in a fixed order; the user's own come last.
+def command(job: DiffusionRLJob, place: Place, python: str = "python3") -> list[str]:
+    """The trainer's command line.
 
     Args:
-        folder: where the job's file is; its relative paths start there.
-        run: the run folder.
-
-    Raises:
-        ReservedOverride: an override of the user names a reserved setting.
+        python: what runs where the entry point says `python` or `python3`.
     """
-    for override in job.spec.algorithm.overrides:
-        name = override.partition("=")[0].lstrip("+~")
-        if name in RESERVED:
-            raise ReservedOverride(f"spec.algorithm.overrides: {name} is decided by the specification, remove it")
-    settings = {
-        **_model(job.spec, folder),
-        **_data(job.spec, folder),
-        **_rollout(job.spec),
-        **_reward(job.spec, folder),
-        **_trainer(job, run),
+    first, *rest = job.spec.algorithm.entrypoint or ENTRYPOINT
+    return [python if first in PYTHONS else first, *rest, *overrides(job, place)]
+
+
+def settings(job: DiffusionRLJob, place: Place) -> Settings:
+    """What the fields of the job say; a field that is not given leaves the trainer's default alone."""
+    spec = job.spec
+    return {
+        **_model(spec),
+        **_data(spec),
+        **_rollout(spec),
+        **_actor(spec),
+        **_reward(spec.reward.scorers),
+        "reward.num_workers": spec.reward.replicas,
+        **_trainer(job, place),
     }
-    return [f"{name}={quoted(value)}" for name, value in settings.items()] + list(job.spec.algorithm.overrides)
 
 
-def quoted(value: Any) -> str:
-    """A value in Hydra's grammar."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str():
-            escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-            return f"'{escaped}'"
-        case Mapping():
-            # Keys of Hydra's grammar are bare words.
-            return "{" + ",".join(f"{key}:{quoted(each)}" for key, each in value.items()) + "}"
-        case _:
-            return "[" + ",".join(quoted(each) for each in value) + "]"
-
-
-def _model(spec: JobSpec, folder: Path) -> dict[str, Any]:
-    prefix = "actor_rollout_ref.model"
-    made: dict[str, Any] = {f"{prefix}.path": located(spec.model.base, folder)}
-    if spec.model.lora is None:
-        return made | {f"{prefix}.lora_rank": 0}
+def _model(spec: Spec) -> Settings:
     lora = spec.model.lora
-    return made | {
-        f"{prefix}.lora_rank": lora.rank,
-        f"{prefix}.lora_alpha": lora.alpha,
-        f"{prefix}.target_modules": lora.target_modules,
-    }
-
-
-def _data(spec: JobSpec, folder: Path) -> dict[str, Any]:
-    return {
-        "data.train_files": located(spec.data.train, folder),
-        "data.val_files": located(spec.data.validation, folder) if spec.data.validation else None,
-        "data.train_batch_size": spec.trainer.prompts_per_step,
-        "data.max_prompt_length": spec.data.prompt_length,
-        "data.seed": spec.trainer.seed,
-    }
-
-
-def _rollout(spec: JobSpec) -> dict[str, Any]:
-    prefix = "actor_rollout_ref.rollout"
-    image, sampler = spec.rollout.image, spec.rollout.sampler
-    window = sampler.window
-    return {
-        f"{prefix}.name": "vllm_omni",
-        f"{prefix}.n": spec.rollout.samples_per_prompt,
-        f"{prefix}.max_num_seqs": spec.rollout.max_batch,
-        f"{prefix}.agent.num_workers": spec.rollout.agent_loop.workers,
-        f"{prefix}.pipeline.height": image.height,
-        f"{prefix}.pipeline.width": image.width,
-        f"{prefix}.pipeline.num_inference_steps": image.steps,
-        f"{prefix}.pipeline.guidance_scale": image.guidance_scale,
-        f"{prefix}.pipeline.max_sequence_length": image.max_sequence_length,
-        f"{prefix}.algo.sde_type": sampler.type,
-        f"{prefix}.algo.noise_level": sampler.noise_level,
-        f"{prefix}.algo.sde_window_size": window.size if window else None,
-        f"{prefix}.algo.sde_window_range": window.range if window else None,
-    }
-
-
-def _reward(spec: JobSpec, folder: Path) -> dict[str, Any]:
-    reward = spec.reward
-    made: dict[str, Any] = {"reward.num_workers": reward.workers}
-    if reward.scorer is not None:
-        return made | {"reward.scorer": reward.scorer, "reward.scorer_kwargs": reward.settings}
-    if reward.path is not None:
-        return made | {
-            "reward.custom_reward_function.path": located(reward.path, folder),
-            "reward.custom_reward_function.name": reward.name,
+    adapter: Settings = {"actor_rollout_ref.model.lora_rank": 0}
+    if lora.enabled:
+        adapter = {
+            "actor_rollout_ref.model.lora_rank": lora.rank,
+            "actor_rollout_ref.model.lora_alpha": lora.alpha,
+            "actor_rollout_ref.model.target_modules": lora.target_modules,
         }
-    made["reward.reward_manager.name"] = "MultiVisualRewardManager"
-    for key, function in (reward.functions or {}).items():
-        source = (
-            {"name": function.scorer}
-            if function.scorer is not None
-            else {"path": located(str(function.path), folder), "name": function.name}
-        )
-        made[f"reward.reward_functions.{key}"] = {
-            **source, "weight": function.weight, "required": function.required, **function.settings
-        }  # fmt: skip
+    made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
+    if spec.algorithm.name == "FlowGRPO":
+        made |= {"actor_rollout_ref.model.algorithm": "flow_grpo", "algorithm.adv_estimator": "flow_grpo"}
     return made
 
 
-def _trainer(job: DiffusionRLJob, run: str) -> dict[str, Any]:
-    spec = job.spec
-    actor = "actor_rollout_ref.actor"
+def _data(spec: Spec) -> Settings:
     return {
-        f"{actor}.optim.lr": spec.trainer.learning_rate,
-        f"{actor}.ppo_mini_batch_size": spec.trainer.prompts_per_step,
-        f"{actor}.ppo_micro_batch_size_per_gpu": spec.trainer.micro_batch,
-        "algorithm.adv_estimator": "flow_grpo",
-        "trainer.experiment_name": job.metadata.name,
-        "trainer.default_local_dir": run,
-        "trainer.total_training_steps": spec.trainer.steps,
-        "trainer.n_gpus_per_node": spec.rollout.replicas,
-        "trainer.nnodes": 1,
-        "trainer.seed": spec.trainer.seed,
+        "data.train_files": spec.data.train,
+        "data.val_files": spec.data.validation or None,
+        "data.train_batch_size": spec.trainer.batch.prompts,
+        "data.max_prompt_length": spec.data.prompt_length,
+        "data.seed": spec.seed,
+    }
+
+
+def _rollout(spec: Spec) -> Settings:
+    rollout, pipeline, sampler = spec.rollout, spec.rollout.pipeline, spec.rollout.sampler
+    made: Settings = {
+        f"{ROLLOUT}.name": "vllm_omni",
+        f"{ROLLOUT}.n": rollout.samples_per_prompt,
+        f"{ROLLOUT}.tensor_model_parallel_size": rollout.engine.tensor_parallel_size,
+        f"{ROLLOUT}.max_num_seqs": rollout.engine.max_batch_size,
+        f"{ROLLOUT}.max_concurrent_requests": rollout.engine.max_concurrent_requests,
+        f"{ROLLOUT}.agent.num_workers": rollout.agent_loop.workers,
+        f"{ROLLOUT}.checkpoint_engine.backend": "naive",  # verl's name of IPC
+        f"{ROLLOUT}.pipeline.height": pipeline.height,
+        f"{ROLLOUT}.pipeline.width": pipeline.width,
+        f"{ROLLOUT}.pipeline.num_inference_steps": pipeline.steps,
+        f"{ROLLOUT}.pipeline.guidance_scale": pipeline.guidance,
+        f"{ROLLOUT}.pipeline.max_sequence_length": pipeline.max_sequence_length,
+        f"{ROLLOUT}.algo.sde_type": sampler.type,
+        f"{ROLLOUT}.algo.noise_level": sampler.noise_level,
+    }
+    if window := sampler.window:
+        made[f"{ROLLOUT}.algo.sde_window_size"] = window.size
+        made[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
+    return made
+
+
+def _actor(spec: Spec) -> Settings:
+    batch = spec.trainer.batch
+    made: Settings = {
+        f"{ACTOR}.optim.lr": spec.trainer.learning_rate,
+        f"{ACTOR}.ppo_mini_batch_size": batch.mini_batch_prompts or batch.prompts,
+    }
+    if batch.micro_batch_samples:
+        made[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = batch.micro_batch_samples
+    return made
+
+
+def _reward(scorers: Sequence[Scorer]) -> Settings:
+    """One scorer of the project, or one function, alone; anything else through the manager of several."""
+    if len(scorers) == 1:
+        scorer = scorers[0]
+        if scorer.function is None:
+            kwargs = {f"reward.scorer_kwargs.{name}": value for name, value in _arguments(scorer).items()}
+            return {"reward.scorer": scorer.scorer, **kwargs}
+        if not scorer.settings:
+            return {
+                "reward.custom_reward_function.path": scorer.function.path,
+                "reward.custom_reward_function.name": scorer.function.name,
+            }
+    made: Settings = {"reward.reward_manager.name": "MultiVisualRewardManager"}
+    for scorer in scorers:
+        function = scorer.function
+        which: Settings = {"path": function.path, "name": function.name} if function else {"name": scorer.scorer}
+        part = {**which, "weight": scorer.weight, "required": scorer.required, **_arguments(scorer)}
+        made |= {f"reward.reward_functions.{scorer.name}.{name}": value for name, value in part.items()}
+    return made
+
+
+def _arguments(scorer: Scorer) -> Settings:
+    server: Settings = {}
+    if scorer.http:
+        server = {"url": scorer.http.url, "timeout": scorer.http.timeout_seconds, "attempts": scorer.http.attempts}
+    # Their models refuse mappings, which is what `JsonValue` has beyond `Value`.
+    return {**server, **cast(Settings, scorer.settings)}
+
+
+def _trainer(job: DiffusionRLJob, place: Place) -> Settings:
+    spec = job.spec
+    return {
+        "trainer.total_training_steps": spec.trainer.total_steps,
         "trainer.save_freq": spec.checkpoint.every_steps,
-        "trainer.test_freq": spec.trainer.evaluate_every_steps,
+        "trainer.test_freq": spec.trainer.eval_every_steps,
         "trainer.max_actor_ckpt_to_keep": spec.checkpoint.keep,
         "trainer.resume_mode": "auto" if spec.checkpoint.resume == "Auto" else "disable",
+        "trainer.nnodes": place.nodes,
+        "trainer.n_gpus_per_node": place.devices_per_node,
+        "trainer.default_local_dir": place.run_folder,
+        "trainer.experiment_name": job.metadata.name,
+        "trainer.seed": spec.seed,
     }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 from verl import DataProto
 
-from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, scored
+from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, accepted, scored
 from verl_omni.reward_loop.rewards import get_scorer
 
+logger = logging.getLogger(__name__)
 OWN_SETTINGS = ("path", "name", "weight", "required")
 
 
@@ -30,8 +32,9 @@ class Part:
 class MultiVisualRewardManager(VisualRewardManager):
     """`reward.reward_functions`: {key: {name or path + name, weight, required, further settings}}.
 
-    The reward is sum(weight * score) / sum(weight). Reports `reward/<key>`, `reward/<key>/<field>` and
-    `reward/combined`. A part that fails stops the run, unless it says `required: false`: it counts 0 then.
+    The reward is sum(weight * score) / sum(weight). Reports `reward/<key>`, `reward/<key>/<field>` of a scorer
+    that gives a dict, and `reward/combined`. A part that fails stops the run, unless it says `required: false`: it
+    counts 0 then, is logged, and `reward/<key>/failed`, which such a part always reports, is 1 instead of 0.
 
     Raises:
         ValueError: there is no part, or the weights do not add up to something positive.
@@ -68,11 +71,17 @@ class MultiVisualRewardManager(VisualRewardManager):
 
     async def _one(self, part: Part, call: dict[str, Any]) -> dict[str, Any]:
         try:
-            return scored(await self.called(part.function, {**call, **part.settings}))
+            answer = await self.called(part.function, {**call, **part.settings})
+            made = scored(answer)
         except Exception as error:
             if part.required:
                 raise RuntimeError(f"reward {part.key!r} failed: {error}") from error
-            return {"reward_score": 0.0, "reward_extra_info": {}}
+            logger.warning("reward %r failed and counts 0", part.key, exc_info=error)
+            return {"reward_score": 0.0, "reward_extra_info": {"failed": 1.0}}
+        fields = made["reward_extra_info"] if isinstance(answer, Mapping) else {}
+        # A key that only some samples report would have no column in the batch.
+        failed = {} if part.required else {"failed": 0.0}
+        return {"reward_score": made["reward_score"], "reward_extra_info": {**fields, **failed}}
 
 
 def _part(key: str, settings: dict[str, Any]) -> Part:
@@ -82,11 +91,16 @@ def _part(key: str, settings: dict[str, Any]) -> Part:
         function = load_extern_object(module_path=path, object_name=settings.get("name") or "compute_score")
     else:
         function = get_scorer(settings.get("name") or key)
-    known = inspect.signature(function).parameters
+    given = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
+    known = accepted(function)
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
+        if unknown := sorted(set(given) - set(known)):
+            logger.warning("reward.reward_functions.%s: the function takes no %s", key, ", ".join(unknown))
+        given = {name: value for name, value in given.items() if name in known}
     return Part(
         key=key,
         function=function,
         weight=float(settings.get("weight", 1.0)),
         required=bool(settings.get("required", True)),
-        settings={name: value for name, value in settings.items() if name in known and name not in OWN_SETTINGS},
+        settings=given,
     )

@@ -88,7 +88,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
 
     async def called(self, scorer: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Call a scorer with those of verl's extra arguments that it names; plain functions run in a thread."""
-        known = inspect.signature(scorer).parameters
+        known = accepted(scorer)
         extra = {name: value for name, value in self.offered.items() if name in known}
         if inspect.iscoroutinefunction(scorer):
             return await scorer(**arguments, **extra)
@@ -99,6 +99,19 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
     def assemble_rm_scores(cls, data: DataProto, scores: list[float]) -> torch.Tensor:
         """One score a sample, float32 [B, 1]."""
         return torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
+
+
+def accepted(scorer: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a scorer; behind verl's wrapper, those of the user's own function.
+
+    verl hands a user's function over as partial(wrapper, function, settings), where wrapper takes anything.
+    """
+    known = inspect.signature(scorer).parameters
+    if isinstance(scorer, partial) and scorer.args and callable(scorer.args[0]):
+        kinds = {parameter.kind for parameter in known.values()}
+        if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            return accepted(scorer.args[0])
+    return known
 
 
 def scored(result: Any) -> dict[str, Any]:

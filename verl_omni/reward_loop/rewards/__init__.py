@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 Scorer = Callable[..., Any]
-SCORERS = ("brightness", "color", "http", "jpeg", "shapes")
+SCORERS = ("brightness", "color", "http", "jpeg", "python", "shapes", "weighted")
 
 
 def get_scorer(name: str) -> Scorer:

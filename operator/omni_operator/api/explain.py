@@ -1,0 +1,128 @@
+"""PURE: what pydantic says about a job -> words that name the field and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from .base import RULE
+from .document import Path
+from .words import did_you_mean
+
+KINDS = {
+    "string_type": "a text", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
+    "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping",
+    "tuple_type": "a list", "list_type": "a list", "int_from_float": "a whole number",
+    "finite_number": "a finite number",
+}  # fmt: skip
+BOUNDS = {
+    "greater_than_equal": ("ge", "at least"), "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"), "less_than": ("lt", "less than"),
+    "multiple_of": ("multiple_of", "a multiple of"),
+}  # fmt: skip
+NAMES = 8
+
+
+def problems(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[Path, str]]:
+    """Every problem in `error`: the path of the field it is about, and the words (which repeat the path)."""
+    details = error.errors()
+    for detail in details:
+        path: Path = tuple(detail["loc"])
+        if detail["type"] == "too_short" and any(_below(other["loc"], path) for other in details):
+            continue  # items that do not parse are not counted; their own problems are listed
+        if detail["type"] == RULE:
+            for violation in detail["ctx"]["violations"]:
+                inner = path + violation.at
+                yield inner, f"{dotted(inner)}: {violation.text}"
+        else:
+            yield path, f"{dotted(path)}: {_words(dict(detail), path, root)}"
+
+
+def _below(inner: Path, outer: Path) -> bool:
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
+
+
+def dotted(path: Path) -> str:
+    """`("spec", "reward", "scorers", 0)` -> `spec.reward.scorers[0]`."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".") or "the job"
+
+
+def _words(detail: dict[str, Any], path: Path, root: type[BaseModel]) -> str:
+    kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
+    if kind == "extra_forbidden":
+        return "unknown field" + _nearest_or_all(str(path[-1]), fields_at(root, path[:-1]))
+    if kind == "missing":
+        return "must be given" + _description(root, path)
+    if kind == "literal_error":
+        choices = [choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        one_of = f"{given!r} is not one of {', '.join(choices)}" if len(choices) > 1 else f"must be {choices[0]}"
+        return one_of + (did_you_mean(str(given), choices) if len(choices) > 1 else f", not {given!r}")
+    if kind in BOUNDS:
+        key, words = BOUNDS[kind]
+        return f"{given!r} must be {words} {context[key]:g}"
+    if kind in KINDS:
+        return f"must be {KINDS[kind]}, not {_shown(given)}"
+    if kind == "string_pattern_mismatch":
+        return f"{given!r} has a form that is not allowed" + _description(root, path)
+    if kind in ("string_too_long", "too_long"):
+        return f"is too long: at most {context['max_length']}"
+    if kind in ("string_too_short", "too_short"):
+        return f"is too short: at least {context['min_length']}"
+    return str(detail["msg"]).removeprefix("Value error, ")
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case bool():
+            return str(value).lower()
+        case _:
+            return repr(value)
+
+
+def _nearest_or_all(name: str, valid: list[str]) -> str:
+    if not valid:
+        return ""
+    more = ", ..." if len(valid) > NAMES else ""
+    return did_you_mean(name, valid) or f"; the fields here are {', '.join(valid[:NAMES])}{more}"
+
+
+def fields_at(root: type[BaseModel], path: Path) -> list[str]:
+    """Names of the fields, as in YAML, that the mapping at `path` may have."""
+    model = _model_at(root, path)
+    return [info.alias or name for name, info in model.model_fields.items()] if model else []
+
+
+def _description(root: type[BaseModel], path: Path) -> str:
+    model = _model_at(root, path[:-1])
+    for name, info in model.model_fields.items() if model else ():
+        if path and path[-1] in (name, info.alias) and info.description:
+            return f": {info.description[0].lower()}{info.description[1:].rstrip('.')}"
+    return ""
+
+
+def _model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = root
+    for step in path:
+        if isinstance(step, int):
+            continue  # a list's items are of the kind that the list's field names
+        found = [
+            info.annotation for name, info in model.model_fields.items() if step in (name, info.alias)
+        ] if model else []  # fmt: skip
+        model = next(_models_in(found[0]), None) if found else None
+    return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)

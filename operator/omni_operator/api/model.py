@@ -1,0 +1,50 @@
+"""`spec.model`: what is trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+from typing_extensions import override
+
+from .base import Line, Strict, Violation
+
+# Two names with one slash between them; a path of that form is written with a dot in front.
+_MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
+ATTENTION = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
+
+
+class Lora(Strict):
+    """A low-rank adapter beside the frozen weights."""
+
+    enabled: bool = Field(default=True, description="Train an adapter. false: train all weights of the transformer.")
+    rank: int = Field(default=32, ge=1, le=1024, description="Rank of the adapter.")
+    alpha: int = Field(default=64, ge=1, le=65536, description="The adapter is scaled by alpha / rank.")
+    target_modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
+        default=ATTENTION,
+        min_length=1,
+        max_length=64,
+        description="Endings of the names of the linear layers that get an adapter.",
+    )
+
+
+class Model(Strict):
+    """A diffusion model in diffusers' folder layout."""
+
+    base: Line = Field(
+        description="A folder, relative to the folder of this file, or a model id of a hub, 'owner/name'. "
+        "A folder inside a folder is written './folder/name'."
+    )
+    lora: Lora = Field(default=Lora(), description="The adapter.")
+
+    @property
+    def base_is_folder(self) -> bool:
+        """Whether `base` names a folder and not a model id."""
+        return _MODEL_ID.match(self.base) is None
+
+    @override
+    def rules(self) -> Iterator[Violation]:
+        if self.base.startswith("~"):
+            yield Violation(("base",), "write the whole path: '~' is another folder on another machine")

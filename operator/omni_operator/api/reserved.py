@@ -1,0 +1,60 @@
+"""Settings of the trainer that a field of the job sets, so that overrides may not: one way to say each thing."""
+
+from __future__ import annotations
+
+RESERVED = {
+    "actor_rollout_ref.model.path": "spec.model.base",
+    "actor_rollout_ref.model.lora_rank": "spec.model.lora",
+    "actor_rollout_ref.model.lora_alpha": "spec.model.lora.alpha",
+    "actor_rollout_ref.model.target_modules": "spec.model.lora.targetModules",
+    "actor_rollout_ref.model.algorithm": "spec.algorithm.name",
+    "algorithm.adv_estimator": "spec.algorithm.name",
+    "data.train_files": "spec.data.train",
+    "data.val_files": "spec.data.validation",
+    "data.train_batch_size": "spec.trainer.batch.prompts",
+    "data.max_prompt_length": "spec.data.promptLength",
+    "data.seed": "spec.seed",
+    "actor_rollout_ref.rollout.name": "spec.rollout.engine.type",
+    "actor_rollout_ref.rollout.n": "spec.rollout.samplesPerPrompt",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "spec.rollout.engine.tensorParallelSize",
+    "actor_rollout_ref.rollout.max_num_seqs": "spec.rollout.engine.maxBatchSize",
+    "actor_rollout_ref.rollout.max_concurrent_requests": "spec.rollout.engine.maxConcurrentRequests",
+    "actor_rollout_ref.rollout.agent.num_workers": "spec.rollout.agentLoop.workers",
+    "actor_rollout_ref.rollout.pipeline.height": "spec.rollout.pipeline.height",
+    "actor_rollout_ref.rollout.pipeline.width": "spec.rollout.pipeline.width",
+    "actor_rollout_ref.rollout.pipeline.num_inference_steps": "spec.rollout.pipeline.steps",
+    "actor_rollout_ref.rollout.pipeline.guidance_scale": "spec.rollout.pipeline.guidance",
+    "actor_rollout_ref.rollout.pipeline.max_sequence_length": "spec.rollout.pipeline.maxSequenceLength",
+    "actor_rollout_ref.rollout.algo.sde_type": "spec.rollout.sampler.type",
+    "actor_rollout_ref.rollout.algo.noise_level": "spec.rollout.sampler.noiseLevel",
+    "actor_rollout_ref.rollout.algo.sde_window_size": "spec.rollout.sampler.window.size",
+    "actor_rollout_ref.rollout.algo.sde_window_range": "spec.rollout.sampler.window",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend": "spec.weightSync.transport",
+    "actor_rollout_ref.actor.optim.lr": "spec.trainer.learningRate",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "spec.trainer.batch.miniBatchPrompts",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "spec.trainer.batch.microBatchSamples",
+    "reward.num_workers": "spec.reward.replicas",
+    "reward.scorer": "spec.reward.scorers",
+    "reward.scorer_kwargs": "spec.reward.scorers",
+    "reward.custom_reward_function": "spec.reward.scorers",
+    "reward.reward_functions": "spec.reward.scorers",
+    "reward.reward_manager.name": "spec.reward.scorers",
+    "trainer.total_training_steps": "spec.trainer.totalSteps",
+    "trainer.test_freq": "spec.trainer.evalEverySteps",
+    "trainer.n_gpus_per_node": "spec.trainer.accelerator.count",
+    "trainer.nnodes": "spec.trainer.replicas",
+    "trainer.seed": "spec.seed",
+    "trainer.save_freq": "spec.checkpoint.everySteps",
+    "trainer.max_actor_ckpt_to_keep": "spec.checkpoint.keep",
+    "trainer.resume_mode": "spec.checkpoint.resume",
+    "trainer.experiment_name": "metadata.name",
+    "trainer.default_local_dir": "the run folder (drl run --runs DIR)",
+}
+
+
+def owner_of(setting: str) -> str | None:
+    """The field that sets `setting`, a name inside it, or a name around it; None where the setting is free."""
+    for reserved, owner in RESERVED.items():
+        if setting == reserved or setting.startswith(f"{reserved}.") or reserved.startswith(f"{setting}."):
+            return owner
+    return None

@@ -1,0 +1,100 @@
+"""`spec.algorithm`, `spec.trainer`, `spec.weightSync`, `spec.checkpoint`: how the model learns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from .base import Line, Strict, Violation
+from .reserved import owner_of
+
+ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
+_OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w.$-]*)=")
+
+
+class Algorithm(Strict):
+    """The algorithm, and whatever of the trainer's settings has no field here."""
+
+    name: Literal["FlowGRPO", "Custom"] = Field(
+        default="FlowGRPO", description="FlowGRPO (arXiv:2505.05470), or Custom: the overrides say it."
+    )
+    entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
+        default=ENTRYPOINT, min_length=1, max_length=64, description="The trainer's command; overrides are appended."
+    )
+    overrides: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
+        default=(), max_length=512, description="Settings of the trainer, name=value each, in Hydra's notation."
+    )
+
+    @override
+    def rules(self) -> Iterator[Violation]:
+        for place, text in enumerate(self.overrides):
+            match = _OVERRIDE.match(text)
+            if match is None:
+                yield Violation(("overrides", place), f"{text!r} is not name=value")
+            elif owner := owner_of(match[1]):
+                yield Violation(("overrides", place), f"{match[1]} is reserved: it is set by {owner}")
+
+
+class Accelerator(Strict):
+    """The devices of one replica."""
+
+    vendor: Literal["NVIDIA", "Ascend", "CPU"] | None = Field(
+        default=None, description="Kind of device; CPU: none. Default: whatever the machine has."
+    )
+    count: int = Field(default=1, ge=1, le=64, description="Devices; with CPU, processes.")
+
+
+class Batch(Strict):
+    """How much one step learns from."""
+
+    prompts: int = Field(default=8, ge=1, le=65536, description="Prompts a step.")
+    mini_batch_prompts: int | None = Field(
+        default=None, ge=1, le=65536, description="Prompts an optimizer step. Default: all of the step."
+    )
+    micro_batch_samples: int | None = Field(
+        default=None, ge=1, le=65536, description="Pictures a forward pass, for memory. Default: the mini-batch."
+    )
+
+    @override
+    def rules(self) -> Iterator[Violation]:
+        if self.mini_batch_prompts and self.prompts % self.mini_batch_prompts:
+            yield Violation(("miniBatchPrompts",), f"{self.mini_batch_prompts} does not divide prompts, {self.prompts}")
+
+
+class Trainer(Strict):
+    """The trainer's size and pace."""
+
+    replicas: int = Field(default=1, ge=1, le=1024, description="Nodes; on one machine, processes.")
+    accelerator: Accelerator = Field(default=Accelerator(), description="The devices of one replica.")
+    total_steps: int = Field(ge=1, le=10_000_000, description="Steps of the whole run.")
+    batch: Batch = Field(default=Batch(), description="How much one step learns from.")
+    learning_rate: float = Field(default=1e-4, ge=0, le=1, description="Of AdamW.")
+    eval_every_steps: int = Field(
+        default=20, ge=0, le=10_000_000, description="Draw the held-out prompts every so often. 0: first and last."
+    )
+
+    @property
+    def devices(self) -> int:
+        """Devices of all replicas."""
+        return self.replicas * self.accelerator.count
+
+
+class WeightSync(Strict):
+    """How new weights reach the engine."""
+
+    transport: Literal["IPC"] = Field(default="IPC", description="IPC: shared memory or device handles of one node.")
+    payload: Literal["LoRA", "Full"] | None = Field(
+        default=None, description="What is sent. Default: LoRA where there is an adapter, else Full."
+    )
+
+
+class Checkpoint(Strict):
+    """What a run can go on from."""
+
+    every_steps: int = Field(default=20, ge=0, le=10_000_000, description="Save every so often. 0: only at the end.")
+    keep: int = Field(default=3, ge=0, le=1000, description="Newest checkpoints to keep. 0: all.")
+    resume: Literal["Auto", "Never"] = Field(default="Auto", description="Auto: go on from the newest checkpoint.")

@@ -1,0 +1,52 @@
+"""PURE: names and values -> assignments in Hydra's notation, so that every value arrives as it left."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TypeAlias
+
+Value: TypeAlias = "str | int | float | bool | Sequence[Value] | None"
+# What Hydra's grammar reads as a text without quotes; words that mean something else are left out.
+_PLAIN = re.compile(r"^[A-Za-z_/.][A-Za-z0-9_./-]*$")
+_WORDS = {"null", "true", "false", "nan", "inf"}
+_BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
+_BEFORE_INTERPOLATION = re.compile(r"(\\*)\$\{")
+
+
+def assignment(name: str, value: Value) -> str:
+    """`name=value`."""
+    return f"{name}={literal(value)}"
+
+
+def literal(value: Value) -> str:
+    """A value as Hydra writes it.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float():
+            if not math.isfinite(value):
+                raise ValueError(f"not a finite number: {value}")
+            return repr(value)
+        case str():
+            return _text(value)
+        case _:
+            return "[" + ",".join(literal(item) for item in value) + "]"
+
+
+def _text(value: str) -> str:
+    """Quoted where needed. Backslashes count only before a quote (Hydra) and before `${` (OmegaConf)."""
+    if _PLAIN.match(value) and value.lower() not in _WORDS:
+        return value
+    escaped = _BEFORE_INTERPOLATION.sub(lambda found: found[1] * 2 + r"\${", value)
+    quoted = _BEFORE_QUOTE.sub(lambda found: found[1] * 2 + (r"\'" if found[2] else ""), escaped)
+    return f"'{quoted}'"

@@ -1,0 +1,54 @@
+"""PURE: where a job runs, and its relative paths there."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+
+from omni_operator.api import DiffusionRLJob
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job runs.
+
+    Attributes:
+        run_folder: absolute path of the folder that the run writes.
+        nodes, devices_per_node: how the trainer's devices are laid out.
+    """
+
+    run_folder: str
+    nodes: int
+    devices_per_node: int
+
+
+def one_machine(job: DiffusionRLJob, runs: str) -> Place:
+    """All of the job's devices on one machine; the run folder is `<runs>/<name of the job>`."""
+    return Place(posixpath.join(runs, job.metadata.name), nodes=1, devices_per_node=job.spec.trainer.devices)
+
+
+def rooted(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:
+    """The job with absolute paths: relative ones start at `folder`, the folder of its YAML file."""
+
+    def absolute(path: str) -> str:
+        return posixpath.normpath(posixpath.join(folder, path))
+
+    spec = job.spec
+    model = (
+        spec.model.model_copy(update={"base": absolute(spec.model.base)}) if spec.model.base_is_folder else spec.model
+    )
+    data = spec.data.model_copy(
+        update={
+            "train": tuple(map(absolute, spec.data.train)),
+            "validation": tuple(map(absolute, spec.data.validation)),
+        }
+    )
+    scorers = []
+    for scorer in spec.reward.scorers:
+        function = scorer.function
+        if function and not function.path.startswith("pkg://"):
+            moved = function.model_copy(update={"path": absolute(function.path)})
+            scorer = scorer.model_copy(update={"function": moved})
+        scorers.append(scorer)
+    reward = spec.reward.model_copy(update={"scorers": tuple(scorers)})
+    return job.model_copy(update={"spec": spec.model_copy(update={"model": model, "data": data, "reward": reward})})

@@ -1,0 +1,216 @@
+"""Jobs are read strictly, and what is wrong with them is said with file, line and the nearest valid name."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from omni_operator.api import DiffusionRLJob, JobError, Problem, load_job, read_job
+from omni_operator.api.reserved import RESERVED
+
+GOOD = textwrap.dedent("""\
+    apiVersion: diffusionrl.io/v1alpha1
+    kind: DiffusionRLJob
+    metadata:
+      name: a-job
+    spec:
+      model:
+        base: ./model
+      data:
+        train: [train.jsonl]
+      reward:
+        scorers:
+        - name: jpeg
+      trainer:
+        totalSteps: 3
+""")
+
+
+def problems(text: str, *assignments: str) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        read_job(text, "job.yaml", assignments)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_the_smallest_job_is_valid() -> None:
+    job = read_job(GOOD, "job.yaml").job
+    assert job.metadata.name == "a-job"
+    assert job.spec.rollout.samples_per_prompt == 8
+
+
+def test_an_unknown_field_is_named_with_its_line_and_the_nearest_valid_one() -> None:
+    text = GOOD + "  rollout:\n    samplesPerPrompt: 4\n    replcas: 1\n"
+    assert problems(text) == ["job.yaml:17: spec.rollout.replcas: unknown field; did you mean 'replicas'?"]
+
+
+def test_an_unknown_field_that_resembles_nothing_gets_the_list_of_fields() -> None:
+    (found,) = problems(GOOD + "  data2: {}\n".replace("data2", "zzzzzz"))
+    assert found.startswith("job.yaml:15: spec.zzzzzz: unknown field; the fields here are model, data, reward")
+
+
+def test_a_wrong_key_inside_a_list_has_the_line_of_the_key() -> None:
+    text = GOOD.replace("- name: jpeg", "- name: jpeg\n      wieght: 2")
+    assert problems(text) == ["job.yaml:13: spec.reward.scorers[0].wieght: unknown field; did you mean 'weight'?"]
+
+
+def test_every_problem_is_shown_in_the_order_of_the_file() -> None:
+    text = GOOD.replace("a-job", "A_job").replace("totalSteps: 3", "totalSteps: 0\n    replcas: 1") + "  sed: 1\n"
+    found = problems(text)
+    assert [line.split(": ")[1] for line in found] == [
+        "metadata.name", "spec.trainer.totalSteps", "spec.trainer.replcas", "spec.sed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("totalSteps: 3", 'totalSteps: "3"'), "must be a whole number, not '3'"),
+        (("totalSteps: 3", "totalSteps: 3.5"), "must be a whole number, not 3.5"),
+        (("totalSteps: 3", "totalSteps: true"), "must be a whole number, not true"),
+        (("totalSteps: 3", "learningRate: 0.1"), "totalSteps: must be given: steps of the whole run"),
+        (("[train.jsonl]", "train.jsonl"), "must be a list, not 'train.jsonl'"),
+        (("base: ./model", "base: ~/model"), "'~' is another folder on another machine"),
+        (("base: ./model", 'base: "a\\nb"'), "spec.model.base: 'a\\nb' has a form that is not allowed"),
+        (("- name: jpeg", "- name: jpg"), "did you mean 'jpeg'?"),
+        (("- name: jpeg", "- {name: a, builtin: jpeg, http: {url: 'http://x'}}"), "a scorer is one thing"),
+        (("- name: jpeg", "- {name: jpeg, weight: 0}"), "all weights are 0"),
+        (("- name: jpeg", "- {name: jpeg}\n    - {name: jpeg}"), "2 scorers are called 'jpeg'"),
+        (("- name: jpeg", "- {name: jpeg, settings: {path: x}}"), "is a field of the scorer itself"),
+        (("- name: jpeg", "- {name: jpeg, settings: {quality: {a: 1}}}"), "a setting is a text, a number"),
+        (("- name: jpeg", '- {name: jpeg, settings: {quality: ["a\\nb"]}}'), "text has one line"),
+        (("- name: jpeg", "- {name: jpeg, settings: {quality: .inf}}"), "must be a finite number"),
+        (("totalSteps: 3", "totalSteps: 3\n    learningRate: .nan"), "must be a finite number"),
+        (("totalSteps: 3", "totalSteps: 3\n    learning_rate: 0.1"), "did you mean 'learningRate'?"),
+        (("kind: DiffusionRLJob", "kind: RayJob"), "kind: must be DiffusionRLJob, not 'RayJob'"),
+        (("name: a-job", f"name: {'a' * 44}"), "is too long: at most 43"),
+        (("  trainer:\n", "  trainer:\n    accelerator: {vendor: Nvidia}\n"), "did you mean 'NVIDIA'?"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_in_words(change: tuple[str, str], said: str) -> None:
+    (found,) = problems(GOOD.replace(*change))
+    assert said in found
+
+
+@pytest.mark.parametrize(
+    ("assignments", "at", "said"),
+    [
+        (["spec.weightSync.payload=Full"], "spec.weightSync.payload", "an adapter is sent as LoRA"),
+        (
+            ["spec.model.lora.enabled=false", "spec.weightSync.payload=LoRA"],
+            "spec.weightSync.payload",
+            "no adapter to send",
+        ),
+        (["spec.trainer.replicas=2"], "spec.rollout.replicas", "Colocated engines share the trainer's devices"),
+        (["spec.rollout.samplesPerPrompt=1"], "spec.rollout.samplesPerPrompt", "at least 2 are needed"),
+        (
+            ["spec.trainer.replicas=3", "spec.rollout.replicas=3"],
+            "spec.trainer.batch.prompts",
+            "which 3 devices cannot share evenly",
+        ),
+        (["spec.rollout.sampler.window={size: 4, end: 11}"], "spec.rollout.sampler.window.end", "has 10 steps"),
+        (["spec.rollout.sampler.window={size: 4, end: 3}"], "spec.rollout.sampler.window.size", "do not fit"),
+        (["spec.rollout.pipeline.steps=1"], "spec.rollout.pipeline.steps", "trains on nothing"),
+        (["spec.trainer.batch={prompts: 8, miniBatchPrompts: 3}"], "spec.trainer.batch.miniBatchPrompts", "divide"),
+        (["spec.algorithm.overrides=[verbose]"], "spec.algorithm.overrides[0]", "is not name=value"),
+    ],
+)
+def test_a_rule_between_fields_points_at_a_field(assignments: list[str], at: str, said: str) -> None:
+    (found,) = problems(GOOD, *assignments)
+    assert f" {at}: " in found
+    assert said in found
+
+
+@pytest.mark.parametrize("setting", [*RESERVED, "reward", "+trainer.seed", "reward.custom_reward_function.path"])
+def test_an_override_of_what_a_field_sets_is_refused(setting: str) -> None:
+    (found,) = problems(GOOD + f"  algorithm:\n    overrides:\n    - a.b=1\n    - {setting}=1\n")
+    assert found.startswith("job.yaml:18: spec.algorithm.overrides[1]: ")
+    assert "is reserved: it is set by" in found
+
+
+def test_assigned_values_replace_the_file_and_are_named_when_they_are_wrong() -> None:
+    loaded = read_job(GOOD, "job.yaml", ["spec.trainer.totalSteps=9", "spec.rollout.pipeline.steps=4"])
+    assert (loaded.job.spec.trainer.total_steps, loaded.job.spec.rollout.pipeline.steps) == (9, 4)
+    assert problems(GOOD, "spec.trainer.totalStps=9") == [
+        "--set spec.trainer.totalStps=9: spec.trainer.totalStps: unknown field; did you mean 'totalSteps'?"
+    ]
+    assert problems(GOOD, "spec.reward.scorers.3.name=jpeg") == [
+        "--set spec.reward.scorers.3.name=jpeg: there is nothing at 3"
+    ]
+    assert problems(GOOD, "spec.seed") == ["--set spec.seed: write spec.field=value"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "job.yaml: expected one job, found 0 documents"),
+        ("- 1\n", "job.yaml: expected one job, found a list or a single value"),
+        (GOOD + "---\n" + GOOD, "job.yaml: expected one job, found 2 documents"),
+        (GOOD + "kind: DiffusionRLJob\n", "job.yaml:15: not valid YAML: found duplicate key"),
+        (GOOD + "  x: [1\n", "not valid YAML"),
+        ("a: \x07\n", "not valid YAML"),
+    ],
+)
+def test_what_is_no_job_at_all_is_refused(text: str, said: str) -> None:
+    (found,) = problems(text)
+    assert said in found
+
+
+def test_a_missing_file_and_a_binary_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="there is no such file"):
+        load_job(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(JobError, match="not a text in UTF-8"):
+        load_job(tmp_path / "binary.yaml")
+
+
+def test_a_dumped_document_is_the_same_job_and_keeps_comments() -> None:
+    loaded = read_job(GOOD.replace("name: jpeg", "name: jpeg  # small files"), "job.yaml", ["spec.seed=5"])
+    again = read_job(loaded.document.dump(), "again.yaml")
+    assert again.job == loaded.job
+    assert "# small files" in loaded.document.dump()
+
+
+def test_what_a_cluster_adds_to_the_metadata_is_not_refused() -> None:
+    text = GOOD.replace("name: a-job", "name: a-job\n  uid: 1-2\n  managedFields: []") + "status: {attempts: 1}\n"
+    assert read_job(text, "job.yaml").job.metadata.name == "a-job"
+
+
+def test_every_field_is_described() -> None:
+    def models(model: type[BaseModel]) -> set[type[BaseModel]]:
+        found = {model}
+        for info in model.model_fields.values():
+            for inner in [info.annotation, *getattr(info.annotation, "__args__", ())]:
+                if isinstance(inner, type) and issubclass(inner, BaseModel):
+                    found |= models(inner)
+        return found
+
+    every = models(DiffusionRLJob)
+    assert len(every) > 15
+    assert [f"{m.__name__}.{n}" for m in every for n, info in m.model_fields.items() if not info.description] == []
+
+
+junk: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.sampled_from(["spec", "spec.model", "spec.rollout", "spec.reward.scorers", "metadata", "spec.data.train"]), junk
+)
+def test_any_value_anywhere_gives_a_job_or_problems_in_words(path: str, value: Any) -> None:
+    import json
+
+    found: tuple[Problem, ...] | None = None
+    try:
+        read_job(GOOD, "job.yaml", [f"{path}={json.dumps(value)}"])
+    except JobError as error:
+        found = error.problems
+    assert found is None or (found and all(problem.text and problem.where for problem in found))

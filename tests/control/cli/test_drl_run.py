@@ -1,0 +1,268 @@
+"""`drl run`: shows progress, stops cleanly, explains failures, leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Drl = Callable[..., tuple[int, str]]
+Start = Callable[..., "subprocess.Popen[str]"]
+WriteJob = Callable[..., Path]
+
+
+def until(process: subprocess.Popen[str], text: str) -> list[str]:
+    """Read lines up to the first that holds `text`."""
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line.rstrip("\n"))
+        if text in line:
+            return seen
+    raise AssertionError(f"no line with {text!r} in {seen}")
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_run_is_shown_line_by_line_and_summed_up(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+    code, said = drl("run", write_job())
+    lines = said.splitlines()
+    assert code == 0, said
+    folder = tmp_path / "runs" / "a-job"
+    assert lines == [
+        f"a-job: running in {folder}, log in {folder / 'train.log'}",
+        "starting Ray ...",
+        "held-out reward 0.500 ± 0.035 after step 0",
+        *[
+            f"step {step}/3  reward 0.4{step}0 ± 0.210  9.12 images/s  generate 5.2 s  reward 0.04 s  update 7.2 s  "
+            f"sync 0.12 s  weights v{step}  ETA {2 * (3 - step)}s"
+            for step in (1, 2, 3)
+        ],
+        "held-out reward 0.595 ± 0.034, 59.5% right after step 3",
+        "held-out reward 0.500 ± 0.035 at step 0 -> 0.595 ± 0.034, 59.5% right at step 3 (200 pictures)",
+        f"adapter and state: {folder / 'checkpoints' / 'step_000003'}",
+        f"report: {folder / 'report.html'}",
+    ]
+
+
+def test_the_run_folder_holds_job_and_overrides(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+    job = write_job()
+    drl("run", job, "--set", "spec.seed=7")
+    folder = tmp_path / "runs" / "a-job"
+    _, rendered = drl("render", job, "--set", "spec.seed=7")
+    assert (folder / "overrides.txt").read_text() == rendered
+    kept = (folder / "job.yaml").read_text()
+    assert "# a folder beside this file" in kept
+    assert str(tmp_path / "model") in kept
+    # The copy is the same job, wherever it lies.
+    code, said = drl("run", folder / "job.yaml")
+    assert code == 0
+    assert "has finished already" in said
+
+
+def test_the_trainers_variables_fit_the_machine_and_the_users_stay(
+    write_job: WriteJob, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    start("run", write_job()).communicate()
+    given = json.loads((tmp_path / "runs" / "a-job" / "environment.json").read_text())
+    wanted = {
+        "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0", "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "0",
+    }  # fmt: skip
+    assert {name: given[name] for name in wanted} == wanted
+
+
+def test_a_finished_run_is_not_run_again_until_it_is_made_longer(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+    job = write_job()
+    drl("run", job)
+    code, said = drl("run", job)
+    assert (code, said.splitlines()[0]) == (
+        0, "a-job has finished already; --fresh runs it again, more totalSteps go on",
+    )  # fmt: skip
+    code, said = drl("run", job, "--set", "spec.trainer.totalSteps=5")
+    assert code == 0
+    assert "going on from the checkpoint of step 3 of 5" in said
+    steps = [json.loads(line)["step"] for line in (tmp_path / "runs/a-job/metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 2, 3, 4, 5]
+
+
+def test_another_job_in_the_folder_is_refused_and_fresh_keeps_it_aside(
+    write_job: WriteJob, drl: Drl, tmp_path: Path
+) -> None:
+    job = write_job()
+    drl("run", job)
+    code, said = drl("run", job, "--set", "spec.trainer.learningRate=0.5")
+    assert code == 2
+    assert "what differs:\n  spec.trainer.learningRate\n--fresh keeps it aside" in said
+    code, said = drl("run", job, "--set", "spec.trainer.learningRate=0.5", "--fresh")
+    assert code == 0
+    assert "going on" not in said
+    assert (tmp_path / "runs" / "a-job-before-1" / "report.html").is_file()
+
+
+def test_a_folder_that_is_no_run_is_refused(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a-job").mkdir(parents=True)
+    (tmp_path / "runs" / "a-job" / "thesis.tex").write_text("years of work")
+    code, said = drl("run", write_job())
+    assert code == 2
+    assert "something that is not a run" in said
+    assert (tmp_path / "runs" / "a-job" / "thesis.tex").exists()
+
+
+def test_ctrl_c_ends_with_a_checkpoint_and_the_next_run_goes_on(
+    write_job: WriteJob, start: Start, drl: Drl, tmp_path: Path
+) -> None:
+    job = write_job("wait")
+    process = start("run", job)
+    until(process, "step 1/3")
+    process.send_signal(signal.SIGINT)
+    seen = until(process, "stopping after this step, with a checkpoint; Ctrl-C again ends it at once")
+    rest, _ = process.communicate()
+    assert process.returncode == 130
+    assert rest.splitlines() == ["stopped after step 1 of 3; checkpoint of step 1", f"go on with: drl run {job}"]
+    assert seen
+    code, said = drl("run", job)
+    assert code == 0
+    assert "going on from the checkpoint of step 1 of 3" in said
+
+
+def test_a_trainer_that_will_not_stop_is_killed_with_all_it_started(
+    write_job: WriteJob, start: Start, tmp_path: Path
+) -> None:
+    process = start("run", write_job("stubborn"), "--patience", "0")
+    until(process, "step 1/3")
+    trainer, child = map(int, (tmp_path / "runs" / "a-job" / "pids").read_text().split())
+    segment = Path("/dev/shm") / f"psm_drltest{trainer}"
+    assert alive(trainer)
+    assert alive(child)
+    assert segment.exists()
+    process.send_signal(signal.SIGINT)
+    until(process, "stopping after this step")
+    process.send_signal(signal.SIGINT)
+    seen = until(process, "killing it")
+    assert "ending it at once; Ctrl-C again kills it" in seen
+    rest, _ = process.communicate()
+    assert process.returncode == 130
+    assert "ended what the trainer had left running: python" in rest
+    assert f"removed what the trainer had left in /dev/shm: {segment.name}" in rest
+    assert not alive(trainer)
+    assert not alive(child)
+    assert not segment.exists()
+
+
+def test_a_process_that_outlives_a_good_run_is_ended_and_named(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+    code, said = drl("run", write_job("litter"), "--patience", "0")
+    trainer, child = map(int, (tmp_path / "runs" / "a-job" / "pids").read_text().split())
+    assert code == 0
+    assert "ended what the trainer had left running: python" in said
+    assert not alive(child)
+    assert not (Path("/dev/shm") / f"psm_drltest{trainer}").exists()
+
+
+def test_a_failure_is_explained_with_the_lines_that_matter(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+    code, said = drl("run", write_job("fail"))
+    assert code == 1
+    assert "failed: the trainer ended with exit code 1" in said
+    assert "  | RuntimeError: the reward server is away" in said
+    assert "INFO" not in said
+    assert said.splitlines()[-1] == f"the whole log: {tmp_path / 'runs' / 'a-job' / 'train.log'}"
+
+
+def test_a_killed_trainer_is_called_killed(write_job: WriteJob, drl: Drl) -> None:
+    code, said = drl("run", write_job("die"))
+    assert code == 1
+    assert "failed: killed (SIGKILL), often for its memory" in said
+
+
+def test_a_second_run_of_the_same_job_is_refused(write_job: WriteJob, start: Start, drl: Drl) -> None:
+    job = write_job("wait")
+    process = start("run", job)
+    until(process, "step 1/3")
+    code, said = drl("run", job)
+    assert code == 2
+    assert "this job is running already (process " in said
+    assert str(process.pid) in said
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 130
+
+
+def test_a_reader_that_goes_away_does_not_leave_the_run_behind(
+    write_job: WriteJob, start: Start, tmp_path: Path
+) -> None:
+    process = start("run", write_job("stubborn"), "--patience", "0", stderr=subprocess.DEVNULL)
+    until(process, "step 1/3")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    trainer, child = map(int, (tmp_path / "runs" / "a-job" / "pids").read_text().split())
+    assert process.returncode != 0
+    assert not alive(trainer)
+    assert not alive(child)
+
+
+def test_a_terminal_gets_a_bar(write_job: WriteJob, start: Start) -> None:
+    ours, theirs = pty.openpty()
+    process = start("run", write_job(), stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:  # how a terminal says that nobody writes to it any more
+        pass
+    os.close(ours)
+    process.wait()
+    text = shown.decode()
+    assert process.returncode == 0
+    assert "3/3" in text
+    assert "reward 0.430 ± 0.210  9.12 images/s  weights v3  ETA 0s" in text
+    assert "held-out reward 0.595" in text
+
+
+def test_what_would_fail_later_is_refused_at_once(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+    job = write_job()
+    (tmp_path / "train.jsonl").unlink()
+    (tmp_path / "model" / "model_index.json").unlink()
+    code, said = drl("run", job, "--set", "spec.reward.scorers=[{name: mine, function: {path: no.py}}]")
+    assert code == 2
+    assert f"{job}:6: spec.model.base: no model in {tmp_path / 'model'}" in said
+    assert f"{job}:7: spec.data.train.0: there is no readable file {tmp_path / 'train.jsonl'}" in said
+    assert "spec.reward.scorers.0.function.path: there is no file" in said
+    assert "3 problems" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_trainer_that_cannot_be_started_is_said(write_job: WriteJob, drl: Drl) -> None:
+    code, said = drl("run", write_job(), "--set", "spec.algorithm.entrypoint=[no-such-program]")
+    assert code == 2
+    assert "spec.algorithm.entrypoint: there is no program 'no-such-program' here" in said
+
+
+def test_steps_and_seed_have_short_options(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+    assert drl("run", write_job(), "--steps", "1", "--seed", "9")[0] == 0
+    overrides = (tmp_path / "runs" / "a-job" / "overrides.txt").read_text().splitlines()
+    assert {"trainer.total_training_steps=1", "trainer.seed=9", "data.seed=9"} <= set(overrides)
+
+
+def test_a_trainer_ends_when_drl_is_killed(write_job: WriteJob, start: Start, tmp_path: Path) -> None:
+    process = start("run", write_job("wait"))
+    until(process, "step 1/3")
+    trainer = os.pidfd_open(int((tmp_path / "runs" / "a-job" / "pids").read_text()))
+    process.kill()
+    process.wait()
+    select.select([trainer], [], [])  # the trainer's end; the test's own deadline if there is none
+    os.close(trainer)
+    events = (tmp_path / "runs" / "a-job" / "progress.jsonl").read_text().splitlines()
+    assert json.loads(events[-1])["event"] == "stopped"

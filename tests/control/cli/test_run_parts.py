@@ -1,0 +1,227 @@
+"""The parts of `drl run` that decide: following, progress, signals, logs, shared memory, diagnosis."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_operator.cli import log_tail, outcome, progress
+from omni_operator.cli.doctor import diagnosis
+from omni_operator.cli.following import Follower, Malformed, records
+from omni_operator.cli.machine import STACK, Devices, Machine
+from omni_operator.cli.processes import Process, descendants
+from omni_operator.cli.run import environment
+from omni_operator.cli.shared_memory import Before
+from omni_operator.cli.supervise import Escalation
+
+GIB = 1024**3
+GOOD = Machine(
+    python=(3, 11), cpus=2, memory=8 * GIB, memory_free=6 * GIB, shared_memory=4 * GIB, shared_memory_free=4 * GIB,
+    disk_free=50 * GIB, compiler="/usr/bin/cc", devices=(), installed=dict.fromkeys(STACK, "1.0"), pinned={},
+    reference=None,
+)  # fmt: skip
+
+
+@given(
+    lines=st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=5), max_size=3), max_size=6),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+)
+def test_a_follower_sees_every_line_once_however_the_writes_are_cut(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]], cuts: list[int]
+) -> None:
+    path = tmp_path_factory.mktemp("follow") / "progress.jsonl"
+    follower = Follower(path)
+    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+    seen: list[object] = []
+    edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    for begin, end in itertools.pairwise(edges):
+        with path.open("ab") as file:
+            file.write(data[begin:end])
+        seen += follower.new()
+    assert seen == lines
+
+
+def test_a_follower_begins_at_the_end_and_mends_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    path.write_text('{"event": "old"}\n{"event": "cut o')
+    follower = Follower(path)
+    with path.open("a") as file:
+        file.write('{"event": "new"}\n[1]\nnot json\n')
+    assert list(follower.new()) == [{"event": "new"}, Malformed("[1]"), Malformed("not json")]
+    assert list(follower.new()) == []
+    # Whoever reads the whole file later finds the new line too, not glued to the old half.
+    assert {"event": "new"} in list(records(path))
+
+
+def test_what_is_known_follows_the_events() -> None:
+    known = progress.Known()
+    for event in (
+        {"event": "start", "total_steps": 9, "resumed_from": 4},
+        {"event": "phase", "text": "starting Ray"},
+        {"event": "step", "step": 5, "reward/mean": 0.5},
+        {"event": "unheard-of"},
+        {"event": "checkpoint", "path": "/c"},
+        {"event": "error", "message": "broken", "kind": "StaleSample"},
+    ):
+        known = progress.after(known, event)
+    assert (known.total, known.step, known.resumed_from, known.checkpoint) == (9, 5, 4, "/c")
+    assert known.failure == "StaleSample: broken"
+    assert not known.done
+
+
+def test_a_step_without_some_numbers_still_has_a_line() -> None:
+    assert progress.step_line({"step": 3, "reward/mean": None}, 10) == "step  3/10  reward not finite  weights v?"
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "shown"),
+    [
+        (0.305, 0.00312, "0.305 ± 0.003"), (12.34, 3.456, "12.3 ± 3.5"), (-1.5, 0.25, "-1.50 ± 0.25"),
+        (1234.5, 200.4, "1234 ± 200"), (0.305, 0.00001, "0.305 ± 1.00e-05"), (0.5, 0.0, "0.500 ± 0.000"),
+        (1e-6, 2e-7, "1.00e-06 ± 2.00e-07"), (0.5, None, "0.500"),
+    ],
+)  # fmt: skip
+def test_mean_and_spread_have_the_same_decimals(mean: float, deviation: float | None, shown: str) -> None:
+    assert progress.spread(mean, deviation) == shown
+
+
+@given(st.floats(0, 1e9))
+def test_durations_and_numbers_are_short(value: float) -> None:
+    assert len(progress.number(value)) <= 10
+    assert progress.duration(value)[-1] in "sm"
+
+
+@given(st.lists(st.floats(0, 5), min_size=1, max_size=6), st.floats(0, 20))
+def test_requests_escalate_and_a_kill_comes_once(gaps: list[float], patience: float) -> None:
+    escalation, now, sent = Escalation(patience), 0.0, []
+    for gap in gaps:
+        now += gap
+        sent.append(escalation.request(now))
+    assert sent[:2] == [signal.SIGINT, signal.SIGTERM][: len(sent)]
+    assert all(number == signal.SIGKILL for number in sent[2:])
+    late = now + patience + 1
+    assert escalation.overdue(late) == (signal.SIGKILL if len(sent) == 2 else None)
+    assert escalation.overdue(late + 1) is None
+
+
+def test_nothing_is_overdue_before_its_time() -> None:
+    escalation = Escalation(patience=10)
+    escalation.request(0)
+    assert escalation.overdue(1e9) is None
+    escalation.request(5)
+    assert escalation.overdue(14.9) is None
+    assert escalation.overdue(15) == signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "stopped"),
+    [(130, 1, True), (-2, 1, True), (1, 1, False), (1, 2, True), (-9, 1, False), (-9, 2, True), (130, 0, False)],
+)
+def test_a_failure_is_not_taken_for_a_stop(code: int, asked: int, stopped: bool) -> None:
+    assert outcome.was_stopped(code, asked) is stopped
+
+
+@pytest.mark.parametrize(
+    ("code", "failure", "out_of_memory", "said"),
+    [
+        (1, "StaleSample: 3 of 4", False, "StaleSample: 3 of 4"),
+        (1, None, False, "the trainer ended with exit code 1"),
+        (-11, None, False, "ended by SIGSEGV"),
+        (-9, None, True, "the kernel killed it for its memory"),
+        (1, "a worker died", True, "the kernel killed it for its memory; a worker died"),
+    ],
+)
+def test_the_reason_of_a_failure(code: int, failure: str | None, out_of_memory: bool, said: str) -> None:
+    assert outcome.reason(code, failure, out_of_memory=out_of_memory) == said
+
+
+def test_the_last_traceback_is_the_meaningful_part_of_a_log() -> None:
+    log = [
+        "INFO starting", "Traceback (most recent call last):", "  old", "ValueError: old",
+        "\x1b[36m(WorkerDict pid=12)\x1b[0m Traceback (most recent call last):",
+        "\x1b[36m(WorkerDict pid=12)\x1b[0m   File \"a.py\", line 1, in f", "    g()", "    ^^^",
+        "verl_omni.errors.StaleSample: 3 of 4", "INFO shutting down", "",
+    ]  # fmt: skip
+    assert log_tail.meaningful(log) == [
+        "Traceback (most recent call last):", '  File "a.py", line 1, in f', "    g()",
+        "verl_omni.errors.StaleSample: 3 of 4",
+    ]  # fmt: skip
+
+
+@given(st.lists(st.text(max_size=30)), st.integers(3, 20))
+def test_a_tail_is_never_longer_than_asked(lines: list[str], limit: int) -> None:
+    assert len(log_tail.meaningful(lines, limit)) <= limit
+
+
+def test_only_new_segments_of_ours_that_nobody_uses_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "psm_old").touch()
+    before = Before.look(tmp_path)
+    for name in ("psm_new", "torch_1_2_3", "verl_omni_weights_1", "someone_elses", "psm_used", "psm_mapped"):
+        (tmp_path / name).write_bytes(b"x")
+    with (tmp_path / "psm_used").open(), (tmp_path / "psm_mapped").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+        file.close()
+        removed = before.clean(tmp_path)
+        mapped.close()
+    assert removed == ["psm_new", "torch_1_2_3", "verl_omni_weights_1"]
+    assert sorted(os.listdir(tmp_path)) == ["psm_mapped", "psm_old", "psm_used", "someone_elses"]
+
+
+@given(st.lists(st.integers(0, 30), max_size=30))
+def test_descendants_are_those_whose_parents_lead_to_the_root(parents: list[int]) -> None:
+    # Process i + 1 has a parent with a smaller number, so there are no cycles.
+    processes = [Process(i + 1, parent % (i + 1), f"p{i}", zombie=False) for i, parent in enumerate(parents)]
+    parent_of = {process.pid: process.parent for process in processes}
+
+    def below(pid: int) -> bool:
+        return parent_of.get(pid) == 1 or (pid in parent_of and below(parent_of[pid]))
+
+    found = [process.pid for process in descendants(processes, 1)]
+    assert sorted(found) == [pid for pid in sorted(parent_of) if below(pid)]
+
+
+def test_the_users_variables_win() -> None:
+    assert environment({"OMP_NUM_THREADS": "8"}, cpu=True)["OMP_NUM_THREADS"] == "8"
+    assert "VERL_PLATFORM" not in environment({}, cpu=False)
+
+
+def test_a_good_machine_misses_nothing() -> None:
+    found = list(diagnosis(GOOD))
+    assert {finding.level for finding in found} == {"ok"}
+    assert "the host's processor" in found[-1].text
+    with_devices = replace(GOOD, devices=(Devices("NVIDIA", 2, ("NVIDIA H100",)),))
+    assert list(diagnosis(with_devices))[-1].text == "a run here uses 2 NVIDIA devices"
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "said"),
+    [
+        ({"python": (3, 13)}, "missing", "use Python 3.11 or 3.12"),
+        ({"shared_memory": 0}, "missing", "mount a tmpfs there"),
+        ({"shared_memory_free": 64 * 2**20}, "note", "docker run --shm-size 2g"),
+        ({"memory_free": GIB}, "note", "about 4 GiB"),
+        ({"disk_free": GIB}, "note", "checkpoints may not fit"),
+        ({"compiler": None}, "note", "gcc"),
+        ({"installed": {"verl": None}}, "missing", "pip install 'omni-operator[train]'"),
+        ({"installed": {"verl": "0.8"}, "pinned": {"verl": "0.9.1"}}, "missing", "tested with 0.9.1"),
+        ({"reference": "0.1"}, "missing", "pip uninstall verl-omni"),
+    ],
+)
+def test_each_lack_is_named_with_its_remedy(change: dict[str, object], level: str, said: str) -> None:
+    found = [finding for finding in diagnosis(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
+    assert [finding.level for finding in found] == [level]
+    assert said in f"{found[0].text} {found[0].remedy}"
+
+
+def test_a_local_build_of_the_tested_version_is_good() -> None:
+    built = replace(GOOD, installed={"vllm": "0.28.0+cpu"}, pinned={"vllm": "0.28.0"})
+    assert {finding.level for finding in diagnosis(built)} == {"ok"}

@@ -1,0 +1,117 @@
+"""`drl` works, and says what is missing, where only its own dependencies are installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+BANNED = {"torch", "ray", "vllm", "vllm_omni", "verl", "verl_omni", "kopf", "hydra", "omegaconf", "numpy"}
+DEPENDENCIES = ("pydantic", "rich", "ruamel.yaml", "typer")
+
+
+def closure(names: tuple[str, ...]) -> set[str]:
+    """Distributions and all that they require, extras left out."""
+    found: set[str] = set()
+    todo = list(names)
+    while todo:
+        name = todo.pop()
+        try:
+            required = distribution(name).requires or []
+        except PackageNotFoundError:
+            continue  # required on another platform only
+        if name not in found:
+            found.add(name)
+            todo += [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in required if "extra ==" not in line]
+    return found
+
+
+@pytest.fixture(scope="module")
+def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the command's dependencies and nothing else."""
+    site = tmp_path_factory.mktemp("site")
+    for name in closure(DEPENDENCIES):
+        for file in distribution(name).files or []:
+            top = file.parts[0]
+            target = Path(str(distribution(name).locate_file(top)))
+            if top not in ("..", "__pycache__") and not (site / top).exists() and target.exists():
+                (site / top).symlink_to(target)
+    return site
+
+
+def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{site}:{ROOT / 'operator'}"}
+    return subprocess.run(
+        [sys.executable, "-S", *arguments], env=environment, cwd=site, capture_output=True, text=True, check=False
+    )
+
+
+def drl(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(site, "-m", "omni_operator.cli", *arguments)
+
+
+def test_importing_the_command_imports_nothing_of_the_training_stack() -> None:
+    code = "import sys, omni_operator.cli.main; print(' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    imported = set(result.stdout.split())
+    assert "pydantic" in imported
+    assert imported & BANNED == set()
+
+
+def test_jobs_are_validated_and_rendered_without_the_training_stack(slim: Path) -> None:
+    example = str(ROOT / "examples" / "shapes-grpo.yaml")
+    assert drl(slim, "validate", example).stdout == f"{example}: shapes-grpo is valid\n"
+    assert "trainer.total_training_steps=120" in drl(slim, "render", example).stdout.splitlines()
+
+
+def test_the_doctor_names_what_is_missing_and_how_to_get_it(slim: Path) -> None:
+    result = drl(slim, "doctor")
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    place = lines.index("MISSING torch is not installed")
+    assert "pip install 'omni-operator[train]'" in lines[place + 1]
+    assert lines[-1].endswith("missing: a run would not work")
+
+
+@pytest.mark.parametrize("arguments", [("model", "tiny", "sd3", "m"), ("model", "shapes", "m"), ("report", "a-run")])
+def test_commands_of_the_training_stack_say_in_one_line_what_is_missing(slim: Path, arguments: tuple[str, ...]) -> None:
+    (slim / "runs" / "a-run").mkdir(parents=True, exist_ok=True)
+    (slim / "runs" / "a-run" / "metrics.jsonl").touch()
+    result = drl(slim, *arguments)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("torch, ray, verl, ")
+    assert line.endswith("not installed: pip install 'omni-operator[train]' (in a clone: make setup)")
+
+
+def test_a_run_without_the_training_stack_is_refused_in_words(slim: Path) -> None:
+    result = drl(slim, "run", str(ROOT / "examples" / "sd3-tiny-cpu.yaml"), "--runs", str(slim / "runs"))
+    assert result.returncode == 2
+    assert "not installed: pip install 'omni-operator[train]'" in result.stderr
+
+
+def test_the_report_of_an_unknown_run_names_the_known_ones(slim: Path) -> None:
+    (slim / "runs" / "b-run").mkdir(parents=True, exist_ok=True)
+    (slim / "runs" / "b-run" / "metrics.jsonl").touch()
+    result = drl(slim, "report", "c-run")
+    assert result.returncode == 2
+    assert "no run 'c-run'; runs in runs: " in result.stderr
+    assert "b-run" in result.stderr
+
+
+def test_every_wrong_job_is_reported_and_right_ones_too(slim: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text((ROOT / "examples" / "shapes-jpeg.yaml").read_text().replace("  rollout:", "  rolout:"))
+    right = str(ROOT / "examples" / "shapes-jpeg.yaml")
+    line = 1 + wrong.read_text().splitlines().index("  rolout:")
+    result = drl(slim, "validate", str(wrong), right)
+    assert result.returncode == 2
+    assert f"{wrong}:{line}: spec.rolout: unknown field; did you mean 'rollout'?" in result.stderr
+    assert result.stdout == f"{right}: shapes-jpeg is valid\n"

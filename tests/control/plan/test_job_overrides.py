@@ -1,0 +1,132 @@
+"""A job's overrides: the reference's names of settings, one way to say each, the same every time."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob, read_job
+from omni_operator.api.reserved import RESERVED, owner_of
+
+BASE = """
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: ./model, lora: {rank: 4, alpha: 8}}
+  data: {train: [t.jsonl], validation: [sub/../v.jsonl]}
+  reward:
+    scorers: [{name: jpeg, settings: {quality: 50}}]
+  rollout:
+    sampler: {window: {size: 2, end: 4}}
+  trainer: {totalSteps: 3, batch: {prompts: 8, microBatchSamples: 16}}
+"""
+
+
+def job(*assignments: str) -> DiffusionRLJob:
+    return plan.rooted(read_job(BASE, "job.yaml", assignments).job, "/project/jobs")
+
+
+def settings(*assignments: str) -> dict[str, object]:
+    one = job(*assignments)
+    return dict(plan.settings(one, plan.one_machine(one, "/runs")))
+
+
+def test_relative_paths_start_at_the_folder_of_the_file() -> None:
+    made = settings()
+    assert made["actor_rollout_ref.model.path"] == "/project/jobs/model"
+    assert made["data.train_files"] == ("/project/jobs/t.jsonl",)
+    assert made["data.val_files"] == ("/project/jobs/v.jsonl",)
+    assert made["trainer.default_local_dir"] == "/runs/a-job"
+
+
+def test_a_model_id_and_absolute_paths_stay() -> None:
+    made = settings("spec.model.base=Qwen/Qwen-Image", "spec.data.train=[/data/t.jsonl]")
+    assert made["actor_rollout_ref.model.path"] == "Qwen/Qwen-Image"
+    assert made["data.train_files"] == ("/data/t.jsonl",)
+
+
+@pytest.mark.parametrize(
+    ("base", "path"),
+    [
+        ("shapes-sd3", "/project/jobs/shapes-sd3"), ("./models/sd3", "/project/jobs/models/sd3"),
+        ("../sd3", "/project/sd3"), ("/m/sd3", "/m/sd3"), ("a/b/c", "/project/jobs/a/b/c"), ("Qwen/Qwen-Image",) * 2,
+    ],
+)  # fmt: skip
+def test_a_base_with_one_slash_and_no_dot_is_a_model_id(base: str, path: str) -> None:
+    assert settings(f"spec.model.base={base}")["actor_rollout_ref.model.path"] == path
+
+
+def test_one_scorer_is_set_by_name_with_its_settings() -> None:
+    made = settings()
+    assert (made["reward.scorer"], made["reward.scorer_kwargs.quality"]) == ("jpeg", 50)
+    assert "reward.reward_manager.name" not in made
+
+
+def test_a_function_of_the_user_is_a_custom_reward_function() -> None:
+    made = settings("spec.reward.scorers=[{name: mine, function: {path: r.py, name: score}}]")
+    assert made["reward.custom_reward_function.path"] == "/project/jobs/r.py"
+    assert made["reward.custom_reward_function.name"] == "score"
+    module = settings("spec.reward.scorers=[{name: mine, function: {path: 'pkg://my.rewards'}}]")
+    assert module["reward.custom_reward_function.path"] == "pkg://my.rewards"
+
+
+def test_a_server_is_the_http_scorer() -> None:
+    made = settings("spec.reward.scorers=[{name: judge, http: {url: 'http://judge:80/', attempts: 5}}]")
+    assert made["reward.scorer"] == "http"
+    assert made["reward.scorer_kwargs.url"] == "http://judge:80/"
+    assert made["reward.scorer_kwargs.attempts"] == 5
+
+
+def test_several_scorers_are_weighted() -> None:
+    made = settings(
+        "spec.reward.scorers=[{name: jpeg, weight: 2.0}, {name: red, builtin: color, required: false},"
+        " {name: mine, function: {path: /r.py}, settings: {k: [1]}}]"
+    )
+    assert made["reward.reward_manager.name"] == "MultiVisualRewardManager"
+    assert made["reward.reward_functions.jpeg.weight"] == 2.0
+    assert made["reward.reward_functions.red.name"] == "color"
+    assert made["reward.reward_functions.red.required"] is False
+    assert made["reward.reward_functions.mine.path"] == "/r.py"
+    assert made["reward.reward_functions.mine.k"] == [1]
+
+
+def test_devices_of_all_replicas_are_on_the_one_machine() -> None:
+    made = settings("spec.trainer.replicas=2", "spec.trainer.accelerator.count=2", "spec.rollout.replicas=4")
+    assert (made["trainer.nnodes"], made["trainer.n_gpus_per_node"]) == (1, 4)
+
+
+def test_without_an_adapter_all_weights_are_trained() -> None:
+    made = settings("spec.model.lora.enabled=false")
+    assert made["actor_rollout_ref.model.lora_rank"] == 0
+    assert "actor_rollout_ref.model.target_modules" not in made
+
+
+def test_everything_that_is_rendered_is_reserved_and_the_other_way_round() -> None:
+    every = settings() | settings("spec.reward.scorers=[{name: jpeg}, {name: shapes}]")
+    every |= settings("spec.reward.scorers=[{name: a, function: {path: a.py}}]")
+    assert [name for name in every if owner_of(name) is None] == []
+    assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
+
+
+def test_the_users_overrides_come_last_and_untouched() -> None:
+    mine = "actor_rollout_ref.actor.optim.betas=[0.9,0.95]"
+    one = job(f"spec.algorithm.overrides=['{mine}']")
+    assert plan.overrides(one, plan.one_machine(one, "/runs"))[-1] == mine
+
+
+def test_the_command_names_the_interpreter_that_it_is_given() -> None:
+    one = job("spec.algorithm.entrypoint=[python3, /child.py]")
+    line = plan.command(one, plan.one_machine(one, "/runs"), python="/venv/bin/python")
+    assert line[:2] == ["/venv/bin/python", "/child.py"]
+    assert plan.command(job(), plan.one_machine(job(), "/runs"))[:3] == [
+        "python3",
+        "-m",
+        "verl_omni.trainer.main_diffusion",
+    ]
+
+
+def test_the_same_job_renders_the_same_overrides() -> None:
+    assert plan.overrides(job(), plan.one_machine(job(), "/runs")) == plan.overrides(
+        job(), plan.one_machine(job(), "/runs")
+    )

@@ -1,0 +1,57 @@
+"""What the tests of rewards share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from verl import DataProto
+
+
+@pytest.fixture
+def settings() -> Callable[..., DictConfig]:
+    """The part of the trainer's settings that a reward manager reads; arguments go into `reward`."""
+
+    def made(*, output_type: str = "image", val_pipeline: dict[str, Any] | None = None, **reward: Any) -> DictConfig:
+        return OmegaConf.create(
+            {
+                "actor_rollout_ref": {
+                    "rollout": {
+                        "pipeline": {"output_type": output_type},
+                        "val_kwargs": {"pipeline": val_pipeline or {}},
+                    }
+                },
+                "reward": {
+                    "scorer": None,
+                    "scorer_kwargs": {},
+                    "reward_functions": {},
+                    "custom_reward_function": {"path": None, "name": "compute_score"},
+                    "reward_model": {"enable": False},
+                    **reward,
+                },
+            }
+        )
+
+    return made
+
+
+@pytest.fixture
+def sample() -> Callable[..., DataProto]:
+    """One row, as the agent loop sends it."""
+
+    def made(response: torch.Tensor | None = None, *, validate: bool = False, **columns: Any) -> DataProto:
+        picture = torch.full((3, 8, 8), 51, dtype=torch.uint8) if response is None else response
+        row = {"data_source": "brightness", "reward_model": {"ground_truth": "dark"}, "extra_info": {"index": 7}}
+        others = {}
+        for name, value in {**row, **columns}.items():
+            others[name] = np.empty(1, dtype=object)
+            others[name][0] = value
+        batch = TensorDict({"responses": picture.unsqueeze(0)}, batch_size=1)
+        return DataProto(batch=batch, non_tensor_batch=others, meta_info={"validate": validate})
+
+    return made

@@ -1,0 +1,228 @@
+"""The managers that verl's reward workers load, without Ray."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from verl import DataProto
+from verl.trainer.ppo.reward import load_reward_manager
+
+from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
+
+Settings = Callable[..., DictConfig]
+Sample = Callable[..., DataProto]
+DARK = pytest.approx(0.2)  # the fixture's picture
+NOTHING = pytest.approx(0, abs=1e-6)
+
+
+def visual(config: DictConfig, compute_score: Any = None, **more: Any) -> VisualRewardManager:
+    return VisualRewardManager(config=config, tokenizer=None, compute_score=compute_score, **more)
+
+
+def multi(config: DictConfig) -> MultiVisualRewardManager:
+    return MultiVisualRewardManager(config=config, tokenizer=None, compute_score=None)
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Callable[[str], str]:
+    def made(text: str) -> str:
+        path = tmp_path / "scorer.py"
+        path.write_text(text)
+        return str(path)
+
+    return made
+
+
+async def test_without_a_function_the_data_source_names_the_scorer(settings: Settings, sample: Sample) -> None:
+    found = await visual(settings()).run_single(sample())
+    assert found == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
+
+
+async def test_a_named_scorer_wins_over_the_data_source(settings: Settings, sample: Sample) -> None:
+    manager = visual(settings(scorer="color", scorer_kwargs={"color": "green"}))
+    assert (await manager.run_single(sample()))["reward_score"] == NOTHING
+    with pytest.raises(ValueError, match="Unknown scorer 'web'"):
+        await visual(settings()).run_single(sample(data_source="web"))
+
+
+async def test_verls_default_for_texts_is_not_used(settings: Settings, sample: Sample) -> None:
+    def texts(**_: Any) -> float:
+        raise AssertionError("a scorer of texts was asked about a picture")
+
+    assert (await visual(settings(), texts).run_single(sample()))["reward_score"] == DARK
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_a_users_function_as_verl_loads_it(
+    settings: Settings, sample: Sample, user_file: Callable[[str], str], kind: str
+) -> None:
+    """verl wraps it in a partial, behind which the arguments that it names must still be found."""
+    path = user_file(
+        f"{kind} judge(data_source, solution_image, ground_truth, extra_info, reward_router_address, bonus):\n"
+        "    return {'score': bonus, 'router': reward_router_address, 'index': extra_info['index']}\n"
+    )
+    custom = {"path": path, "name": "judge", "reward_kwargs": {"bonus": 2}}
+    manager_module = {"path": "pkg://verl_omni.reward_loop.reward_manager"}
+    config = settings(
+        custom_reward_function=custom,
+        reward_manager={"source": "importlib", "name": "VisualRewardManager", "module": manager_module},
+    )
+    manager = load_reward_manager(config, None, reward_router_address="router:1", reward_model_tokenizer=None)
+    found = await manager.run_single(sample())
+    assert found == {"reward_score": 2.0, "reward_extra_info": {"router": "router:1", "index": 7}}
+
+
+async def test_a_plain_function_does_not_block_the_loop(settings: Settings, sample: Sample) -> None:
+    config = settings(custom_reward_function={"path": "mine.py", "name": "x"})
+    threads: list[int] = []
+
+    def judge(data_source: str, solution_image: torch.Tensor, ground_truth: str, extra_info: dict[str, Any]) -> float:
+        threads.append(threading.get_ident())
+        return 1.0
+
+    await visual(config, judge).run_single(sample())
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+async def test_the_row_is_left_as_it_was(settings: Settings, sample: Sample) -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def judge(
+        data_source: str, solution_image: torch.Tensor, ground_truth: str, extra_info: dict[str, Any]
+    ) -> float:
+        seen.append(dict(extra_info))
+        extra_info["index"] = "changed"
+        return 0.0
+
+    own = {"index": 7}
+    before = copy.deepcopy(own)
+    data = sample(extra_info=own, tool_extra_fields={"seed": 3})
+    await visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge).run_single(data)
+    assert seen == [{"index": 7, "seed": 3}]
+    assert own == before
+
+
+async def test_rows_without_extra_info_are_scored(settings: Settings, sample: Sample) -> None:
+    assert (await visual(settings()).run_single(sample(extra_info=None)))["reward_score"] == DARK
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dtype", "message"),
+    [
+        ("image", torch.float32, "Expected uint8 pixel responses for output_type='image', got torch.float32."),
+        ("latent", torch.uint8, "Expected floating-point latent responses, got torch.uint8."),
+    ],
+)
+async def test_a_wrong_dtype_is_refused(
+    settings: Settings, sample: Sample, wanted: str, dtype: torch.dtype, message: str
+) -> None:
+    response = torch.zeros(3, 8, 8, dtype=dtype)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        await visual(settings(output_type=wanted)).run_single(sample(response))
+    assert str(caught.value) == message
+    other = {"image": "latent", "latent": "image"}[wanted]
+    validating = visual(settings(output_type=other, val_pipeline={"output_type": wanted}))
+    with pytest.raises(ValueError, match=message.split(",", maxsplit=1)[0]):
+        await validating.run_single(sample(response, validate=True))
+    await validating.run_single(sample(response, validate=False))  # training has its own output type
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (float("nan"), "not finite"),
+        ({"score": float("inf")}, "not finite"),
+        ({"value": 1.0}, r"must have 'score', found \['value'\]"),
+    ],
+)
+async def test_an_unusable_score_is_refused(settings: Settings, sample: Sample, answer: Any, message: str) -> None:
+    async def judge(**_: Any) -> Any:
+        return answer
+
+    config = settings(custom_reward_function={"path": "mine.py", "name": "x"})
+    with pytest.raises(ValueError, match=message):
+        await visual(config, judge).run_single(sample())
+
+
+async def test_two_samples_at_once_are_refused(settings: Settings, sample: Sample) -> None:
+    with pytest.raises(ValueError, match="one sample at a time, not 2"):
+        await visual(settings()).run_single(DataProto.concat([sample(), sample()]))
+
+
+def test_scores_become_a_column(sample: Sample) -> None:
+    made = VisualRewardManager.assemble_rm_scores(sample(), [0.5, 1.5])
+    assert made.shape == (2, 1)
+    assert made.dtype == torch.float32
+    assert made[:, 0].tolist() == [0.5, 1.5]
+
+
+async def test_several_scorers_are_averaged_by_weight(settings: Settings, sample: Sample) -> None:
+    functions = {"brightness": {"weight": 3}, "greenness": {"name": "color", "color": "green"}}
+    found = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert found["reward_score"] == pytest.approx(0.15)
+    assert found["reward_extra_info"] == {
+        "reward/brightness": DARK, "reward/greenness": NOTHING, "reward/combined": pytest.approx(0.15)
+    }  # fmt: skip
+
+
+async def test_the_fields_of_a_part_carry_its_name(
+    settings: Settings, sample: Sample, user_file: Callable[[str], str]
+) -> None:
+    path = user_file("def f(data_source, solution_image, ground_truth, extra_info, **s):\n return {'score': 1, **s}\n")
+    functions = {"mine": {"path": path, "name": "f", "depth": 4}}
+    found = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert found["reward_extra_info"] == {"reward/mine": 1.0, "reward/mine/depth": 4, "reward/combined": 1.0}
+
+
+async def test_a_required_part_that_fails_is_named(settings: Settings, sample: Sample) -> None:
+    functions = {"bright": {"name": "brightness"}, "hue": {"name": "color", "color": "pink"}}
+    with pytest.raises(RuntimeError, match="reward 'hue' failed: Unknown color 'pink'") as caught:
+        await multi(settings(reward_functions=functions)).run_single(sample())
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_an_optional_part_that_fails_counts_nothing_but_is_seen(
+    settings: Settings, sample: Sample, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples report the same keys whether it failed or not: other keys have no column in the batch."""
+    found = []
+    for color in ("red", "pink"):
+        functions = {"brightness": {}, "hue": {"name": "color", "color": color, "required": False}}
+        with caplog.at_level(logging.WARNING):
+            found.append(await multi(settings(reward_functions=functions)).run_single(sample()))
+    good, bad = (each["reward_extra_info"] for each in found)
+    assert set(good) == set(bad)
+    assert (good["reward/hue/failed"], bad["reward/hue/failed"]) == (0.0, 1.0)
+    assert found[1]["reward_score"] == pytest.approx(0.1)
+    assert [record.getMessage() for record in caplog.records] == ["reward 'hue' failed and counts 0"]
+
+
+def test_a_setting_that_no_part_takes_is_reported(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        manager = multi(settings(reward_functions={"color": {"colour": "red"}}))
+    assert manager.parts[0].settings == {}
+    assert "reward.reward_functions.color: the function takes no colour" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ({}, "reward.reward_functions must be non-empty"),
+        (None, "reward.reward_functions must be non-empty"),
+        ({"brightness": {"weight": 0}}, "more than 0, not 0"),
+        ({"brightness": {"weight": 1}, "jpeg": {"weight": -2}}, "more than 0, not -1"),
+        ({"sharpness": {}}, "Unknown scorer 'sharpness'"),
+    ],
+)
+def test_functions_that_make_no_reward_are_refused(settings: Settings, functions: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        multi(settings(reward_functions=functions))

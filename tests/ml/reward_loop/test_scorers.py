@@ -1,0 +1,250 @@
+"""Each scorer alone."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from PIL import Image
+
+from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop.rewards.http import RewardServerError
+from verl_omni.reward_loop.rewards.python import load
+
+PIXELS = npst.arrays(np.uint8, (3, 16, 16))
+CONSTANT = torch.full((3, 16, 16), 128, dtype=torch.uint8)
+
+
+def score(name: str, picture: torch.Tensor, truth: Any = "", **settings: Any) -> Any:
+    return rewards.get_scorer(name)("test", picture, truth, {"prompt": "a prompt"}, **settings)
+
+
+def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
+    assert all(callable(rewards.get_scorer(name)) for name in rewards.SCORERS)
+    with pytest.raises(ValueError, match="Unknown scorer 'jpg'; one of brightness, color, http, jpeg"):
+        rewards.get_scorer("jpg")
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(PIXELS)
+def test_brightness_and_its_negative_add_up_to_one(pixels: np.ndarray) -> None:
+    picture = torch.from_numpy(pixels)
+    assert 0 <= score("brightness", picture) <= 1
+    assert score("brightness", picture) + score("brightness", 255 - picture) == pytest.approx(1)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(PIXELS)
+def test_the_three_colours_cancel(pixels: np.ndarray) -> None:
+    picture = torch.from_numpy(pixels)
+    found = [score("color", picture, color=name) for name in ("red", "green", "blue")]
+    assert sum(found) == pytest.approx(0, abs=1e-6)
+    assert all(-1 <= each <= 1 for each in found)
+    assert score("color", picture) == found[0]
+
+
+def test_a_pure_colour_scores_one_and_an_unknown_one_is_refused() -> None:
+    blue = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    blue[2] = 255
+    assert score("color", blue, color="blue") == 1.0
+    assert score("color", blue) == -0.5
+    with pytest.raises(ValueError, match="Unknown color 'pink'; one of red, green, blue"):
+        score("color", blue, color="pink")
+
+
+def test_jpeg_prefers_what_compresses_and_counts_kilobytes() -> None:
+    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 64, 64), dtype=np.uint8))
+    file = io.BytesIO()
+    Image.fromarray(noise.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=95)
+    assert score("jpeg", noise) == -len(file.getvalue()) / 1000
+    assert score("jpeg", noise) < score("jpeg", noise, quality=50) < score("jpeg", CONSTANT.repeat(1, 4, 4)) < 0
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.floats(-3, 3), st.floats(-3, 3))
+def test_weighted_is_the_sum_and_reports_the_parts(one: float, two: float) -> None:
+    found = score("weighted", CONSTANT, scorers={"brightness": one, "color": {"weight": two, "color": "blue"}})
+    bright, blue = score("brightness", CONSTANT), score("color", CONSTANT, color="blue")
+    assert found == {"score": pytest.approx(one * bright + two * blue), "brightness": bright, "color": blue}
+
+
+def test_weighted_carries_the_fields_of_its_parts() -> None:
+    picture = torch.zeros(3, 64, 64, dtype=torch.uint8)
+    found = score("weighted", picture, "a red circle", scorers={"shapes": 2.0})
+    assert found["score"] == 2 * found["shapes"]
+    assert found["shapes/correct"] == 0.0
+    assert "shapes/partial" in found
+
+
+def test_weighted_names_the_part_that_failed_and_refuses_nothing_to_add() -> None:
+    with pytest.raises(RuntimeError, match="reward 'color' failed: Unknown color 'pink'"):
+        score("weighted", CONSTANT, scorers={"brightness": 1.0, "color": {"color": "pink"}})
+    with pytest.raises(ValueError, match="at least one scorer"):
+        score("weighted", CONSTANT, scorers={})
+
+
+@pytest.fixture
+def scorer_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from dataclasses import dataclass\n"
+        "LOADS = []\nLOADS.append(1)\nNUMBER = 3\n"
+        "@dataclass\nclass Answer:\n    score: float\n"
+        "def judge(data_source, solution_image, ground_truth, extra_info, factor=1.0):\n"
+        "    return {'score': Answer(factor * len(ground_truth)).score, 'loads': len(LOADS)}\n"
+        "async def late(**_):\n    return 0.0\n"
+    )
+    return path
+
+
+def test_a_function_of_a_file_gets_the_arguments_and_the_settings(scorer_file: Path) -> None:
+    found = score("python", CONSTANT, "four", function=f"{scorer_file}:judge", factor=0.5)
+    assert found == {"score": 2.0, "loads": 1}
+
+
+def test_many_threads_execute_a_file_once(scorer_file: Path) -> None:
+    ready, found = threading.Barrier(8), []
+
+    def ask() -> None:
+        ready.wait()
+        found.append(load(f"{scorer_file}:judge"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(map(id, found))) == 1
+
+
+def test_a_function_of_a_module_by_name() -> None:
+    assert score("python", CONSTANT, function="verl_omni.reward_loop.rewards.brightness:compute_score") == (
+        score("brightness", CONSTANT)
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("", "function must be"),
+        ("mine.py", "function must be"),
+        ("FILE:judge it", "function must be"),
+        ("absent.py:judge", "no file .*absent.py"),
+        ("no_such_package.scorers:judge", "no module 'no_such_package.scorers'"),
+        ("FILE:nothing", "has no function 'nothing'"),
+        ("FILE:NUMBER", "has no function 'NUMBER'"),
+        ("FILE:late", "is async"),
+    ],
+)
+def test_a_function_that_cannot_be_had_says_why(scorer_file: Path, function: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        score("python", CONSTANT, function=function.replace("FILE", str(scorer_file)))
+
+
+def test_an_error_inside_the_users_file_passes_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_package_of_theirs\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_package_of_theirs"):
+        score("python", CONSTANT, function=f"{tmp_path / 'broken.py'}:judge")
+
+
+class Server(ThreadingHTTPServer):
+    """Answers from a list, and keeps what it was sent."""
+
+    answers: list[tuple[int, str]]
+    received: list[dict[str, Any]]
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        self.server.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status, body = self.server.answers.pop(0)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *args: Any) -> None:
+        """The test's output stays clean."""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    started: list[tuple[Server, threading.Thread]] = []
+
+    def made(*answers: tuple[int, str]) -> Server:
+        server = Server(("127.0.0.1", 0), Answer)
+        server.answers, server.received = list(answers), []
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        started.append((server, thread))
+        return server
+
+    yield made
+    for server, thread in started:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}/score"
+
+
+def test_the_server_gets_the_picture_and_the_prompt(serve: Callable[..., Server]) -> None:
+    server = serve((200, '{"score": 0.25, "detail": 2, "note": "text"}'))
+    picture = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 5, 7), dtype=np.uint8))
+    assert score("http", picture, "truth", url=url(server)) == {"score": 0.25, "detail": 2.0}
+    (sent,) = server.received
+    decoded = np.array(Image.open(io.BytesIO(base64.b64decode(sent.pop("image")))))
+    assert (decoded == picture.permute(1, 2, 0).numpy()).all()
+    assert sent == {"prompt": "a prompt", "ground_truth": "truth", "data_source": "test"}
+
+
+def test_a_busy_server_is_asked_again_and_a_refusal_is_not(serve: Callable[..., Server]) -> None:
+    busy = serve((503, ""), (200, '{"score": 1}'))
+    assert score("http", CONSTANT, url=url(busy)) == {"score": 1.0}
+    assert len(busy.received) == 2
+    refusing = serve((422, ""), (200, '{"score": 1}'))
+    with pytest.raises(RewardServerError, match="422"):
+        score("http", CONSTANT, url=url(refusing))
+    assert len(refusing.received) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((500, ""), "status 500"),
+        ((200, "sorry"), "did not answer JSON: sorry"),
+        ((200, '{"value": 1}'), "without a number 'score'"),
+        ((200, '{"score": "high"}'), "without a number 'score'"),
+        ((200, "[1]"), "without a number 'score'"),
+    ],
+)
+def test_an_unusable_answer_says_who_and_what(
+    serve: Callable[..., Server], answer: tuple[int, str], message: str
+) -> None:
+    server = serve(answer)
+    with pytest.raises(RewardServerError, match=message) as caught:
+        score("http", CONSTANT, url=url(server), attempts=1)
+    assert url(server) in str(caught.value)
+
+
+def test_a_server_that_is_away_is_named() -> None:
+    with pytest.raises(RewardServerError, match=r"http://127\.0\.0\.1:9/x"):
+        score("http", CONSTANT, url="http://127.0.0.1:9/x", attempts=1)
+    with pytest.raises(RewardServerError, match=r"scorer_kwargs\.url"):
+        score("http", CONSTANT)

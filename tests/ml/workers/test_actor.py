@@ -1,0 +1,193 @@
+"""The trained model: gradients, checkpoints, LoRA files, FSDP2."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from verl_omni.algos.agreement import LogProbMismatch
+from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.workers.actor import DiffusionActor
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+
+pytestmark = pytest.mark.slow
+
+SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
+TARGETS = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_sd3(folder)
+    return folder
+
+
+def make(folder: Path, *, rank: int = 4, mesh: Any = None, **changes: Any) -> DiffusionActor:
+    model: Any = SimpleNamespace(
+        path=str(folder), lora_rank=rank, lora_alpha=8, target_modules=TARGETS, exclude_modules=None,
+        lora_init_weights="gaussian", fsdp_layer_prefixes=["transformer_blocks."],
+    )  # fmt: skip
+    optim = DiffusionOptimizerConfig(lr=1e-2)
+    return DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=2, optim=optim, **changes), 2, mesh=mesh)
+
+
+def batch(actor: DiffusionActor | None = None, rows: int = 4, steps: int = 2) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    sigmas = torch.tensor([0.9, 0.6, 0.3])[: steps + 1].expand(rows, steps + 1)
+    made = {
+        "all_latents": torch.randn(rows, steps + 1, 16, 8, 8, generator=generator),
+        "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas,
+        "sigma_max": torch.full((rows, 1), 0.9),
+        "prompt_embeds": torch.randn(rows, 8, 64, generator=generator),
+        "pooled_prompt_embeds": torch.randn(rows, 64, generator=generator),
+        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75])[:rows],
+    }
+    made["rollout_log_probs"] = torch.zeros(rows, steps)
+    if actor is not None:
+        made["rollout_log_probs"] = actor.log_probs(made, **SAMPLER)
+    return made
+
+
+def adapter(actor: DiffusionActor) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
+
+
+def test_an_update_makes_good_samples_likelier(model_folder: Path) -> None:
+    actor = make(model_folder)
+    data = batch(actor)
+    found = actor.update(data, **SAMPLER, tolerance=1e-6)
+    assert found["rollout_corr/mean_abs_diff"] == 0 and found["actor/ratio_max"] == 1
+    gained = (actor.log_probs(data, **SAMPLER) - data["rollout_log_probs"]).mean(1)
+    assert (gained * data["advantages"]).sum() > 0
+    again = actor.update(data, **SAMPLER)
+    assert again["actor/clip_fraction"] > 0, "with the same samples once more, the ratio has left 1"
+
+
+def test_micro_batches_and_idle_rows_do_not_change_the_gradient(model_folder: Path) -> None:
+    results = []
+    for micro in (None, 1, 3):
+        actor = make(model_folder, ppo_micro_batch_size_per_gpu=micro)
+        data = batch(actor)
+        data["advantages"] = torch.tensor([1.0, 0.0, -1.0, 0.0])
+        found = actor.update(data, **SAMPLER)
+        results.append((found["actor/grad_norm"], adapter(actor)))
+    for norm, weights in results[1:]:
+        assert norm == pytest.approx(results[0][0], rel=1e-4)
+        assert all(torch.allclose(weights[name], tensor, atol=1e-5) for name, tensor in results[0][1].items())
+
+
+def test_disagreement_with_the_engine_updates_nothing(model_folder: Path) -> None:
+    actor = make(model_folder)
+    data, before = batch(actor), adapter(actor)
+    data["rollout_log_probs"] = data["rollout_log_probs"] + 0.5
+    with pytest.raises(LogProbMismatch):
+        actor.update(data, **SAMPLER, tolerance=1e-3)
+    assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
+
+
+def test_kl_pulls_towards_the_base(model_folder: Path) -> None:
+    actor = make(model_folder, use_kl_loss=True, kl_loss_coef=1.0)
+    data = batch(actor)
+    assert actor.update(data, **SAMPLER)["actor/kl"] == 0
+    assert actor.update(data, **SAMPLER)["actor/kl"] > 0
+    with pytest.raises(ValueError, match="needs LoRA"):
+        make(model_folder, rank=0, use_kl_loss=True).update(data, **SAMPLER)
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+def test_a_loaded_checkpoint_goes_on_bit_exactly(model_folder: Path, tmp_path: Path, rank: int) -> None:
+    one = make(model_folder, rank=rank, shuffle=True)
+    data = batch(one)
+    one.update(data, **SAMPLER)
+    one.save(tmp_path)
+    expected = [one.update(data, **SAMPLER) for _ in range(2)]
+    two = make(model_folder, rank=rank, shuffle=True)
+    two.load(tmp_path)
+    assert [two.update(data, **SAMPLER) for _ in range(2)] == expected
+    kind = "lora" if rank else "full"
+    for (name, tensor), (_, other) in zip(one.weights(kind), two.weights(kind), strict=True):  # type: ignore[arg-type]
+        assert torch.equal(tensor, other), name
+
+
+def test_another_shape_of_adapter_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    make(model_folder).save(tmp_path)
+    with pytest.raises(ValueError, match=r"lora_rank or model\.target_modules"):
+        make(model_folder, rank=0).load(tmp_path)
+
+
+def test_diffusers_reads_the_adapter(model_folder: Path, tmp_path: Path) -> None:
+    from diffusers import StableDiffusion3Pipeline
+
+    actor = make(model_folder)
+    data = batch(actor)
+    for _ in range(3):
+        actor.update(data, **SAMPLER)
+    actor.save_adapter(tmp_path)
+    pipe = StableDiffusion3Pipeline.from_pretrained(model_folder)
+    inputs = {
+        "hidden_states": data["all_latents"][:, 0],
+        "timestep": data["all_timesteps"][:, 0],
+        "encoder_hidden_states": data["prompt_embeds"],
+        "pooled_projections": data["pooled_prompt_embeds"],
+        "return_dict": False,
+    }
+    with torch.no_grad():
+        base = pipe.transformer(**inputs)[0]
+        pipe.load_lora_weights(tmp_path)
+        theirs, ours = pipe.transformer(**inputs)[0], actor.module(**inputs)[0]
+    assert torch.allclose(theirs, ours, atol=1e-5)
+    assert not torch.allclose(base, ours, atol=1e-3)
+
+
+def _rank(rank: int, port: int, folder: str, out: str) -> None:
+    """One of two processes: half of the rows each."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    actor = make(Path(folder), mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
+    data = torch.load(f"{out}/batch.pt")
+    own = {name: tensor[2 * rank : 2 * rank + 2] for name, tensor in data.items()}
+    norms = [actor.update(own, **SAMPLER)["actor/grad_norm"] for _ in range(3)]
+    weights = adapter(actor)
+    actor.save(Path(out) / "state")
+    if rank == 0:
+        torch.save((norms, weights), f"{out}/result.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_learn_what_one_learns(model_folder: Path, tmp_path: Path) -> None:
+    """FSDP2 over gloo: within 2e-5 of one process after three steps, and its checkpoint loads in one process."""
+    single = make(model_folder)
+    data = batch(single)
+    torch.save(data, tmp_path / "batch.pt")
+    norms = [single.update(data, **SAMPLER)["actor/grad_norm"] for _ in range(3)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, __file__]
+    arguments = [str(port), str(model_folder), str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank), *arguments]) for rank in (0, 1)]
+    assert [process.wait(100) for process in ranks] == [0, 0]
+    two_norms, two = torch.load(tmp_path / "result.pt")
+    assert two_norms == pytest.approx(norms, rel=1e-3)
+    assert all(torch.allclose(tensor, two[name], atol=2e-5) for name, tensor in adapter(single).items())
+    loaded = make(model_folder)
+    loaded.load(tmp_path / "state")
+    assert all(torch.equal(tensor, two[name]) for name, tensor in adapter(loaded).items())
+
+
+if __name__ == "__main__":
+    _rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

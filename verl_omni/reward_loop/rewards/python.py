@@ -1,0 +1,92 @@
+"""A user's own function, from a file or an installed module."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+_LOADED: dict[str, Any] = {}
+_LOADING = threading.Lock()
+
+
+def compute_score(
+    data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, function: str = "", **settings: Any
+) -> Any:
+    """Call `function`, `path/to/file.py:name` or `package.module:name`, with the same arguments.
+
+    Args:
+        settings: passed on to the function.
+
+    Raises:
+        ValueError: `function` does not name a plain (not async) function that can be imported.
+    """
+    scorer = load(function)
+    return scorer(
+        data_source=data_source,
+        solution_image=solution_image,
+        ground_truth=ground_truth,
+        extra_info=extra_info,
+        **settings,
+    )
+
+
+def load(function: str) -> Any:
+    """The function called `function`; a file is executed once in a process, though scorers run in many threads.
+
+    Raises:
+        ValueError: there is no such file, module or plain function. An error inside the user's module passes unchanged.
+    """
+    with _LOADING:
+        if function not in _LOADED:
+            _LOADED[function] = _found(function)
+        return _LOADED[function]
+
+
+def _found(function: str) -> Any:
+    where, _, name = function.rpartition(":")
+    if not (where and name.isidentifier()):
+        raise ValueError(f"function must be 'path/to/file.py:name' or 'package.module:name', not {function!r}")
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ValueError(f"{where} has no function {name!r}")
+    if inspect.iscoroutinefunction(found):
+        raise ValueError(f"{function} is async: give it as reward.custom_reward_function instead")
+    return found
+
+
+def _from_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise ValueError(f"no file {path}")
+    # Named by its whole path, so that two files of one name do not replace each other.
+    name = f"verl_omni_user_scorer_{str(path).encode().hex()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _from_name(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Only the module itself; one that the user's module imports in vain is an error inside it.
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ValueError(f"no module {name!r}: {error}") from error
+        raise
