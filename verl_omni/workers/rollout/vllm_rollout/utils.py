@@ -124,6 +124,7 @@ def swap_adapter(worker: Any, tensors: dict[str, torch.Tensor], peft_config: dic
             manager.remove_adapter(VLLM_LORA_INT_ID)
             if not worker.add_lora(request):
                 raise WeightSyncError("the engine did not take the adapter")
+            check_shapes(manager, tensors, modules)
             manager.set_active_adapter(request)
         if len(bound) != len(modules):
             raise BindingIncomplete(f"{len(modules)} LoRA modules were sent, {len(bound)} are attached")
@@ -133,6 +134,35 @@ def swap_adapter(worker: Any, tensors: dict[str, torch.Tensor], peft_config: dic
             raise
         raise WeightSyncError(f"the engine refused the adapter: {error}") from error
     return len(bound)
+
+
+def check_shapes(manager: Any, tensors: dict[str, torch.Tensor], modules: set[str]) -> None:
+    """Compare each pair with its layer: vLLM copies a smaller one into a corner of the buffer without a word.
+
+    Layers that are split over several devices are left to the engine, which splits the tensors itself.
+
+    Raises:
+        IncompleteUpdate: the shapes are not those of the layer.
+    """
+    for module in sorted(modules):
+        layer, part = _layer_of(manager, module)
+        if layer is None or getattr(layer, "tp_size", 1) > 1:
+            continue
+        found = (tensors[f"{module}.lora_A.weight"].shape[-1], tensors[f"{module}.lora_B.weight"].shape[0])
+        wanted = (layer.lora_a_stacked[part].shape[-1], layer.lora_b_stacked[part].shape[-2])
+        if found != wanted:
+            raise IncompleteUpdate(f"{module}: LoRA for {found[0]} -> {found[1]} features, the layer has {wanted}")
+
+
+def _layer_of(manager: Any, module: str) -> tuple[Any, int]:
+    """The engine's layer for a module, and which part of it where several are packed into one."""
+    if module in manager._lora_modules:
+        return manager._lora_modules[module], 0
+    parent, _, leaf = module.rpartition(".")
+    for packed, leaves in manager._packed_modules_mapping.items():
+        if leaf in leaves and f"{parent}.{packed}" in manager._lora_modules:
+            return manager._lora_modules[f"{parent}.{packed}"], leaves.index(leaf)
+    return None, 0
 
 
 @contextmanager
