@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from verl_omni.trainer.report import write
 
 
-def main() -> int:
-    """Write the report and print its path; 2 for a folder that is none, 1 for files that cannot be read."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the report and print its path. Returns 0, or 1 for files that cannot be read."""
     parser = argparse.ArgumentParser(prog="python -m verl_omni.trainer.report", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run folder")
-    folder: Path = parser.parse_args().run
+    folder: Path = parser.parse_args(arguments).run
     if not folder.is_dir():
         parser.error(f"no folder {folder}")
     try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 
 from verl_omni.trainer import report
+from verl_omni.trainer.report.__main__ import main
 from verl_omni.trainer.report.load import Run, load
 from verl_omni.trainer.report.plots import BARS_AT_MOST, INK, phases
 from verl_omni.trainer.report.write import page
@@ -110,13 +109,12 @@ def test_a_long_run_stays_small() -> None:
     assert len(page(Run("long", lines=lines))) < 2_000_000
 
 
-def test_it_is_a_program(run: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "verl_omni.trainer.report"]
-    done = subprocess.run([*command, str(run)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, str(run / "report.html")), done.stderr
+def test_it_is_a_program(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
     (run / "versions.json").write_text("[]")
-    done = subprocess.run([*command, str(run)], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "versions.json is not what it should be" in done.stderr
-    done = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    assert main([str(run)]) == 1
+    assert "versions.json is not what it should be" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / "none")])
+    assert ended.value.code == 2
