@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import re
 
-_TAG = re.compile(r"\[(\w+)\] (.*)", re.DOTALL)
-
 
 class WeightSyncError(RuntimeError):
     """A weight update did not take effect; what served before goes on serving unless the message says otherwise.
@@ -69,6 +67,6 @@ def text(error: BaseException) -> str:
 def from_text(words: str) -> WeightSyncError:
     """The error whose text is somewhere in `words`; a plain `WeightSyncError` where none is."""
     kinds = {kind.__name__: kind for kind in WeightSyncError.__subclasses__()}
-    if (found := _TAG.search(words)) and found[1] in kinds:
+    if found := re.search(rf"\[({'|'.join(kinds)})\] (.*)", words, re.DOTALL):
         return kinds[found[1]](found[2])
     return WeightSyncError(words)
