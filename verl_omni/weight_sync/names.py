@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from verl_omni.weight_sync.errors import IncompleteUpdate
+from verl_omni.weight_sync.staging import few
+
+WRAPPED = "base_layer"  # what peft and vLLM call a layer inside its LoRA wrapper
+
 
 def make_update_zmq_id(step: int | None, sequence: int) -> str:
     """Name of one update, so that a late receiver of an earlier one cannot steal its buckets."""
@@ -27,7 +32,7 @@ def adapter_modules(names: Iterable[str]) -> set[str]:
     """Modules that the LoRA tensors `<module>.lora_A.weight` and `<module>.lora_B.weight` belong to.
 
     Raises:
-        ValueError: a name is not that of a LoRA tensor, or one of a pair is missing.
+        IncompleteUpdate: a name is not that of a LoRA tensor, or one of a pair is missing, or there is none.
     """
     halves: dict[str, set[str]] = {}
     for name in names:
@@ -36,7 +41,33 @@ def adapter_modules(names: Iterable[str]) -> set[str]:
                 halves.setdefault(name.removesuffix(f".{half}.weight"), set()).add(half)
                 break
         else:
-            raise ValueError(f"{name} is not a LoRA tensor")
-    if single := sorted(module for module, found in halves.items() if len(found) == 1):
-        raise ValueError(f"half of a LoRA pair is missing for {single}")
+            raise IncompleteUpdate(f"{name} is not a LoRA tensor")
+    if not halves:
+        raise IncompleteUpdate("the adapter has no tensors")
+    if single := [module for module, found in halves.items() if len(found) == 1]:
+        raise IncompleteUpdate(f"half of a LoRA pair is missing for {few(single)}")
     return set(halves)
+
+
+def unwrapped(name: str) -> str:
+    """`a.to_q.base_layer.weight` -> `a.to_q.weight`: the name that a weight has without any adapter."""
+    return ".".join(part for part in name.split(".") if part != WRAPPED)
+
+
+def wrapped(name: str) -> str:
+    """`a.to_q.weight` -> `a.to_q.base_layer.weight`."""
+    module, _, leaf = name.rpartition(".")
+    return f"{module}.{WRAPPED}.{leaf}"
+
+
+def unpacked(name: str, packed: dict[str, list[str]]) -> list[str]:
+    """Names under which the parts of a fused weight are sent; the name itself where it is not fused.
+
+    Args:
+        packed: `{"to_qkv": ["to_q", "to_k", "to_v"]}`, fused module -> its parts; either may be a dotted path.
+    """
+    dotted = f".{name}."
+    for fused, parts in packed.items():
+        if f".{fused}." in dotted:
+            return [dotted.replace(f".{fused}.", f".{part}.")[1:-1] for part in parts]
+    return [name]

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
-
-
-def digest(tensor: Tensor) -> int:
-    """CRC-32 of a tensor's bytes in host memory; shape and dtype are compared apart."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    return zlib.crc32(flat.cpu().numpy())
 
 
 class Staging:
@@ -38,7 +31,11 @@ class Staging:
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Raise `IncompleteUpdate` for a floating-point tensor with a NaN or an infinity."""
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    if not tensor.is_floating_point():
+        return
+    # torch has no isfinite for 8-bit floats; 16 bits hold all of their values.
+    wide = tensor.to(torch.bfloat16) if tensor.element_size() == 1 else tensor
+    if not bool(torch.isfinite(wide).all()):
         raise IncompleteUpdate(f"{name} has values that are not finite")
 
 
@@ -48,8 +45,12 @@ def check_names(expected: Iterable[str], found: Iterable[str]) -> None:
     if wanted == got:
         return
     parts = [
-        f"{word}: {', '.join(sorted(names)[:5])}{' …' if len(names) > 5 else ''} ({len(names)})"
-        for word, names in (("missing", wanted - got), ("unexpected", got - wanted))
-        if names
+        f"{word}: {few(names)}" for word, names in (("missing", wanted - got), ("unexpected", got - wanted)) if names
     ]
     raise IncompleteUpdate("; ".join(parts))
+
+
+def few(names: Iterable[str]) -> str:
+    """Up to five names, sorted, and how many there are."""
+    ordered = sorted(names)
+    return f"{', '.join(ordered[:5])}{' …' if len(ordered) > 5 else ''} ({len(ordered)})"

@@ -1,10 +1,11 @@
 """Tensors from one process to another on the same host: buckets through shared memory or device IPC.
 
 Both ends have deadlines, and either tells the other when it fails. One pair of sockets serves one update;
-the sender owns the buffer and the socket file, and removes both whatever happens.
+the sender owns the buffer and the socket file, and removes both whatever happens. Besides the tensors
+themselves, an update takes one buffer: of `bucket_bytes`, or of its largest tensor where that is larger.
 
     sender                                   receiver
-    begin  {buffer}                     ->
+    begin  {buffer}                     ->   opens it, drops the one before
                                         <-   ok | failed {reason}
     bucket {tensors, last}              ->   copies or consumes the bucket
                                         <-   ok | failed {reason}
@@ -15,41 +16,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker, shared_memory
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import zmq
 from torch import Tensor
 
-from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerFailed
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX, Begin, Outgoing, opened, settle
+from verl_omni.weight_sync.digest import WORD, digest
+from verl_omni.weight_sync.errors import CalledOff, DeadlineExceeded, IncompleteUpdate, PeerFailed, text
 from verl_omni.weight_sync.names import socket_path
-from verl_omni.weight_sync.staging import digest
 
-SEGMENT_PREFIX = "verl_omni_weights_"
+__all__ = ["SEGMENT_PREFIX", "Bucket", "Packer", "Stop", "receive", "send"]
+
+FIRST_BUFFER = 32 << 20  # bytes; an adapter often needs no more, so the whole bucket is not taken for it
+GROWTH = 4
 Bucket = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor's place in the buffer; `digest` is None where the bytes never visit the host."""
+    """A tensor's place in the buffer, and the digest of its bytes there."""
 
     shape: torch.Size
     dtype: torch.dtype
     offset: int
-    digest: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The buffer of an update: the name of a shared-memory segment, or a device IPC handle."""
-
-    size: int
-    segment: str | None = None
-    device_handle: Any = None
+    digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +68,40 @@ class Answer:
     failed: str | None = None
 
 
+class Stop:
+    """Ends a transfer from another thread: every wait of the `Channel` that has it wakes at once."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def __enter__(self) -> Stop:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def set(self) -> None:
+        """Call the transfer off; safe to repeat."""
+        os.write(self._write, b".")
+
+
 @dataclass
 class Channel:
     """One end of a pair of sockets.
 
     Raises (from `send` and `receive`):
         DeadlineExceeded: the other end was not there, or said nothing, for `deadline` seconds.
+        CalledOff: `stop` was set.
     """
 
     handle: str
     deadline: float
     owner: bool
+    stop: Stop | None = None
     _socket: Any = field(default=None, init=False)
 
     def __enter__(self) -> Channel:
@@ -102,10 +119,13 @@ class Channel:
         if self.owner:
             self._forget_file()
 
+    def meet(self) -> None:
+        """Wait until the other end is there: only then can it be told of a failure."""
+        self._wait(zmq.POLLOUT, "nobody listened")
+
     def send(self, message: Any) -> None:
         """Hand over a message; waits until the other end is there."""
-        if not self._socket.poll(self.deadline * 1000, zmq.POLLOUT):
-            raise DeadlineExceeded(f"nobody listened within {self.deadline:g} s on {self.handle}")
+        self.meet()
         self._socket.send_pyobj(message)
 
     def tell(self, message: Any) -> None:
@@ -115,14 +135,90 @@ class Channel:
 
     def receive(self) -> Any:
         """The next message."""
-        if not self._socket.poll(self.deadline * 1000):
-            raise DeadlineExceeded(f"no answer within {self.deadline:g} s on {self.handle}")
+        self._wait(zmq.POLLIN, "no answer")
         return self._socket.recv_pyobj()
+
+    def _wait(self, event: int, otherwise: str) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, event)
+        if self.stop is not None:
+            poller.register(self.stop.fileno(), zmq.POLLIN)
+        ready = dict(poller.poll(self.deadline * 1000))
+        if self._socket in ready:  # an answer that is already here counts, whatever happened since
+            return
+        if ready:
+            raise CalledOff(f"the transfer on {self.handle} was called off")
+        raise DeadlineExceeded(f"{otherwise} within {self.deadline:g} s on {self.handle}")
 
     def _forget_file(self) -> None:
         if path := socket_path(self.handle):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
+
+
+class Replaceable(Protocol):
+    """What `Packer` needs of a buffer."""
+
+    tensor: Tensor
+
+    def replace(self, needed: int, wanted: int) -> Begin: ...
+
+
+class Packer:
+    """Copies tensors into the buffer, and hands the buffer over whenever the next tensor does not fit.
+
+    Args:
+        buffer: starts empty; it grows towards `bucket_bytes`, and beyond for a tensor that needs more.
+        confirm: hands a message to the receiver, and returns once it has dealt with it.
+        bucket_bytes: how large the buffer may become to save round trips.
+    """
+
+    def __init__(self, buffer: Replaceable, confirm: Callable[[Any], None], bucket_bytes: int) -> None:
+        self._buffer, self._confirm, self._limit = buffer, confirm, bucket_bytes
+        self._places: dict[str, tuple[Tensor, int]] = {}
+        self._used = 0
+        self._names: dict[str, None] = {}
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Take a tensor.
+
+        Raises:
+            IncompleteUpdate: the name was there before.
+        """
+        if name in self._names:
+            raise IncompleteUpdate(f"{name} was sent twice")
+        self._names[name] = None
+        start = _aligned(self._used, tensor)
+        if start + tensor.nbytes > self._buffer.tensor.numel():
+            self._flush(None)
+            self._grow(tensor.nbytes)
+            start = 0
+        view = self._buffer.tensor[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        view.copy_(tensor.detach())
+        self._places[name] = (view, start)
+        self._used = start + tensor.nbytes
+
+    def finish(self) -> list[str]:
+        """Hand over what is left, with the names of all; returns them."""
+        names = list(self._names)
+        self._flush(names)
+        return names
+
+    def _flush(self, last: list[str] | None) -> None:
+        if not self._places and last is None:
+            return
+        settle(self._buffer.tensor.device)
+        entries = {
+            name: Entry(view.shape, view.dtype, start, digest(view)) for name, (view, start) in self._places.items()
+        }
+        self._places, self._used = {}, 0
+        self._confirm(BucketMessage(entries, last))
+
+    def _grow(self, needed: int) -> None:
+        size = self._buffer.tensor.numel()
+        wanted = max(needed, min(self._limit, max(FIRST_BUFFER, size * GROWTH)), 1)
+        if wanted > size:
+            self._confirm(self._buffer.replace(max(needed, 1), wanted))
 
 
 def send(
@@ -132,33 +228,41 @@ def send(
     bucket_bytes: int,
     device: torch.device | None,
     deadline: float,
+    stop: Stop | None = None,
 ) -> int:
     """Send all `weights` and wait until the receiver has confirmed each bucket. Returns the number of tensors.
 
     Args:
-        bucket_bytes: size of the buffer; it grows to the largest tensor.
+        weights: taken one at a time once the receiver is there, and not kept.
+        bucket_bytes: size that the buffer may grow to; it grows further for a larger tensor.
         device: where the buffer lives for device IPC; None for shared memory.
         deadline: seconds for each answer.
+        stop: set from elsewhere to call the transfer off.
 
     Raises:
-        PeerFailed: the receiver failed. DeadlineExceeded: it did not answer.
+        PeerFailed: the receiver failed. DeadlineExceeded: it did not answer. CalledOff: `stop` was set.
+        NoRoom: shared memory is full.
         whatever iterating `weights` raises, after telling the receiver.
     """
-    named = list(weights)
-    size = max([bucket_bytes, *(tensor.nbytes for _, tensor in named)])
-    with Channel(handle, deadline, owner=True) as channel, _buffer(size, device) as (buffer, begin):
+    with contextlib.closing(Outgoing(device)) as buffer, Channel(handle, deadline, True, stop) as channel:
+
+        def confirm(message: Any) -> None:
+            channel.send(message)
+            answer: Answer = channel.receive()
+            if answer.failed is not None:
+                raise PeerFailed(f"the engine refused the weights: {answer.failed}")
+
         try:
-            _confirmed(channel, begin)
-            names = [name for name, _ in named]
-            for bucket, is_last in _buckets(named, size):
-                entries = _fill(buffer, bucket, digested=device is None)
-                _confirmed(channel, BucketMessage(entries, names if is_last else None))
+            channel.meet()
+            packer = Packer(buffer, confirm, bucket_bytes)
+            for name, tensor in weights:
+                packer.put(name, tensor)
+            return len(packer.finish())
         except (PeerFailed, DeadlineExceeded):
             raise
         except BaseException as error:
-            channel.tell(Abandon(repr(error)))
+            channel.tell(Abandon(text(error)))
             raise
-    return len(named)
 
 
 def receive(consume: Callable[[Bucket], None], *, handle: str, device: torch.device, deadline: float) -> list[str]:
@@ -174,71 +278,38 @@ def receive(consume: Callable[[Bucket], None], *, handle: str, device: torch.dev
     """
     with Channel(handle, deadline, owner=False) as channel:
         try:
-            with _opened(channel.receive(), device) as buffer:
-                channel.send(Answer())
-                while True:
-                    message = _not_abandoned(channel.receive())
-                    consume(_views(buffer, message.entries, device))
-                    if message.last is not None:
-                        names = message.last
-                        break
-                    channel.send(Answer())
+            names = _take_buckets(channel, consume, device)
         except PeerFailed:
             raise
         except BaseException as error:
-            channel.tell(Answer(failed=f"{type(error).__name__}: {error}"))
+            channel.tell(Answer(failed=text(error)))
             raise
-        # The last word only after the buffer is closed: the sender frees it the moment it hears this.
+        # The last word only after the buffer is dropped: the sender frees it the moment it hears this.
         channel.send(Answer())
         return names
 
 
-def _confirmed(channel: Channel, message: Any) -> None:
-    channel.send(message)
-    answer: Answer = channel.receive()
-    if answer.failed is not None:
-        raise PeerFailed(f"the engine refused the weights: {answer.failed}")
-
-
-def _not_abandoned(message: Any) -> Any:
-    if isinstance(message, Abandon):
-        raise PeerFailed(f"the trainer abandoned the update: {message.reason}")
-    return message
-
-
-def _buckets(named: Bucket, size: int) -> Iterator[tuple[Bucket, bool]]:
-    """Tensors in order, packed into buckets of at most `size` bytes; at least one bucket."""
-    bucket: Bucket = []
-    used = 0
-    for name, tensor in named:
-        start = _aligned(used, tensor)
-        if bucket and start + tensor.nbytes > size:
-            yield bucket, False
-            bucket, used, start = [], 0, 0
-        bucket.append((name, tensor))
-        used = start + tensor.nbytes
-    yield bucket, True
+def _take_buckets(channel: Channel, consume: Callable[[Bucket], None], device: torch.device) -> list[str]:
+    buffer = torch.empty(0, dtype=torch.uint8)
+    while True:
+        match channel.receive():
+            case Abandon(reason=reason):
+                raise PeerFailed(f"the trainer abandoned the update: {reason}")
+            case Begin() as begin:
+                buffer = opened(begin, device)
+            case BucketMessage(entries=entries, last=last):
+                consume(_views(buffer, entries, device))
+                settle(device)
+                if last is not None:
+                    return last
+            case other:
+                raise IncompleteUpdate(f"the trainer sent {type(other).__name__}, which is no message of an update")
+        channel.send(Answer())
 
 
 def _aligned(offset: int, tensor: Tensor) -> int:
-    width = tensor.element_size()
+    width = max(WORD, tensor.element_size())
     return (offset + width - 1) // width * width
-
-
-def _fill(buffer: Tensor, bucket: Bucket, *, digested: bool) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
-    offset = 0
-    for name, tensor in bucket:
-        if name in entries:
-            raise IncompleteUpdate(f"{name} was sent twice")
-        offset = _aligned(offset, tensor)
-        view = buffer[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        view.copy_(tensor.detach())
-        entries[name] = Entry(tensor.shape, tensor.dtype, offset, digest(view) if digested else None)
-        offset += tensor.nbytes
-    if buffer.is_cuda:
-        torch.cuda.synchronize(buffer.device)
-    return entries
 
 
 def _views(buffer: Tensor, entries: dict[str, Entry], device: torch.device) -> Bucket:
@@ -246,49 +317,7 @@ def _views(buffer: Tensor, entries: dict[str, Entry], device: torch.device) -> B
     for name, entry in entries.items():
         size = entry.shape.numel() * entry.dtype.itemsize
         view = buffer[entry.offset : entry.offset + size].view(entry.dtype).view(entry.shape)
-        if entry.digest is not None and digest(view) != entry.digest:
+        if digest(view) != entry.digest:
             raise IncompleteUpdate(f"{name} arrived with other bytes than were sent")
         found.append((name, view.to(device)))
     return found
-
-
-@contextlib.contextmanager
-def _buffer(size: int, device: torch.device | None) -> Iterator[tuple[Tensor, Begin]]:
-    """The sender's buffer and how the receiver finds it."""
-    if device is not None:
-        from torch.multiprocessing.reductions import reduce_tensor
-
-        tensor = torch.empty(size, dtype=torch.uint8, device=device)
-        yield tensor, Begin(size, device_handle=reduce_tensor(tensor))
-        return
-    segment = shared_memory.SharedMemory(f"{SEGMENT_PREFIX}{secrets.token_hex(8)}", create=True, size=size)
-    try:
-        view = torch.frombuffer(segment.buf, dtype=torch.uint8)
-        yield view, Begin(size, segment=segment.name)
-        del view
-    finally:
-        segment.unlink()
-        with contextlib.suppress(BufferError):  # a traceback may still hold the view; the segment is gone anyway
-            segment.close()
-
-
-@contextlib.contextmanager
-def _opened(begin: Any, device: torch.device) -> Iterator[Tensor]:
-    """The receiver's view of the sender's buffer."""
-    begin = _not_abandoned(begin)
-    if begin.segment is None:
-        rebuild, arguments = begin.device_handle
-        place = list(arguments)
-        place[6] = device.index  # the two processes may count devices differently
-        yield rebuild(*place)
-        return
-    segment = shared_memory.SharedMemory(begin.segment)
-    # Only the sender removes it; this process's tracker would try again at exit and complain.
-    resource_tracker.unregister(segment._name, "shared_memory")  # type: ignore[attr-defined]
-    try:
-        view = torch.frombuffer(segment.buf, dtype=torch.uint8)[: begin.size]
-        yield view
-        del view
-    finally:
-        with contextlib.suppress(BufferError):
-            segment.close()

@@ -1,5 +1,19 @@
 """LoRA adapters from memory, for vLLM-Omni."""
 
-from .utils import OmniTensorLoRARequest, VLLMOmniHijack
+from .utils import (
+    VLLM_LORA_INT_ID,
+    VLLM_LORA_NAME,
+    VLLM_LORA_PATH,
+    OmniTensorLoRARequest,
+    VLLMOmniHijack,
+    load_tensor_adapter,
+)
 
-__all__ = ["OmniTensorLoRARequest", "VLLMOmniHijack"]
+__all__ = [
+    "VLLM_LORA_INT_ID",
+    "VLLM_LORA_NAME",
+    "VLLM_LORA_PATH",
+    "OmniTensorLoRARequest",
+    "VLLMOmniHijack",
+    "load_tensor_adapter",
+]

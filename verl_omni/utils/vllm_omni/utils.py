@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
-from msgspec import field
 from vllm_omni.lora.request import LoRARequest
 
 from verl_omni.compat.versions import require
 
 TESTED = frozenset({"0.28.0"})
+
+# verl's name for the policy's adapter. The path is never opened: no file is behind it.
+VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH = "123", 123, "simon_lora_path"
 
 
 class OmniTensorLoRARequest(LoRARequest):  # type: ignore[misc]
@@ -22,12 +25,16 @@ class OmniTensorLoRARequest(LoRARequest):  # type: ignore[misc]
         lora_path: never opened, and must not be empty.
     """
 
-    peft_config: dict[str, Any] | None = field(default=None)
-    lora_tensors: dict[str, Any] | None = field(default=None)
+    peft_config: dict[str, Any] | None = msgspec.field(default=None)
+    lora_tensors: dict[str, Any] | None = msgspec.field(default=None)
 
 
 def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, Any] | None:
-    """(LoRAModel, PEFTHelper) of a request that carries tensors; None for one that names files."""
+    """(LoRAModel, PEFTHelper) of a request that carries tensors; None for one that names files.
+
+    The model holds copies: vLLM multiplies lora_B by its scale in place (`LoRALayerWeights.optimize`), so a request
+    that is loaded twice would otherwise be scaled twice.
+    """
     tensors = getattr(lora_request, "lora_tensors", None)
     if tensors is None:
         return None
@@ -36,13 +43,22 @@ def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, 
 
     helper = PEFTHelper.from_dict(lora_request.peft_config)
     model = LoRAModel.from_lora_tensors(
-        tensors=tensors, peft_helper=helper, lora_model_id=lora_request.lora_int_id, device="cpu", dtype=dtype
+        tensors={name: tensor.clone() for name, tensor in tensors.items()},
+        peft_helper=helper,
+        lora_model_id=lora_request.lora_int_id,
+        device="cpu",
+        dtype=dtype,
     )
     return model, helper
 
 
 class VLLMOmniHijack:
-    """Lets `DiffusionLoRAManager` load tensor requests for any pipeline, with or without the hook for it."""
+    """Lets `DiffusionLoRAManager` load tensor requests for any pipeline.
+
+    A pipeline may have its say, in either of two methods:
+        `map_lora_update_to_engine(tensors, peft_config) -> (tensors, peft_config)` renames;
+        `_load_diffusion_lora_adapter(lora_request=, lora_path=, dtype=)`, vLLM-Omni's own, builds the adapter.
+    """
 
     _patched = False
 
@@ -61,15 +77,29 @@ class VLLMOmniHijack:
         upstream = DiffusionLoRAManager._load_adapter
 
         def load(self: Any, lora_request: Any) -> tuple[Any, Any]:
-            if getattr(lora_request, "lora_tensors", None) is None:
-                return upstream(self, lora_request)
             if not self._expected_lora_modules:
                 raise ValueError("No supported LoRA modules found in the diffusion pipeline.")
-            loaded = load_tensor_adapter(lora_request, dtype=self.dtype)
-            assert loaded is not None  # it carries tensors
-            for layer in loaded[0].loras.values():
-                layer.optimize()
-            return loaded
+            if getattr(lora_request, "lora_tensors", None) is not None:
+                return _built(self, lora_request)
+            if lora_request.lora_path == VLLM_LORA_PATH:
+                # Upstream would look for it on a model hub.
+                raise LookupError("the policy's adapter has not arrived in this worker; it exists in memory only")
+            return upstream(self, lora_request)
 
         DiffusionLoRAManager._load_adapter = load
         VLLMOmniHijack._patched = True
+
+
+def _built(manager: Any, lora_request: OmniTensorLoRARequest) -> tuple[Any, Any]:
+    """(LoRAModel with its scale applied, PEFTHelper) of a tensor request."""
+    pipeline = manager.pipeline
+    if callable(rename := getattr(pipeline, "map_lora_update_to_engine", None)):
+        tensors, settings = rename(lora_request.lora_tensors, lora_request.peft_config)
+        lora_request = msgspec.structs.replace(lora_request, lora_tensors=tensors, peft_config=settings)
+    loaded = None
+    if callable(build := getattr(pipeline, "_load_diffusion_lora_adapter", None)):
+        loaded = build(lora_request=lora_request, lora_path=lora_request.lora_path, dtype=manager.dtype)
+    model, helper = loaded or load_tensor_adapter(lora_request, dtype=manager.dtype)  # type: ignore[misc]
+    for layer in model.loras.values():
+        layer.optimize()
+    return model, helper

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from verl.workers.rollout.vllm_rollout.utils import set_death_signal
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
-from verl_omni.utils.vllm_omni import OmniTensorLoRARequest, VLLMOmniHijack
-from verl_omni.weight_sync import names, transfer
-from verl_omni.weight_sync.errors import BindingIncomplete, IncompleteUpdate, WeightSyncError
-from verl_omni.weight_sync.staging import Staging, check_finite, check_names
+from verl_omni.utils.vllm_omni import (
+    VLLM_LORA_INT_ID,
+    VLLM_LORA_NAME,
+    VLLM_LORA_PATH,
+    OmniTensorLoRARequest,
+    VLLMOmniHijack,
+)
+from verl_omni.weight_sync import adapter, transfer
+from verl_omni.weight_sync.errors import BindingIncomplete, TornWeights, WeightSyncError, text
+from verl_omni.weight_sync.full import FullUpdate
+from verl_omni.weight_sync.names import make_update_zmq_handle, make_update_zmq_id
+from verl_omni.weight_sync.staging import Staging, check_names, few
 
-VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH = "123", 123, "simon_lora_path"
+__all__ = [
+    "DEADLINE_SECONDS",
+    "VLLM_LORA_INT_ID",
+    "VLLM_LORA_NAME",
+    "VLLM_LORA_PATH",
+    "make_update_zmq_handle",
+    "make_update_zmq_id",
+    "swap_adapter",
+    "vLLMOmniColocateWorkerExtension",
+]
+
 DEADLINE_SECONDS = 120.0
 
 
@@ -24,9 +41,12 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
     """Mixed into the engine's worker. Everything here runs in the worker's one thread, between requests."""
 
     _pending_peft_config: dict[str, Any] | None = None
+    _base_synced = False
+    _torn: str | None = None
 
     def __new__(cls, **kwargs: Any) -> vLLMOmniColocateWorkerExtension:
-        if kwargs.get("die_with_parent", _runs_in_own_process()):
+        # An inline worker lives in the server's process, whose end is Ray's business.
+        if multiprocessing.parent_process() is not None:
             set_death_signal()
         VLLMOmniHijack.hijack()
         return super().__new__(cls)
@@ -45,134 +65,131 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
     ) -> dict[str, Any]:
         """Take an adapter (with `peft_config` and `base_sync_done`) or full weights from the trainer.
 
+        Args:
+            use_shm: verl's flag; the sender's first message says the same, and is believed.
+
         Returns:
-            `tensors` (number), `lora` (bool), `bound` (modules that the adapter was attached to).
+            `tensors` (number sent), `buckets`, `lora` (bool), `bound`: modules that the adapter was attached to,
+            or parameters that were written.
 
         Raises:
-            WeightSyncError: it did not take effect. An adapter is swapped whole, so the old one goes on
-                serving; full weights are written bucket by bucket, so the worker must not serve afterwards.
+            WeightSyncError: it did not take effect. An adapter is swapped whole, so the old one goes on serving;
+                full weights are written bucket by bucket, so after a failure the worker refuses to serve until a
+                full update succeeds.
             RuntimeError: the worker has no device or no pipeline yet.
         """
         if self.device is None or self.model_runner.pipeline is None:
             raise RuntimeError("weights arrived before the worker had a model")
         config, self._pending_peft_config = peft_config or self._pending_peft_config, None
-        handle = names.make_update_zmq_handle(self._get_zmq_handle(), zmq_update_id)
+        handle = make_update_zmq_handle(self._get_zmq_handle(), zmq_update_id)
         if config and base_sync_done:
             return self._take_adapter(handle, config, deadline)
         return self._take_full(handle, deadline)
 
     def _take_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
-        staging = Staging()
-        sent = transfer.receive(staging.add, handle=handle, device=self.device, deadline=deadline)
+        staging, buckets = Staging(), 0
+
+        def stage(bucket: transfer.Bucket) -> None:
+            nonlocal buckets
+            staging.add(bucket)
+            buckets += 1
+
+        sent = transfer.receive(stage, handle=handle, device=self.device, deadline=deadline)
         check_names(sent, staging.tensors)
-        bound = swap_adapter(self, staging.tensors, config)
-        return {"tensors": len(sent), "lora": True, "bound": bound}
+        bound = swap_adapter(self, staging.tensors, config, base_synced=self._base_synced)
+        return {"tensors": len(sent), "buckets": buckets, "lora": True, "bound": bound}
 
     def _take_full(self, handle: str, deadline: float) -> dict[str, Any]:
-        pipeline = self.model_runner.pipeline
-        loaded: set[str] = set()
+        update, buckets = FullUpdate(self.model_runner.pipeline), 0
 
         def load(bucket: transfer.Bucket) -> None:
-            for name, tensor in bucket:
-                check_finite(name, tensor)
-            # Consumed before the bucket is confirmed: load_weights copies into the parameters.
-            loaded.update(pipeline.load_weights(iter(bucket)))
+            nonlocal buckets
+            update.load(bucket)
+            buckets += 1
 
-        sent = transfer.receive(load, handle=handle, device=self.device, deadline=deadline)
-        wanted = {f"transformer.{name}" for name, _ in pipeline.transformer.named_parameters()}
-        if missing := sorted(wanted - loaded):
-            raise IncompleteUpdate(f"full weights left out {len(missing)} parameters: {', '.join(missing[:5])}")
-        return {"tensors": len(sent), "lora": False, "bound": len(loaded)}
+        try:
+            sent = transfer.receive(load, handle=handle, device=self.device, deadline=deadline)
+            written = update.finish()
+        except BaseException as error:
+            if update.begun:
+                self._torn = text(error)
+            raise
+        self._base_synced, self._torn = True, None
+        return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written}
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM-Omni's, unless the weights are torn."""
+        self._refuse_torn_weights()
+        return super().execute_model(*args, **kwargs)
+
+    def execute_model_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM-Omni's, unless the weights are torn."""
+        self._refuse_torn_weights()
+        return super().execute_model_batch(*args, **kwargs)
+
+    def execute_stepwise(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM-Omni's, unless the weights are torn."""
+        self._refuse_torn_weights()
+        return super().execute_stepwise(*args, **kwargs)
+
+    def _refuse_torn_weights(self) -> None:
+        if self._torn is not None:
+            raise TornWeights(f"a full weight update broke off, and some weights are new, some old: {self._torn}")
 
     def _get_zmq_handle(self) -> str:
         job, replica = os.environ.get("VERL_RAY_JOB_ID", "0"), os.environ.get("VERL_REPLICA_RANK", "0")
         return f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{replica}-rank-{self.local_rank}.sock"
 
 
-def swap_adapter(worker: Any, tensors: dict[str, torch.Tensor], peft_config: dict[str, Any]) -> int:
-    """Replace the policy's adapter, attach it at once, and check that every tensor found its layer.
+def swap_adapter(
+    worker: Any, tensors: dict[str, torch.Tensor], peft_config: dict[str, Any], *, base_synced: bool = False
+) -> int:
+    """Replace the policy's adapter, attach it at once, and read back from the engine that it is there.
 
-    vLLM-Omni 0.28 accepts in silence an adapter that attaches nowhere, and attaches at the first request.
+    vLLM-Omni would attach it at the first request, where a failure is that request's alone. The worker has one
+    thread, so no request runs between the old adapter and the new one.
+
+    Args:
+        worker: has `lora_manager` (DiffusionLoRAManager) and `add_lora`.
+        base_synced: whether the trainer sent its base weights before.
 
     Returns:
         How many modules it was attached to.
 
     Raises:
-        BindingIncomplete: some module of the adapter is not one of the engine's; the old adapter is back.
-        WeightSyncError: the engine refused it; the old adapter is back.
+        UnsupportedAdapter, IncompleteUpdate, BindingIncomplete: the adapter cannot be what was trained here.
+        WeightSyncError: the engine refused it. Whatever is raised, the old adapter is in place.
     """
     manager = worker.lora_manager
     if manager is None:
         raise WeightSyncError("the engine was started without LoRA: model.lora_rank must be positive")
-    modules = names.adapter_modules(tensors)
+    modules = adapter.check_pairs(tensors, adapter.check_settings(peft_config, base_synced=base_synced))
     request = OmniTensorLoRARequest(
         lora_name=VLLM_LORA_NAME, lora_int_id=VLLM_LORA_INT_ID, lora_path=VLLM_LORA_PATH,
         peft_config=peft_config, lora_tensors=tensors,
     )  # fmt: skip
     previous = manager._registered_adapters.get(VLLM_LORA_INT_ID)
-    bound: set[str] = set()
-
-    def attached(*, lora_model: Any, bound_lora_names: frozenset[str]) -> None:
-        if loose := sorted(set(lora_model.loras) - bound_lora_names):
-            raise BindingIncomplete(
-                f"{len(loose)} of {len(lora_model.loras)} LoRA modules are not in the engine's model: {loose[:5]}"
-            )
-        bound.update(bound_lora_names)
-
     try:
-        with _binding_checked_by(attached, manager.pipeline):
-            manager.remove_adapter(VLLM_LORA_INT_ID)
-            if not worker.add_lora(request):
-                raise WeightSyncError("the engine did not take the adapter")
-            check_shapes(manager, tensors, modules)
-            manager.set_active_adapter(request)
-        if len(bound) != len(modules):
-            raise BindingIncomplete(f"{len(modules)} LoRA modules were sent, {len(bound)} are attached")
+        manager.remove_adapter(VLLM_LORA_INT_ID)
+        if not worker.add_lora(request):
+            raise WeightSyncError("the engine did not take the adapter")
+        loras = manager._registered_adapters[VLLM_LORA_INT_ID].loras
+        # A pipeline may rename modules on the way; where it does not, none may get lost.
+        if set(loras) <= modules and (lost := modules - set(loras)):
+            raise BindingIncomplete(f"the engine left out LoRA modules: {few(lost)}")
+        known = adapter.places(manager._lora_modules, manager._packed_modules_mapping)
+        adapter.check_places(loras, known)
+        manager.set_active_adapter(request)
+        bound = adapter.check_attached(loras, known)
     except Exception as error:
         _put_back(manager, previous, request)
         if isinstance(error, WeightSyncError):
             raise
-        raise WeightSyncError(f"the engine refused the adapter: {error}") from error
-    return len(bound)
-
-
-def check_shapes(manager: Any, tensors: dict[str, torch.Tensor], modules: set[str]) -> None:
-    """Compare each pair with its layer: vLLM copies a smaller one into a corner of the buffer without a word.
-
-    Layers that are split over several devices are left to the engine, which splits the tensors itself.
-
-    Raises:
-        IncompleteUpdate: the shapes are not those of the layer.
-    """
-    for module in sorted(modules):
-        layer, part = _layer_of(manager, module)
-        if layer is None or getattr(layer, "tp_size", 1) > 1:
-            continue
-        found = (tensors[f"{module}.lora_A.weight"].shape[-1], tensors[f"{module}.lora_B.weight"].shape[0])
-        wanted = (layer.lora_a_stacked[part].shape[-1], layer.lora_b_stacked[part].shape[-2])
-        if found != wanted:
-            raise IncompleteUpdate(f"{module}: LoRA for {found[0]} -> {found[1]} features, the layer has {wanted}")
-
-
-def _layer_of(manager: Any, module: str) -> tuple[Any, int]:
-    """The engine's layer for a module, and which part of it where several are packed into one."""
-    if module in manager._lora_modules:
-        return manager._lora_modules[module], 0
-    parent, _, leaf = module.rpartition(".")
-    for packed, leaves in manager._packed_modules_mapping.items():
-        if leaf in leaves and f"{parent}.{packed}" in manager._lora_modules:
-            return manager._lora_modules[f"{parent}.{packed}"], leaves.index(leaf)
-    return None, 0
-
-
-@contextmanager
-def _binding_checked_by(check: Callable[..., None], pipeline: Any) -> Iterator[None]:
-    """vLLM-Omni asks the pipeline whether an adapter is attached well enough; answer in its place."""
-    pipeline._validate_diffusion_lora_binding = check
-    try:
-        yield
-    finally:
-        del pipeline._validate_diffusion_lora_binding
+        raise WeightSyncError(f"the engine refused the adapter: {text(error)}") from error
+    manager.pin_adapter(
+        VLLM_LORA_INT_ID
+    )  # another adapter may not push it out of the cache: no file could bring it back
+    return bound
 
 
 def _put_back(manager: Any, previous: Any, request: OmniTensorLoRARequest) -> None:
@@ -182,11 +199,5 @@ def _put_back(manager: Any, previous: Any, request: OmniTensorLoRARequest) -> No
     manager._active_adapter_id = None
     if previous is not None:
         manager._registered_adapters[VLLM_LORA_INT_ID] = previous
-        manager.set_active_adapter(request)
-
-
-def _runs_in_own_process() -> bool:
-    """Whether the worker is a child of the server; in the server's own process a death signal is Ray's business."""
-    import multiprocessing
-
-    return multiprocessing.parent_process() is not None
+        manager.set_active_adapter(request)  # registered, so only its number matters
+        manager.pin_adapter(VLLM_LORA_INT_ID)

@@ -1,0 +1,197 @@
+"""Whether an adapter can be attached whole: settings, pairs, sizes, and what the layers hold afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.weight_sync import adapter, names
+from verl_omni.weight_sync.errors import BindingIncomplete, IncompleteUpdate, UnsupportedAdapter
+
+RANK, WIDTH, MAX_RANK = 2, 6, 4
+
+
+@dataclass
+class Layer:
+    """An engine's LoRA layer: fused parts, and buffers into whose corner matrices are copied."""
+
+    rows: tuple[int, ...] = (WIDTH,)
+    columns: int = WIDTH
+    tp_size: int = 1
+    base_layer: Any = field(init=False)
+    lora_a_stacked: Any = field(init=False)
+    lora_b_stacked: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.base_layer = SimpleNamespace(
+            input_size=self.columns, output_size=sum(self.rows), output_sizes=list(self.rows)
+        )
+        self.lora_a_stacked = tuple(torch.zeros(1, 1, MAX_RANK, self.columns) for _ in self.rows)
+        self.lora_b_stacked = tuple(torch.zeros(1, 1, rows, MAX_RANK) for rows in self.rows)
+
+    @property
+    def n_slices(self) -> int:
+        return len(self.rows)
+
+    def take(self, index: int, a: torch.Tensor, b: torch.Tensor) -> None:
+        for held, given_ in ((self.lora_a_stacked, a), (self.lora_b_stacked, b)):
+            held[index][0, 0, : given_.shape[0], : given_.shape[1]] = given_
+
+
+def pair(rows: int = WIDTH, columns: int = WIDTH, rank: int = RANK) -> Any:
+    return SimpleNamespace(lora_a=torch.randn(rank, columns), lora_b=torch.randn(rows, rank))
+
+
+def tensors(**modules: Any) -> dict[str, torch.Tensor]:
+    found = {}
+    for module, weights in modules.items():
+        found[f"{module}.lora_A.weight"], found[f"{module}.lora_B.weight"] = weights.lora_a, weights.lora_b
+    return found
+
+
+PACKED = {"to_qkv": ["to_q", "to_k", "to_v"]}
+
+
+def layers() -> dict[str, Layer]:
+    return {
+        "transformer.b.attn.to_qkv": Layer(rows=(4, 6, 6)),
+        "transformer.b.attn.to_out.0": Layer(columns=8),
+    }
+
+
+@pytest.mark.parametrize("setting", adapter.DROPPED)
+def test_a_setting_that_the_engine_would_drop_is_refused(setting: str) -> None:
+    with pytest.raises(UnsupportedAdapter, match=setting):
+        adapter.check_settings({"r": 4, setting: {"x": 1}}, base_synced=True)
+    assert adapter.check_settings({"r": 4, setting: None, "bias": "none"}, base_synced=True) == 4
+
+
+@pytest.mark.parametrize(("start", "fine"), [("gaussian", True), (True, True), ("pissa_niter_4", False)])
+def test_a_start_that_moves_the_base_weights_needs_them_sent(start: Any, fine: bool) -> None:
+    settings_ = {"r": 4, "init_lora_weights": start}
+    assert adapter.check_settings(settings_, base_synced=True) == 4
+    if fine:
+        assert adapter.check_settings(settings_, base_synced=False) == 4
+    else:
+        with pytest.raises(UnsupportedAdapter, match="base weights"):
+            adapter.check_settings(settings_, base_synced=False)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"r": 0}, {"r": "8"}, {"r": 4, "bias": "all"}])
+def test_other_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedAdapter):
+        adapter.check_settings(wrong, base_synced=True)
+
+
+def test_pairs_must_be_whole_and_of_the_rank() -> None:
+    whole = tensors(a=pair(), b=pair())
+    assert adapter.check_pairs(whole, RANK) == {"a", "b"}
+    for broken in (
+        {name: tensor for name, tensor in whole.items() if name != "b.lora_B.weight"},
+        {**whole, "b.weight": torch.ones(1)},
+        {**whole, "a.lora_A.weight": torch.ones(RANK + 1, WIDTH)},
+        {**whole, "a.lora_B.weight": torch.ones(WIDTH, RANK - 1)},
+        {**whole, "a.lora_B.weight": torch.ones(WIDTH)},
+        {},
+    ):
+        with pytest.raises(IncompleteUpdate):
+            adapter.check_pairs(broken, RANK)
+
+
+def test_a_layer_is_found_whole_in_parts_and_without_its_component() -> None:
+    known = adapter.places(layers(), PACKED)
+    assert known["transformer.b.attn.to_qkv"].slices == (0, 1, 2)
+    assert known["transformer.b.attn.to_k"].slices == (1,) and known["b.attn.to_k"].rows == (6,)
+    assert known["b.attn.to_out.0"].columns == 8
+    assert "to_q" not in known, "a bare suffix would fit any block"
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("transformer.c.attn.to_q", pair(4), "are not in the engine"),
+        ("transformer.b.attn.to_q", pair(6), "has 6 rows"),
+        ("transformer.b.attn.to_q", pair(4, columns=5), "6 -> 4 features"),
+        ("transformer.b.attn.to_out.0", pair(6, columns=6), "8 -> 6 features"),
+    ],
+)
+def test_a_matrix_that_does_not_fit_is_refused(name: str, weights: Any, message: str) -> None:
+    """vLLM copies a smaller matrix into a corner of its buffer, without a word."""
+    with pytest.raises(BindingIncomplete, match=message):
+        adapter.check_places({name: weights}, adapter.places(layers(), PACKED))
+
+
+def test_values_that_the_engines_dtype_cannot_hold_are_refused() -> None:
+    weights = pair(4)
+    weights.lora_b = (weights.lora_b * 1e6).to(torch.float16)
+    with pytest.raises(IncompleteUpdate, match="not finite"):
+        adapter.check_places({"b.attn.to_q": weights}, adapter.places(layers(), PACKED))
+
+
+@given(st.sets(st.sampled_from(["to_q", "to_k", "to_v", "to_out.0"]), min_size=1), st.data())
+@settings(deadline=None)
+def test_attached_means_that_every_layer_holds_its_matrices(wanted: set[str], data: st.DataObject) -> None:
+    engine = layers()
+    known = adapter.places(engine, PACKED)
+    loras = {f"transformer.b.attn.{leaf}": pair(known[f"b.attn.{leaf}"].rows[0], known[f"b.attn.{leaf}"].columns)
+             for leaf in sorted(wanted)}  # fmt: skip
+    adapter.check_places(loras, known)
+    forgotten = data.draw(st.sampled_from([None, *loras]))
+    for name, weights in loras.items():
+        if name != forgotten:
+            known[name].layer.take(known[name].slices[0], weights.lora_a, weights.lora_b)
+    if forgotten is None:
+        assert adapter.check_attached(loras, known) == len(loras)
+    else:
+        with pytest.raises(BindingIncomplete, match="1 of"):
+            adapter.check_attached(loras, known)
+
+
+def test_a_fused_matrix_is_attached_in_all_its_parts() -> None:
+    engine = layers()
+    known, whole = adapter.places(engine, PACKED), pair(16)
+    loras = {"b.attn.to_qkv": whole}
+    adapter.check_places(loras, known)
+    for index, part in enumerate(whole.lora_b.split([4, 6, 6])):
+        with pytest.raises(BindingIncomplete):
+            adapter.check_attached(loras, known)
+        engine["transformer.b.attn.to_qkv"].take(index, whole.lora_a, part)
+    assert adapter.check_attached(loras, known) == 1
+
+
+def test_an_adapter_that_attaches_nowhere_is_refused() -> None:
+    """Fault 1."""
+    with pytest.raises(BindingIncomplete):
+        adapter.check_attached({}, adapter.places(layers(), PACKED))
+
+
+def test_a_tensor_parallel_rank_holds_its_own_share() -> None:
+    class Sharded(Layer):
+        def slice_lora_a(self, a: torch.Tensor) -> torch.Tensor:
+            return a
+
+        def slice_lora_b(self, b: torch.Tensor) -> torch.Tensor:
+            return b[3:]
+
+    layer, weights = Sharded(rows=(WIDTH,), tp_size=2), pair()
+    known = adapter.places({"t.a": layer}, {})
+    with pytest.raises(BindingIncomplete):
+        adapter.check_attached({"t.a": weights}, known)
+    layer.take(0, weights.lora_a, weights.lora_b[3:])
+    assert adapter.check_attached({"t.a": weights}, known) == 1
+
+
+def test_names_of_wrapped_and_fused_layers() -> None:
+    assert names.unwrapped("t.a.to_q.base_layer.weight") == "t.a.to_q.weight"
+    assert names.wrapped("t.a.to_q.weight") == "t.a.to_q.base_layer.weight"
+    assert names.unpacked("t.to_qkv.bias", PACKED) == ["t.to_q.bias", "t.to_k.bias", "t.to_v.bias"]
+    assert names.unpacked("t.to_out.0.bias", PACKED) == ["t.to_out.0.bias"]
+    scoped = {"attn1.to_qkv": ["attn1.to_q", "attn1.to_k"]}
+    assert names.unpacked("t.attn1.to_qkv.bias", scoped) == ["t.attn1.to_q.bias", "t.attn1.to_k.bias"]
+    assert names.unpacked("t.attn2.to_qkv.bias", scoped) == ["t.attn2.to_qkv.bias"]

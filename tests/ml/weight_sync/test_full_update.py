@@ -1,0 +1,144 @@
+"""Full weights into a live pipeline: every parameter once, nothing unknown, wrapped layers too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from verl_omni.weight_sync.errors import IncompleteUpdate
+from verl_omni.weight_sync.full import FullUpdate, packed_parts
+
+
+class Wrapper(nn.Module):
+    """What an engine puts around a layer that an adapter may change."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+
+class Transformer(nn.Module):
+    """Loads like vLLM-Omni's models: sent names are mapped to fused parameters by substring."""
+
+    def __init__(self, *, wrapped: bool) -> None:
+        super().__init__()
+        self.stacked_params_mapping = [
+            (".to_qkv", ".to_q", "q"), (".to_qkv", ".to_k", "k"), (".to_qkv", ".to_v", "v"),
+        ]  # fmt: skip
+        self.attn = nn.ModuleDict({"to_qkv": nn.Linear(2, 6), "to_out": nn.Linear(2, 2)})
+        self.norm = nn.LayerNorm(2)
+        self.register_buffer("pos_embed", torch.zeros(3))
+        if wrapped:
+            for name in ("to_qkv", "to_out"):
+                self.attn[name] = Wrapper(self.attn[name])  # type: ignore[arg-type]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        loaded = set()
+        for name, tensor in weights:
+            for fused, part, shard in self.stacked_params_mapping:
+                if part in name:
+                    name = name.replace(part, fused)
+                    start = 2 * "qkv".index(shard)
+                    own[name].data[start : start + 2] = tensor
+                    break
+            else:
+                assert own[name].shape == tensor.shape
+                own[name].data.copy_(tensor)
+            loaded.add(name)
+        return loaded
+
+
+class Pipeline:
+    def __init__(self, *, wrapped: bool = False, deaf_to: str = "no such name") -> None:
+        self.transformer = Transformer(wrapped=wrapped)
+        self.deaf_to = deaf_to
+        self.calls = 0
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        self.calls += 1
+        mine = [(name.removeprefix("transformer."), tensor) for name, tensor in weights if self.deaf_to not in name]
+        return {f"transformer.{name}" for name in self.transformer.load_weights(mine)}
+
+
+def sent() -> dict[str, Tensor]:
+    shapes = {f"attn.to_{x}.weight": (2, 2) for x in "qkv"} | {f"attn.to_{x}.bias": (2,) for x in "qkv"}
+    shapes |= {"attn.to_out.weight": (2, 2), "attn.to_out.bias": (2,), "norm.weight": (2,), "norm.bias": (2,)}
+    generator = torch.Generator().manual_seed(1)
+    return {f"transformer.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+@given(st.permutations(sorted(sent())), st.integers(1, 10), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_any_order_and_any_buckets_write_everything(order: list[str], size: int, wrapped: bool) -> None:
+    pipeline, weights = Pipeline(wrapped=wrapped), sent()
+    update = FullUpdate(pipeline)
+    for start in range(0, len(order), size):
+        update.load([(name, weights[name]) for name in order[start : start + size]])
+    assert update.finish() == 6
+    layer: Any = pipeline.transformer.attn["to_qkv"]
+    fused = (layer.base_layer if wrapped else layer).weight
+    assert torch.equal(fused, torch.cat([weights[f"transformer.attn.to_{x}.weight"] for x in "qkv"]))
+
+
+@given(st.sampled_from(sorted(sent())))
+@settings(deadline=None)
+def test_what_is_left_out_is_noticed(left_out: str) -> None:
+    """Also one of three parts of a fused weight, which the loader reports as loaded."""
+    update = FullUpdate(Pipeline())
+    update.load([(name, tensor) for name, tensor in sent().items() if name != left_out])
+    with pytest.raises(IncompleteUpdate, match="were not sent"):
+        update.finish()
+
+
+@pytest.mark.parametrize(
+    ("bucket", "message"),
+    [
+        ([("transformer.no.such", torch.ones(1))], "no weight of"),
+        ([("unet.norm.weight", torch.ones(2))], "no weight of"),
+        ([("transformer.attn.to_x.bias", torch.ones(2))], "no weight of"),
+        ([("transformer.attn.to_qkv.bias", torch.ones(6))], "no weight of"),  # loaders map parts only
+        ([("transformer.norm.weight", torch.ones(2))] * 2, "twice"),
+        ([("transformer.norm.weight", torch.tensor([1.0, float("inf")]))], "not finite"),
+    ],
+)
+def test_a_bad_bucket_is_refused_before_anything_is_written(bucket: Any, message: str) -> None:
+    pipeline = Pipeline()
+    update = FullUpdate(pipeline)
+    with pytest.raises(IncompleteUpdate, match=message):
+        update.load(bucket)
+    assert pipeline.calls == 0 and not update.begun
+
+
+def test_a_loader_that_passes_over_a_weight_is_noticed() -> None:
+    update = FullUpdate(Pipeline(deaf_to="norm.bias"))
+    with pytest.raises(IncompleteUpdate, match=r"passed over transformer\.norm\.bias"):
+        update.load(list(sent().items()))
+    assert update.begun
+
+
+def test_buffers_may_come_and_names_may_say_base_layer() -> None:
+    pipeline = Pipeline(wrapped=True)
+    update = FullUpdate(pipeline)
+    weights = {name.replace("to_out.", "to_out.base_layer."): tensor for name, tensor in sent().items()}
+    update.load([*weights.items(), ("transformer.pos_embed", torch.ones(3))])
+    assert update.finish() == 6
+    assert pipeline.transformer.pos_embed.tolist() == [1, 1, 1]
+
+
+def test_an_update_without_weights_is_none() -> None:
+    update = FullUpdate(Pipeline())
+    update.load([])
+    with pytest.raises(IncompleteUpdate, match="no weights"):
+        update.finish()
+
+
+def test_parts_of_fused_modules_come_from_the_models_own_table() -> None:
+    assert packed_parts(Transformer(wrapped=False)) == {"to_qkv": ["to_q", "to_k", "to_v"]}
+    assert packed_parts(nn.Linear(1, 1)) == {}
