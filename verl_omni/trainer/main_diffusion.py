@@ -43,11 +43,12 @@ def _run(config: Any, stop: _StopOnSignal) -> int:
     found = checkpoints.steps(folder.path / "checkpoints") if config.trainer.resume_mode == "auto" else []
     resumed_from = found[-1] if found else None
     folder.start(config, resumed_from=resumed_from)
-    stack = None
+    cluster = stack = None
     try:
-        train, held_out = _prompts(config)
-        stack = startup.start(config, lambda text: folder.event("phase", text=text))
+        cluster = startup.start_ray(config, lambda text: folder.event("phase", text=text))
         stop.listen()  # Ray has put a handler of its own in the place of ours for SIGTERM
+        train, held_out = _prompts(config)
+        stack = startup.start_actors(config, cluster, lambda text: folder.event("phase", text=text))
         _fit(config, stack, folder, train, held_out, resumed_from, stop)
     except Exception as error:  # reported to whoever watches, then to the exit code
         interrupted = type(error).__name__ == "Interrupted"
@@ -61,12 +62,14 @@ def _run(config: Any, stop: _StopOnSignal) -> int:
         _report(folder)
         if stack is not None:
             stack.stop()
+        elif cluster is not None:
+            cluster.stop()
     folder.event("done", step=int(config.trainer.total_training_steps), report=str(folder.path / "report.html"))
     return 0
 
 
 def _prompts(config: Any) -> tuple[Any, Any | None]:
-    """Training and held-out prompts. Read before anything is started, so that a wrong path costs no wait."""
+    """Training and held-out prompts."""
     from verl.utils import hf_tokenizer
 
     from verl_omni.trainer import data

@@ -9,14 +9,37 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from omegaconf import DictConfig, open_dict
+
+from verl_omni.trainer.fork_server import ForkingCluster, possible
 
 Say = Callable[[str], None]
 # A worker group asks for a CPU per colocated role and bundle, and each agent, reward, server and router actor
 # for one; on a host these are logical numbers (verl/single_controller/ray/base.py, `max_colocate_count`).
 LOGICAL_CPUS = 16
+
+
+class Cluster(Protocol):
+    """The Ray that a run uses."""
+
+    def stop(self) -> None:
+        """Leave it, and end what was started here."""
+
+
+@dataclass
+class PlainCluster:
+    """Ray as `ray.init` starts or finds it."""
+
+    started_here: bool
+
+    def stop(self) -> None:
+        """See `Cluster`."""
+        import ray
+
+        if self.started_here:
+            ray.shutdown()
 
 
 @dataclass
@@ -27,7 +50,7 @@ class Stack:
     servers: Any  # LLMServerManager
     agent_loop: Any  # AgentLoopManager
     weights: Any  # CheckpointEngineManager
-    started_ray: bool
+    ray: Cluster
 
     def stop(self) -> None:
         """End engines before Ray, so that they remove their shared memory. Safe after a failure."""
@@ -39,8 +62,7 @@ class Stack:
             # An actor that ends by itself removes its semaphores from /dev/shm; one that is killed does not.
             ray.wait([server.__ray_terminate__.remote() for server in servers], num_returns=len(servers), timeout=10)
         finally:
-            if self.started_ray:
-                ray.shutdown()
+            self.ray.stop()
 
 
 def prepare_environment(has_accelerator: bool) -> None:
@@ -82,6 +104,11 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
         engine = rollout.engine_kwargs.vllm_omni
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"
+        if config.trainer.fork_workers is None:
+            # Never with an accelerator: its context does not survive a fork.
+            ray_init = config.ray_kwargs.ray_init
+            own_ray = ray_init.get("address", "local") == "local" and not ray_init.keys() - {"address", "num_cpus"}
+            config.trainer.fork_workers = own_ray and not has_accelerator and possible()
         if rollout.enable_sleep_mode is None:
             rollout.enable_sleep_mode = has_accelerator
 
@@ -98,44 +125,63 @@ def _embed_length(model: Path, max_sequence_length: int) -> int:
 
 def start(config: DictConfig, say: Say) -> Stack:
     """Bring everything up; `say` is told what is being waited for."""
+    return start_actors(config, start_ray(config, say), say)
+
+
+def start_ray(config: DictConfig, say: Say) -> Cluster:
+    """Start Ray and import whatever takes long to import, side by side.
+
+    Raises:
+        ValueError: `ray_kwargs.ray_init` asks for something that forked workers cannot have.
+    """
     say("starting Ray, importing the training stack")
+    options = dict(config.ray_kwargs.ray_init)
+    address = options.pop("address", "local")
+    cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1)
+    here = {
+        "num_cpus": cpus,
+        "num_gpus": config.trainer.n_gpus_per_node,
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",  # one machine: nothing listens on its other addresses
+    }
+    if config.trainer.fork_workers:
+        if address != "local" or options:
+            raise ValueError("trainer.fork_workers=true goes with ray_kwargs.ray_init.num_cpus alone")
+        return ForkingCluster(**here)
     with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
         imported = pool.submit(_import_everything)
         # Here and not in the other thread: Ray's servers die with the thread that started them (PR_SET_PDEATHSIG).
-        started = _start_ray(config)
-        imported.result()
-    try:
-        return _start_actors(config, say, started)
-    except BaseException:
-        import ray
+        cluster = _join(address, options) if address != "local" else _local(here | options)
+        try:
+            imported.result()
+        except BaseException:
+            cluster.stop()
+            raise
+    return cluster
 
-        ray.shutdown()
+
+def start_actors(config: DictConfig, cluster: Cluster, say: Say) -> Stack:
+    """Start the engine, the trainer, agent and reward workers; the cluster is ended if that fails."""
+    try:
+        return _start_actors(config, say, cluster)
+    except BaseException:
+        cluster.stop()
         raise
 
 
-def _start_ray(config: DictConfig) -> bool:
-    """Returns whether this process started it."""
+def _local(options: dict[str, Any]) -> Cluster:
     import ray
 
-    options = dict(config.ray_kwargs.ray_init)
-    address = options.pop("address", "local")
-    if address == "local":
-        cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1)
-        gpus = config.trainer.n_gpus_per_node
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            num_gpus=gpus,
-            include_dashboard=False,
-            log_to_driver=True,
-            _node_ip_address="127.0.0.1",  # one machine: nothing listens on its other addresses
-            **options,
-        )
-        return True
-    options.pop("num_cpus", None)
+    ray.init(address="local", log_to_driver=True, **options)
+    return PlainCluster(started_here=True)
+
+
+def _join(address: str, options: dict[str, Any]) -> Cluster:
+    import ray
+
     passed = {name: value for name, value in os.environ.items() if name.startswith(("VERL_", "OMP_", "HF_", "HCCL_"))}
     ray.init(address=address, runtime_env={"env_vars": passed}, **options)
-    return False
+    return PlainCluster(started_here=False)
 
 
 def _import_everything() -> None:
@@ -146,7 +192,7 @@ def _import_everything() -> None:
     import verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server  # noqa: F401
 
 
-def _start_actors(config: DictConfig, say: Say, started_ray: bool) -> Stack:
+def _start_actors(config: DictConfig, say: Say, cluster: Cluster) -> Stack:
     import ray
     from verl.checkpoint_engine import CheckpointEngineManager
     from verl.experimental.agent_loop import AgentLoopManager
@@ -185,7 +231,7 @@ def _start_actors(config: DictConfig, say: Say, started_ray: bool) -> Stack:
         config=omega_conf_to_dataclass(settings.rollout.checkpoint_engine),
         actor_wg=workers, replicas=servers.get_replicas(),
     )  # fmt: skip
-    return Stack(workers, servers, agent_loop, weights, started_ray)
+    return Stack(workers, servers, agent_loop, weights, cluster)
 
 
 def _device_name() -> str:

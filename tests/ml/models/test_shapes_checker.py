@@ -76,7 +76,9 @@ def test_only_the_relation_that_is_asked_for_is_right(scene: scenes.Scene, seed:
     right = [
         checker.judge(picture, scene.text.replace(relation, other)).correct for other in scenes.RELATIONS
     ]  # fmt: skip
-    assert right == [other == relation for other in scenes.RELATIONS]
+    # The checker misses a true object now and then (test_true_pictures_pass); then no relation may be right.
+    objects_seen = checker.judge(picture, scene.text.replace(relation, "and")).correct
+    assert right == [objects_seen and other == relation for other in scenes.RELATIONS]
 
 
 @settings(deadline=None, max_examples=50)

@@ -1,0 +1,123 @@
+"""The fork server by itself, and under a real Ray. Each test has a process of its own: a fork takes all along."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from verl_omni.trainer import fork_server
+
+CLIENT = str(Path(fork_server.__file__).with_name("client.py"))
+# Prints its name, then serves until standard input is closed.
+SERVER = """
+import os, socket, sys
+import numpy, torch
+from verl_omni.trainer.fork_server import server
+name = f"omni-test-{os.getpid()}"
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"\\0{name}")
+listener.listen(8)
+print(name, flush=True)
+server.run(listener, 0)
+"""
+DEADLINE = 60
+
+
+@pytest.fixture(scope="module")
+def server() -> object:
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    process.address = process.stdout.readline().strip()  # type: ignore[attr-defined]
+    yield process
+    process.stdin.close()
+    assert process.wait(DEADLINE) == 0
+    process.stdout.close()
+
+
+def client(server: object, script: Path, *arguments: str, **options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-S", "-E", CLIENT, server.address, str(script), *arguments]  # type: ignore[attr-defined]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_a_script_runs_as_if_python_had_started_it(server: object, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nprint(__name__, sys.argv[1:], os.environ['MARK'], os.getcwd(), os.getppid())\nsys.exit(7)\n"
+    )
+    made = client(server, script, "one", "two", cwd=tmp_path, env={"MARK": "here"})
+    output, _ = made.communicate(timeout=DEADLINE)
+    assert output.split() == ["__main__", "['one',", "'two']", "here", str(tmp_path), str(server.pid)]  # type: ignore[attr-defined]
+    assert made.returncode == 7
+
+
+def test_forks_draw_different_random_numbers(server: object, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())\n"
+    )
+    made = [client(server, script).communicate(timeout=DEADLINE)[0].split() for _ in range(2)]
+    assert len(made[0]) == 3
+    assert not set(made[0]) & set(made[1])
+
+
+def test_a_fork_ends_when_its_client_is_killed(server: object, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    made = client(server, script)
+    assert made.stdout is not None
+    fork = psutil.Process(int(made.stdout.readline()))
+    made.kill()
+    fork.wait(DEADLINE)
+    assert made.wait(DEADLINE) == -signal.SIGKILL
+    made.stdout.close()
+
+
+def test_a_signal_reaches_the_fork(server: object, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    made = client(server, script)
+    assert made.stdout is not None and made.stdout.readline() == "up\n"
+    made.send_signal(signal.SIGTERM)
+    assert made.wait(DEADLINE) == 128 + signal.SIGTERM
+    made.stdout.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can ask as another user")
+def test_another_user_is_refused(server: object, tmp_path: Path) -> None:
+    as_another = (
+        f"import array, contextlib, json, os, signal, socket, sys; sys.argv = ['client', {server.address!r}, 'x.py']; "  # type: ignore[attr-defined]
+        "os.setuid(65534); exec(open(0).read())"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", as_another],
+        input=Path(CLIENT).read_text(), text=True, timeout=DEADLINE, capture_output=True, check=False,
+    )  # fmt: skip
+    assert asked.returncode == 1
+    assert "no fork" in asked.stderr
+
+
+def test_without_a_server_the_client_runs_the_script_itself(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\n")
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", CLIENT, "omni-test-nobody", str(script), "one"],
+        capture_output=True, text=True, timeout=DEADLINE, check=True,
+    )  # fmt: skip
+    assert done.stdout == "['one']\n"
+
+
+@pytest.mark.slow
+def test_ray_runs_its_workers_in_forks_and_nothing_is_left(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("forked_ray.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    left = [int(pid) for pid in done.stdout.split()[-1].split(",")]
+    assert [pid for pid in left if psutil.pid_exists(pid)] == []

@@ -1,0 +1,130 @@
+"""A local Ray whose workers are forks of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from verl_omni.trainer.fork_server import server
+
+# Forked workers rest on internals of Ray; a release is added here when tests/ml/trainer/test_fork_server.py and
+# the whole-job tests have passed with it.
+RAY_TESTED = frozenset({"2.60.0"})
+END_SECONDS = 20
+BEFORE_RAY = ("torch", "transformers", "diffusers", "peft")
+WORKERS_NEED = (
+    "verl.experimental.agent_loop.agent_loop",
+    "verl.experimental.reward_loop.reward_loop",
+    "verl_omni.agent_loop",
+    "verl_omni.reward_loop.reward_manager",
+    "verl_omni.reward_loop.rewards",
+    "verl_omni.workers.engine_workers",
+    "verl_omni.workers.rollout.vllm_rollout.server_adapter",
+    "verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server",
+    "verl_omni.pipelines.sd3.rollout",
+)
+# The head is the cluster's first job, this process its second.
+JOB_ID = "02000000"
+
+
+def possible() -> bool:
+    """Whether this process can fork Ray workers: a tested Ray that is not loaded yet, and no other thread."""
+    return version("ray") in RAY_TESTED and "ray" not in sys.modules and threading.active_count() == 1
+
+
+class ForkingCluster:
+    """Start a local Ray and import the training stack, side by side; then be the driver of that Ray.
+
+    Args:
+        head_options: arguments of `ray.init` for the cluster.
+
+    Raises:
+        RuntimeError: Ray is loaded already, other threads run, or Ray did not start.
+    """
+
+    def __init__(self, **head_options: Any) -> None:
+        if not possible():
+            raise RuntimeError(
+                "trainer.fork_workers needs a Ray that was tested with it, and a process that has not loaded it"
+            )
+        self._head = subprocess.Popen(
+            [sys.executable, "-m", "verl_omni.trainer.fork_server.head"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._server: int | None = None
+        self._alive: int | None = None
+        try:
+            self._start(head_options)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, head_options: dict[str, Any]) -> None:
+        head = self._head
+        assert head.stdin is not None and head.stdout is not None  # both are pipes
+        head.stdin.write(json.dumps(head_options) + "\n")
+        head.stdin.flush()
+        for name in BEFORE_RAY:
+            importlib.import_module(name)
+        line = head.stdout.readline()
+        if not line:
+            raise RuntimeError(f"Ray did not start (exit code {head.wait()}); its own messages are above")
+        found = json.loads(line)
+        # Ray's library reads both when it is loaded, for good; so what needs Ray is imported after this.
+        os.environ["RAY_JOB_ID"], os.environ["RAY_RAYLET_PID"] = JOB_ID, str(found["raylet_pid"])
+        for name in WORKERS_NEED:
+            importlib.import_module(name)
+        name = self._fork_server()
+        import ray
+
+        executable = f"{sys.executable} -S -E {Path(__file__).with_name('client.py')} {name}"
+        ray.init(address=found["address"], runtime_env={"py_executable": executable}, log_to_driver=True)
+        if (job := ray.get_runtime_context().get_job_id()) != JOB_ID:
+            raise RuntimeError(f"this process is Ray's job {job}, and its workers were prepared for {JOB_ID}")
+
+    def _fork_server(self) -> str:
+        """Fork the process that workers are forked from. Returns the name of its socket (abstract: it has no file)."""
+        name = f"omni-operator-{os.getpid()}-{secrets.token_hex(8)}"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"\0{name}")
+        listener.listen(64)
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            os.close(writing)
+            server.run(listener, reading)
+        os.close(reading)
+        listener.close()
+        self._server, self._alive = pid, writing
+        return name
+
+    def stop(self) -> None:
+        """Leave Ray, end it and the server. Safe to repeat."""
+        if (ray := sys.modules.get("ray")) is not None:
+            ray.shutdown()
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
+        if self._server is not None:
+            os.waitpid(self._server, 0)
+            self._server = None
+        for pipe in (self._head.stdin, self._head.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
+        try:
+            self._head.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._head.kill()
+            self._head.wait()

@@ -1,0 +1,34 @@
+"""`python -m verl_omni.trainer.fork_server.head`: a local Ray in a light process of its own.
+
+Standard input: a line of JSON, the arguments of `ray.init`; Ray ends when it is closed. Standard output: a line of
+JSON with `address` and `raylet_pid`, once Ray is up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+
+def main() -> int:
+    """Start Ray, say where it is, and wait for the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever Ray prints goes to the log
+    options = json.loads(sys.stdin.readline())
+    import ray
+
+    found = ray.init(address="local", log_to_driver=False, **options).address_info
+    raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
+    json.dump({"address": found["gcs_address"], "raylet_pid": raylet}, output)
+    output.write("\n")
+    output.flush()
+    sys.stdin.read()
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

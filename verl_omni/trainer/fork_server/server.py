@@ -1,0 +1,149 @@
+"""Fork a Ray worker for each request. Runs in a fork of the driver, which has imported what the workers need."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import json
+import logging
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 1.0  # how often ended forks are looked for
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for: run `argv[0]` as `__main__` with its standard files `fds`."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    fds: tuple[int, int, int]
+
+
+def run(listener: socket.socket, driver: int) -> None:
+    """Serve, and end this process with the driver; in a fork, be what was asked for.
+
+    Args:
+        driver: the reading end of a pipe that is closed when the driver ends.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.collect()
+    gc.freeze()  # so that a collection in a fork does not write to, and so copy, every page
+    fork = _serve(listener, driver)
+    if fork is None:
+        os._exit(0)  # nothing of the driver's is to be flushed or cleaned up here
+    _become(*fork)
+
+
+def _serve(listener: socket.socket, driver: int) -> tuple[Request, socket.socket] | None:
+    """In a fork, returns its request and the connection to its client; None in the server, at the end."""
+    clients: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listener, selectors.EVENT_READ)
+        waiting.register(driver, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj for key, _ in waiting.select(LOOK_SECONDS)}
+            _tell_ended(clients)
+            if driver in ready:
+                return None
+            if listener not in ready:
+                continue
+            connection, _ = listener.accept()
+            try:
+                request = _read(connection)
+            except (OSError, ValueError) as error:  # a client that was killed while it asked
+                logger.warning("a worker's request was dropped: %s", error)
+                connection.close()
+                continue
+            pid = os.fork()
+            if pid == 0:
+                os.close(driver)
+                for other in (listener, *clients.values()):
+                    other.close()
+                return request, connection
+            clients[pid] = connection
+            for descriptor in request.fds:
+                os.close(descriptor)
+            with contextlib.suppress(OSError):
+                connection.sendall(pid.to_bytes(4, "big"))
+
+
+def _tell_ended(clients: dict[int, socket.socket]) -> None:
+    """Tell each client whose fork has ended how."""
+    while clients:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        with clients.pop(pid) as connection, contextlib.suppress(OSError):
+            connection.sendall(bytes([code if code >= 0 else 128 - code]))
+
+
+def _read(connection: socket.socket) -> Request:
+    """Raises ValueError for a request of another user, or one that is cut off."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    user = struct.unpack("3i", peer)[1]
+    if user != os.getuid():
+        raise ValueError(f"user {user} may not start workers here")
+    header, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(3 * array.array("i").itemsize))
+    if len(header) < 4 or not ancillary:
+        raise ValueError("no header")
+    fds = array.array("i")
+    fds.frombytes(ancillary[0][2])
+    size, body = int.from_bytes(header, "big"), b""
+    while len(body) < size:
+        part = connection.recv(size - len(body))
+        if not part:
+            raise ValueError("it ended early")
+        body += part
+    found: dict[str, Any] = json.loads(body)
+    return Request(found["argv"], found["env"], found["cwd"], (fds[0], fds[1], fds[2]))
+
+
+def _become(request: Request, connection: socket.socket) -> None:
+    """Run the script as a fresh Python would, to its own end."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, descriptor in enumerate(request.fds):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request.env)
+    os.chdir(request.cwd)
+    sys.argv = request.argv
+    sys.path.insert(0, os.path.dirname(os.path.abspath(request.argv[0])))
+    _own_chance()
+    threading.Thread(target=_end_with, args=(connection,), daemon=True, name="fork-client").start()
+    runpy.run_path(request.argv[0], run_name="__main__")
+    sys.exit(0)
+
+
+def _own_chance() -> None:
+    """Each fork draws its own random numbers."""
+    import numpy as np
+    import torch
+
+    random.seed()
+    np.random.seed(int.from_bytes(os.urandom(4), "big"))
+    torch.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
+
+
+def _end_with(connection: socket.socket) -> None:
+    """Ray knows the client: when it kills that, the fork must go too."""
+    with contextlib.suppress(OSError):
+        connection.recv(1)
+    os._exit(1)
