@@ -1,8 +1,16 @@
-"""Which pipeline of ours serves a model: (architecture, algorithm) -> qualified names. Imports nothing of them."""
+"""Which pipeline of ours serves a model, and which adapter trains it, by the model's architecture.
+
+Both are named here and imported by whoever needs them: the engine, or the trainer.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,28 @@ ROLLOUT_PIPELINES = {
         post_process="get_sd3_rollout_post_process_func",
     ),
 }
+TRAINING_ADAPTERS = {"StableDiffusion3Pipeline": "verl_omni.pipelines.sd3.training"}
 ALGORITHMS = ("flow_grpo",)
+
+
+class TrainingAdapter(Protocol):
+    """What the trainer needs to know of a model: a module of `verl_omni.pipelines`."""
+
+    def velocity(
+        self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
+    ) -> Tensor:
+        """What the model predicts for latents `x` [B, ...] at `timestep` [B], float32 of the same shape."""
+
+
+def training_adapter(architecture: str | None) -> TrainingAdapter:
+    """Find the training adapter of a model.
+
+    Raises:
+        ValueError: there is none for the architecture; the message lists those that have one.
+    """
+    if architecture not in TRAINING_ADAPTERS:
+        raise ValueError(f"No training adapter for model {architecture!r}; one of {sorted(TRAINING_ADAPTERS)}")
+    return cast(TrainingAdapter, importlib.import_module(TRAINING_ADAPTERS[architecture]))
 
 
 def rollout_pipeline(architecture: str | None, algorithm: str) -> RolloutPipeline:

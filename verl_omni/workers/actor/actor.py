@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl_omni.algos import agreement, losses, sde
-from verl_omni.pipelines.sd3 import training
+from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor import build, export, optim, state
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig
 
@@ -40,6 +40,7 @@ class DiffusionActor:
         device: torch.device | None = None,
     ) -> None:
         self.model_config, self.config, self.mesh = model, actor, mesh
+        self.adapter = training_adapter(model.architecture)
         self.device = device or torch.device("cpu")
         self.ranks = mesh.size() if mesh is not None else 1
         self.mini_batch = actor.ppo_mini_batch_size * rollout_n // self.ranks
@@ -157,7 +158,7 @@ class DiffusionActor:
     def _density(self, part: Batch, step: int, sampler: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, deviation and log-probability of the recorded transition under the current policy."""
         x = part["all_latents"][:, step]
-        velocity = training.velocity(
+        velocity = self.adapter.velocity(
             self.module, part, x, part["all_timesteps"][:, step], float(sampler["guidance_scale"])
         )
         mean, std = sde.moments(
