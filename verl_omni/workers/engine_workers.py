@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import os
 import time
@@ -74,8 +75,11 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         return DataProto(meta_info={"metrics": [metrics]})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, float]:
+    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, Any]:
         """Send the trained weights to the replica and wait until every worker of it has confirmed them.
+
+        Returns:
+            `seconds`, and on the rank that owns the server the worker's answer: `tensors`, `buckets`, `lora`, `bound`.
 
         Raises:
             WeightSyncError: they did not take effect everywhere; the replica goes on with the old ones.
@@ -86,13 +90,18 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
             await self.rollout.resume(tags=["weights"])
         config = self.actor.peft_config()
         kind: Literal["lora", "full"] = "lora" if config is not None else "full"
-        weights = await asyncio.to_thread(lambda: list(self.actor.weights(kind)))
-        await self.rollout.update_weights(
-            iter(weights), peft_config=config, base_sync_done=config is not None, global_steps=global_steps
-        )
+        weights = self.actor.weights(kind)
+        try:
+            answer = await self.rollout.update_weights(
+                weights, peft_config=config, base_sync_done=config is not None, global_steps=global_steps
+            )
+        finally:
+            # Gathering a sharded weight is a collective: where this rank gives up, the others still wait for it.
+            if self.world_size > 1:
+                await asyncio.to_thread(collections.deque, weights, 0)
         if sleeping:
             await self.rollout.resume(tags=["kv_cache"])
-        return {"seconds": time.perf_counter() - began}
+        return {"seconds": time.perf_counter() - began, **(answer or {})}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
