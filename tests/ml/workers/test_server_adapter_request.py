@@ -1,0 +1,78 @@
+"""Fault 7: asking the engine for its adapters waits behind every forward pass, so the answer is kept."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # the server's module takes half a minute to import
+
+
+class Engine:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def list_loras(self) -> list[int]:
+        self.asked += 1
+        return [123]
+
+    async def collective_rpc(self, **call: Any) -> list[Any]:
+        return [{"tensors": 2}]
+
+    async def sleep(self, level: int) -> list[Any]:
+        return []
+
+    async def wake_up(self, tags: list[str]) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from verl_omni.workers.rollout.vllm_rollout import vllm_omni_async_server as module
+
+    monkeypatch.setattr(module, "checked_acknowledgements", lambda call, answers: answers)
+    made: Any = object.__new__(module.vLLMOmniHttpServer)
+    made._lora_loaded, made.engine = None, Engine()
+    made.model_config = SimpleNamespace(lora_rank=4, lora={})
+    made.node_rank, made.rollout_mode = 0, None
+    return made
+
+
+async def update(server: Any) -> None:
+    await server.collective_rpc("update_weights_from_ipc")
+
+
+async def stamp(server: Any) -> None:
+    await server.set_global_steps(3)
+
+
+async def sleep(server: Any) -> None:
+    await server._sleep_hybrid()
+
+
+async def wake(server: Any) -> None:
+    await server.wake_up()
+
+
+async def test_many_requests_ask_once(server: Any) -> None:
+    made = [await server._lora_request() for _ in range(5)]
+    assert [request.lora_int_id for request in made] == [123] * 5
+    assert server.engine.asked == 1
+
+
+@pytest.mark.parametrize("change", [update, stamp, sleep, wake])
+async def test_whatever_may_change_the_adapter_makes_it_ask_again(server: Any, change: Any) -> None:
+    await server._lora_request()
+    await change(server)
+    await server._lora_request()
+    assert server.engine.asked == 2
+
+
+async def test_without_adapters_nothing_is_asked(server: Any) -> None:
+    server.model_config.lora_rank = 0
+    assert await server._lora_request() is None
+    assert server.engine.asked == 0
