@@ -1,0 +1,76 @@
+"""Seconds from the command to the first weights in the engine and to the first step, and peak memory.
+
+    python benchmarks/start_up.py [--repeats N] [--out FILE]
+
+The same job one step long, with workers that import for themselves and with forked ones, by turns, so that both meet
+the same machine; the first pair only warms the file cache and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from memory import Peak
+
+HERE = Path(__file__).resolve().parent
+JOB = HERE.parent / "examples" / "red-grpo.yaml"
+MARKS = {"weights": "publishing the first weights", "step": "step 1/"}
+
+
+def measure(fork: bool, runs: Path) -> dict[str, Any]:
+    """One run."""
+    job = JOB.with_name(f".start-up-{os.getpid()}.yaml")
+    override = f"    - trainer.fork_workers={str(fork).lower()}\n"
+    marker = "    overrides:\n"
+    text = JOB.read_text()
+    if marker not in text:
+        raise SystemExit(f"{JOB} has no overrides to add one to")
+    job.write_text(text.replace(marker, marker + override))
+    command = [sys.executable, "-m", "omni_operator.cli", "run", str(job), "--runs", str(runs)]
+    try:
+        began = time.monotonic()
+        process = subprocess.Popen([*command, "--fresh", "--plain", "--steps", "1"], stdout=subprocess.PIPE, text=True)
+        found: dict[str, Any] = {"fork": fork}
+        with Peak(process.pid) as peak:
+            for line in process.stdout or ():
+                for name, mark in MARKS.items():
+                    if line.startswith(mark):
+                        found[name] = time.monotonic() - began
+        if process.wait() != 0 or MARKS.keys() - found.keys():
+            raise SystemExit(f"{' '.join(command)} failed")
+    finally:
+        job.unlink()
+    return {**found, "peak_bytes": peak.bytes}
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "figures" / "start_up.json")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as runs:
+        made = [measure(fork, Path(runs)) for _ in range(chosen.repeats + 1) for fork in (False, True)][2:]
+    answer = {"machine": f"{os.cpu_count()} cores, {platform.machine()}, no accelerator", "runs": made}
+    chosen.out.write_text(json.dumps(answer, indent=2) + "\n")
+    for name in ("weights", "step", "peak_bytes"):
+        plain, forked = (statistics.median(run[name] for run in made if run["fork"] == fork) for fork in (False, True))
+        scale, unit = (2**30, "GiB") if name == "peak_bytes" else (1, "s")
+        print(
+            f"{name}: plain {plain / scale:.1f} {unit}, forked {forked / scale:.1f} {unit}, ratio {plain / forked:.2f}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
