@@ -25,9 +25,13 @@ def clip_tokenizer(words: Sequence[str], length: int) -> CLIPTokenizer:
     """A byte-pair tokenizer that knows each word as one token."""
     made = Tokenizer(models.BPE(unk_token=END, end_of_word_suffix="</w>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
+    # The trainer numbers letters that end a word in the order of a hash table, which differs from run to run, unless
+    # they are named beforehand.
+    endings = sorted({f"{word[-1]}</w>" for word in words})
     trainer = trainers.BpeTrainer(
-        vocab_size=2000, min_frequency=1, end_of_word_suffix="</w>", special_tokens=[START, END], show_progress=False
-    )
+        vocab_size=2000, min_frequency=1, end_of_word_suffix="</w>", special_tokens=[START, END, *endings],
+        show_progress=False,
+    )  # fmt: skip
     made.train_from_iterator(words, trainer)
     with tempfile.TemporaryDirectory() as folder:
         made.model.save(folder)

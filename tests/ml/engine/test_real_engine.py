@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,72 +19,52 @@ PROMPTS = ["a red circle", "a blue square on the left", "two cat photo"]
 BUCKET = 4096  # bytes: an adapter needs several
 
 
-def config(model: Path, prompts: Path, run: Path) -> Any:
-    from verl_omni.trainer import settings, startup
+@dataclass(frozen=True)
+class Running:
+    """A stack with a tiny model, and rows of a dataset."""
 
-    made = settings.load(
-        [
-            f"data.train_files='{prompts}'", "data.max_prompt_length=16", "data.train_batch_size=2",
-            f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
-            "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-            "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
-            "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
-            "actor_rollout_ref.rollout.pipeline.max_sequence_length=16", "reward.scorer=brightness",
-            "trainer.total_training_steps=2", f"trainer.default_local_dir='{run}'",
-        ]
-    )  # fmt: skip
-    startup.prepare_environment(startup.accelerator_present())
-    startup.fit_to_machine(made, startup.accelerator_present())
-    return made
+    config: Any
+    stack: Any
+    rows: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+def running(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
     from verl_omni.models.tiny import make_tiny_sd3
-    from verl_omni.trainer import startup
 
-    folder = tmp_path_factory.mktemp("engine")
-    make_tiny_sd3(folder / "model")
-    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in PROMPTS))
-    settings = config(folder / "model", folder / "prompts.jsonl", folder / "run")
-    stack = startup.start(settings, lambda text: None)
-    try:
-        stack.weights.update_weights(global_steps=0)
-        yield settings, stack
-    finally:
-        stack.stop()
-
-
-def rows() -> list[dict[str, Any]]:
-    return [
-        {
-            "raw_prompt": [{"role": "user", "content": prompt}],
-            "data_source": "brightness",
-            "reward_model": {"ground_truth": prompt},
-            "extra_info": {"prompt": prompt},
-        }
-        for prompt in PROMPTS
-    ]
+    model = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_sd3(model)
+    settings, stack = start(
+        PROMPTS,
+        "data.max_prompt_length=16", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2",
+        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
+        "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
+        "actor_rollout_ref.rollout.pipeline.max_sequence_length=16",
+    )  # fmt: skip
+    stack.weights.update_weights(global_steps=0)
+    return Running(settings, stack, rows(PROMPTS))
 
 
-def evaluate(running: tuple[Any, Any]) -> Any:
+def evaluate(running: Running) -> Any:
     from verl_omni.trainer import rollout
 
-    return rollout.scored(running[0], running[1].agent_loop, rollout.evaluation_prompts(rows(), seed=7))
+    return rollout.scored(running.config, running.stack.agent_loop, rollout.evaluation_prompts(running.rows, seed=7))
 
 
-def train_batch(running: tuple[Any, Any], step: int, version: int) -> Any:
+def train_batch(running: Running, step: int, version: int) -> Any:
     from verl_omni.trainer import rollout
 
-    prompts = rollout.training_prompts(rows()[:2], n=2, step=step, version=version, seed=3)
-    return rollout.scored(running[0], running[1].agent_loop, prompts)
+    prompts = rollout.training_prompts(running.rows[:2], n=2, step=step, version=version, seed=3)
+    return rollout.scored(running.config, running.stack.agent_loop, prompts)
 
 
 def segments() -> list[str]:
     return sorted(path.name for path in Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"))
 
 
-def test_samples_depend_on_their_seed_and_carry_their_version(running: tuple[Any, Any]) -> None:
+def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) -> None:
     one, again = evaluate(running), evaluate(running)
     assert one.images.dtype == torch.uint8 and one.images.shape == (3, 3, 64, 64)
     assert torch.equal(one.images, again.images)
@@ -97,12 +78,10 @@ def test_samples_depend_on_their_seed_and_carry_their_version(running: tuple[Any
     assert not torch.equal(samples.images, train_batch(running, step=2, version=0).images)
 
 
-def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(
-    running: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(running: Running, tmp_path: Path) -> None:
     from verl import DataProto
 
-    _, stack = running
+    stack = running.stack
     before = evaluate(running)
     stack.workers.save_checkpoint(str(tmp_path))
     samples = train_batch(running, step=1, version=0)
@@ -124,13 +103,13 @@ def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(
 
 
 @pytest.mark.parametrize("fault", ["unknown module", "wrong shape", "not finite", "sender fails"])
-def test_a_bad_adapter_is_refused_and_the_old_one_serves_on(running: tuple[Any, Any], fault: str) -> None:
+def test_a_bad_adapter_is_refused_and_the_old_one_serves_on(running: Running, fault: str) -> None:
     """Faults 1 and 3: no adapter may bind nothing in silence, and none may be dropped before the next is there."""
     import ray
 
     from verl_omni.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 
-    _, stack = running
+    stack = running.stack
     before = evaluate(running)
     server = stack.servers.server_handles[0]
     job = ray.get_runtime_context().get_job_id()
@@ -167,17 +146,17 @@ def test_a_bad_adapter_is_refused_and_the_old_one_serves_on(running: tuple[Any, 
     assert segments() == [] and not os.path.exists(handle.removeprefix("ipc://"))
 
 
-def test_abort_ends_what_runs_and_resume_opens_again(running: tuple[Any, Any]) -> None:
-    _, stack = running
+def test_abort_ends_what_runs_and_resume_opens_again(running: Running) -> None:
+    stack = running.stack
     stack.weights.abort_replicas()
     stack.weights.resume_generation_replicas()
     assert evaluate(running).versions == [2, 2, 2]
 
 
-def test_a_worker_error_is_raised_and_not_returned(running: tuple[Any, Any]) -> None:
+def test_a_worker_error_is_raised_and_not_returned(running: Running) -> None:
     """Fault 8."""
     import ray
 
-    server = running[1].servers.server_handles[0]
+    server = running.stack.servers.server_handles[0]
     with pytest.raises(Exception, match="no_such_method"):
         ray.get(server.collective_rpc.remote("no_such_method"))

@@ -1,0 +1,148 @@
+"""`drl run` of the main job, shortened, on the real engine: it learns, goes on where it was ended, leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[3]
+JOB = "examples/red-grpo.yaml"
+STEPS = 12
+SETTINGS = (
+    "--plain", "--steps", str(STEPS), "--set", "spec.checkpoint.everySteps=4", "--set", "spec.trainer.evalEverySteps=6",
+)  # fmt: skip
+MARK = "OMNI_OPERATOR_TEST_RUN"
+
+
+class Run:
+    """A `drl run` whose processes can be told from all others."""
+
+    def __init__(self, runs: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = runs / "red-grpo"
+        self.shared_before = set(os.listdir("/dev/shm"))
+        self.process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("drl")), "run", JOB, "--runs", str(runs), *SETTINGS],
+            cwd=ROOT, env={**os.environ, MARK: self.mark}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def until_step(self, step: int) -> None:
+        """Read its lines until a step is reported."""
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            said.append(line)
+            if line.startswith(f"step {step}/"):
+                return
+        raise AssertionError("".join(said))
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; its exit code and last words."""
+        said, _ = self.process.communicate(timeout=600)
+        return self.process.returncode, said
+
+    def trainer(self) -> psutil.Process:
+        """The driver of the training."""
+        (found,) = [
+            p
+            for p in self.alive()
+            if "verl_omni.trainer.main_diffusion" in p.cmdline() and p.ppid() == self.process.pid
+        ]
+        return found
+
+    def alive(self) -> list[psutil.Process]:
+        """Every process that descends from it, whatever became of its parents."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def check_nothing_left(self) -> None:
+        """No process and no shared memory, after the time that servers may need to see that their driver is gone."""
+        deadline = time.monotonic() + 60
+        while (left := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert left == []
+        assert set(os.listdir("/dev/shm")) - self.shared_before == set()
+
+    def metrics(self) -> dict[int, dict[str, Any]]:
+        """What each step reported but for its seconds; of a step that was made twice, the last."""
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        clock = ("timing_s/", "images_per_s")
+        return {line["step"]: {k: v for k, v in line.items() if not k.startswith(clock)} for line in lines}
+
+    def adapter(self) -> bytes:
+        """The last checkpoint's adapter."""
+        (found,) = (self.folder / "checkpoints" / f"step_{STEPS:06d}").rglob("*lora*.safetensors")
+        return found.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(tmp_path_factory.mktemp("unbroken"))
+    code, said = run.end()
+    assert code == 0, said
+    return run
+
+
+def test_the_reward_rises_with_every_sample_from_the_weights_of_its_step(unbroken: Run) -> None:
+    made = unbroken.metrics()
+    assert sorted(made) == list(range(STEPS + 1))
+    held_out = [line["val/reward/mean"] for line in made.values() if "val/reward/mean" in line]
+    assert len(held_out) == 3
+    # The same prompts and seeds before and after: what is left of the noise is far smaller than this.
+    assert held_out[-1] > held_out[0] + 0.01
+    for step, line in made.items():
+        assert line["weights/version"] == step
+        if step:
+            assert line["rollout_corr/mean_abs_diff"] < 1e-5
+            assert line["actor/grad_norm"] > 0
+    assert "report.html" in {path.name for path in unbroken.folder.iterdir()}
+    unbroken.check_nothing_left()
+
+
+def test_a_run_that_is_interrupted_and_killed_ends_like_an_unbroken_one(unbroken: Run, tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    first.until_step(2)
+    first.process.send_signal(signal.SIGINT)
+    code, said = first.end()
+    assert code == 130, said
+    first.check_nothing_left()
+    stopped_at = max(first.metrics())
+    assert (first.folder / "checkpoints" / f"step_{stopped_at:06d}").is_dir()
+
+    second = Run(tmp_path)
+    second.until_step(6)
+    second.trainer().kill()
+    code, said = second.end()
+    assert code != 0, said
+    second.check_nothing_left()
+
+    third = Run(tmp_path)
+    third.until_step(9)
+    third.process.kill()
+    third.process.communicate()
+    third.check_nothing_left()
+
+    fourth = Run(tmp_path)
+    code, said = fourth.end()
+    assert code == 0, said
+    fourth.check_nothing_left()
+    assert fourth.metrics() == unbroken.metrics()
+    assert fourth.adapter() == unbroken.adapter()
