@@ -49,15 +49,20 @@ def _shapes(path: Path, steps: int, seed: int) -> None:
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"))
     with Progress(*columns, TimeRemainingColumn()) as progress:
         task = progress.add_task("", total=steps, loss=float("nan"))
-        pipe = pretrain.pretrain(
-            pretrain.Recipe(steps=steps, seed=seed), lambda step, loss: progress.update(task, completed=step, loss=loss)
-        )
+        shown = progress.console.is_terminal
+
+        def report(step: int, loss: float) -> None:
+            progress.update(task, completed=step, loss=loss)
+            if not shown and (step % 100 == 0 or step == steps):
+                print(f"step {step}/{steps}: loss {loss:.4f}", flush=True)
+
+        pipe = pretrain.pretrain(pretrain.Recipe(steps=steps, seed=seed), report)
     pipe.save_pretrained(path)
     wanted = prompts.held_out()
     found, pictures, right = pretrain.accuracy(pipe, wanted)
-    shown = slice(None, None, len(wanted) // 30)
+    sample = slice(None, None, len(wanted) // 30)
     captions = [scene.text for scene in wanted]
-    pretrain.grid(pictures[shown][:30], captions[shown][:30], right[shown][:30], path / "samples.png")
+    pretrain.grid(pictures[sample][:30], captions[sample][:30], right[sample][:30], path / "samples.png")
     (path / "accuracy.json").write_text(json.dumps({"steps": steps, "seed": seed, **found}, indent=2) + "\n")
     print("held-out accuracy:", ", ".join(f"{name} {value:.1%}" for name, value in found.items()))
 

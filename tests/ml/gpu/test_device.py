@@ -1,0 +1,87 @@
+"""On a machine with an NVIDIA device: the CPU plug-ins step aside, weights travel by device IPC, the whole job runs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from verl_omni.weight_sync import transfer
+from verl_omni.weight_sync.staging import Staging
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[3]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def weights() -> list[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [(f"t{i}", torch.randn(64, i + 1, generator=generator).to(DTYPES[i % 3])) for i in range(40)]
+
+
+def sending(handle: str, bucket_bytes: int) -> None:
+    device = torch.device("cuda", 0)
+    sent = transfer.send(
+        ((name, tensor.to(device)) for name, tensor in weights()),
+        handle=handle, bucket_bytes=bucket_bytes, device=device, deadline=120,
+    )  # fmt: skip
+    assert sent == len(weights())
+
+
+@pytest.mark.parametrize("bucket_bytes", [1 << 12, 1 << 20])
+def test_weights_travel_between_processes_by_device_ipc(tmp_path: Path, bucket_bytes: int) -> None:
+    handle = f"ipc://{tmp_path}/weights.sock"
+    sender = multiprocessing.get_context("spawn").Process(target=sending, args=(handle, bucket_bytes))
+    sender.start()
+    staging = Staging()
+    transfer.receive(staging.add, handle=handle, device=torch.device("cuda", 0), deadline=120)
+    sender.join(60)
+    assert sender.exitcode == 0
+    for name, tensor in weights():
+        assert torch.equal(staging.tensors[name].cpu(), tensor)
+    assert list(Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*")) == []
+
+
+def test_the_plug_ins_for_a_cpu_step_aside() -> None:
+    from verl_omni.platforms import entry
+
+    assert entry.vllm_cpu_platform() is None
+    assert entry.vllm_omni_cpu_platform() is None
+    script = "from verl.plugin.platform import get_platform; print(get_platform().device_name)"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    assert said.stdout.split()[-1] == "cuda"
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_the_main_job_runs_on_the_device(tmp_path: Path, lora: bool) -> None:
+    job = yaml.safe_load((ROOT / "examples" / "red-grpo.yaml").read_text())
+    spec = job["spec"]
+    spec["model"]["base"] = str(ROOT / "examples" / spec["model"]["base"])
+    for files in ("train", "validation"):
+        spec["data"][files] = [str(ROOT / "examples" / each) for each in spec["data"][files]]
+    if not lora:
+        del spec["model"]["lora"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    subprocess.run(
+        [
+            str(Path(sys.executable).with_name("drl")), "run", str(tmp_path / "job.yaml"), "--runs", str(tmp_path),
+            "--plain", "--steps", "3",
+        ],
+        timeout=800, check=True,
+    )  # fmt: skip
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (tmp_path / "red-grpo" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["weights/version"] for line in lines] == [0, 1, 2, 3]
+    for line in lines[1:]:
+        assert line["actor/grad_norm"] > 0
+        # Trainer and engine may choose other kernels; the clip range is 1e-4 of the ratio, log-probabilities are means.
+        assert line["rollout_corr/mean_abs_diff"] < 1e-3
