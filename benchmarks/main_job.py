@@ -1,6 +1,6 @@
-"""Train the example over several seeds, and a control at learning rate 0; print the held-out gain of each.
+"""Train an example over several seeds, and a control at learning rate 0; print the held-out gain of each.
 
-    python benchmarks/main_job.py [--seeds 0 1 2] [--steps N] [--out FILE]
+    python benchmarks/main_job.py [--job examples/red-grpo.yaml] [--seeds 0 1 2] [--steps N] [--out FILE]
 
 Writes one JSON object: for each run the held-out reward and share of right pictures before and after with their
 standard errors, the seconds to the first step, of the whole run and of each phase, and the peak memory of all
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -20,20 +22,31 @@ from pathlib import Path
 from typing import Any
 
 from memory import Peak
+from ruamel.yaml import YAML
 
 HERE = Path(__file__).resolve().parent
 JOB = HERE.parent / "examples" / "red-grpo.yaml"
 
 
-def measure(seed: int, steps: int | None, runs: Path, *, control: bool) -> dict[str, Any]:
-    """One run from the command to its end."""
-    job = runs / f"job-{seed}{'-control' if control else ''}.yaml"
-    name = f"bench-{'control-' if control else ''}{seed}"
-    text = JOB.read_text().replace("name: red-grpo", f"name: {name}")
-    text = text.replace("shapes-sd3", str(JOB.parent / "shapes-sd3")).replace("prompts/", f"{JOB.parent / 'prompts'}/")
+def write_variant(job: Path, to: Path, *, control: bool) -> None:
+    """The same job, named as its new file, which may be in any folder; as a control it learns nothing."""
+    yaml = YAML()
+    made = yaml.load(job)
+    made["metadata"]["name"] = to.stem
+    spec = made["spec"]
+    spec["model"]["base"] = str(job.parent / spec["model"]["base"])
+    for files in ("train", "validation"):
+        spec["data"][files] = [str(job.parent / each) for each in spec["data"][files]]
     if control:
-        text = text.replace("learningRate: 0.001", "learningRate: 0")
-    job.write_text(text)
+        spec["trainer"]["learningRate"] = 0
+    yaml.dump(made, to)
+
+
+def measure(example: Path, seed: int, steps: int | None, runs: Path, *, control: bool) -> dict[str, Any]:
+    """One run from the command to its end."""
+    name = f"bench-{example.stem}-{'control-' if control else ''}{seed}"
+    job = runs / f"{name}.yaml"
+    write_variant(example, job, control=control)
     command = [sys.executable, "-m", "omni_operator.cli", "run", str(job), "--runs", str(runs), "--fresh", "--seed"]
     command += [str(seed), *(["--steps", str(steps)] if steps else [])]
     began = time.time()
@@ -60,30 +73,56 @@ def measure(seed: int, steps: int | None, runs: Path, *, control: bool) -> dict[
     }
 
 
+def gain(run: dict[str, Any], metric: str) -> tuple[float, float]:
+    """How much a held-out metric rose from first to last, and the standard error of the two means' difference.
+
+    The same prompts and seeds are drawn both times, so this error, of independent draws, is an upper bound.
+    """
+    first, last = run["held_out"][0], run["held_out"][-1]
+    error = math.hypot(*(each.get(f"{metric}/stderr", 0.0) for each in (first, last)))
+    return last[f"{metric}/mean"] - first[f"{metric}/mean"], error
+
+
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", type=Path, default=JOB)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--steps", type=int)
     parser.add_argument("--no-control", action="store_true")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "figures" / "main_job.json")
+    parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
+    job = chosen.job.resolve()
+    out = chosen.out or HERE.parent / "docs" / "figures" / f"{job.stem}.json"
     chosen.runs.mkdir(parents=True, exist_ok=True)
-    found = [measure(seed, chosen.steps, chosen.runs, control=False) for seed in chosen.seeds]
+    found = [measure(job, seed, chosen.steps, chosen.runs, control=False) for seed in chosen.seeds]
     if not chosen.no_control:
-        found.append(measure(0, chosen.steps, chosen.runs, control=True))
+        found.append(measure(job, chosen.seeds[0], chosen.steps, chosen.runs, control=True))
     answer = {"machine": f"{os.cpu_count()} cores, {platform.machine()}, no accelerator", "runs": found}
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen.out.write_text(json.dumps(answer, indent=2) + "\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(answer, indent=2) + "\n")
+    metrics = [m for m in ("reward", "correct") if f"{m}/mean" in found[0]["held_out"][0]]
     for each in found:
-        first, last = each["held_out"][0], each["held_out"][-1]
+        said = []
+        for metric in metrics:
+            first, last = each["held_out"][0], each["held_out"][-1]
+            rise, error = gain(each, metric)
+            said.append(
+                f"{metric} {first[f'{metric}/mean']:.3f} -> {last[f'{metric}/mean']:.3f} "
+                f"({rise:+.3f}, {rise / error if error else 0:.1f} standard errors)"
+            )
         print(
-            f"seed {each['seed']}{' control' if each['control'] else ''}: "
-            f"reward {first['reward/mean']:.3f} -> {last['reward/mean']:.3f} (± {last['reward/stderr']:.3f}), "
-            f"right {first.get('correct/mean', 0):.1%} -> {last.get('correct/mean', 0):.1%}, "
-            f"{each['seconds']:.0f} s, peak {each['peak_bytes'] / 2**30:.1f} GiB"
+            f"seed {each['seed']}{' control' if each['control'] else ''}: {', '.join(said)}, "
+            f"{each['seconds']:.0f} s, {each['seconds_in_steps']:.0f} s in steps, "
+            f"peak {each['peak_bytes'] / 2**30:.1f} GiB"
         )
+    trained = [each for each in found if not each["control"]]
+    if len(trained) > 1:
+        for metric in metrics:
+            rises = [gain(each, metric)[0] for each in trained]
+            mean, error = statistics.mean(rises), statistics.stdev(rises) / math.sqrt(len(rises))
+            print(f"{metric} over {len(rises)} seeds: {mean:+.3f} ± {error:.3f}")
     return 0
 
 
