@@ -101,6 +101,7 @@ def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restore
 
 
 def test_a_batch_is_spread_over_both_replicas_and_does_not_depend_on_it(running: tuple[Any, Any], rows: Any) -> None:
+    """To the last bit but one: how many pictures an engine draws at once decides how its sums are rounded."""
     from verl_omni.trainer import rollout
 
     config, stack = running
@@ -108,7 +109,8 @@ def test_a_batch_is_spread_over_both_replicas_and_does_not_depend_on_it(running:
         rollout.scored(config, stack.agent_loop, rollout.evaluation_prompts(rows(chosen), seed=7))
         for chosen in (PROMPTS, PROMPTS[:3])
     ]
-    assert torch.equal(made[0].images[:3], made[1].images)
+    difference = (made[0].images[:3].int() - made[1].images.int()).abs()
+    assert difference.max() <= 1
 
 
 @pytest.mark.parametrize("fault", ["sender fails", "unknown name"])
@@ -119,6 +121,7 @@ def test_a_torn_replica_refuses_to_serve_until_a_whole_update(running: tuple[Any
     servers = running[1].servers.server_handles
     before, _ = from_both(running)
     weights = load_file(MODEL / "transformer" / "diffusion_pytorch_model.safetensors")
+    del weights["pos_embed.pos_embed"]  # a constant: no update carries it, so none could mend it
 
     def broken() -> Iterator[tuple[str, torch.Tensor]]:
         for number, (name, tensor) in enumerate(weights.items()):

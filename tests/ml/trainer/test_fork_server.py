@@ -24,7 +24,10 @@ listener = socket.socket(socket.AF_UNIX)
 listener.bind(f"\\0{name}")
 listener.listen(8)
 print(name, flush=True)
-server.run(listener, 0)
+try:
+    server.run(listener, 0)
+finally:
+    print("the driver's own work went on in a fork", flush=True)
 """
 DEADLINE = 60
 
@@ -37,6 +40,7 @@ def server() -> object:
     yield process
     process.stdin.close()
     assert process.wait(DEADLINE) == 0
+    assert process.stdout.read() == ""
     process.stdout.close()
 
 

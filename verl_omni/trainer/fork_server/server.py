@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import gc
 import json
@@ -16,8 +17,9 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0  # how often ended forks are looked for
@@ -33,20 +35,30 @@ class Request:
     fds: tuple[int, int, int]
 
 
-def run(listener: socket.socket, driver: int) -> None:
+def run(listener: socket.socket, driver: int) -> NoReturn:
     """Serve, and end this process with the driver; in a fork, be what was asked for.
+
+    Never returns and never raises: both would go on with the driver's own work, in a copy of it.
 
     Args:
         driver: the reading end of a pipe that is closed when the driver ends.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    gc.collect()
-    gc.freeze()  # so that a collection in a fork does not write to, and so copy, every page
-    fork = _serve(listener, driver)
-    if fork is None:
-        os._exit(0)  # nothing of the driver's is to be flushed or cleaned up here
-    _become(*fork)
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.collect()
+        gc.freeze()  # so that a collection in a fork does not write to, and so copy, every page
+        fork = _serve(listener, driver)
+        if fork is None:
+            code = 0
+        else:
+            _become(*fork)
+            code = _run_script(fork[0].argv[0])
+    except BaseException:  # noqa: BLE001 - whatever it is, it must not reach the driver's frames
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # what the driver has registered for its exit is not for here
 
 
 def _serve(listener: socket.socket, driver: int) -> tuple[Request, socket.socket] | None:
@@ -115,7 +127,7 @@ def _read(connection: socket.socket) -> Request:
 
 
 def _become(request: Request, connection: socket.socket) -> None:
-    """Run the script as a fresh Python would, to its own end."""
+    """Take the request's files, variables, folder and arguments for this process's own."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, descriptor in enumerate(request.fds):
@@ -128,8 +140,20 @@ def _become(request: Request, connection: socket.socket) -> None:
     sys.path.insert(0, os.path.dirname(os.path.abspath(request.argv[0])))
     _own_chance()
     threading.Thread(target=_end_with, args=(connection,), daemon=True, name="fork-client").start()
-    runpy.run_path(request.argv[0], run_name="__main__")
-    sys.exit(0)
+
+
+def _run_script(script: str) -> int:
+    """Run the script as `__main__` to its end, with what Python does then. Returns its exit code."""
+    try:
+        runpy.run_path(script, run_name="__main__")
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # a closed one
+                stream.flush()
 
 
 def _own_chance() -> None:
