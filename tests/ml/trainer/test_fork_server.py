@@ -125,3 +125,13 @@ def test_ray_runs_its_workers_in_forks_and_nothing_is_left(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-3000:]
     left = [int(pid) for pid in done.stdout.split()[-1].split(",")]
     assert [pid for pid in left if psutil.pid_exists(pid)] == []
+
+
+@pytest.mark.slow
+def test_a_ray_that_does_not_start_is_tried_again_and_then_named() -> None:
+    script = "from verl_omni.trainer.fork_server import ForkingCluster; ForkingCluster(no_such_option=1)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("trying again") == 2
+    assert "RuntimeError: Ray did not start in 3 attempts" in done.stderr
+    assert "no_such_option" in done.stderr

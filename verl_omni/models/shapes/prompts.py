@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_omni.models.shapes.scenes import CATEGORIES, Scene, split
 
-TRAINING_SHARES = {"single": 0.10, "count": 0.30, "two": 0.25, "position": 0.35}
+TRAINING_SHARES = {"single": 0.10, "count": 0.25, "two": 0.45, "position": 0.20}
 TRAINING_ROWS = 2000
 HELD_OUT_PER_CATEGORY = 50
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import logging
 import os
 import secrets
 import socket
@@ -17,10 +18,12 @@ from typing import Any
 
 from verl_omni.trainer.fork_server import server
 
+logger = logging.getLogger(__name__)
 # Forked workers rest on internals of Ray; a release is added here when tests/ml/trainer/test_fork_server.py and
 # the whole-job tests have passed with it.
 RAY_TESTED = frozenset({"2.60.0"})
 END_SECONDS = 20
+HEAD_STARTS = 3
 BEFORE_RAY = ("torch", "transformers", "diffusers", "peft")
 WORKERS_NEED = (
     "verl.experimental.agent_loop.agent_loop",
@@ -57,10 +60,7 @@ class ForkingCluster:
             raise RuntimeError(
                 "trainer.fork_workers needs a Ray that was tested with it, and a process that has not loaded it"
             )
-        self._head = subprocess.Popen(
-            [sys.executable, "-m", "verl_omni.trainer.fork_server.head"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        self._head = _head(head_options)
         self._server: int | None = None
         self._alive: int | None = None
         try:
@@ -70,16 +70,9 @@ class ForkingCluster:
             raise
 
     def _start(self, head_options: dict[str, Any]) -> None:
-        head = self._head
-        assert head.stdin is not None and head.stdout is not None  # both are pipes
-        head.stdin.write(json.dumps(head_options) + "\n")
-        head.stdin.flush()
         for name in BEFORE_RAY:
             importlib.import_module(name)
-        line = head.stdout.readline()
-        if not line:
-            raise RuntimeError(f"Ray did not start (exit code {head.wait()}); its own messages are above")
-        found = json.loads(line)
+        found = self._found(head_options)
         # Ray's library reads both when it is loaded, for good; so what needs Ray is imported after this.
         os.environ["RAY_JOB_ID"], os.environ["RAY_RAYLET_PID"] = JOB_ID, str(found["raylet_pid"])
         for name in WORKERS_NEED:
@@ -91,6 +84,19 @@ class ForkingCluster:
         ray.init(address=found["address"], runtime_env={"py_executable": executable}, log_to_driver=True)
         if (job := ray.get_runtime_context().get_job_id()) != JOB_ID:
             raise RuntimeError(f"this process is Ray's job {job}, and its workers were prepared for {JOB_ID}")
+
+    def _found(self, head_options: dict[str, Any]) -> dict[str, Any]:
+        """What the head says of itself. Ray gives its own servers 30 seconds, which a busy machine may not keep."""
+        for left in reversed(range(HEAD_STARTS)):
+            assert self._head.stdout is not None  # a pipe
+            if line := self._head.stdout.readline():
+                return json.loads(line)  # type: ignore[no-any-return]
+            code = self._head.wait()
+            _close(self._head)
+            if left:
+                logger.warning("Ray did not start (exit code %d); trying again", code)
+                self._head = _head(head_options)
+        raise RuntimeError(f"Ray did not start in {HEAD_STARTS} attempts; its own messages are above")
 
     def _fork_server(self) -> str:
         """Fork the process that workers are forked from. Returns the name of its socket (abstract: it has no file)."""
@@ -120,11 +126,27 @@ class ForkingCluster:
         if self._server is not None:
             os.waitpid(self._server, 0)
             self._server = None
-        for pipe in (self._head.stdin, self._head.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()  # type: ignore[union-attr]
+        _close(self._head)
         try:
             self._head.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._head.kill()
             self._head.wait()
+
+
+def _head(options: dict[str, Any]) -> subprocess.Popen[str]:
+    """Start Ray's own servers, in a process that ends when its standard input is closed."""
+    head = subprocess.Popen(
+        [sys.executable, "-m", "verl_omni.trainer.fork_server.head"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert head.stdin is not None  # a pipe
+    head.stdin.write(json.dumps(options) + "\n")
+    head.stdin.flush()
+    return head
+
+
+def _close(head: subprocess.Popen[str]) -> None:
+    for pipe in (head.stdin, head.stdout):
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()  # type: ignore[union-attr]

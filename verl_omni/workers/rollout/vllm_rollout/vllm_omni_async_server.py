@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import sys
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -40,6 +41,9 @@ DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
 # The host platform has no memory pool and runs the worker in the server's process.
 UNI_EXECUTOR = "uni"
+# There the model and the requests share one interpreter lock. By Python's default a request would wait 5 ms for it at
+# each step of its way, many times over, while a batch is drawn; so the next batch would find two requests and not all.
+SWITCH_SECONDS = 0.0005
 
 
 class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
@@ -129,6 +133,8 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
             engine_args["max_num_seqs"] = 1
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ["MASTER_PORT"] = str(get_free_port("127.0.0.1")[0])
+        if engine_args["distributed_executor_backend"] == UNI_EXECUTOR:
+            sys.setswitchinterval(SWITCH_SECONDS)
         self.engine = AsyncOmni(**engine_args)
         app = build_app(args)
         await omni_init_app_state(self.engine, app.state, args)
