@@ -12,7 +12,8 @@ from .base import Cel, Strict, Violation, immutable, without_nulls
 from .data import Data
 from .model import Model
 from .platform import Observability, Scheduling, Security
-from .pods import Head, Runtime, host_access, host_access_cel
+from .pod_template import host_access, host_access_cel
+from .pods import Head, Runtime
 from .policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPolicy
 from .reward import Reward
 from .rollout import Rollout

@@ -10,7 +10,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from .base import AbsolutePath, Cel, Line, ObjectName, Strict, Violation, immutable
-from .pods import Accelerator, KeyReference, PodTemplate, Resources, SharedMemory
+from .pod_template import PodTemplate
+from .pods import Accelerator, KeyReference, Resources, SharedMemory
 from .reserved import RESERVED, owner_of
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
