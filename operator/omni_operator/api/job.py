@@ -98,7 +98,7 @@ class Spec(Strict):
         default="DeleteCluster", description="What becomes of the Ray cluster at the end of an attempt."
     )
     runtime: Runtime = Field(default=Runtime(), description="The image that pods run.")
-    head: Head = Field(default=Head(), description="The pod of Ray's head and the training program.")
+    head: Head = Field(default=Head(), description="The pod of Ray's head.")
     scheduling: Scheduling = Field(default=Scheduling(), description="Where pods go.")
     security: Security = Field(default=Security(), description="What pods may do and who may reach them.")
     observability: Observability = Field(default=Observability(), description="Metrics and experiment tracking.")

@@ -105,7 +105,7 @@ class KeyReference(Strict):
 
 
 class ClaimReference(Strict):
-    """A PersistentVolumeClaim of the job's namespace, which every pod mounts."""
+    """A PersistentVolumeClaim of the job's namespace, which the workers mount."""
 
     claim_name: ObjectName = Field(description="Its name. With several pods: one that many may write (RWX).")
 
@@ -145,9 +145,11 @@ class Runtime(Strict):
 
 
 class Head(Strict):
-    """The pod of Ray's head and of the training program, which does no work on a device. Cluster only."""
+    """The pod of Ray's head; the training program and all work are in the workers' pods. Cluster only."""
 
-    resources: Resources = Field(default=Resources(), description="Requests and limits. Default: 1 CPU, 4Gi.")
+    resources: Resources = Field(
+        default=Resources(), description="Requests and limits. Default: requests of 500m, 2Gi."
+    )
     pod_template: PodTemplate = Field(
         default_factory=dict, description="Merged into the head's pod template by strategy: lists by name."
     )

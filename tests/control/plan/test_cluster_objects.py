@@ -196,11 +196,15 @@ def test_the_report_token_is_good_for_this_job_alone(make_job: MakeJob) -> None:
     assert pod(group)["automountServiceAccountToken"] is False
 
 
-def test_a_claim_is_mounted_by_head_and_workers_where_the_run_folder_is(make_job: MakeJob) -> None:
+def test_workers_have_the_run_folder_and_the_head_does_not_so_that_one_worker_may_have_a_claim_alone(
+    make_job: MakeJob,
+) -> None:
     job = make_job("spec.checkpoint={claimName: runs, path: /data}")
-    for group in (ray_job(job)["spec"]["rayClusterSpec"]["headGroupSpec"], workers(job)):
-        assert {"name": "runs", "mountPath": "/data"} in pod(group)["containers"][0]["volumeMounts"]
-        assert {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}} in pod(group)["volumes"]
+    assert {"name": "runs", "mountPath": "/data"} in pod(workers(job))["containers"][0]["volumeMounts"]
+    assert {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}} in pod(workers(job))["volumes"]
+    head = ray_job(job)["spec"]["rayClusterSpec"]["headGroupSpec"]
+    assert [volume["name"] for volume in pod(head)["volumes"]] == ["shared-memory"]
+    assert json.loads(ray_job(job)["spec"]["entrypointResources"]).keys() <= workers(job)["resources"].keys()
 
 
 def test_a_model_of_a_hub_is_fetched_before_a_pod_starts(make_job: MakeJob) -> None:
