@@ -79,10 +79,11 @@ class Spec(Strict):
         json_schema_extra=immutable("managedBy"),
     )
     active_deadline_seconds: Seconds | None = Field(
-        default=None, description="The whole job, all attempts and what lies between, may take so long. Default: ever."
+        default=None,
+        description="The whole job, all attempts and what lies between, may take so long. Default: no limit.",
     )
     pre_running_deadline_seconds: Seconds | None = Field(
-        default=None, description="An admitted attempt may take so long until its trainer starts. Default: ever."
+        default=None, description="An admitted attempt may take so long until its trainer starts. Default: no limit."
     )
     backoff_limit: int = Field(
         default=0, ge=0, le=50, description="Further attempts after failures. More than 0 needs checkpoint.claimName."

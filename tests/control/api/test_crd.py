@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omni_operator.api import DiffusionRLJob, crd
+from omni_operator.api import DiffusionRLJob, crd, reference
 from omni_operator.api.base import VALIDATIONS
 from omni_operator.api.structural import KEPT, NotStructural, structural
 
@@ -161,6 +161,14 @@ def test_names_and_size() -> None:
 
 def test_the_committed_file_is_what_the_models_say() -> None:
     assert crd.main(["--out", str(ROOT / "crds"), "--check"]) == 0
+
+
+def test_the_committed_reference_is_what_the_models_say(tmp_path: Path) -> None:
+    assert reference.main(["--out", str(ROOT / "docs" / "job.md"), "--check"]) == 0
+    assert reference.main(["--out", str(tmp_path / "job.md"), "--check"]) == 1
+    page = reference.text()
+    missing = [at for at in OURS if at.startswith(".spec.") and f"`{at.strip('[]').rpartition('.')[2]}`" not in page]
+    assert [at for at in missing if not at.endswith((".*", "[]")) and "odTemplate" not in at] == []
 
 
 def test_a_stale_file_is_found_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
