@@ -64,6 +64,7 @@ static: setup ## format, lint, types, walls, locks
 	@echo "types" && $(BIN)/mypy
 	@echo "walls" && PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache >/dev/null || { PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache; exit 1; }
 	@echo "locks" && $(BIN)/python requirements/lock.py --check
+	@echo "generated files" && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.crd --check && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.reference --check
 
 format: setup ## rewrite the code in its format
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
@@ -71,6 +72,9 @@ format: setup ## rewrite the code in its format
 bench: setup ## every figure in the docs
 	@$(BIN)/python benchmarks/start_up.py
 	@$(BIN)/python benchmarks/main_job.py
+
+crds: setup ## write crds/ and docs/job.md again, from the models
+	@$(BIN)/python -m omni_operator.api.crd && $(BIN)/python -m omni_operator.api.reference
 
 lock: $(UV) ## resolve the locked sets again
 	@$(PYTHON) requirements/lock.py --uv $(UV)
@@ -81,4 +85,4 @@ clean: ## remove what the commands made here (not the cache outside)
 changelog: setup ## what CHANGELOG.md would gain from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 
-.PHONY: help setup run static changelog test test-fast test-gpu check format bench lock clean
+.PHONY: help setup run crds static changelog test test-fast test-gpu check format bench lock clean

@@ -36,11 +36,12 @@ class DiffusionTrainer:
         held_out: Any | None,
         *,
         stop_requested: Callable[[], bool],
+        checkpoint_wanted: Callable[[], bool] = lambda: False,
         tracking: Any = None,
     ) -> None:
         self.config, self.stack, self.folder = config, stack, folder
         self.train, self.held_out = train, held_out
-        self.stop_requested, self.tracking = stop_requested, tracking
+        self.stop_requested, self.checkpoint_wanted, self.tracking = stop_requested, checkpoint_wanted, tracking
         self.checkpoints = folder.path / "checkpoints"
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
@@ -75,6 +76,7 @@ class DiffusionTrainer:
         line: dict[str, Any] = {
             "step": step,
             "weights/version": step,
+            "samples": step * len(samples.scores),
             **metrics.rewards(samples.scores, samples.extras),
         }
         with _timer(line, "update"):
@@ -89,7 +91,7 @@ class DiffusionTrainer:
         if self._evaluates(step):
             line |= self._evaluate(step)
         self._record(line, metrics.eta(self._seconds, self.total - step))
-        if self._due(self.config.trainer.save_freq, step):
+        if self.checkpoint_wanted() or self._due(self.config.trainer.save_freq, step):
             self._save(step)
 
     def _generate(self, step: int) -> rollout.Scored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(config: Any, stop: _StopOnSignal) -> int:
-    from verl_omni.trainer import checkpoints
+    from verl_omni.trainer import reports
     from verl_omni.trainer.run_folder import RunFolder
 
-    folder = RunFolder(Path(config.trainer.default_local_dir))
+    with reports.from_environment() as reporter:
+        folder = RunFolder(Path(config.trainer.default_local_dir), reporter.tell)
+        return _run_in(folder, config, stop, reporter)
+
+
+def _run_in(folder: Any, config: Any, stop: _StopOnSignal, reporter: Any) -> int:
+    from verl_omni.trainer import checkpoints
+
     found = checkpoints.steps(folder.path / "checkpoints") if config.trainer.resume_mode == "auto" else []
     resumed_from = found[-1] if found else None
     folder.start(config, resumed_from=resumed_from)
@@ -49,13 +56,14 @@ def _run(config: Any, stop: _StopOnSignal) -> int:
         stop.listen()  # Ray has put a handler of its own in the place of ours for SIGTERM
         train, held_out = _prompts(config)
         stack = startup.start_actors(config, cluster, lambda text: folder.event("phase", text=text))
-        _fit(config, stack, folder, train, held_out, resumed_from, stop)
+        _fit(config, stack, folder, train, held_out, resumed_from, stop, reporter.checkpoint_wanted)
     except Exception as error:  # reported to whoever watches, then to the exit code
         interrupted = type(error).__name__ == "Interrupted"
-        folder.event(
-            "stopped" if interrupted else "error", message=str(error) or repr(error), kind=type(error).__name__
-        )
-        if not interrupted:
+        message = str(error) or repr(error)
+        if interrupted:
+            folder.event("stopped", message=message, kind=type(error).__name__)
+        else:
+            folder.event("error", message=message, kind=type(error).__name__, reason=_reason(error))
             traceback.print_exc()
         return INTERRUPTED if interrupted else FAILURE
     finally:
@@ -83,8 +91,9 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
 
 
 def _fit(
-    config: Any, stack: Any, folder: Any, train: Any, held_out: Any, resumed_from: int | None, stop: _StopOnSignal
-) -> None:
+    config: Any, stack: Any, folder: Any, train: Any, held_out: Any | None, resumed_from: int | None,
+    stop: _StopOnSignal, checkpoint_wanted: Callable[[], bool],
+) -> None:  # fmt: skip
     from omegaconf import OmegaConf
 
     from verl_omni.trainer.loop import DiffusionTrainer
@@ -99,9 +108,18 @@ def _fit(
         )  # fmt: skip
     folder.event("phase", text="publishing the first weights, evaluating")
     trainer = DiffusionTrainer(
-        config, stack, folder, train, held_out, stop_requested=lambda: stop.requested, tracking=tracking
-    )
+        config, stack, folder, train, held_out,
+        stop_requested=lambda: stop.requested, checkpoint_wanted=checkpoint_wanted, tracking=tracking,
+    )  # fmt: skip
     trainer.fit(resumed_from)
+
+
+def _reason(error: BaseException) -> str:
+    """The operator's word for a failure (`FailureReason` in its API). Ray's copy of an error keeps its classes."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "WeightSyncError" in names:
+        return "WeightSyncFailed"
+    return "OutOfMemory" if "OutOfMemoryError" in names else "ApplicationError"
 
 
 def _report(folder: Any) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,10 +30,14 @@ class Sample:
 
 
 class RunFolder:
-    """Writes below one folder. Lines are appended and flushed; whole files are written aside and renamed."""
+    """Writes below one folder. Lines are appended and flushed; whole files are written aside and renamed.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        tell: is given every event too.
+    """
+
+    def __init__(self, path: Path, tell: Callable[[Mapping[str, Any]], None] = lambda event: None) -> None:
+        self.path, self.tell = path, tell
         path.mkdir(parents=True, exist_ok=True)
 
     def start(self, config: DictConfig, *, resumed_from: int | None) -> None:
@@ -51,13 +55,13 @@ class RunFolder:
 
     def event(self, event: str, **fields: Any) -> None:
         """Tell whoever watches."""
-        self._append("progress.jsonl", {"event": event, **fields})
+        self._tell({"event": event, **fields})
 
     def step(self, metrics: Mapping[str, float], eta_s: float | None = None) -> None:
         """Record the metrics of a step; `step` must be among them."""
         line = {name: _plain(value) for name, value in metrics.items()}
         self._append("metrics.jsonl", line)
-        self._append("progress.jsonl", {"event": "step", **line, "eta_s": eta_s})
+        self._tell({"event": "step", **line, "eta_s": eta_s})
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Keep pictures of an evaluation."""
@@ -69,6 +73,10 @@ class RunFolder:
             Image.fromarray(sample.image.permute(1, 2, 0).numpy()).save(folder / name)
             index.append({"file": name, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        self._append("progress.jsonl", event)
+        self.tell(event)
 
     def _write(self, name: str, text: str) -> None:
         atomic_write(self.path / name, text)

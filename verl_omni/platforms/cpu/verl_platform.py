@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -91,7 +92,8 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         """No device profiler."""
 
     def ray_resource_name(self) -> str:
-        return "GPU"
+        """What Ray counts: pods with stand-ins for devices are offered under the name that real ones would have."""
+        return os.environ.get("VERL_OMNI_RAY_RESOURCE", "GPU")
 
     def ray_noset_envvars(self) -> list[str]:
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
