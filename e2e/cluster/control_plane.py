@@ -26,6 +26,7 @@ from .processes import Daemons, Identity, identify, run, runs
 from .tools import KUBE, KWOK, Say, Tools, ensure
 
 PREFIX = "omni-control-plane-"
+TOKEN_LIFE_S = 4 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,16 @@ class ControlPlane:
         return AuditLog(self.layout.audit_log)
 
     def kubeconfig_of(self, user: str, groups: tuple[str, ...] = ()) -> Path:
-        """A kubeconfig of another user, who may do what roles allow: `system:serviceaccount:ns:name` is one too."""
+        """A kubeconfig of another user, who may do what roles allow; a name of 64 bytes at most."""
         name = "user-" + "".join(letter if letter.isalnum() else "-" for letter in user)
         return self.authority.kubeconfig(pki.Subject(name, user, groups), self.layout.server)
+
+    def kubeconfig_of_account(self, namespace: str, account: str) -> Path:
+        """A kubeconfig with a fresh token of a service account, as its pods have it."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        with self.api("e2e-token") as api:
+            token = api.post(path, {"spec": {"expirationSeconds": TOKEN_LIFE_S}})["status"]["token"]
+        return self.authority.kubeconfig_with_token(f"account-{namespace}-{account}", token, self.layout.server)
 
     def api(self, user_agent: str = "e2e") -> Api:
         """An administrator's client; its user agent tells its calls apart in the audit log."""

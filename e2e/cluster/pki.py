@@ -56,23 +56,19 @@ def distinguished(subject: Subject) -> x509.Name:
     return x509.Name([*groups, x509.NameAttribute(NameOID.COMMON_NAME, subject.common_name)])
 
 
-def kubeconfig(server: str, authority: bytes, certificate: bytes, key: bytes) -> dict[str, Any]:
+def encoded(data: bytes) -> str:
+    """Bytes as a kubeconfig holds them."""
+    return base64.b64encode(data).decode()
+
+
+def kubeconfig(server: str, authority: bytes, user: dict[str, str]) -> dict[str, Any]:
     """A kubeconfig that needs no other file. Written as JSON, which is YAML too."""
-
-    def encode(data: bytes) -> str:
-        return base64.b64encode(data).decode()
-
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "e2e",
-        "clusters": [{"name": "e2e", "cluster": {"server": server, "certificate-authority-data": encode(authority)}}],
-        "users": [
-            {
-                "name": "e2e",
-                "user": {"client-certificate-data": encode(certificate), "client-key-data": encode(key)},
-            }
-        ],
+        "clusters": [{"name": "e2e", "cluster": {"server": server, "certificate-authority-data": encoded(authority)}}],
+        "users": [{"name": "e2e", "user": user}],
         "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "e2e", "namespace": "default"}}],
     }
 
@@ -134,8 +130,19 @@ class Authority:
     def kubeconfig(self, subject: Subject, server: str) -> Path:
         """A kubeconfig with which the subject speaks to `server`."""
         certificate, key = self.issue(subject)
-        content = kubeconfig(server, self.certificate.read_bytes(), certificate.read_bytes(), key.read_bytes())
-        return self._write(f"{subject.file}.kubeconfig", json.dumps(content, indent=2).encode())
+        user = {
+            "client-certificate-data": encoded(certificate.read_bytes()),
+            "client-key-data": encoded(key.read_bytes()),
+        }
+        return self._write_kubeconfig(subject.file, server, user)
+
+    def kubeconfig_with_token(self, name: str, token: str, server: str) -> Path:
+        """A kubeconfig of whomever the token names."""
+        return self._write_kubeconfig(name, server, {"token": token})
+
+    def _write_kubeconfig(self, name: str, server: str, user: dict[str, str]) -> Path:
+        content = kubeconfig(server, self.certificate.read_bytes(), user)
+        return self._write(f"{name}.kubeconfig", json.dumps(content, indent=2).encode())
 
     def _builder(self, name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key)

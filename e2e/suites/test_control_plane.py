@@ -44,12 +44,8 @@ def test_fake_nodes_offer_their_devices(plane: ControlPlane) -> None:
 )
 def test_a_pod_runs_where_its_device_is(plane: ControlPlane, namespace: str, device: str, node: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods"
+    await_account(plane, namespace)
     with plane.api() as api:
-        waits.until(
-            "the account of the namespace",
-            waits.POD_RUNNING,
-            lambda: bool(api.get(f"/api/v1/namespaces/{namespace}/serviceaccounts")["items"]),
-        )
         api.post(path, pod("one", {device: "1"}))
         waits.until("the pod to run", waits.POD_RUNNING, lambda: api.get(f"{path}/one")["status"]["phase"] == "Running")
         assert api.get(f"{path}/one")["spec"]["nodeName"] == node
@@ -65,7 +61,8 @@ def test_the_audit_log_counts_every_call_of_a_client_once(plane: ControlPlane, n
         other.get(path)
         api.get(path, labelSelector="no=thing")
         api.patch(f"{path}/a", {"data": {"key": "other"}})
-        api.patch(f"{path}/b", {"apiVersion": "v1", "kind": "ConfigMap"}, "apply", fieldManager="e2e")
+        applied = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "b"}}
+        api.patch(f"{path}/b", applied, "apply", fieldManager="e2e")
         with pytest.raises(ApiError, match="404 NotFound"):
             api.get(f"{path}/missing")
         api.delete(f"{path}/a")
@@ -79,10 +76,23 @@ def test_the_audit_log_counts_every_call_of_a_client_once(plane: ControlPlane, n
     assert codes == {200: 6, 201: 2, 404: 1}
 
 
-def test_another_user_may_do_what_roles_allow(plane: ControlPlane, namespace: str) -> None:
-    user = f"system:serviceaccount:{namespace}:default"
+def await_account(plane: ControlPlane, namespace: str) -> None:
+    """Pods and tokens are refused until the controller has made the namespace's account."""
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    with plane.api("e2e-wait") as api:
+        waits.until("the account of the namespace", waits.POD_RUNNING, lambda: bool(api.get(path)["items"]))
+
+
+@pytest.mark.parametrize("kind", ["account", "user"])
+def test_another_identity_may_do_what_roles_allow(plane: ControlPlane, namespace: str, kind: str) -> None:
+    await_account(plane, namespace)
     mark = plane.audit.mark()
-    kubeconfig = plane.kubeconfig_of(user, ("system:serviceaccounts", "system:authenticated"))
+    if kind == "account":
+        user = f"system:serviceaccount:{namespace}:default"
+        kubeconfig = plane.kubeconfig_of_account(namespace, "default")
+    else:
+        user = f"jane-{namespace}"
+        kubeconfig = plane.kubeconfig_of(user, ("developers",))
     kubectl = [plane.layout.tools.program("kubectl"), f"--kubeconfig={kubeconfig}", "get", "--raw"]
     path = f"/api/v1/namespaces/{namespace}/secrets"
     refused = subprocess.run([*kubectl, path], capture_output=True, text=True, timeout=waits.COMMAND, check=False)
