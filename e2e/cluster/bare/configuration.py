@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..images import PAUSE_IMAGE
+from e2e.cluster.images import PAUSE_IMAGE
+
 from .network import Network
 
 
