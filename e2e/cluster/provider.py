@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from .audit import AuditLog
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
@@ -28,6 +30,10 @@ NODES = (
 
 class Cluster(Protocol):
     """A cluster with KubeRay on it. Every method may be called again; `delete` also where nothing is there."""
+
+    @property
+    def audit(self) -> AuditLog:
+        """The log of every call to its API server."""
 
     def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
         """Bring it up, with CoreDNS and KubeRay, and return an administrator's kubeconfig."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from e2e.cluster import addons, commands, pki, waits
 from e2e.cluster.api import ApiUnavailable
+from e2e.cluster.audit import AuditLog
 from e2e.cluster.control_plane import ControlPlane, checked, layout_of, start
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.fake_nodes import is_ready
@@ -57,6 +58,10 @@ class BareCluster:
     def kubeconfig(self) -> Path:
         return self.folder / "kubeconfig"
 
+    @property
+    def audit(self) -> AuditLog:
+        return AuditLog(self.folder / commands.AUDIT_LOG)
+
     def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
         """Bring the cluster up; where it stands already with these nodes and versions, only say so.
 
@@ -89,7 +94,12 @@ class BareCluster:
             self._delete()
             raise
         shutil.copy2(plane.kubeconfig, self.kubeconfig)
-        record = {"key": key(SOURCES), "nodes": described(nodes), "layout": ports(plane.layout)}
+        record = {
+            "key": key(SOURCES),
+            "nodes": described(nodes),
+            "layout": ports(plane.layout),
+            "processes": sorted(identity.name for identity in plane.daemons.recorded()),
+        }
         self._record.write_text(json.dumps(record, indent=1), encoding="utf-8")
         return self.kubeconfig
 
@@ -100,8 +110,8 @@ class BareCluster:
         record = json.loads(self._record.read_text(encoding="utf-8"))
         if record["key"] != key(SOURCES) or record["nodes"] != described(nodes):
             return False
-        daemons = Daemons(self.folder, bound=False)
-        if not all(runs(identity) for identity in daemons.recorded()):
+        running = [identity.name for identity in Daemons(self.folder, bound=False).recorded() if runs(identity)]
+        if sorted(running) != record["processes"]:
             return False
         try:
             return self._all_ready(self.plane())
