@@ -128,8 +128,9 @@ class KindCluster:
             self.load(archive)
         own = [NodeSpec(name, node.devices) for name, node in zip(worker_names(len(nodes)), nodes, strict=True)]
         addons.add_devices(self.kubectl, own)
-        rendered = addons.kuberay(self.kubectl, tools.kuberay, self.folder / "kuberay")
-        addons.install(self.kubectl, [rendered], [(addons.KUBERAY_NAMESPACE, "kuberay-operator")])
+        rendered = addons.kuberay(self.kubectl, tools.kuberay)
+        addons.apply(self.kubectl, [rendered])
+        addons.await_available(self.kubectl, [(addons.KUBERAY_NAMESPACE, "kuberay-operator")])
         return self.kubeconfig
 
     def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:

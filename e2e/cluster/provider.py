@@ -60,9 +60,17 @@ class Cluster(Protocol):
 def device_patch(devices: Mapping[str, int]) -> list[dict[str, Any]]:
     """A JSON patch of a node's status: devices that a kubelet keeps although no plug-in reports them."""
     return [
-        {"op": "add", "path": f"/status/capacity/{name.replace('~', '~0').replace('/', '~1')}", "value": str(count)}
+        {"op": "add", "path": f"/status/{part}/{name.replace('~', '~0').replace('/', '~1')}", "value": str(count)}
         for name, count in sorted(devices.items())
+        for part in ("capacity", "allocatable")
     ]
+
+
+def offers(node: Mapping[str, Any], devices: Mapping[str, int]) -> bool:
+    """Whether pods may ask a node for these devices."""
+    status = node["status"]
+    parts = (status.get("capacity", {}), status.get("allocatable", {}))
+    return all(part.get(name) == str(count) for part in parts for name, count in devices.items())
 
 
 def node_path(name: str, subresource: str = "") -> str:

@@ -92,8 +92,8 @@ def test_a_cluster_that_lost_a_process_is_made_again(second: BareCluster) -> Non
 
 
 def test_a_start_that_fails_leaves_nothing(second: BareCluster) -> None:
-    """A label is refused when all processes run already."""
+    """The devices are refused when all processes run already."""
     before = traces(second)
-    with pytest.raises(CommandFailed, match="no value of a label"):
-        second.create((NodeSpec("only", labels={"pool": "no value of a label"}),))
+    with pytest.raises(CommandFailed, match="must be greater than or equal to 0"):
+        second.create((NodeSpec("only", {"example.com/card": -1}),))
     assert traces(second) == before

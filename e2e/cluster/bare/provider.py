@@ -86,7 +86,8 @@ class BareCluster:
         machine.prepare_folders(self.folder / "folders.json")
         try:
             plane = self._start(tools, nodes)
-            addons.install(plane.kubectl, self._manifests(plane), DEPLOYMENTS)
+            self._say("nodes are Ready; waiting for CoreDNS and KubeRay")
+            addons.await_available(plane.kubectl, DEPLOYMENTS)
         except BaseException:
             self._say("the cluster did not come up; removing what was started. Last words of each part:")
             for name, text in self.logs().items():
@@ -151,7 +152,7 @@ class BareCluster:
     def logs(self) -> dict[str, str]:
         daemons = Daemons(self.folder, bound=False)
         found = {path.stem: daemons.tail(path.stem) for path in sorted(daemons.logs.glob("*.log"))}
-        for path in sorted((self.folder / "nodes").glob("*/logs/*.log")):
+        for path in sorted((self.folder / "nodes").glob("*/output/*.log")):
             text = path.read_text(encoding="utf-8", errors="replace")
             found[f"{path.parents[1].name}/{path.stem}"] = "\n".join(text.splitlines()[-15:])
         return found
@@ -194,9 +195,10 @@ class BareCluster:
             "kube-controller-manager": commands.controller_manager(layout),
             "kube-scheduler": commands.scheduler(layout),
         })  # fmt: skip
+        # While nodes come up: what is applied now is scheduled as soon as they are there.
+        addons.apply(plane.kubectl, self._manifests(plane))
         waits.until("all nodes to be Ready", waits.NODES_READY,
                     lambda: checked(daemons, lambda: self._all_ready(plane, len(nodes))))  # fmt: skip
-        self._say("nodes are Ready; adding devices, CoreDNS and KubeRay")
         addons.add_devices(plane.kubectl, nodes)
         return plane
 
@@ -208,7 +210,8 @@ class BareCluster:
         for path, text in configuration.files(node).items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        (node.folder / "logs").mkdir()
+        # Not among the logs of pods: there the kubelet removes whatever is none.
+        (node.folder / "output").mkdir()
         self._store.copy(node.store)
         address, namespace = self.network.address(number), self.network.namespace(spec.name)
         kubeconfig = authority.kubeconfig(pki.node(spec.name, address), layout.server)
@@ -217,7 +220,7 @@ class BareCluster:
             "nsenter", f"--net={machine.NETNS / namespace}",
             "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "--propagation=private",
             str(NODE_SCRIPT), spec.name, str(node.folder), str(layout.tools.bin), address, self.network.pods,
-            str(kubeconfig),
+            str(kubeconfig), ",".join(f"{key}={value}" for key, value in sorted(spec.labels.items())),
         ])  # fmt: skip
 
     def _layout(self, tools: Tools) -> commands.Layout:
@@ -226,7 +229,7 @@ class BareCluster:
         return replace(layout, address=self.network.gateway, services=self.network.services, whole=True)
 
     def _manifests(self, plane: ControlPlane) -> list[str]:
-        rendered = addons.kuberay(plane.kubectl, plane.layout.tools.kuberay, self.folder / "kuberay")
+        rendered = addons.kuberay(plane.kubectl, plane.layout.tools.kuberay)
         return [addons.coredns(self.network.dns), rendered]
 
     def _all_ready(self, plane: ControlPlane, count: int | None = None) -> bool:

@@ -34,7 +34,7 @@ from e2e.cluster.images import (
     write_archive,
 )
 from e2e.cluster.processes import environment, search_path
-from e2e.cluster.provider import NODES, NodeSpec, device_patch
+from e2e.cluster.provider import NODES, NodeSpec, device_patch, offers
 from e2e.cluster.tools import Tools
 
 instances = st.integers(0, 15)
@@ -263,10 +263,31 @@ def test_images_go_where_the_kubelet_looks() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["nvidia.com/gpu", "a~b/c"]), st.integers(0, 9), min_size=1))
-def test_devices_are_added_to_the_capacity(devices: dict[str, int]) -> None:
-    patch = device_patch(devices)
-    names = [item["path"].removeprefix("/status/capacity/").replace("~1", "/").replace("~0", "~") for item in patch]
-    assert {name: int(item["value"]) for name, item in zip(names, patch, strict=True)} == devices
+def test_devices_are_added_to_what_a_node_has_and_offers(devices: dict[str, int]) -> None:
+    node: dict[str, Any] = {"status": {"capacity": {"cpu": "2"}, "allocatable": {}}}
+    assert not offers(node, devices)
+    for item in device_patch(devices):
+        part, name = item["path"].removeprefix("/status/").split("/")
+        node["status"][part][name.replace("~1", "/").replace("~0", "~")] = item["value"]
+    assert offers(node, devices)
+    assert not offers(node, {**devices, "another/device": 1})
+    del node["status"]["allocatable"][next(iter(devices))]
+    assert not offers(node, devices)
+
+
+def test_devices_that_a_kubelet_takes_away_are_added_again() -> None:
+    spec = NodeSpec("n", {"a/b": 1})
+    lost: dict[str, Any] = {"metadata": {"name": "n"}, "status": {"capacity": {}, "allocatable": {}}}
+    kept = {"metadata": {"name": "n"}, "status": {"capacity": {"a/b": "1"}, "allocatable": {"a/b": "1"}}}
+    answers = [lost, kept]
+    asked: list[str] = []
+
+    def kubectl(*arguments: str, **_: object) -> str:
+        asked.append(arguments[0])
+        return json.dumps({"items": [answers.pop(0)]}) if arguments[0] == "get" else ""
+
+    addons.add_devices(kubectl, [spec])
+    assert asked == ["patch", "get", "patch", "get"]
 
 
 def test_the_nodes_have_two_pools_and_a_third_device() -> None:
@@ -284,20 +305,19 @@ def test_addons_use_the_images_made_here() -> None:
     assert {"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": KUBERAY_IMAGE.name} in patch
 
 
-def test_kuberay_is_found_from_anywhere(tmp_path: Path) -> None:
+def test_kuberay_is_rendered_once(tmp_path: Path) -> None:
     source = tmp_path / "share" / "kuberay"
     (source / "default").mkdir(parents=True)
     asked: list[str] = []
 
     def kubectl(*arguments: str, **_: object) -> str:
-        asked.extend(arguments)
+        asked.append(arguments[-1])
         return "rendered"
 
-    folder = tmp_path / "deep" / "er"
-    assert addons.kuberay(kubectl, source, folder) == "rendered"
-    resources = json.loads((folder / "kustomization.yaml").read_text())["resources"]
-    assert (folder / resources[0]).resolve() == source / "default"
-    assert asked[-1] == str(folder)
+    assert [addons.kuberay(kubectl, source) for _ in range(2)] == ["rendered", "rendered"]
+    assert len(asked) == 1
+    resources = json.loads((Path(asked[0]) / "kustomization.yaml").read_text())["resources"]
+    assert (Path(asked[0]) / resources[0]).resolve() == source / "default"
 
 
 def test_addons_are_applied_in_order_and_then_awaited() -> None:
@@ -307,12 +327,10 @@ def test_addons_are_applied_in_order_and_then_awaited() -> None:
         asked.append((arguments[0], (text or "")[:5]))
         return ""
 
-    addons.install(kubectl, ["first", "second"], [("a", "b")])
+    addons.apply(kubectl, ["first", "second"])
+    addons.await_available(kubectl, [("a", "b")])
     assert [item[0] for item in asked] == ["apply", "apply", "apply", "rollout"]
     assert [item[1] for item in asked[1:3]] == ["first", "secon"]
-    asked.clear()
-    addons.add_devices(kubectl, [NodeSpec("n"), NodeSpec("m", {"a/b": 1}, {"c": "d"})])
-    assert [item[0] for item in asked] == ["patch", "label"]
 
 
 @given(st.integers(0, 6))
