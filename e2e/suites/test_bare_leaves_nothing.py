@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from e2e.cluster import waits
 from e2e.cluster.api import ApiUnavailable
 from e2e.cluster.bare import machine
+from e2e.cluster.bare.network import links_up
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import CommandFailed
-from e2e.cluster.processes import runs
+from e2e.cluster.processes import run, runs
 from e2e.cluster.provider import NodeSpec
 
 pytestmark = pytest.mark.bare
@@ -88,6 +90,22 @@ def test_a_cluster_that_lost_a_process_is_made_again(second: BareCluster) -> Non
     second.create(ONE)
     assert second.stands(ONE)
     second.delete()
+    assert traces(second) == before
+
+
+def test_a_node_that_nobody_wrote_down_is_ended(second: BareCluster) -> None:
+    """As after a start that was killed: the namespace stands, a process runs in it, and no record tells of them."""
+    before = traces(second)
+    for command in links_up(second.network, ["lost"]):
+        run(command)
+    inside = ["nsenter", f"--net={machine.NETNS / second.network.namespace('lost')}", "sleep", "600"]
+    lost = subprocess.Popen(inside)
+    try:
+        waits.until("it to be inside", waits.COMMAND, lambda: bool(machine.inside([second.network.namespace("lost")])))
+        second.delete()
+        assert lost.wait(waits.PROCESS_END) == -signal.SIGKILL
+    finally:
+        lost.kill()
     assert traces(second) == before
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from e2e.cluster import waits
 from e2e.cluster.errors import ClusterError, ToolMissing
-from e2e.cluster.processes import run, search_path
+from e2e.cluster.processes import Identity, identify, run, search_path
 from e2e.cluster.tools import Say
 
 # A program that shows that its Debian package is there.
@@ -60,6 +60,12 @@ def install_packages(say: Say) -> None:
         )  # fmt: skip
         if done.returncode != 0:
             raise ToolMissing(f"{' '.join(step)} ended with {done.returncode}:\n{done.stderr.strip()[-1000:]}")
+
+
+def inside(namespaces: Iterable[str]) -> list[Identity]:
+    """The processes in these network namespaces; the first process of a node is one of them."""
+    pids = [int(pid) for name in namespaces for pid in run(["ip", "netns", "pids", name]).split()]
+    return [identity for pid in pids if (identity := identify(f"process {pid}", pid)) is not None]
 
 
 def prepare_folders(record: Path) -> None:

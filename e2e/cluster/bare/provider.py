@@ -19,7 +19,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.fake_nodes import is_ready
 from e2e.cluster.images import infrastructure
 from e2e.cluster.paths import SOURCES, cache
-from e2e.cluster.processes import Daemons, run, runs
+from e2e.cluster.processes import Daemons, kill, run, runs
 from e2e.cluster.provider import NODES, NodeSpec
 from e2e.cluster.tools import COREDNS, KUBE, KUBERAY, PAUSE, Say, Tools, ensure, key, locked
 
@@ -173,6 +173,8 @@ class BareCluster:
             Daemons(self.folder, bound=False).stop_all()
         links = [str(item["ifname"]) for item in json.loads(run(["ip", "-json", "link"]) or "[]")]
         namespaces = [path.name for path in machine.NETNS.iterdir()] if machine.NETNS.exists() else []
+        # A node that was never written down, because its start was cut short, is found in its namespace.
+        kill(machine.inside([name for name in namespaces if name.startswith(self.network.namespace(""))]))
         for command in links_down(self.network, links, namespaces):
             run(command)
         machine.remove_cgroups(f"{self.network.bridge}-")
