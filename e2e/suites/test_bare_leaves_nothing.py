@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from e2e.cluster.bare import machine
 from e2e.cluster.bare.network import links_up
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import CommandFailed
-from e2e.cluster.processes import run, runs
+from e2e.cluster.processes import identify, run, runs
 from e2e.cluster.provider import NodeSpec
 
 pytestmark = pytest.mark.bare
@@ -100,12 +99,15 @@ def test_a_node_that_nobody_wrote_down_is_ended(second: BareCluster) -> None:
         run(command)
     inside = ["nsenter", f"--net={machine.NETNS / second.network.namespace('lost')}", "sleep", "600"]
     lost = subprocess.Popen(inside)
+    identity = identify("lost", lost.pid)
+    assert identity is not None
     try:
         waits.until("it to be inside", waits.COMMAND, lambda: bool(machine.inside([second.network.namespace("lost")])))
         second.delete()
-        assert lost.wait(waits.PROCESS_END) == -signal.SIGKILL
+        assert not runs(identity)
     finally:
         lost.kill()
+        lost.wait()
     assert traces(second) == before
 
 
