@@ -78,9 +78,17 @@ def prepare_folders(record: Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
-def give_back_folders(record: Path) -> None:
-    """Remove what `prepare_folders` made, as far as it is empty; others may have begun to use it."""
+def give_back_folders(record: Path, others: Iterable[Path] = ()) -> None:
+    """Remove what `prepare_folders` made, as far as it is empty; others may have begun to use it.
+
+    Nodes of another cluster mount over the same folders, and would lose those mounts: its record, one of `others`,
+    inherits the duty.
+    """
     made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else []
+    for heir in others:
+        inherited = {*json.loads(heir.read_text(encoding="utf-8")), *made}
+        heir.write_text(json.dumps(sorted(inherited)), encoding="utf-8")
+        return
     for path in map(Path, made):
         if not path.is_dir() or any(path.iterdir()):
             continue

@@ -21,7 +21,7 @@ from e2e.cluster.__main__ import choose, main
 from e2e.cluster.bare import configuration, machine
 from e2e.cluster.bare.network import Network, collisions, links_down, links_up
 from e2e.cluster.bare.provider import BareCluster
-from e2e.cluster.bare.store import ImageStore, fingerprint, import_command, outdated, refuse_full
+from e2e.cluster.bare.store import ImageStore, Known, fingerprint, import_command, load, outdated, refuse_full
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.images import (
     COREDNS_IMAGE,
@@ -159,6 +159,18 @@ def test_folders_that_were_there_before_or_are_in_use_stay(tmp_path: Path) -> No
     machine.give_back_folders(tmp_path / "no-record")
 
 
+def test_another_cluster_inherits_what_has_to_be_given_back(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    own, heir = tmp_path / "own.json", tmp_path / "heir.json"
+    own.write_text(json.dumps([str(folder)]))
+    heir.write_text(json.dumps([str(tmp_path / "absent")]))
+    machine.give_back_folders(own, [heir])
+    assert folder.exists()
+    machine.give_back_folders(heir)
+    assert not folder.exists()
+
+
 def test_mounts_are_counted_by_their_place() -> None:
     text = "30 1 0:5 / /run/netns rw - tmpfs t rw\n31 1 0:5 / /run/netns rw - tmpfs t rw\n32 1 0:5 / /run rw - t t rw\n"
     assert machine.mounted(Path("/run/netns"), text) == 2
@@ -211,7 +223,7 @@ def test_only_new_and_changed_archives_are_unpacked(tmp_path: Path) -> None:
     known = {"localhost/old:1": fingerprint(old), "localhost/changed:1": "other"}
     assert outdated([old, changed, new], known) == [changed, new]
     store = ImageStore(tmp_path / "store")
-    assert store.known() == {}
+    assert store.known.read() == {}
     store.add([], print)
     assert not store.folder.exists()
 
@@ -250,6 +262,14 @@ def test_names_are_read_from_archives_of_both_kinds(tmp_path: Path) -> None:
         names(tmp_path / "words.tar")
     with pytest.raises(ClusterError, match=r"absent\.tar is no image archive"):
         names(tmp_path / "absent.tar")
+
+
+def test_what_is_known_is_asked_before_a_node_takes_an_archive(tmp_path: Path) -> None:
+    archive, known = tmp_path / "a.tar", Known(tmp_path / "known.json")
+    write_archive(StaticImage("localhost/a:1", "p", "/p"), b"program", archive)
+    known.add(archive)
+    assert known.read() == {"localhost/a:1": fingerprint(archive)}
+    load(tmp_path / "no-containerd-here.sock", known, archive)
 
 
 def test_a_full_disk_is_said_before_unpacking(tmp_path: Path) -> None:
