@@ -79,10 +79,6 @@ class Scorer(Strict):
             f"(has(self.builtin) ? self.builtin : self.name) in {list(BUILTIN)}",
             f"name: one of {', '.join(BUILTIN)}, or add builtin, function or http",
         ),
-        Cel(
-            f"!has(self.settings) || {sorted(OWN)}.all(own, !(own in self.settings))",
-            f"settings: {', '.join(sorted(OWN))} are fields of the scorer itself",
-        ),
     )
 
     @property
