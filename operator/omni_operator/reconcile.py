@@ -18,8 +18,18 @@ from pydantic import ValidationError
 from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.status import Status
 from omni_operator.cluster import labels
-from omni_operator.cluster.errors import ClusterError, Conflict, KindAbsent, NotFound, QuotaExceeded, Refused
-from omni_operator.cluster.errors import Forbidden, NamespaceTerminating
+from omni_operator.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    KindAbsent,
+    NamespaceTerminating,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+)
+from omni_operator.cluster.jobs import bare_terms
+from omni_operator.cluster.jobs import terms as terms_of
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.protocol import Cluster, reference
 from omni_operator.cluster.store import Store
@@ -42,7 +52,6 @@ from omni_operator.status.situation import (
     Step,
 )
 from omni_operator.status.terms import Patience, Terms
-from omni_operator.terms import bare_terms, terms_of
 
 SOON = timedelta(seconds=1)
 ABSENT_FOR = timedelta(seconds=30)
@@ -134,7 +143,7 @@ class Reconciler:
             return await self._without_spec(key, body, status, _words(error), now)
         if job.spec.managed_by != "diffusionrl.io/operator":
             return Visit()
-        return await self._pass(key, body, job, terms_of(job, body), status, now)
+        return await self._pass(key, body, job, terms_of(body, job.spec), status, now)
 
     async def _pass(
         self, key: Key, body: Body, job: DiffusionRLJob, terms: Terms, status: Status, now: datetime
@@ -169,7 +178,7 @@ class Reconciler:
         visit = await self._write(key, body, terms, status, derived, memory, now)
         wakes = [decision.wake, visit.wake, memory.refused_until if refusal else None]
         wakes.append(now + SOON if conflict else None)
-        wakes.append(self._stall(decision, derived, after, context))
+        wakes.append(self._stall(terms, decision, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else visit.result
         return Visit(wake=min((at for at in wakes if at), default=None), result=result)
 
@@ -192,12 +201,14 @@ class Reconciler:
     def _digest(self, job: DiffusionRLJob, attempt: int) -> str | None:
         return digest(self.renderer.rayjob(job, attempt)) if attempt else None
 
-    def _stall(self, decision: Decision, status: Status, seen: Observed, context: Context) -> datetime | None:
+    def _stall(
+        self, terms: Terms, decision: Decision, status: Status, seen: Observed, context: Context
+    ) -> datetime | None:
         """When silence turns into a stall, which no event tells."""
         found = status.condition("ProgressStalled")
         if not isinstance(decision.situation, Active) or found is None or found.status != "False":
             return None
-        heard = heard_of(status, seen.report_of(status.attempts), context)
+        heard = heard_of(terms, status, seen.report_of(status.attempts), context)
         return heard.at + heard.silence if heard.at else None
 
     async def _perform(self, step: Step, key: Key, job: DiffusionRLJob | None, terms: Terms) -> None:

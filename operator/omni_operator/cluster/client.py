@@ -52,7 +52,7 @@ class ApiServer:
         body = {
             "apiVersion": kind.api_version,
             "kind": kind.kind,
-            # With the uid a job that was deleted and made again in the meantime is a conflict, not another job's status.
+            # With the uid, a job that was made again in the meantime is a conflict, not another job's status.
             "metadata": {"name": name, "namespace": namespace, "uid": uid},
             "status": status,
         }

@@ -79,12 +79,9 @@ def from_kubeconfig(path: Path) -> Access:
         server = str(cluster["server"])
     except (OSError, KeyError, TypeError, StopIteration) as error:
         raise NoCredentials(f"{path}: no usable current context: {error!r}") from error
-    token = user.get("token")
-    if "tokenFile" in user:
-        return Access(
-            server, _tls(path, cluster, user), Path(user["tokenFile"]).read_text, context.get("namespace", "default")
-        )
-    return Access(server, _tls(path, cluster, user), (lambda: str(token)) if token else None, context.get("namespace", "default"))
+    token, file = user.get("token"), user.get("tokenFile")
+    read = Path(file).read_text if file else (lambda: str(token)) if token else None
+    return Access(server, _tls(path, cluster, user), read, str(context.get("namespace") or "default"))
 
 
 def _named(config: Any, kind: str, name: str) -> Any:

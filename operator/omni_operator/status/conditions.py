@@ -28,7 +28,6 @@ from .times import moment, stamp
 
 Truth = Literal["True", "False", "Unknown"]
 MESSAGE_LIMIT = 1024
-IN_SYNC_LAG = 1  # versions an engine may be behind while new weights are on their way
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,12 @@ class Heard:
 
     Attributes:
         at: None: never in this attempt.
+        max_lag: versions that an engine may be behind.
     """
 
     at: datetime | None
     silence: timedelta
+    max_lag: int = 1
 
 
 Table = Mapping[str, Said]
@@ -158,7 +159,7 @@ def _weights(report: Report | None, heard: Heard) -> Said:
     if report.min_version is None:
         return Said("Unknown", "ReplicasUnknown", f"trainer at {report.version}; no engine reported its version")
     lag = report.version - report.min_version
-    if lag > IN_SYNC_LAG:
+    if lag > heard.max_lag:
         return Said("False", "ReplicaBehind", f"an engine is at {report.min_version}, the trainer at {report.version}")
     return Said("True", "InSync")
 

@@ -83,7 +83,8 @@ def _verdict(
     if _was_suspended(status) and (rayjob is None or rayjob.deleting):
         return None
     admitted = status.condition("Admitted")
-    since = moment(admitted.last_transition_time) if admitted and admitted.status == "True" else None
+    queued = admitted is not None and admitted.reason == "Queued"  # as last written: it may be admitted just now
+    since = now if queued else moment(admitted.last_transition_time) if admitted else None
     verdict = classify(terms, seen, current, since, patience, now)
     return late if over and isinstance(verdict, Going) else verdict
 

@@ -50,7 +50,7 @@ def derive(terms: Terms, seen: Observed, previous: Status, situation: Situation,
         situation = Active(situation.attempt, Going(Stage.STARTING))
     base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
     report = seen.report_of(attempt)
-    heard = heard_of(base, report, context)
+    heard = heard_of(terms, base, report, context)
     said = conditions(situation, seen, context.refusal, _updated(seen, attempt, context), heard, now)
     assert said is not None  # those situations have returned above
     running = _running_since(base, seen, attempt, situation)
@@ -73,12 +73,12 @@ def derive(terms: Terms, seen: Observed, previous: Status, situation: Situation,
     return _with_failure(made, situation, now) if isinstance(situation, Failing) else made
 
 
-def heard_of(status: Status, report: Report | None, context: Context) -> Heard:
+def heard_of(terms: Terms, status: Status, report: Report | None, context: Context) -> Heard:
     """When the running attempt's trainer was last heard: by this process, or else by the one before it."""
     step = (report.step_seconds or 0.0) if report else 0.0
     silence = max(context.patience.stall, timedelta(seconds=STEPS_OF_SILENCE * step))
     at = report.at if report else moment(status.progress.heartbeat_time)
-    return Heard(max(at, context.listening) if at else None, silence)
+    return Heard(max(at, context.listening) if at else None, silence, terms.max_lag)
 
 
 def _finished(terms: Terms, seen: Observed, previous: Status) -> Status:

@@ -46,16 +46,12 @@ def events(previous: Status, new: Status) -> tuple[Event, ...]:
         if failure.attempt not in old:
             note = f"attempt {failure.attempt}: {failure.reason}: {failure.message}"
             made.append(Event("Warning", EventReason.ATTEMPT_FAILED, note, f"f{failure.attempt}"))
-    if new.checkpoint.last and new.checkpoint.last != previous.checkpoint.last and _flips(previous, new, "Suspended"):
+    asked = previous.condition("Suspended")
+    if asked and asked.status == "Unknown" and new.checkpoint.last not in (None, previous.checkpoint.last):
         made.append(Event("Normal", EventReason.CHECKPOINT_SAVED, new.checkpoint.last, f"c{new.checkpoint.last}"))
     for condition in new.conditions:
         made.extend(_of_condition(previous.condition(condition.type), condition, new.attempts))
     return tuple(made)
-
-
-def _flips(previous: Status, new: Status, kind: str) -> bool:
-    old, now = previous.condition(kind), new.condition(kind)
-    return (old.status if old else None) != (now.status if now else None)
 
 
 def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[Event]:

@@ -26,6 +26,7 @@ class Terms:
         grace: how long a suspension waits for a checkpoint; None: it does not ask for one.
         devices: accelerators that a running attempt holds.
         workers: pods besides the head.
+        max_lag: versions that an engine may be behind the trainer.
         retain: `cleanupPolicy: Retain`: what an attempt leaves is kept for inspection.
     """
 
@@ -47,6 +48,7 @@ class Terms:
     devices: int = 0
     workers: int = 1
     total_steps: int | None = None
+    max_lag: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
