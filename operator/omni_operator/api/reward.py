@@ -35,6 +35,11 @@ Setting = Annotated[JsonValue, AfterValidator(_checked)]
 _SETTINGS = {"type": "object", "additionalProperties": {"x-kubernetes-preserve-unknown-fields": True}}
 
 
+# A host, a port that exists, and whatever follows: the host's port is opened in a NetworkPolicy. No user and password.
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+_URL = rf"^https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:({_PORT}))?([/?#][^\s\x00-\x1f]*)?$"
+
+
 class Function(Strict):
     """A Python function `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`."""
 
@@ -47,9 +52,7 @@ class Function(Strict):
 class Http(Strict):
     """A reward server that is POSTed the picture and its prompt and answers JSON with a number `score`."""
 
-    url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://[^\s\x00-\x1f]+$")] = Field(
-        description="Where to POST."
-    )
+    url: Annotated[str, StringConstraints(max_length=2048, pattern=_URL)] = Field(description="Where to POST.")
     timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="For one attempt.")
     attempts: int = Field(default=3, ge=1, le=100, description="Tries while the server is away or busy.")
 

@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 
 _FORM = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
-_UNITS = {
+_UNITS: dict[str | None, Fraction] = {
     None: Fraction(1), "m": Fraction(1, 1000),
     **{unit: Fraction(1000**power) for power, unit in enumerate("kMGTP", 1)},
     **{f"{unit}i": Fraction(1024**power) for power, unit in enumerate("KMGTP", 1)},
