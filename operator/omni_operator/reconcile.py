@@ -15,9 +15,10 @@ from typing import Any, Protocol, assert_never
 
 from pydantic import ValidationError
 
+from omni_operator.api.explain import dotted, problems
 from omni_operator.api.job import DiffusionRLJob
+from omni_operator.api.names import FINALIZER, MANAGER, RENDERED_ANNOTATION
 from omni_operator.api.status import Status
-from omni_operator.cluster import labels
 from omni_operator.cluster.errors import (
     ClusterError,
     Conflict,
@@ -33,10 +34,11 @@ from omni_operator.cluster.jobs import terms as terms_of
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.protocol import Cluster, reference
 from omni_operator.cluster.store import Store
+from omni_operator.plan import ClusterSettings, attempt_objects, job_objects, refusals
 from omni_operator.status.coalesce import write_at
 from omni_operator.status.decide import decide
 from omni_operator.status.derive import Context, derive, heard_of, invalid
-from omni_operator.status.drift import covers, digest
+from omni_operator.status.drift import covers
 from omni_operator.status.events import Event, events
 from omni_operator.status.seen import Observed, Refusal, Report
 from omni_operator.status.situation import (
@@ -57,16 +59,6 @@ SOON = timedelta(seconds=1)
 ABSENT_FOR = timedelta(seconds=30)
 REFUSED_FIRST, REFUSED_MOST = timedelta(seconds=5), timedelta(minutes=5)
 log = logging.getLogger(__name__)
-
-
-class Renderer(Protocol):
-    """A job -> the objects that it needs."""
-
-    def shared(self, job: DiffusionRLJob) -> list[Body]:
-        """Objects that all attempts share, in the order in which they are to be made."""
-
-    def rayjob(self, job: DiffusionRLJob, attempt: int) -> Body:
-        """The RayJob of an attempt."""
 
 
 class ReportBook(Protocol):
@@ -115,7 +107,7 @@ class Reconciler:
     cluster: Cluster
     store: Store
     reports: ReportBook
-    renderer: Renderer
+    settings: ClusterSettings
     clock: Callable[[], datetime]
     instance: str
     patience: Patience = field(default_factory=Patience)
@@ -143,6 +135,9 @@ class Reconciler:
             return await self._without_spec(key, body, status, _words(error), now)
         if job.spec.managed_by != "diffusionrl.io/operator":
             return Visit()
+        if (impossible := refusals(job, self.settings)) and not body["metadata"].get("deletionTimestamp"):
+            text = "; ".join(f"{dotted(violation.at)}: {violation.text}" for violation in impossible)
+            return await self._without_spec(key, body, status, text, now)
         return await self._pass(key, body, job, terms_of(body, job.spec), status, now)
 
     async def _pass(
@@ -171,7 +166,7 @@ class Reconciler:
             return Visit(gone=True, result="gone")
         context = Context(
             patience=self.patience, now=now, listening=self._listening or now, refusal=refusal,
-            digest=self._digest(job, max(status.attempts, seen.newest)),
+            digest=self._digest(job, terms, status, max(status.attempts, seen.newest)),
         )  # fmt: skip
         after = self._observe(key, terms.uid)
         derived = derive(terms, after, status, decision.situation, context)
@@ -198,8 +193,12 @@ class Reconciler:
     def _observe(self, key: Key, uid: str) -> Observed:
         return replace(self.store.observed(key, uid), report=self.reports.newest(key))
 
-    def _digest(self, job: DiffusionRLJob, attempt: int) -> str | None:
-        return digest(self.renderer.rayjob(job, attempt)) if attempt else None
+    def _digest(self, job: DiffusionRLJob, terms: Terms, status: Status, attempt: int) -> str | None:
+        """Of the RayJob as the spec renders now. Rendering takes milliseconds, so only after the spec changed."""
+        if not attempt or status.observed_generation == terms.generation:
+            return None
+        rayjob = next(body for body in attempt_objects(job, attempt, self.settings) if kind_of(body) == RAYJOBS)
+        return str(rayjob["metadata"]["annotations"][RENDERED_ANNOTATION])
 
     def _stall(
         self, terms: Terms, decision: Decision, status: Status, seen: Observed, context: Context
@@ -221,10 +220,8 @@ class Reconciler:
                 await self._ensure_shared(key, job)
             case CreateAttempt(number=number):
                 assert job is not None
-                body = self.renderer.rayjob(job, number)
-                annotations = {**(body["metadata"].get("annotations") or {}), labels.DIGEST: digest(body)}
-                body = {**body, "metadata": {**body["metadata"], "annotations": annotations}}
-                self.store.put(RAYJOBS, await self.cluster.apply(body))
+                for body in attempt_objects(job, number, self.settings):
+                    self.store.put(kind_of(body), await self.cluster.apply(body))
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, key[0], name, uid)
             case DeleteSelf():
@@ -238,8 +235,8 @@ class Reconciler:
         body = self.store.job(key)
         if body is None:
             return
-        others = [name for name in body["metadata"].get("finalizers") or () if name != labels.FINALIZER]
-        wanted = [*others, labels.FINALIZER] if held else others
+        others = [name for name in body["metadata"].get("finalizers") or () if name != FINALIZER]
+        wanted = [*others, FINALIZER] if held else others
         try:
             answer = await self.cluster.set_finalizers(JOBS, body, wanted)
         except NotFound:
@@ -250,7 +247,7 @@ class Reconciler:
 
     async def _ensure_shared(self, key: Key, job: DiffusionRLJob) -> None:
         """Apply the shared objects that are missing or differ. Monitoring that is not installed stops nothing."""
-        for body in self.renderer.shared(job):
+        for body in job_objects(job, self.settings):
             kind, name = kind_of(body), body["metadata"]["name"]
             if self._absent.get(kind, self.clock()) > self.clock():
                 continue
@@ -308,7 +305,7 @@ class Reconciler:
             "kind": "Event",
             "metadata": {"name": f"{about['name']}.{name}", "namespace": about["namespace"]},
             "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "reportingController": labels.OPERATOR,
+            "reportingController": MANAGER,
             "reportingInstance": self.instance,
             "action": "Reconcile",
             "type": event.kind,
@@ -358,6 +355,4 @@ def _refusal(error: ClusterError) -> Refusal:
 
 def _words(error: ValidationError) -> str:
     """What is wrong with a spec: each problem with the field that it is about."""
-    from omni_operator.api.explain import problems
-
     return "; ".join(text for _, text in problems(error, DiffusionRLJob))

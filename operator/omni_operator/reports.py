@@ -1,16 +1,18 @@
 """Where running jobs report progress.
 
-`POST /v1/namespaces/{namespace}/jobs/{job}/reports` with a service account's token whose audience is the job's own:
-a token that was made for another job, or for the API server, is refused. TokenReview says whose it is; it must be a
+`POST /v1/reports` with a service account's token whose audience is the job's own, which also says what job it is:
+a token that was made for something else, such as the API server, is refused. TokenReview says whose it is; it must be a
 service account of the job's namespace, and where the token is bound to a pod, one of the job's pods. The answer may
 ask for something: `{"checkpoint": true}` wants a checkpoint now.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
+from omni_operator.api.names import report_audience
 from omni_operator.cluster.errors import ClusterError
 from omni_operator.cluster.kinds import Key
 from omni_operator.cluster.protocol import Cluster, Identity
@@ -33,9 +36,27 @@ TOKEN_TRUSTED = timedelta(seconds=60)
 log = logging.getLogger(__name__)
 
 
-def audience(key: Key) -> str:
-    """The audience of tokens that may report about a job."""
-    return f"diffusionrl.io/{key[0]}/{key[1]}"
+_PATTERN = re.escape(report_audience("NAMESPACE", "JOB"))
+_AUDIENCE = re.compile(
+    _PATTERN.replace("NAMESPACE", r"(?P<namespace>[a-z0-9][-a-z0-9]*)").replace("JOB", r"(?P<job>[a-z][-a-z0-9]*)")
+)
+
+
+def job_of(token: str) -> Key | None:
+    """The job whose audience an unchecked token names; None where it names none, or is no token.
+
+    Only the audience is read here: TokenReview then says whether the token is good for it.
+    """
+    try:
+        _, payload, _ = token.split(".")
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        audiences = claims["aud"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    for audience in audiences if isinstance(audiences, list) else [audiences]:
+        if found := _AUDIENCE.fullmatch(str(audience)):
+            return found["namespace"], found["job"]
+    return None
 
 
 class Book:
@@ -89,7 +110,7 @@ class Gatekeeper:
             Denied: the token is not good for it.
             ClusterError: the API server could not say.
         """
-        identity = await self._identify(token, audience(key))
+        identity = await self._identify(token, report_audience(*key))
         if identity is None:
             raise Denied("the token is not valid for this job's audience")
         if not identity.user.startswith(f"system:serviceaccount:{key[0]}:"):
@@ -128,13 +149,13 @@ class Endpoint:
     counted: Callable[[str], None]
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/namespaces/{namespace}/jobs/{job}/reports", self._post)]
+        return [web.post("/v1/reports", self._post)]
 
     async def _post(self, request: web.Request) -> web.Response:
-        key = request.match_info["namespace"], request.match_info["job"]
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            return self._answer(401, "unauthenticated", {"error": "a service account's token is needed"})
+        key = job_of(token.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            return self._answer(401, "unauthenticated", {"error": "a token with a job's audience is needed"})
         try:
             await self.gatekeeper.admit(key, token.strip())
         except Denied as error:

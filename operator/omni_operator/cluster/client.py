@@ -10,10 +10,12 @@ from typing import Any, Self
 
 import aiohttp
 
+from omni_operator.api.names import FIELD_MANAGER
+
 from .credentials import Access
 from .errors import Conflict, Unavailable, error_of
 from .kinds import TOKEN_REVIEWS, Body, Kind, kind_of
-from .protocol import FIELD_MANAGER, Identity, Listing
+from .protocol import Identity, Listing
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -77,7 +79,7 @@ class ApiServer:
             return False
         return True
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
+    async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         found: list[Body] = []
         parameters = {"labelSelector": selector, "limit": str(PAGE)}
         while True:

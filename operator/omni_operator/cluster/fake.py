@@ -11,11 +11,12 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from omni_operator.api.names import FIELD_MANAGER
 from omni_operator.status.times import stamp
 
 from .errors import ClusterError, Conflict, KindAbsent, NamespaceTerminating, NotFound
 from .kinds import Body, Kind, kind_of
-from .protocol import FIELD_MANAGER, Identity, Listing
+from .protocol import Identity, Listing
 
 Place = tuple[Kind, str, str]
 WITHOUT_GENERATION = ("metadata", "status")
@@ -88,7 +89,7 @@ class FakeCluster:
         self.make(body)
         return True
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
+    async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         self._asked("list", kind, "")
         name, _, value = selector.partition("=")
         found = [

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from omni_operator.api.job import Spec
+from omni_operator.api.names import FINALIZER
 from omni_operator.status.reasons import Action
 from omni_operator.status.terms import Rule, Terms
 from omni_operator.status.times import moment
 
 from .kinds import Body
-from .labels import FINALIZER
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from omni_operator.api import names
+from omni_operator.api.names import RENDERED_ANNOTATION
 from omni_operator.status.seen import HEAD, Ended, PodSeen, RayClusterSeen, RayJobSeen, Waiting
 from omni_operator.status.times import moment
 
 from .kinds import Body
-from .labels import ATTEMPT, DIGEST
 
 _EPOCH = "1970-01-01T00:00:00Z"
 
 
 def attempt_of(body: Body) -> int | None:
     """The attempt that an object belongs to, by its label; None where it belongs to none."""
-    text = str((body["metadata"].get("labels") or {}).get(ATTEMPT, ""))
-    return int(text) if text.isascii() and text.isdigit() else None
+    return names.attempt_of(body["metadata"].get("labels") or {})
 
 
 def rayjob(body: Body, attempt: int) -> RayJobSeen:
@@ -31,7 +31,7 @@ def rayjob(body: Body, attempt: int) -> RayJobSeen:
         created=_time(meta.get("creationTimestamp")),
         deleting=bool(meta.get("deletionTimestamp")),
         suspended=bool(spec.get("suspend")),
-        digest=str(_map(meta.get("annotations")).get(DIGEST, "")),
+        digest=str(_map(meta.get("annotations")).get(RENDERED_ANNOTATION, "")),
         deployment=str(status.get("jobDeploymentStatus") or ""),
         job=str(status.get("jobStatus") or ""),
         reason=str(status.get("reason") or ""),
@@ -61,6 +61,7 @@ def raycluster(body: Body, attempt: int) -> RayClusterSeen:
         name=meta["name"],
         uid=meta["uid"],
         attempt=attempt,
+        created=_time(meta.get("creationTimestamp")),
         deleting=bool(meta.get("deletionTimestamp")),
         head_ready=ready,
         head_reason=str(head.get("reason") or "") if head else "",

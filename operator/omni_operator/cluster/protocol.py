@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from .kinds import Body, Kind
 
-FIELD_MANAGER = "diffusionrl-operator"
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -49,7 +47,7 @@ class Cluster(Protocol):
     async def create(self, body: Body) -> bool:
         """Make an object unless one of its name is there; whether it was made."""
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
+    async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         """All objects with these labels."""
 
     async def identify(self, token: str, audience: str) -> Identity | None:

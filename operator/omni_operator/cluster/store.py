@@ -3,7 +3,7 @@
 Invariants:
 - of two versions of one object the newer one stays, so an answer to a write is not undone by an older watch event;
 - an object that was deleted and made again under its name is another object: events of the old one change nothing;
-- a child belongs to the job that its label names, and to the incarnation that its uid label names.
+- a child belongs to the job that its label names; what is older than that job was a namesake's.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from omni_operator.api.names import JOB_LABEL
 from omni_operator.status import evidence
 from omni_operator.status.seen import Evidence, Observed, PodSeen, RayClusterSeen, RayJobSeen
 
-from . import labels, parse
+from . import parse
 from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 
 EVIDENCE_KEPT = 8
@@ -30,6 +31,7 @@ class Child:
     uid: str
     version: int
     owner: str
+    created: str
     seen: Seen
 
 
@@ -39,6 +41,7 @@ class _Job:
 
     uid: str = ""
     version: int = 0
+    created: str = ""
     raw: bytes | None = None
     children: dict[tuple[Kind, str], Child] = field(default_factory=dict)
     evidence: list[tuple[int, Evidence]] = field(default_factory=list)
@@ -64,11 +67,12 @@ class Store:
             if entry.uid != uid:
                 entry.evidence.clear()
             entry.uid, entry.version, entry.raw = uid, version, _trim(body)
+            entry.created = str(meta.get("creationTimestamp") or "")
             return key
         old = entry.children.get((kind, meta["name"]))
         if old and old.uid == uid and version <= old.version:
             return None
-        child = Child(uid, version, _owner(kind, body), _seen(kind, body))
+        child = Child(uid, version, _owner(body), str(meta.get("creationTimestamp") or ""), _seen(kind, body))
         entry.children[kind, meta["name"]] = child
         if isinstance(child.seen, PodSeen):
             self._remember(entry, child.seen)
@@ -98,7 +102,7 @@ class Store:
 
     def forget(self, kind: Kind, key: Key, name: str, uid: str) -> Key | None:
         """Forget an object of a job that the API server said is gone, though no event said so."""
-        meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {labels.JOB: key[1]}}
+        meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
         return self.remove(kind, {"metadata": meta})
 
     def relist(self, kind: Kind, bodies: Iterable[Body], listed: int) -> set[Key]:
@@ -126,13 +130,15 @@ class Store:
         return [key for key, entry in self._jobs.items() if entry.raw is not None]
 
     def observed(self, key: Key, uid: str) -> Observed:
-        """Children of this incarnation of the job, without reports and refusals."""
+        """Children of the job with this uid, without reports and refusals."""
         entry = self._jobs.get(key, _Job())
-        mine = [child for child in entry.children.values() if child.owner in ("", uid)]
+        attempts = [child for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
+        mine = [child for child in attempts if child.owner in ("", uid) and child.created >= entry.created]
         return Observed(
             rayjobs=tuple(child.seen for child in mine if isinstance(child.seen, RayJobSeen)),
             clusters=tuple(child.seen for child in mine if isinstance(child.seen, RayClusterSeen)),
             pods=tuple(child.seen for child in mine if isinstance(child.seen, PodSeen)),
+            leftovers=len(attempts) - len(mine),
             evidence=tuple(entry.evidence),
         )
 
@@ -152,7 +158,7 @@ class Store:
         namespace = str(meta.get("namespace") or "")
         if kind == JOBS:
             return namespace, str(meta["name"])
-        job = (meta.get("labels") or {}).get(labels.JOB)
+        job = (meta.get("labels") or {}).get(JOB_LABEL)
         if job:
             return (namespace, str(job)) if kind not in ATTEMPT_KINDS or meta.get("uid") else None
         return None
@@ -178,13 +184,12 @@ def _version(meta: Body) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _owner(kind: Kind, body: Body) -> str:
-    """Uid of the job that an object belongs to: by its owner where that is the job, else by its label."""
-    meta = body["metadata"]
-    for owner in meta.get("ownerReferences") or ():
+def _owner(body: Body) -> str:
+    """Uid of the job that owns an object; empty where something between them does."""
+    for owner in body["metadata"].get("ownerReferences") or ():
         if owner.get("kind") == JOBS.kind and owner.get("controller"):
             return str(owner.get("uid"))
-    return str((meta.get("labels") or {}).get(labels.JOB_UID, ""))
+    return ""
 
 
 def _seen(kind: Kind, body: Body) -> Seen:

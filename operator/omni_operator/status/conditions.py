@@ -153,8 +153,6 @@ def _serving(seen: Observed, attempt: int) -> Said:
 
 def _weights(report: Report | None, heard: Heard) -> Said:
     if report is None or report.version is None:
-        if heard.at is not None and report is None:
-            return Said("Unknown", "NoNewReport", "the operator started after the trainer's last report")
         return Said("Unknown", "NoReports", "the trainer has not reported a weight version")
     if report.min_version is None:
         return Said("Unknown", "ReplicasUnknown", f"trainer at {report.version}; no engine reported its version")

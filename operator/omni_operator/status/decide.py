@@ -63,7 +63,7 @@ def decide(terms: Terms, seen: Observed, status: Status, patience: Patience, now
     if terms.suspend:
         return _suspend(terms, seen, status, current, verdict, now)
     if verdict is None:
-        return _next(hold, seen, status, current, patience, now)
+        return _next(terms, seen, status, current, patience, now)
     if isinstance(verdict, Broke):
         return Decision(_failing(terms, status, current, verdict), hold, now)
     wake = min((at for at in (verdict.wake, _active_deadline(terms, status)) if at), default=None)
@@ -89,16 +89,15 @@ def _verdict(
     return late if over and isinstance(verdict, Going) else verdict
 
 
-def _next(
-    hold: tuple[Step, ...], seen: Observed, status: Status, current: int, patience: Patience, now: datetime
-) -> Decision:
+def _next(terms: Terms, seen: Observed, status: Status, current: int, patience: Patience, now: datetime) -> Decision:
     """Make the next attempt, once nothing of the last one is left and the pause between attempts is over."""
+    hold: tuple[Step, ...] = () if terms.held else (Hold(),)
     failure = next((found for found in status.failures if found.attempt == current), None)
     failed_at = moment(failure.at) if failure else None
     deletes = tuple(_delete(rayjob) for rayjob in seen.rayjobs if not rayjob.deleting)
-    patient_until = (failed_at or now) + patience.leftovers
+    patient_until = (failed_at or _resumed(status) or terms.created) + patience.leftovers
     if not seen.empty and (deletes or now < patient_until):
-        text = f"attempt {current + 1} starts when nothing of attempt {current} is left"
+        text = f"attempt {current + 1} starts when nothing of the one before it is left"
         return Decision(Waiting(text), (*hold, *deletes), patient_until)
     due = failed_at + _pause(status.failures_counted, patience) if failed_at and current else None
     if due and now < due:
@@ -149,6 +148,12 @@ def _suspend(
             )
     deletes = tuple(_delete(rayjob) for rayjob in seen.rayjobs if not rayjob.deleting)
     return Decision(Suspending("Stopping", "its pods are being stopped", since), deletes)
+
+
+def _resumed(status: Status) -> datetime | None:
+    """When the wait after a suspension began, as far as the status tells."""
+    condition = status.condition("Admitted")
+    return moment(condition.last_transition_time) if condition and _was_suspended(status) else None
 
 
 def _was_suspended(status: Status) -> bool:

@@ -27,7 +27,7 @@ class Context:
     """What a status rests on besides the job.
 
     Attributes:
-        digest: of the RayJob that the spec of today renders to; None where it cannot be rendered.
+        digest: of the RayJob that the spec renders to now; None where the spec has not changed.
         refusal: the API server's answer, where it refused a step of this pass.
         listening: since when reports can arrive at this process.
     """
@@ -51,8 +51,14 @@ def derive(terms: Terms, seen: Observed, previous: Status, situation: Situation,
     base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
     report = seen.report_of(attempt)
     heard = heard_of(terms, base, report, context)
-    said = conditions(situation, seen, context.refusal, _updated(seen, attempt, context), heard, now)
+    said = conditions(
+        situation, seen, context.refusal, _updated(base, seen, attempt, terms.generation, context), heard, now
+    )
     assert said is not None  # those situations have returned above
+    weights = base.condition("WeightsInSync")
+    if report is None and heard.at and weights and said["ProgressStalled"].reason != "NotRunning":
+        # A process before this one heard the trainer: what it found holds until the next report.
+        said = {**said, "WeightsInSync": Said(weights.status, weights.reason, weights.message)}
     running = _running_since(base, seen, attempt, situation)
     until = _counted_until(situation, report, base, now)
     made = base.model_copy(
@@ -78,7 +84,10 @@ def heard_of(terms: Terms, status: Status, report: Report | None, context: Conte
     step = (report.step_seconds or 0.0) if report else 0.0
     silence = max(context.patience.stall, timedelta(seconds=STEPS_OF_SILENCE * step))
     at = report.at if report else moment(status.progress.heartbeat_time)
-    return Heard(max(at, context.listening) if at else None, silence, terms.max_lag)
+    # While no process of ours listened, silence says nothing; what was found to be silent before stays so.
+    if at and not status.is_true("ProgressStalled"):
+        at = max(at, context.listening)
+    return Heard(at, silence, terms.max_lag)
 
 
 def _finished(terms: Terms, seen: Observed, previous: Status) -> Status:
@@ -182,8 +191,11 @@ def _rollout(seen: Observed, attempt: int, terms: Terms) -> RolloutStatus:
     )
 
 
-def _updated(seen: Observed, attempt: int, context: Context) -> Said:
-    rayjob = seen.rayjob(attempt)
+def _updated(status: Status, seen: Observed, attempt: int, generation: int, context: Context) -> Said:
+    """Whether the attempt is what the spec says now; with the spec unchanged, what was found of it before."""
+    rayjob, before = seen.rayjob(attempt), status.condition("Updated")
+    if before and attempt == status.attempts and generation == status.observed_generation:
+        return Said(before.status, before.reason, before.message)
     if rayjob and rayjob.digest and context.digest and rayjob.digest != context.digest:
         return Said("False", "NextAttempt", "the spec changed; the running attempt goes on as it was made")
     return Said("True", "AsRequested")

@@ -39,8 +39,10 @@ class Event:
 def events(previous: Status, new: Status) -> tuple[Event, ...]:
     """What happened between two statuses."""
     made: list[Event] = []
-    if new.attempts > previous.attempts:
-        made.append(Event("Normal", EventReason.ATTEMPT_CREATED, f"attempt {new.attempts}", f"a{new.attempts}"))
+    if new.attempts > max(1, previous.attempts):  # the first one is no news to whoever made the job
+        resumes = f", goes on from {new.checkpoint.last}" if new.checkpoint.last else ""
+        note = f"attempt {new.attempts}{resumes}"
+        made.append(Event("Normal", EventReason.ATTEMPT_CREATED, note, f"a{new.attempts}"))
     old = {failure.attempt for failure in previous.failures}
     for failure in new.failures:
         if failure.attempt not in old:

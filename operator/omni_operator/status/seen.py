@@ -53,6 +53,7 @@ class RayClusterSeen:
     name: str
     uid: str
     attempt: int
+    created: datetime
     deleting: bool = False
     head_ready: bool | None = None
     head_reason: str = ""
@@ -167,11 +168,16 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Everything that is known about a job besides the job itself."""
+    """Everything that is known about a job besides the job itself.
+
+    Attributes:
+        leftovers: objects of an earlier job of the same name, which may still write its checkpoints.
+    """
 
     rayjobs: tuple[RayJobSeen, ...] = ()
     clusters: tuple[RayClusterSeen, ...] = ()
     pods: tuple[PodSeen, ...] = ()
+    leftovers: int = 0
     evidence: tuple[tuple[int, Evidence], ...] = ()
     report: Report | None = None
     refusal: Refusal | None = field(default=None)
@@ -196,9 +202,10 @@ class Observed:
     @property
     def newest(self) -> int:
         """Number of the newest attempt of which anything exists; 0 without any."""
-        return max((seen.attempt for seen in (*self.rayjobs, *self.clusters)), default=0)
+        numbers = [*(job.attempt for job in self.rayjobs), *(cluster.attempt for cluster in self.clusters)]
+        return max(numbers, default=0)
 
     @property
     def empty(self) -> bool:
         """Nothing that holds accelerators or writes checkpoints is left."""
-        return not (self.rayjobs or self.clusters or self.pods)
+        return not (self.rayjobs or self.clusters or self.pods or self.leftovers)

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.status import Condition, Status
-from omni_operator.cluster import labels
 from omni_operator.cluster.fake import FakeCluster
-from omni_operator.cluster.kinds import CONFIGMAPS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Key
 from omni_operator.cluster.store import Store
+from omni_operator.plan import ClusterSettings
 from omni_operator.reconcile import Reconciler
 from omni_operator.reports import Book
 from omni_operator.status.report import parse
@@ -29,36 +28,6 @@ SPEC: dict[str, Any] = {
     "rollout": {"replicas": 2},
     "checkpoint": {"claimName": "ckpt"},
 }
-
-
-class PlainRenderer:
-    """The objects of a job as far as the reconciler cares about them."""
-
-    def shared(self, job: DiffusionRLJob) -> list[Body]:
-        body = self._body(job, "v1", "ConfigMap", f"{job.metadata.name}-config")
-        return [{**body, "data": {"steps": str(job.spec.trainer.total_steps)}}]
-
-    def rayjob(self, job: DiffusionRLJob, attempt: int) -> Body:
-        body = self._body(job, "ray.io/v1", "RayJob", f"{job.metadata.name}-a{attempt:02d}")
-        body["metadata"]["labels"][labels.ATTEMPT] = str(attempt)
-        return {**body, "spec": {"entrypoint": f"train {job.spec.trainer.total_steps}", "suspend": False}}
-
-    def _body(self, job: DiffusionRLJob, version: str, kind: str, name: str) -> Body:
-        owner = {"apiVersion": job.api_version, "kind": job.kind, "name": job.metadata.name, "controller": True}
-        return {
-            "apiVersion": version,
-            "kind": kind,
-            "metadata": {
-                "name": name,
-                "namespace": job.metadata.namespace,
-                "labels": {
-                    labels.MANAGED_BY: labels.OPERATOR,
-                    labels.JOB: job.metadata.name,
-                    labels.JOB_UID: job.metadata.uid,
-                },
-                "ownerReferences": [{**owner, "uid": job.metadata.uid}],
-            },
-        }
 
 
 class World:
@@ -77,11 +46,11 @@ class World:
         """A fresh process, which knows what a first list tells it."""
         self.store, self.book = Store(), Book()
         self.reconciler = Reconciler(
-            cluster=self.cluster, store=self.store, reports=self.book, renderer=PlainRenderer(),
+            cluster=self.cluster, store=self.store, reports=self.book, settings=ClusterSettings(image="rollout:1"),
             clock=lambda: self.now, instance="test", patience=Patience(),
         )  # fmt: skip
         self.wakes: dict[Key, datetime] = {}
-        for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS, CONFIGMAPS):
+        for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS, SERVICES, NETWORK_POLICIES):
             for body in self.cluster.all(kind):
                 if key := self.store.put(kind, body):
                     self.wakes[key] = self.now
@@ -210,7 +179,8 @@ class World:
         self.cluster.change(
             RAYJOBS, key[0], name,
             status={
-                "jobDeploymentStatus": deployment, "jobStatus": job, "reason": reason, "message": message, "endTime": at,
+                "jobDeploymentStatus": deployment, "jobStatus": job, "reason": reason, "message": message,
+                "endTime": at,
             },
         )  # fmt: skip
         self.cluster.remove(RAYCLUSTERS, key[0], f"{name}-x1")
@@ -246,3 +216,9 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+@pytest.fixture
+def new_world() -> type[World]:
+    """For tests that need more than one."""
+    return World

@@ -115,12 +115,16 @@ async def test_a_job_of_the_same_name_is_another_job(world: Any) -> None:
     world.cluster.remove(JOBS, *KEY)
     await world.settle()
     assert world.cluster.get(JOBS, *KEY) is None
+    await world.after(5)
     world.submit()
+    await world.settle()
+    assert world.condition("Ready").reason == "BetweenAttempts"  # both would write the same folder
+    world.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": []})
     await world.settle()
     status = world.status()
     assert (status.attempts, status.failures) == (1, ())
     assert world.attempts() == ["red-a01"]
-    assert status.children.ray_cluster is None  # the old one's cluster is not ours
+    assert status.children.ray_cluster is None
 
 
 async def test_without_kuberay_a_condition_says_so_until_it_is_installed(world: Any) -> None:
