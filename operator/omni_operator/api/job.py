@@ -12,7 +12,8 @@ from .base import Cel, Strict, Violation, immutable, without_nulls
 from .data import Data
 from .model import Model
 from .platform import Observability, Scheduling, Security
-from .pods import Head, Runtime, host_access, host_access_cel
+from .pod_template import host_access, host_access_cel
+from .pods import Head, Runtime
 from .policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPolicy
 from .reward import Reward
 from .rollout import Rollout
@@ -78,10 +79,11 @@ class Spec(Strict):
         json_schema_extra=immutable("managedBy"),
     )
     active_deadline_seconds: Seconds | None = Field(
-        default=None, description="The whole job, all attempts and what lies between, may take so long. Default: ever."
+        default=None,
+        description="The whole job, all attempts and what lies between, may take so long. Default: no limit.",
     )
     pre_running_deadline_seconds: Seconds | None = Field(
-        default=None, description="An admitted attempt may take so long until its trainer starts. Default: ever."
+        default=None, description="An admitted attempt may take so long until its trainer starts. Default: no limit."
     )
     backoff_limit: int = Field(
         default=0, ge=0, le=50, description="Further attempts after failures. More than 0 needs checkpoint.claimName."
@@ -97,7 +99,7 @@ class Spec(Strict):
         default="DeleteCluster", description="What becomes of the Ray cluster at the end of an attempt."
     )
     runtime: Runtime = Field(default=Runtime(), description="The image that pods run.")
-    head: Head = Field(default=Head(), description="The pod of Ray's head and the training program.")
+    head: Head = Field(default=Head(), description="The pod of Ray's head.")
     scheduling: Scheduling = Field(default=Scheduling(), description="Where pods go.")
     security: Security = Field(default=Security(), description="What pods may do and who may reach them.")
     observability: Observability = Field(default=Observability(), description="Metrics and experiment tracking.")

@@ -3,120 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, JsonValue, StringConstraints, WithJsonSchema
+from pydantic import Field, StringConstraints
 from typing_extensions import override
 
 from .base import AbsolutePath, Cel, DataKey, NullFree, ObjectName, Quantity, Strict, Violation
+from .pod_template import PodTemplate
 
 ResourceName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")]
 ResourceKey = Annotated[str, StringConstraints(max_length=253, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9._-]+$")]
 Vendor: TypeAlias = Literal["NVIDIA", "Ascend", "Mock", "CPU"]
 Preset: TypeAlias = Literal["NVIDIA", "Atlas-A2", "Atlas-A3"]
-
-_CONTAINERS = {
-    "type": "array",
-    "maxItems": 16,
-    "x-kubernetes-list-type": "map",
-    "x-kubernetes-list-map-keys": ["name"],
-    "items": {
-        "type": "object",
-        "x-kubernetes-preserve-unknown-fields": True,
-        "required": ["name"],
-        "properties": {
-            "name": {"type": "string", "maxLength": 63, "description": "Merged with ours of that name."},
-            "securityContext": {
-                "type": "object",
-                "x-kubernetes-preserve-unknown-fields": True,
-                "description": "Security context.",
-                "properties": {"privileged": {"type": "boolean", "description": "Needs security.allowHostPaths."}},
-            },
-        },
-    },
-}
-_HOST = {"type": "boolean", "description": "Needs security.allowHostPaths."}
-# Only what the guard looks at is spelled out: the whole pod template would make the CRD too big to install.
-_POD_TEMPLATE: dict[str, Any] = {
-    "type": "object",
-    "x-kubernetes-preserve-unknown-fields": True,
-    "properties": {
-        "metadata": {
-            "type": "object",
-            "x-kubernetes-preserve-unknown-fields": True,
-            "description": "Labels and annotations of the pods.",
-        },
-        "spec": {
-            "type": "object",
-            "x-kubernetes-preserve-unknown-fields": True,
-            "description": "A pod's spec; lists are merged by name.",
-            "properties": {
-                "hostNetwork": _HOST,
-                "hostIPC": _HOST,
-                "hostPID": _HOST,
-                "containers": {**_CONTAINERS, "description": "Containers; ours is called ray."},
-                "initContainers": {**_CONTAINERS, "description": "Containers that run first."},
-                "volumes": {
-                    "type": "array",
-                    "maxItems": 64,
-                    "x-kubernetes-list-type": "map",
-                    "x-kubernetes-list-map-keys": ["name"],
-                    "description": "Volumes.",
-                    "items": {
-                        "type": "object",
-                        "x-kubernetes-preserve-unknown-fields": True,
-                        "required": ["name"],
-                        "properties": {
-                            "name": {"type": "string", "maxLength": 63, "description": "Name."},
-                            "hostPath": {
-                                "type": "object",
-                                "x-kubernetes-preserve-unknown-fields": True,
-                                "description": "Needs security.allowHostPaths.",
-                            },
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
-PodTemplate = Annotated[dict[str, JsonValue], NullFree, WithJsonSchema(_POD_TEMPLATE)]
-HOST_NAMESPACES = ("hostNetwork", "hostIPC", "hostPID")
-
-
-def host_access(template: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What in a pod template reaches into the node: where, and what it is."""
-    spec = template.get("spec")
-    if not isinstance(spec, dict):
-        return
-    for name in HOST_NAMESPACES:
-        if spec.get(name) is True:
-            yield ("spec", name), name
-    for kind in ("containers", "initContainers", "ephemeralContainers"):
-        for place, container in enumerate(_mappings(spec.get(kind))):
-            context = container.get("securityContext")
-            if isinstance(context, dict) and context.get("privileged") is True:
-                yield ("spec", kind, place, "securityContext", "privileged"), "a privileged container"
-    for place, volume in enumerate(_mappings(spec.get("volumes"))):
-        if volume.get("hostPath") is not None:
-            yield ("spec", "volumes", place, "hostPath"), "a hostPath volume"
-
-
-def host_access_cel(template: str) -> str:
-    """`host_access` finds nothing, in CEL; `template` is an expression that is always there."""
-    spec = f"{template}.spec"
-    apart = [f"(!has({spec}.{name}) || !{spec}.{name})" for name in HOST_NAMESPACES]
-    apart += [
-        f"(!has({spec}.{kind}) || {spec}.{kind}.all(c, !has(c.securityContext) || "
-        f"!has(c.securityContext.privileged) || !c.securityContext.privileged))"
-        for kind in ("containers", "initContainers")
-    ]
-    apart.append(f"(!has({spec}.volumes) || {spec}.volumes.all(v, !has(v.hostPath)))")
-    return f"!has({spec}) || ({' && '.join(apart)})"
-
-
-def _mappings(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 class Resources(Strict):
@@ -207,7 +105,7 @@ class KeyReference(Strict):
 
 
 class ClaimReference(Strict):
-    """A PersistentVolumeClaim of the job's namespace, which every pod mounts."""
+    """A PersistentVolumeClaim of the job's namespace, which the workers mount."""
 
     claim_name: ObjectName = Field(description="Its name. With several pods: one that many may write (RWX).")
 
@@ -247,9 +145,11 @@ class Runtime(Strict):
 
 
 class Head(Strict):
-    """The pod of Ray's head and of the training program, which does no work on a device. Cluster only."""
+    """The pod of Ray's head; the training program and all work are in the workers' pods. Cluster only."""
 
-    resources: Resources = Field(default=Resources(), description="Requests and limits. Default: 1 CPU, 4Gi.")
+    resources: Resources = Field(
+        default=Resources(), description="Requests and limits. Default: requests of 500m, 2Gi."
+    )
     pod_template: PodTemplate = Field(
         default_factory=dict, description="Merged into the head's pod template by strategy: lists by name."
     )

@@ -32,7 +32,11 @@ def _checked(value: JsonValue) -> JsonValue:
 
 Setting = Annotated[JsonValue, AfterValidator(_checked)]
 # Values of several types have no schema of their own in a CRD: what they may be, the operator checks.
-_SETTINGS = {"type": "object", "additionalProperties": {"x-kubernetes-preserve-unknown-fields": True}}
+_SETTINGS = {
+    "type": "object",
+    "maxProperties": 64,
+    "additionalProperties": {"x-kubernetes-preserve-unknown-fields": True},
+}
 
 
 # A host, a port that exists, and whatever follows: the host's port is opened in a NetworkPolicy. No user and password.

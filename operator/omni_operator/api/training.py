@@ -10,7 +10,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from .base import AbsolutePath, Cel, Line, ObjectName, Strict, Violation, immutable
-from .pods import Accelerator, KeyReference, PodTemplate, Resources, SharedMemory
+from .pod_template import PodTemplate
+from .pods import Accelerator, KeyReference, Resources, SharedMemory
 from .reserved import RESERVED, owner_of
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
@@ -103,7 +104,8 @@ class Trainer(Strict):
         default=20, ge=0, le=10_000_000, description="Draw the held-out prompts every so often. 0: first and last."
     )
     resources: Resources = Field(
-        default=Resources(), description="Requests and limits of a pod; devices are added. Cluster only."
+        default=Resources(),
+        description="Requests and limits of a pod; devices are added. Default: requests of 1, 4Gi. Cluster only.",
     )
     shared_memory: SharedMemory = Field(default=SharedMemory(), description="/dev/shm of a pod. Cluster only.")
     pod_template: PodTemplate = Field(

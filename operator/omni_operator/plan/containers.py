@@ -15,8 +15,7 @@ from .merge import merged
 Object = dict[str, Any]
 CONTAINER = "ray"
 USER = 1000  # of our images, and of Ray's
-SHARED_MEMORY, RUNS, MODELS = "shared-memory", "runs", "models"
-MODELS_PATH = "/var/lib/diffusionrl/models"
+SHARED_MEMORY = "shared-memory"
 METRICS_PORT = 8080
 
 
@@ -37,14 +36,14 @@ def pod_template(
         "imagePullPolicy": runtime.image_pull_policy,
         "env": [*_variables(job), *env],
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
-        "readinessProbe": {"httpGet": probe, "initialDelaySeconds": 1, "periodSeconds": 1, "failureThreshold": 60},
+        # Soon ready, and not lost for being busy.
+        "readinessProbe": {
+            "httpGet": probe, "initialDelaySeconds": 1, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 60,
+        },
         "resources": with_shared_memory(resources, default_requests, shared_memory),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [
-            {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},
-            {"name": RUNS, "mountPath": job.spec.checkpoint.path},
-        ],
-    }
+        "volumeMounts": [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}],
+    }  # fmt: skip
     spec: Object = {
         "automountServiceAccountToken": False,  # nothing in the pod talks to the API server
         "containers": [container],
@@ -53,10 +52,7 @@ def pod_template(
             "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": [
-            {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
-            volume(RUNS, job.spec.checkpoint.claim_name),
-        ],
+        "volumes": [{"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}}],
     }  # fmt: skip
     given = {
         "imagePullSecrets": [{"name": secret.name} for secret in runtime.image_pull_secrets],
@@ -65,8 +61,7 @@ def pod_template(
         "priorityClassName": scheduling.priority_class_name,
     }
     spec |= {name: value for name, value in given.items() if value}
-    template: Object = {"metadata": {"labels": dict(labels)}, "spec": spec}
-    return with_model(template, job)
+    return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 
 def volume(name: str, claim: str | None) -> Object:
@@ -87,39 +82,6 @@ def with_shared_memory(resources: Resources, default_requests: Mapping[str, str]
         if "memory" in amounts:
             amounts["memory"] = quantity.add(amounts["memory"], size)
     return made
-
-
-def with_model(template: Object, job: DiffusionRLJob) -> Object:
-    """A pod that fetches the job's model before it starts, where the model is an id of a hub."""
-    model = job.spec.model
-    if model.base_is_folder:
-        return template
-    container = template["spec"]["containers"][0]
-    mount = {"name": MODELS, "mountPath": MODELS_PATH}
-    fetch = {
-        "name": "fetch-model",
-        "image": container["image"],
-        "imagePullPolicy": container["imagePullPolicy"],
-        "command": ["hf", "download", model.base, "--local-dir", model_path(model.base)],
-        "env": [{"name": "HF_HOME", "value": f"{MODELS_PATH}/.cache"}],
-        "securityContext": container["securityContext"],
-        "volumeMounts": [mount],
-    }
-    if model.revision:
-        fetch["command"] += ["--revision", model.revision]
-    if model.token_secret_ref:
-        fetch["env"].append(secret_variable("HF_TOKEN", model.token_secret_ref.name, model.token_secret_ref.key))
-    added = {
-        "initContainers": [fetch],
-        "containers": [{"name": CONTAINER, "volumeMounts": [{**mount, "readOnly": True}]}],
-        "volumes": [volume(MODELS, model.cache.claim_name if model.cache else None)],
-    }
-    return merged(template, {"spec": added})
-
-
-def model_path(base: str) -> str:
-    """Where a model of a hub lies in a pod."""
-    return f"{MODELS_PATH}/{base}"
 
 
 def secret_variable(variable: str, name: str, key: str) -> Object:

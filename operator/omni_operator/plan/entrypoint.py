@@ -7,9 +7,9 @@ import shlex
 
 from omni_operator.api import DiffusionRLJob
 
-from .containers import model_path
 from .overrides import command, overrides
 from .place import Place, rooted
+from .storage import model_path
 from .workers import JOB_FOLDER
 
 JOB, OVERRIDES = "job.yaml", "overrides.txt"

@@ -21,23 +21,22 @@ def merged(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
             made.pop(name, None)
         elif isinstance(value, dict) and isinstance(made.get(name), dict):
             made[name] = _one_source(name, made[name], merged(made[name], value), value)
-        elif isinstance(value, list) and name in KEYS and isinstance(made.get(name), list):
+        elif name in KEYS and _keyed(KEYS[name], made.get(name)) and _keyed(KEYS[name], value):
             made[name] = _by_key(KEYS[name], made[name], value)
         else:
             made[name] = copy.deepcopy(value)
     return made
 
 
+def _keyed(key: str, items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(item, dict) and key in item for item in items)
+
+
 def _by_key(key: str, base: list[Any], patch: list[Any]) -> list[Any]:
-    made = list(base)
-    places = {item.get(key): place for place, item in enumerate(made) if isinstance(item, dict)}
+    made = {item[key]: item for item in base}
     for item in patch:
-        place = places.get(item.get(key)) if isinstance(item, dict) else None
-        if place is None:
-            made.append(copy.deepcopy(item))
-        else:
-            made[place] = _item(key, made[place], item)
-    return made
+        made[item[key]] = _item(key, made[item[key]], item) if item[key] in made else copy.deepcopy(item)
+    return list(made.values())
 
 
 def _item(key: str, base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from .accelerators import Devices, devices
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, finished, pod_template, secret_variable
 from .merge import merged
+from .storage import with_model, with_runs
 
 Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
@@ -34,6 +35,7 @@ def worker_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -
         default_requests=REQUESTS, shared_memory=trainer.shared_memory.size_limit,
         probe={"path": "/api/local_raylet_healthz", "port": 52365},
     )  # fmt: skip
+    template = with_model(with_runs(template, job), job)
     for part in (_placement(job, needs), _job_folder(names.config(attempt)), _tracking(job), _reports(job, settings)):
         template = merged(template, part)
     return {
