@@ -1,12 +1,24 @@
-"""`python -m e2e.cluster up|down|status`: what `make cluster` and `make cluster-down` call."""
+"""`python -m e2e.cluster up|down`: what `make cluster` and `make cluster-down` call.
+
+`OMNI_CLUSTER` may say `bare` or `kind`; else it is kind where a Docker daemon answers.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 from .bare.provider import BareCluster
 from .errors import ClusterError
+from .kind import KindCluster, docker_answers
+from .provider import Cluster
+from .tools import Say
+
+
+def choose(kind: bool, say: Say) -> Cluster:
+    """kind where Docker answers; otherwise nodes as network namespaces."""
+    return KindCluster(say) if kind else BareCluster(say=say)
 
 
 def main(arguments: list[str]) -> int:
@@ -16,7 +28,8 @@ def main(arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {text}", flush=True)
 
-    cluster = BareCluster(say=say)
+    with_docker = os.environ.get("OMNI_CLUSTER", "kind" if docker_answers() else "bare") == "kind"
+    cluster = choose(with_docker, say)
     try:
         match arguments:
             case ["up"]:

@@ -27,6 +27,10 @@ class ApiError(ClusterError):
         self.code, self.reason = code, reason
 
 
+class ApiUnavailable(ClusterError):
+    """The API server did not answer; trying again may help."""
+
+
 class Api:
     """One client with one identity and one user agent; close it, or use it in a `with`."""
 
@@ -82,9 +86,13 @@ class Api:
 
         Raises:
             ApiError: the answer is not a success.
+            ApiUnavailable: there is no answer.
         """
         headers = {"Content-Type": content_type} if body is not None else {}
-        answer = self._http.request(method, path, json=body, params=query or None, headers=headers)
+        try:
+            answer = self._http.request(method, path, json=body, params=query or None, headers=headers)
+        except httpx.TransportError as error:
+            raise ApiUnavailable(f"{method} {path}: {error}") from error
         content: dict[str, Any] = answer.json()
         if answer.is_error:
             raise ApiError(answer.status_code, content.get("reason", ""), content.get("message", answer.text[:500]))

@@ -74,6 +74,21 @@ class ControlPlane:
         program = self.layout.tools.program("kubectl")
         return run([program, f"--kubeconfig={self.kubeconfig}", *arguments], text=text, deadline=deadline)
 
+    def await_account(self, namespace: str) -> None:
+        """Pods and tokens are refused until a controller has made the namespace's account: wait for that.
+
+        Raises:
+            ProcessEnded: a daemon ended meanwhile.
+        """
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+        with self.api("e2e-wait") as api:
+
+            def made() -> bool:
+                self.daemons.check()
+                return bool(api.get(path)["items"])
+
+            waits.until(f"the account of the namespace {namespace}", waits.API_READY, made)
+
     def add_fake_nodes(self, nodes: Mapping[str, Mapping[str, int]]) -> None:
         """Make nodes by name with their devices, and wait until kwok says that they are Ready."""
         with self.api("e2e-nodes") as api:
@@ -108,13 +123,7 @@ def start(layout: commands.Layout, daemons: Daemons, programs: Mapping[str, list
         waits.until("the API server", waits.API_READY, lambda: checked(daemons, api.ready))
         for name, command in programs.items():
             daemons.start(name, command)
-        # Pods are refused until the controller has made this account.
-        account = "/api/v1/namespaces/default/serviceaccounts"
-        waits.until(
-            "the account of the namespace default",
-            waits.API_READY,
-            lambda: checked(daemons, lambda: bool(api.get(account)["items"])),
-        )
+    plane.await_account("default")
     return plane
 
 

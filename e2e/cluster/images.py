@@ -94,7 +94,7 @@ def infrastructure(tools: Tools, images: Sequence[StaticImage] = INFRASTRUCTURE)
     """Archives of the images that a cluster itself needs, beside the programs they hold."""
     archives = []
     for image in images:
-        target = tools.root / "images" / f"{image.program}.tar"
+        target = tools.root() / "images" / f"{image.program}.tar"
         if not target.exists():
             write_archive(image, Path(tools.program(image.program)).read_bytes(), target, architecture())
         archives.append(target)

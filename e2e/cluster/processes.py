@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from .errors import CommandFailed, ProcessEnded, ToolMissing
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TAIL_LINES = 15
+ADMINISTRATION = ("/usr/sbin", "/sbin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,17 @@ class Identity:
     pid: int
     started: int
     boot: str
+
+
+def search_path(path: str) -> str:
+    """A search path with the folders of an administrator, which an ordinary shell may lack."""
+    return os.pathsep.join([path, *(folder for folder in ADMINISTRATION if folder not in path.split(os.pathsep))])
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """What a cluster's programs see. A proxy knows no way to addresses of this machine: its variables stay out."""
+    kept = {name: value for name, value in variables.items() if not name.lower().endswith("_proxy")}
+    return kept | {"PATH": search_path(variables.get("PATH", os.defpath))}
 
 
 def start_ticks(stat: str) -> int:
@@ -106,8 +118,9 @@ class Daemons:
         with (self.logs / f"{name}.log").open("ab") as log:
             try:
                 process = subprocess.Popen(
-                    [*binding, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
+                    [*binding, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    env=environment(os.environ),
+                )  # fmt: skip
             except FileNotFoundError as error:
                 raise ToolMissing(f"{error.filename} is missing") from error
         identity = identify(name, process.pid)
@@ -161,7 +174,10 @@ def run(command: Sequence[str], *, deadline: float = waits.COMMAND, text: str | 
     """
     shown = " ".join(command)[:300]
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=deadline, check=False)
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=deadline, check=False,
+            env=environment(os.environ),
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise ToolMissing(f"{command[0]} is missing, needed for: {shown}") from error
     except subprocess.TimeoutExpired as error:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache as cache_results
 from pathlib import Path
 
 from . import waits
@@ -48,40 +49,56 @@ COREDNS = Program("coredns", ".", "./coredns", note="a minute or two")
 PAUSE = Program("pause", ".", "./pause", note="seconds")
 KUBERAY = Program("ray-operator", ".", "github.com/ray-project/kuberay/ray-operator", note="a minute or two")
 KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", note="2 to 5 minutes")
-ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY)
+KIND = Program("kind", "kind", "sigs.k8s.io/kind", note="seconds")
+ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND)
+
+
+MODULE_OF = {name: program.module for program in ALL for name in (program.name, *program.links)}
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The folder of one set of versions: `bin` holds programs, `share` the files that came with them."""
+    """Built programs. Those of one module lie together in `base`, in a folder named by what they are built from."""
 
-    root: Path
+    base: Path
+
+    def root(self, module: str = ".") -> Path:
+        """The folder of a module: `bin` holds its programs, `share` the files that came with them."""
+        return self.base / key(SOURCES / module)
 
     @property
     def bin(self) -> Path:
-        return self.root / "bin"
+        """Where the programs of a node are."""
+        return self.root() / "bin"
 
     @property
     def stages(self) -> Path:
         """kwok's rules of how fake nodes and pods come up."""
-        return self.root / "share" / "kwok-stages.yaml"
+        return self.root(KWOK.module) / "share" / "kwok-stages.yaml"
 
     @property
     def kuberay(self) -> Path:
         """KubeRay's kustomization: custom resources, roles and the deployment."""
-        return self.root / "share" / "kuberay"
+        return self.root() / "share" / "kuberay"
+
+    def path(self, program: Program) -> Path:
+        return self.root(program.module) / "bin" / program.name
 
     def program(self, name: str) -> str:
-        return str(self.bin / name)
+        """The file to run, by the name it is called by."""
+        return str(self.root(MODULE_OF[name]) / "bin" / name)
 
 
-def sources(folder: Path = SOURCES) -> list[Path]:
-    """The files that decide what is built."""
-    return sorted(path for path in folder.rglob("*") if path.name in {"go.mod", "go.sum"} or path.suffix == ".go")
+def sources(folder: Path) -> list[Path]:
+    """The files that decide what a module builds; a module inside it decides for itself."""
+    found = [path for path in folder.rglob("*") if path.name in {"go.mod", "go.sum"} or path.suffix == ".go"]
+    inner = {path.parent for path in found if path.name == "go.mod"} - {folder}
+    return sorted(path for path in found if not inner & set(path.parents))
 
 
-def key(folder: Path = SOURCES) -> str:
-    """A name for the versions: it changes with any file that decides what is built, and with the flags."""
+@cache_results
+def key(folder: Path) -> str:
+    """A name for a module's versions: it changes with any file that decides what is built, and with the flags."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for path in sources(folder):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -114,10 +131,10 @@ def ensure(programs: Iterable[Program], say: Say = print, folder: Path | None = 
         ToolMissing: something has to be built and there is no `go`.
         BuildFailed: a build failed; its last lines are in the message.
     """
-    tools = Tools((folder or cache()) / key())
+    tools = Tools(folder or cache())
     if missing(tools, programs):
-        tools.bin.mkdir(parents=True, exist_ok=True)
-        with locked(tools.root / ".lock", say):
+        tools.base.mkdir(parents=True, exist_ok=True)
+        with locked(tools.base, say):
             for program in missing(tools, programs):
                 build(tools, program, say)
     return tools
@@ -125,19 +142,22 @@ def ensure(programs: Iterable[Program], say: Say = print, folder: Path | None = 
 
 def missing(tools: Tools, programs: Iterable[Program]) -> list[Program]:
     """Those that are not built yet; a program appears last, and in one step, so it is never half there."""
-    return [program for program in programs if not (tools.bin / program.name).exists()]
+    return [program for program in programs if not tools.path(program).exists()]
 
 
 @contextmanager
-def locked(path: Path, say: Say) -> Iterator[None]:
-    """One build at a time on this machine."""
-    with path.open("w") as file:
+def locked(folder: Path, say: Say, what: str = "build") -> Iterator[None]:
+    """One at a time on this machine: the folder itself is the lock, so that no file is left."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another build is running here: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            say(f"another {what} is running here: waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 def build(tools: Tools, program: Program, say: Say) -> None:
@@ -146,21 +166,25 @@ def build(tools: Tools, program: Program, say: Say) -> None:
         raise ToolMissing(
             "Go 1.26 or later is missing: it builds Kubernetes for the tests. Install it from your system"
         )
-    say(f"building {program.name} (the first time {program.note}; kept in {tools.root})")
+    root = tools.root(program.module)
+    (root / "bin").mkdir(parents=True, exist_ok=True)
+    say(f"building {program.name} (the first time {program.note}; kept in {root})")
     started = time.monotonic()
     module = SOURCES / program.module
-    kubernetes = version("k8s.io/kubernetes", (SOURCES / "go.mod").read_text(encoding="utf-8"))
-    part = tools.root / f".{program.name}.part"
-    command = ["nice", "-n", "19", "go", "build", "-v", *FLAGS, "-ldflags", stamp(kubernetes), "-o", str(part)]
+    flags = "-s -w"
+    if program is KUBE:
+        flags = stamp(version("k8s.io/kubernetes", (module / "go.mod").read_text(encoding="utf-8")))
+    part = root / f".{program.name}.part"
+    command = ["nice", "-n", "19", "go", "build", "-v", *FLAGS, "-ldflags", flags, "-o", str(part)]
     compile_program([*command, program.package], module, program.name, say)
     if program is KWOK:
         write_stages(tools, module)
     if program is KUBERAY:
         copy_kuberay(tools, module)
     for link in program.links:
-        (tools.bin / link).unlink(missing_ok=True)
-        (tools.bin / link).symlink_to(program.name)
-    part.rename(tools.bin / program.name)
+        (root / "bin" / link).unlink(missing_ok=True)
+        (root / "bin" / link).symlink_to(program.name)
+    part.rename(root / "bin" / program.name)
     say(f"built {program.name} in {time.monotonic() - started:.0f} s")
 
 

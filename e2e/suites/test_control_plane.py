@@ -44,7 +44,6 @@ def test_fake_nodes_offer_their_devices(plane: ControlPlane) -> None:
 )
 def test_a_pod_runs_where_its_device_is(plane: ControlPlane, namespace: str, device: str, node: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods"
-    await_account(plane, namespace)
     with plane.api() as api:
         api.post(path, pod("one", {device: "1"}))
         waits.until("the pod to run", waits.POD_RUNNING, lambda: api.get(f"{path}/one")["status"]["phase"] == "Running")
@@ -76,16 +75,8 @@ def test_the_audit_log_counts_every_call_of_a_client_once(plane: ControlPlane, n
     assert codes == {200: 6, 201: 2, 404: 1}
 
 
-def await_account(plane: ControlPlane, namespace: str) -> None:
-    """Pods and tokens are refused until the controller has made the namespace's account."""
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    with plane.api("e2e-wait") as api:
-        waits.until("the account of the namespace", waits.POD_RUNNING, lambda: bool(api.get(path)["items"]))
-
-
 @pytest.mark.parametrize("kind", ["account", "user"])
 def test_another_identity_may_do_what_roles_allow(plane: ControlPlane, namespace: str, kind: str) -> None:
-    await_account(plane, namespace)
     mark = plane.audit.mark()
     if kind == "account":
         user = f"system:serviceaccount:{namespace}:default"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from e2e.cluster import waits
 from e2e.cluster.errors import ClusterError, ToolMissing
-from e2e.cluster.processes import run
+from e2e.cluster.processes import run, search_path
 from e2e.cluster.tools import Say
 
 # A program that shows that its Debian package is there.
@@ -33,13 +34,8 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 def absent(programs: Iterable[str]) -> list[str]:
     """Debian packages of those programs that are not here."""
-    found = {PACKAGES[program] for program in programs if shutil.which(program, path=search_path()) is None}
-    return sorted(found)
-
-
-def search_path() -> str:
-    """The search path with the folders of an administrator, which an ordinary shell may lack."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    path = search_path(os.environ.get("PATH", os.defpath))
+    return sorted({PACKAGES[program] for program in programs if shutil.which(program, path=path) is None})
 
 
 def install_packages(say: Say) -> None:
@@ -57,9 +53,13 @@ def install_packages(say: Say) -> None:
         raise ToolMissing(f"missing, and there is no apt-get to install them: {', '.join(packages)}")
     say(f"installing Debian's packages {', '.join(packages)}")
     command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
-    environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
-    run(["apt-get", "update", "-qq"], deadline=waits.INSTALL_PACKAGES)
-    run([*environment, *command], deadline=waits.INSTALL_PACKAGES)
+    for step in (["apt-get", "update", "-qq"], command):
+        done = subprocess.run(
+            step, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=waits.INSTALL_PACKAGES, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise ToolMissing(f"{' '.join(step)} ended with {done.returncode}:\n{done.stderr.strip()[-1000:]}")
 
 
 def prepare_folders(record: Path) -> None:

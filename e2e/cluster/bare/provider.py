@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from e2e.cluster import addons, commands, pki, waits
+from e2e.cluster.api import ApiUnavailable
 from e2e.cluster.control_plane import ControlPlane, checked, layout_of, start
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.fake_nodes import is_ready
 from e2e.cluster.images import infrastructure
-from e2e.cluster.paths import cache
+from e2e.cluster.paths import SOURCES, cache
 from e2e.cluster.processes import Daemons, run, runs
 from e2e.cluster.provider import NODES, NodeSpec
-from e2e.cluster.tools import COREDNS, KUBE, KUBERAY, PAUSE, Say, Tools, ensure, key
+from e2e.cluster.tools import COREDNS, KUBE, KUBERAY, PAUSE, Say, Tools, ensure, key, locked
 
 from . import configuration, machine
 from .network import Network, collisions, links_down, links_up
@@ -26,6 +29,17 @@ from .store import ImageStore, import_command
 PROGRAMS = (KUBE, PAUSE, COREDNS, KUBERAY)
 NODE_SCRIPT = Path(__file__).parent / "node.sh"
 DEPLOYMENTS = (("kube-system", "coredns"), (addons.KUBERAY_NAMESPACE, "kuberay-operator"))
+
+
+def described(nodes: Sequence[NodeSpec]) -> list[dict[str, Any]]:
+    """Nodes as the record of a cluster has them."""
+    return [{"name": node.name, "devices": dict(node.devices), "labels": dict(node.labels)} for node in nodes]
+
+
+def ports(layout: commands.Layout) -> dict[str, int]:
+    """What has to be known of a layout to find the cluster again."""
+    names = ("api_port", "etcd_port", "etcd_peer_port", "manager_port", "scheduler_port")
+    return {name: getattr(layout, name) for name in names}
 
 
 class BareCluster:
@@ -38,7 +52,6 @@ class BareCluster:
         self.folder = base / self.network.bridge
         self._store = ImageStore(base / "images")
         self._record = self.folder / "cluster.json"
-        self._cut = self.folder / "cut.json"
 
     @property
     def kubeconfig(self) -> Path:
@@ -54,25 +67,29 @@ class BareCluster:
         machine.refuse_long(self.folder)
         machine.install_packages(self._say)
         tools = ensure(PROGRAMS, self._say)
+        with self._alone():
+            return self._create(tools, nodes)
+
+    def _create(self, tools: Tools, nodes: Sequence[NodeSpec]) -> Path:
         if self.stands(nodes):
             self._say("the cluster stands already")
             return self.kubeconfig
-        self.delete()
+        self._delete()
         self._refuse_collisions()
         self._store.add(infrastructure(tools), self._say)
         self.folder.mkdir(parents=True)
-        wanted = [{"name": node.name, "devices": dict(node.devices), "labels": dict(node.labels)} for node in nodes]
         machine.prepare_folders(self.folder / "folders.json")
         try:
             plane = self._start(tools, nodes)
             addons.install(plane.kubectl, self._manifests(plane), DEPLOYMENTS)
         except BaseException:
-            self._say("the cluster did not come up; removing what was started")
-            self._say(json.dumps(self.logs(), indent=1))
-            self.delete()
+            self._say("the cluster did not come up; removing what was started. Last words of each part:")
+            for name, text in self.logs().items():
+                self._say(f"--- {name}\n{text}")
+            self._delete()
             raise
         shutil.copy2(plane.kubeconfig, self.kubeconfig)
-        record = {"key": key(), "nodes": wanted, "layout": {**self._ports(plane.layout)}}
+        record = {"key": key(SOURCES), "nodes": described(nodes), "layout": ports(plane.layout)}
         self._record.write_text(json.dumps(record, indent=1), encoding="utf-8")
         return self.kubeconfig
 
@@ -81,11 +98,15 @@ class BareCluster:
         if not self._record.exists():
             return False
         record = json.loads(self._record.read_text(encoding="utf-8"))
-        wanted = [{"name": node.name, "devices": dict(node.devices), "labels": dict(node.labels)} for node in nodes]
-        if record["key"] != key() or record["nodes"] != wanted:
+        if record["key"] != key(SOURCES) or record["nodes"] != described(nodes):
             return False
         daemons = Daemons(self.folder, bound=False)
-        return all(runs(identity) for identity in daemons.recorded()) and self._all_ready(self.plane())
+        if not all(runs(identity) for identity in daemons.recorded()):
+            return False
+        try:
+            return self._all_ready(self.plane())
+        except ApiUnavailable:
+            return False
 
     def plane(self) -> ControlPlane:
         """The control plane of the standing cluster: kubectl, a client, the audit log.
@@ -95,13 +116,14 @@ class BareCluster:
         """
         if not self._record.exists():
             raise ClusterError("the cluster is not up: make cluster")
-        ports = json.loads(self._record.read_text(encoding="utf-8"))["layout"]
-        layout = replace(self._layout(Tools(cache() / key())), **ports)
+        record = json.loads(self._record.read_text(encoding="utf-8"))
+        layout = replace(self._layout(Tools(cache())), **record["layout"])
         return ControlPlane(layout, pki.Authority(layout.pki), Daemons(self.folder, bound=False))
 
     def load(self, archive: Path) -> None:
         archive = archive.resolve()
-        self._store.add([archive], self._say)
+        with self._alone():
+            self._store.add([archive], self._say)
         for name in self.nodes():
             run(import_command(self._node(name).socket, archive), deadline=waits.IMPORT_IMAGE)
 
@@ -125,6 +147,17 @@ class BareCluster:
         return found
 
     def delete(self) -> None:
+        with self._alone():
+            self._delete()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One start or end of a cluster at a time on this machine."""
+        self._store.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self._store.folder, self._say, "start or end of a cluster"):
+            yield
+
+    def _delete(self) -> None:
         if self.folder.exists():
             Daemons(self.folder, bound=False).stop_all()
         links = [str(item["ifname"]) for item in json.loads(run(["ip", "-json", "link"]) or "[]")]
@@ -181,10 +214,6 @@ class BareCluster:
         """The control plane, which listens where nodes reach it."""
         layout = layout_of(self.folder, tools, random.Random())
         return replace(layout, address=self.network.gateway, services=self.network.services, whole=True)
-
-    def _ports(self, layout: commands.Layout) -> dict[str, int]:
-        names = ("api_port", "etcd_port", "etcd_peer_port", "manager_port", "scheduler_port")
-        return {name: getattr(layout, name) for name in names}
 
     def _manifests(self, plane: ControlPlane) -> list[str]:
         rendered = addons.kuberay(plane.kubectl, plane.layout.tools.kuberay, self.folder / "kuberay")

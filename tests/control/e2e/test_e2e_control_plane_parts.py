@@ -43,15 +43,23 @@ def event(audit_id: str, **changes: Any) -> str:
 
 
 def test_the_key_changes_with_every_file_that_decides_what_is_built(tmp_path: Path) -> None:
+    def fresh() -> str:
+        key.cache_clear()
+        return key(tmp_path)
+
+    (tmp_path / "inner").mkdir()
     (tmp_path / "go.mod").write_text("module a\n")
+    first = fresh()
     (tmp_path / "README.md").write_text("words")
-    first = key(tmp_path)
-    (tmp_path / "README.md").write_text("other words")
-    assert key(tmp_path) == first
+    (tmp_path / "inner" / "go.mod").write_text("module b\n")
+    (tmp_path / "inner" / "main.go").write_text("package main\n")
+    assert fresh() == first
     (tmp_path / "main.go").write_text("package main\n")
-    second = key(tmp_path)
-    (tmp_path / "go.mod").write_text("module b\n")
-    assert len({first, second, key(tmp_path)}) == 3
+    second = fresh()
+    (tmp_path / "go.sum").write_text("a h1:b\n")
+    third = fresh()
+    (tmp_path / "go.mod").write_text("module c\n")
+    assert len({first, second, third, fresh()}) == 4
 
 
 def test_versions_come_from_the_go_mod() -> None:
@@ -71,9 +79,9 @@ def test_sums_hold_hashes_and_no_address() -> None:
 
 
 def test_what_is_built_needs_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = Tools(tmp_path / key())
+    tools = Tools(tmp_path)
     tools.bin.mkdir(parents=True)
-    (tools.bin / "kube").touch()
+    tools.path(KUBE).touch()
     assert missing(tools, (KUBE, PAUSE)) == [PAUSE]
     monkeypatch.setenv("PATH", str(tmp_path))
     said: list[str] = []
