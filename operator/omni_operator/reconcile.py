@@ -102,7 +102,13 @@ class Visit:
 
 @dataclass(slots=True)
 class Reconciler:
-    """Passes over jobs. Passes over different jobs may overlap; passes over one job must not."""
+    """Passes over jobs. Passes over different jobs may overlap; passes over one job must not.
+
+    Attributes:
+        instance: name of this process.
+        failed: told the reason of every attempt that failed.
+        made: told of every RayJob that was made, as the API server answered.
+    """
 
     cluster: Cluster
     store: Store
@@ -111,6 +117,8 @@ class Reconciler:
     clock: Callable[[], datetime]
     instance: str
     patience: Patience = field(default_factory=Patience)
+    failed: Callable[[str], None] = lambda reason: None
+    made: Callable[[Body], None] = lambda body: None
     _memories: dict[Key, _Memory] = field(default_factory=dict)
     _absent: dict[Kind, datetime] = field(default_factory=dict)
     _listening: datetime | None = None
@@ -221,7 +229,9 @@ class Reconciler:
             case CreateAttempt(number=number):
                 assert job is not None
                 for body in attempt_objects(job, number, self.settings):
-                    self.store.put(kind_of(body), await self.cluster.apply(body))
+                    answer = await self.cluster.apply(body)
+                    self.store.put(kind_of(body), answer)
+                self.made(answer)  # the last one is the RayJob
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, key[0], name, uid)
             case DeleteSelf():
@@ -291,6 +301,10 @@ class Reconciler:
             return Visit(wake=now + SOON, result="conflict")
         self.store.put(JOBS, answer)
         memory.written = now
+        known = {failure.attempt for failure in status.failures}
+        for failure in derived.failures:
+            if failure.attempt not in known:
+                self.failed(failure.reason)
         for event in events(status, derived):
             await self._tell(body, event, now)
         # What follows from the new status (after a failure the next attempt) need not wait for the watch.

@@ -14,11 +14,12 @@ from omni_operator.api.names import FIELD_MANAGER
 
 from .credentials import Access
 from .errors import Conflict, Unavailable, error_of
-from .kinds import TOKEN_REVIEWS, Body, Kind, kind_of
+from .kinds import TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import Identity, Listing
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE = 500
 # verb, resource, code (0: no answer), seconds
 Meter = Callable[[str, str, int, float], None]
@@ -80,13 +81,12 @@ class ApiServer:
         return True
 
     async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
-        found: list[Body] = []
+        found: list[Meta] = []
         parameters = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
-            page = await self._send("list", kind, "GET", kind.path(namespace), parameters=parameters)
-            # Items of a list do not say what they are.
-            names = {"apiVersion": kind.api_version, "kind": kind.kind}
-            found.extend({**names, **item} for item in page.get("items") or ())
+            path = kind.path(namespace)
+            page = await self._send("list", kind, "GET", path, parameters=parameters, accept=METADATA)
+            found.extend(item["metadata"] for item in page.get("items") or ())
             token = page["metadata"].get("continue")
             if not token:
                 return Listing(found, int(page["metadata"].get("resourceVersion") or 0))
@@ -116,6 +116,7 @@ class ApiServer:
         content: str = "application/json",
         parameters: Mapping[str, str] | None = None,
         *,
+        accept: str = "application/json",
         gone_is_fine: bool = False,
     ) -> Body:
         """One request.
@@ -126,7 +127,7 @@ class ApiServer:
         assert self._session is not None, "used outside its context"
         what = f"{verb} {path.rsplit('/apis/', maxsplit=1)[-1]}"
         begun, code = time.monotonic(), 0
-        headers = {**await self._access.headers(), "Content-Type": content, "Accept": "application/json"}
+        headers = {**await self._access.headers(), "Content-Type": content, "Accept": accept}
         try:
             async with self._session.request(
                 method,

@@ -93,7 +93,7 @@ class FakeCluster:
         self._asked("list", kind, "")
         name, _, value = selector.partition("=")
         found = [
-            copy.deepcopy(body)
+            copy.deepcopy(body["metadata"])
             for (found_kind, place, _), body in self._objects.items()
             if found_kind == kind and namespace in (None, place) and (not selector or _label(body, name) == value)
         ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Body: TypeAlias = dict[str, Any]
+Meta: TypeAlias = dict[str, Any]  # namespace, name, uid, resourceVersion and whatever else metadata holds
 Key: TypeAlias = tuple[str, str]  # namespace and name of a job
 
 

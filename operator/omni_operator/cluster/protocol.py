@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .kinds import Body, Kind
+from .kinds import Body, Kind, Meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Objects, as they were at one version of the whole."""
+    """Metadata of objects, as it was at one version of the whole."""
 
-    items: list[Body]
+    items: list[Meta]
     version: int
 
 
@@ -48,7 +48,7 @@ class Cluster(Protocol):
         """Make an object unless one of its name is there; whether it was made."""
 
     async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
-        """All objects with these labels."""
+        """Metadata of all objects with these labels."""
 
     async def identify(self, token: str, audience: str) -> Identity | None:
         """Whose token this is; None where it is not good for this audience."""

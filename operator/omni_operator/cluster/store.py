@@ -18,7 +18,7 @@ from omni_operator.status import evidence
 from omni_operator.status.seen import Evidence, Observed, PodSeen, RayClusterSeen, RayJobSeen
 
 from . import parse
-from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
+from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
 
 EVIDENCE_KEPT = 8
 Seen: TypeAlias = RayJobSeen | RayClusterSeen | PodSeen | bytes
@@ -105,17 +105,21 @@ class Store:
         meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
         return self.remove(kind, {"metadata": meta})
 
-    def relist(self, kind: Kind, bodies: Iterable[Body], listed: int) -> set[Key]:
-        """Take a whole list, as it was at version `listed`; the jobs that it changed something for.
+    def prune(self, kind: Kind, alive: Iterable[Meta], listed: int, namespace: str | None = None) -> set[Key]:
+        """Forget what a list, as it was at version `listed`, does not hold; the jobs that this changes something for.
 
         A watch that was broken off may have missed deletions, of which no event ever tells.
+
+        Args:
+            namespace: that was listed; None: all.
         """
-        bodies = list(bodies)
-        touched = {key for body in bodies if (key := self.put(kind, body))}
-        alive = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in bodies}
+        there = {(meta["namespace"], meta["name"], meta["uid"]) for meta in alive}
+        touched = set()
         for key, entry in list(self._jobs.items()):
+            if namespace not in (None, key[0]):
+                continue
             for name, uid, version in list(_held(entry, kind, key)):
-                if (key[0], name) not in alive and version <= listed:
+                if (key[0], name, uid) not in there and version <= listed:
                     self.forget(kind, key, name, uid)
                     touched.add(key)
         return touched
@@ -125,7 +129,7 @@ class Store:
         entry = self._jobs.get(key)
         return json.loads(entry.raw) if entry and entry.raw is not None else None
 
-    def keys(self) -> list[Key]:
+    def jobs(self) -> list[Key]:
         """All jobs."""
         return [key for key, entry in self._jobs.items() if entry.raw is not None]
 

@@ -52,7 +52,7 @@ class History:
         elif what == "relist":
             for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS):
                 listing = await world.cluster.listing(kind, None, "")
-                for key in world.store.relist(kind, listing.items, listing.version):
+                for key in world.store.prune(kind, listing.items, listing.version):
                     world.wakes[key] = world.now
         elif job is not None:
             self._of_job(what)
