@@ -19,9 +19,9 @@ def probes(proof: Proof, metrics: Metrics, clock: Callable[[], float]) -> list[w
         return web.Response(text="\n".join(late) or "alive", status=503 if late else 200)
 
     async def ready(_: web.Request) -> web.Response:
-        return web.Response(
-            text="ready" if proof.ready else "the first lists are not read", status=200 if proof.ready else 503
-        )
+        if proof.ready:
+            return web.Response(text="ready")
+        return web.Response(text="the first lists are not read", status=503)
 
     async def figures(_: web.Request) -> web.Response:
         return web.Response(body=metrics.page(), headers={"Content-Type": CONTENT_TYPE})

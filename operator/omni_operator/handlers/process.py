@@ -6,9 +6,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import kopf
 from prometheus_client import disable_created_metrics
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
+    """The wall clock, which statuses are written by."""
     return datetime.now(UTC)
 
 
@@ -107,7 +109,7 @@ async def run(settings: Settings, access: Access, version: str) -> None:
     Raises:
         OSError: a port is taken.
     """
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     metrics, store, book = Metrics(), Store(), Book()
     metrics.registry.register(Jobs(store, settings.jobs_shown))
     proof = Proof(settings.canary_deadline_seconds)
@@ -145,7 +147,7 @@ async def _watch(settings: Settings, watches: Watches, workers: Workers) -> None
     watches.register(registry)
 
     @kopf.on.login(registry=registry)
-    def login(**kwargs: object) -> kopf.ConnectionInfo | None:
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
 
     @kopf.on.cleanup(registry=registry)
@@ -158,16 +160,14 @@ async def _watch(settings: Settings, watches: Watches, workers: Workers) -> None
     )  # fmt: skip
 
 
-async def _together(first: object, others: list[object]) -> None:
+async def _together(first: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run until `first` ends; whatever breaks ends all of it, and is raised."""
-    tasks = [asyncio.ensure_future(part) for part in (first, *others)]  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(part) for part in (first, *others)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks[1:]:
+        for task in tasks:
             task.cancel()
-        if not tasks[0].done():
-            tasks[0].cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
     for result in results:
         if isinstance(result, Exception):
