@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -155,20 +154,3 @@ def test_metrics_and_probes(running: RunningOperator) -> None:
     text = running.page("/metrics").text
     for name in ("reconcile_seconds_bucket", "api_requests_total", "watch_last_event_timestamp_seconds", "queue_depth"):
         assert f"diffusionrl_operator_{name}" in text
-
-
-def test_a_killed_operator_makes_no_second_child(installed: ControlPlane, api: Api, namespace: str, tmp_path: Path) -> None:
-    api.get("/version")
-    with operator(installed, tmp_path, NAMESPACES=namespace) as first:
-        job = JobOnPlane(api, namespace)
-        job.submit()
-        job.await_attempt(1)
-        first.process.kill()
-        first.process.wait()
-    mark = installed.audit.mark()
-    with operator(installed, tmp_path, NAMESPACES=namespace):
-        job.run(1)
-        job.await_condition("Ready", "True")
-        assert len(api.get(job.ray("rayjobs"))["items"]) == 1
-        calls = installed.audit.counts(user_agent=AGENT, since=mark)
-        assert calls["patch", "rayjobs"] <= 1

@@ -32,6 +32,7 @@ from .watching import CHILDREN, Watches, configure
 from .workers import Workers
 
 LEASE = "omni-operator-canary"
+SERVED_PAUSE = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -59,7 +60,7 @@ class Canary:
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
             "metadata": {
-                "name": LEASE, "namespace": self.settings.namespace, "labels": {MANAGED_BY_LABEL: MANAGER},
+                "name": LEASE, "namespace": self.settings.lease_namespace, "labels": {MANAGED_BY_LABEL: MANAGER},
             },
             "spec": {
                 "holderIdentity": self.settings.instance,
@@ -131,7 +132,7 @@ async def run(settings: Settings, access: Access, version: str) -> None:
             serving(endpoint.routes(), settings.reports_port, BODY_LIMIT),
         ):
             watches = Watches(store, proof, workers.wake, metrics.watched)
-            await _together(_watch(settings, watches, workers), loops)
+            await _together(_watch(settings, cluster, watches, workers), loops)
 
 
 def _unseen(store: Store, key: Key) -> bool:
@@ -140,10 +141,24 @@ def _unseen(store: Store, key: Key) -> bool:
     return body is not None and not body.get("status")
 
 
-async def _watch(settings: Settings, watches: Watches, workers: Workers) -> None:
+async def _served(cluster: Cluster, namespace: str) -> None:
+    """Wait until the API server knows jobs: without scanning, kopf never watches what it does not know at its start."""
+    while True:
+        try:
+            await cluster.listing(JOBS, namespace, "")
+        except ClusterError as error:
+            log.warning("jobs cannot be listed yet; again in %.0f s: %s", SERVED_PAUSE, error)
+            await asyncio.sleep(SERVED_PAUSE)
+        else:
+            return
+
+
+async def _watch(settings: Settings, cluster: Cluster, watches: Watches, workers: Workers) -> None:
     """kopf's part; ends when the process is told to stop, after the workers have stopped."""
+    if settings.namespaces:
+        await _served(cluster, settings.namespaces[0])
     registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
-    configure(kopf_settings, settings.stop_seconds)
+    configure(kopf_settings, settings)
     watches.register(registry)
 
     @kopf.on.login(registry=registry)

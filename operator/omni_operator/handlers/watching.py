@@ -6,6 +6,7 @@ once: the first pass over a job therefore knows all of its children.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from omni_operator.cluster.kinds import (
 )
 from omni_operator.cluster.proof import Proof
 from omni_operator.cluster.store import Store
+from omni_operator.settings import Settings
 
 CHILDREN = (*ATTEMPT_KINDS, SERVICES, NETWORK_POLICIES, POD_MONITORS)
 IDLE_SECONDS = 0.2  # a kopf worker of an object that is quiet keeps memory, and its place where places are limited
@@ -77,8 +79,12 @@ class Watches:
             self.wake(key)
 
 
-def configure(settings: kopf.OperatorSettings, stop_seconds: float) -> None:
+def configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     """kopf as this operator needs it."""
+    # Looking for new kinds and namespaces takes rights in the whole cluster; without them kopf tries for 88 seconds. A
+    # KubeRay that comes later is then found by the next start, which the proof of RayJobs brings about.
+    settings.scanning.disabled = bool(ours.namespaces)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for every event
     watching, networking = settings.watching, settings.networking
     watching.chunk_size = 500
     for kind in (*CHILDREN, LEASES):
@@ -90,7 +96,7 @@ def configure(settings: kopf.OperatorSettings, stop_seconds: float) -> None:
     settings.persistence.finalizer = f"{FINALIZER}-of-kopf"  # kopf adds none; its default name would be kopf's own
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
-    settings.process.ultimate_exiting_timeout = stop_seconds
+    settings.process.ultimate_exiting_timeout = ours.stop_seconds
 
 
 def _plain(body: kopf.Body, kind: Kind) -> Body:
