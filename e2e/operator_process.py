@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import httpx
 from e2e.cluster import waits
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.errors import DeadlinePassed
 from e2e.cluster.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,8 +63,6 @@ def operator(
         kubeconfig: of whom it is; an administrator's if not given.
         settings: its variables, without their prefix.
     """
-    import random
-
     http, reports = free_ports(2, random.Random())
     log = folder / "operator.log"
     variables = {"HTTP_PORT": str(http), "REPORTS_PORT": str(reports), "IMAGE": "rollout:1", **settings}
@@ -159,9 +159,8 @@ class JobOnPlane:
 
         try:
             return waits.until(f"{kind}={status} {reason}", JOB_SEEN, there)
-        except Exception:
-            print(self.status())
-            raise
+        except DeadlinePassed as error:
+            raise AssertionError(f"{error}; the status is {self.status()}") from error
 
     def attempt(self, number: int) -> str:
         return f"{self.name}-a{number:02d}"
@@ -221,4 +220,5 @@ class JobOnPlane:
 
 
 def now() -> str:
+    """A Kubernetes timestamp."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

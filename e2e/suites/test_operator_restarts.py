@@ -13,7 +13,7 @@ from e2e.cluster import waits
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.operator_process import AGENT, JOB_SEEN, JobOnPlane, install, operator
-from e2e.operator_rights import CLUSTER, WATCHED, Rule
+from e2e.operator_rights import CLUSTER, SCANNING, WATCHED, Rule
 
 pytestmark = pytest.mark.cluster
 QUICK = {"RETRY_SECONDS": "0.1"}
@@ -51,9 +51,8 @@ def test_a_killed_operator_makes_no_second_child(
 def test_what_happened_while_no_operator_ran_is_caught_up_with(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    running, lost, deleted = (
-        JobOnPlane(api, namespace, name, {"backoffLimit": 1}) for name in ("red", "blue", "green")
-    )
+    names = ("red", "blue", "green")
+    running, lost, deleted = (JobOnPlane(api, namespace, name, {"backoffLimit": 1}) for name in names)
     with operator(installed, tmp_path, NAMESPACES=namespace, **QUICK):
         for job in (running, lost, deleted):
             job.submit()
@@ -112,10 +111,10 @@ def test_the_least_rights_are_enough(
 ) -> None:
     settings: dict[str, Any] = {"NAMESPACE": namespace, **QUICK}
     if scope == "everywhere":
-        grant(api, namespace, "ClusterRole", (*WATCHED, *CLUSTER))
+        grant(api, namespace, "ClusterRole", (*WATCHED, *CLUSTER, *SCANNING))
     else:
         grant(api, namespace, "Role", WATCHED)
-        grant(api, namespace, "ClusterRole", CLUSTER[:1])
+        grant(api, namespace, "ClusterRole", CLUSTER)
         settings["NAMESPACES"] = namespace
     mark = installed.audit.mark()
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
@@ -164,6 +163,6 @@ def _gone(api: Api, path: str) -> bool:
 
 
 def test_the_rights_hold_no_secret_and_no_shell() -> None:
-    text = json.dumps([*WATCHED, *CLUSTER])
+    text = json.dumps([*WATCHED, *CLUSTER, *SCANNING])
     for word in ("secrets", "exec", "roles", "*", "escalate", "impersonate"):
         assert word not in text

@@ -30,8 +30,10 @@ def probes(proof: Proof, metrics: Metrics, clock: Callable[[], float]) -> list[w
 
 
 @asynccontextmanager
-async def serving(routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024) -> AsyncIterator[int]:
-    """Serve on all addresses; the port, which is a free one for 0.
+async def serving(
+    routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024, host: str | None = None
+) -> AsyncIterator[int]:
+    """Serve on all addresses, or on one; the port, which is a free one of that address for 0.
 
     Raises:
         OSError: the port is taken.
@@ -41,7 +43,7 @@ async def serving(routes: Sequence[web.RouteDef], port: int, body_limit: int = 1
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, port=port)
+        site = web.TCPSite(runner, host, port)
         await site.start()
         yield int(runner.addresses[0][1])
     finally:
