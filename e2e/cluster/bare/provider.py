@@ -13,18 +13,19 @@ from typing import Any
 
 from e2e.cluster import addons, commands, pki, waits
 from e2e.cluster.api import ApiUnavailable
+from e2e.cluster.audit import AuditLog
 from e2e.cluster.control_plane import ControlPlane, checked, layout_of, start
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.fake_nodes import is_ready
 from e2e.cluster.images import infrastructure
 from e2e.cluster.paths import SOURCES, cache
-from e2e.cluster.processes import Daemons, run, runs
+from e2e.cluster.processes import Daemons, kill, run, runs
 from e2e.cluster.provider import NODES, NodeSpec
 from e2e.cluster.tools import COREDNS, KUBE, KUBERAY, PAUSE, Say, Tools, ensure, key, locked
 
 from . import configuration, machine
 from .network import Network, collisions, links_down, links_up
-from .store import ImageStore, import_command
+from .store import ImageStore, Known, load
 
 PROGRAMS = (KUBE, PAUSE, COREDNS, KUBERAY)
 NODE_SCRIPT = Path(__file__).parent / "node.sh"
@@ -57,6 +58,10 @@ class BareCluster:
     def kubeconfig(self) -> Path:
         return self.folder / "kubeconfig"
 
+    @property
+    def audit(self) -> AuditLog:
+        return AuditLog(self.folder / commands.AUDIT_LOG)
+
     def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
         """Bring the cluster up; where it stands already with these nodes and versions, only say so.
 
@@ -81,7 +86,8 @@ class BareCluster:
         machine.prepare_folders(self.folder / "folders.json")
         try:
             plane = self._start(tools, nodes)
-            addons.install(plane.kubectl, self._manifests(plane), DEPLOYMENTS)
+            self._say("nodes are Ready; waiting for CoreDNS and KubeRay")
+            addons.await_available(plane.kubectl, DEPLOYMENTS)
         except BaseException:
             self._say("the cluster did not come up; removing what was started. Last words of each part:")
             for name, text in self.logs().items():
@@ -89,7 +95,12 @@ class BareCluster:
             self._delete()
             raise
         shutil.copy2(plane.kubeconfig, self.kubeconfig)
-        record = {"key": key(SOURCES), "nodes": described(nodes), "layout": ports(plane.layout)}
+        record = {
+            "key": key(SOURCES),
+            "nodes": described(nodes),
+            "layout": ports(plane.layout),
+            "processes": sorted(identity.name for identity in plane.daemons.recorded()),
+        }
         self._record.write_text(json.dumps(record, indent=1), encoding="utf-8")
         return self.kubeconfig
 
@@ -100,8 +111,8 @@ class BareCluster:
         record = json.loads(self._record.read_text(encoding="utf-8"))
         if record["key"] != key(SOURCES) or record["nodes"] != described(nodes):
             return False
-        daemons = Daemons(self.folder, bound=False)
-        if not all(runs(identity) for identity in daemons.recorded()):
+        running = [identity.name for identity in Daemons(self.folder, bound=False).recorded() if runs(identity)]
+        if sorted(running) != record["processes"]:
             return False
         try:
             return self._all_ready(self.plane())
@@ -124,8 +135,8 @@ class BareCluster:
         archive = archive.resolve()
         with self._alone():
             self._store.add([archive], self._say)
-        for name in self.nodes():
-            run(import_command(self._node(name).socket, archive), deadline=waits.IMPORT_IMAGE)
+            for node in map(self._node, self.nodes()):
+                load(node.socket, Known(node.images), archive)
 
     def nodes(self) -> list[str]:
         if not self._record.exists():
@@ -141,7 +152,7 @@ class BareCluster:
     def logs(self) -> dict[str, str]:
         daemons = Daemons(self.folder, bound=False)
         found = {path.stem: daemons.tail(path.stem) for path in sorted(daemons.logs.glob("*.log"))}
-        for path in sorted((self.folder / "nodes").glob("*/logs/*.log")):
+        for path in sorted((self.folder / "nodes").glob("*/output/*.log")):
             text = path.read_text(encoding="utf-8", errors="replace")
             found[f"{path.parents[1].name}/{path.stem}"] = "\n".join(text.splitlines()[-15:])
         return found
@@ -162,10 +173,13 @@ class BareCluster:
             Daemons(self.folder, bound=False).stop_all()
         links = [str(item["ifname"]) for item in json.loads(run(["ip", "-json", "link"]) or "[]")]
         namespaces = [path.name for path in machine.NETNS.iterdir()] if machine.NETNS.exists() else []
+        # A node that was never written down, because its start was cut short, is found in its namespace.
+        kill(machine.inside([name for name in namespaces if name.startswith(self.network.namespace(""))]))
         for command in links_down(self.network, links, namespaces):
             run(command)
         machine.remove_cgroups(f"{self.network.bridge}-")
-        machine.give_back_folders(self.folder / "folders.json")
+        own = self.folder / "folders.json"
+        machine.give_back_folders(own, [path for path in self.folder.parent.glob("omni*/folders.json") if path != own])
         if self.folder.exists():
             run(["rm", "-rf", "--one-file-system", str(self.folder)], deadline=waits.IMPORT_IMAGE)
 
@@ -184,9 +198,10 @@ class BareCluster:
             "kube-controller-manager": commands.controller_manager(layout),
             "kube-scheduler": commands.scheduler(layout),
         })  # fmt: skip
+        # While nodes come up: what is applied now is scheduled as soon as they are there.
+        addons.apply(plane.kubectl, self._manifests(plane))
         waits.until("all nodes to be Ready", waits.NODES_READY,
                     lambda: checked(daemons, lambda: self._all_ready(plane, len(nodes))))  # fmt: skip
-        self._say("nodes are Ready; adding devices, CoreDNS and KubeRay")
         addons.add_devices(plane.kubectl, nodes)
         return plane
 
@@ -198,8 +213,9 @@ class BareCluster:
         for path, text in configuration.files(node).items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        (node.folder / "logs").mkdir()
-        self._store.copy(node.store)
+        # Not among the logs of pods: there the kubelet removes whatever is none.
+        (node.folder / "output").mkdir()
+        self._store.copy(node.store, Known(node.images))
         address, namespace = self.network.address(number), self.network.namespace(spec.name)
         kubeconfig = authority.kubeconfig(pki.node(spec.name, address), layout.server)
         machine.make_cgroup(namespace)
@@ -207,7 +223,7 @@ class BareCluster:
             "nsenter", f"--net={machine.NETNS / namespace}",
             "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "--propagation=private",
             str(NODE_SCRIPT), spec.name, str(node.folder), str(layout.tools.bin), address, self.network.pods,
-            str(kubeconfig),
+            str(kubeconfig), ",".join(f"{key}={value}" for key, value in sorted(spec.labels.items())),
         ])  # fmt: skip
 
     def _layout(self, tools: Tools) -> commands.Layout:
@@ -216,7 +232,7 @@ class BareCluster:
         return replace(layout, address=self.network.gateway, services=self.network.services, whole=True)
 
     def _manifests(self, plane: ControlPlane) -> list[str]:
-        rendered = addons.kuberay(plane.kubectl, plane.layout.tools.kuberay, self.folder / "kuberay")
+        rendered = addons.kuberay(plane.kubectl, plane.layout.tools.kuberay)
         return [addons.coredns(self.network.dns), rendered]
 
     def _all_ready(self, plane: ControlPlane, count: int | None = None) -> bool:

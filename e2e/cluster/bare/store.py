@@ -10,6 +10,7 @@ from pathlib import Path
 
 from e2e.cluster import waits
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.images import names
 from e2e.cluster.processes import Daemons, run
 from e2e.cluster.tools import Say
 
@@ -23,13 +24,33 @@ def fingerprint(archive: Path) -> str:
 
 
 def outdated(archives: Iterable[Path], known: dict[str, str]) -> list[Path]:
-    """Archives that are new or have changed since they were taken in."""
-    return [archive for archive in archives if known.get(str(archive)) != fingerprint(archive)]
+    """Archives of which an image is not there, or came from another archive or an earlier state of this one.
+
+    Args:
+        known: fingerprint of the archive that each image came from last, by the image's name.
+    """
+    return [archive for archive in archives if any(known.get(name) != fingerprint(archive) for name in names(archive))]
 
 
 def import_command(socket: Path, archive: Path) -> list[str]:
     """Take an archive into a containerd, where the kubelet looks for images."""
     return ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "import", str(archive)]
+
+
+class Known:
+    """A file that says from which archive each image came last: its fingerprint, by the image's name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, str]:
+        found: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        return found
+
+    def add(self, archive: Path) -> None:
+        """Remember the images of an archive that was taken in."""
+        taken = dict.fromkeys(names(archive), fingerprint(archive))
+        self.path.write_text(json.dumps(self.read() | taken, indent=1), encoding="utf-8")
 
 
 class ImageStore:
@@ -41,21 +62,16 @@ class ImageStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.root = folder / "containerd"
-        self._known = folder / "known.json"
-
-    def known(self) -> dict[str, str]:
-        """Fingerprints of the archives that are unpacked, by path."""
-        known: dict[str, str] = json.loads(self._known.read_text(encoding="utf-8")) if self._known.exists() else {}
-        return known
+        self.known = Known(folder / "known.json")
 
     def add(self, archives: Sequence[Path], say: Say) -> None:
         """Unpack those archives that are new.
 
         Raises:
-            ClusterError: the disk has no room for what is unpacked.
-            CommandFailed: an archive cannot be read; the store is as it was.
+            ClusterError: an archive cannot be read, or the disk has no room for what is unpacked.
+            CommandFailed: containerd refuses one.
         """
-        new = outdated(archives, self.known())
+        new = outdated(archives, self.known.read())
         if not new:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,20 +85,35 @@ class ImageStore:
             for archive in new:
                 say(f"unpacking the image {archive.name}")
                 run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
-                self._known.write_text(json.dumps(self.known() | {str(archive): fingerprint(archive)}), "utf-8")
+                self.known.add(archive)
         finally:
             daemons.stop_all()
             shutil.rmtree(self.folder / "run", ignore_errors=True)
             for left in self.folder.glob("containerd.sock*"):
                 left.unlink()
 
-    def copy(self, target: Path) -> None:
-        """Give a node its own store. Both have to lie on one file system."""
+    def copy(self, target: Path, known: Known) -> None:
+        """Give a node its own store, and what is known of it. Both have to lie on one file system."""
         run(["cp", "--archive", "--link", str(self.root), str(target)], deadline=waits.IMPORT_IMAGE)
         for database in sorted(self.root.rglob("*.db")):
             own = target / database.relative_to(self.root)
             own.unlink()
             shutil.copy2(database, own)
+        shutil.copy2(self.known.path, known.path)
+
+
+def load(socket: Path, known: Known, archive: Path) -> None:
+    """Take an archive into the containerd of a node that runs, unless it has it.
+
+    Raises:
+        ClusterError: it cannot be read, or the disk has no room for what is unpacked.
+        CommandFailed: containerd refuses it.
+    """
+    if not outdated([archive], known.read()):
+        return
+    refuse_full(known.path.parent, [archive])
+    run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
+    known.add(archive)
 
 
 def answers(daemons: Daemons, socket: Path) -> bool:
