@@ -21,6 +21,7 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE, SMALL_PAGE = 500, 100
+CONNECTIONS = 24  # each holds 128 KiB for TLS
 # verb, resource, code (0: no answer), seconds
 Meter = Callable[[str, str, int, float], None]
 
@@ -34,7 +35,7 @@ class ApiServer:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(ssl=self._access.tls or True, limit=64)
+        connector = aiohttp.TCPConnector(ssl=self._access.tls or True, limit=CONNECTIONS)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=self._timeout, headers={"User-Agent": self._agent}
         )
