@@ -362,11 +362,17 @@ def test_kind_gets_a_worker_for_each_node_and_writes_the_audit_log(count: int) -
     first, *workers = settings["nodes"]
     assert first["role"] == "control-plane"
     assert [item["labels"]["pool"] for item in workers] == [str(number) for number in range(count)]
-    patch = json.loads(first["kubeadmConfigPatches"][0])
+    patch = first["kubeadmConfigPatchesJSON6902"][0]
+    assert (patch["group"], patch["version"], patch["kind"]) == ("kubeadm.k8s.io", "v1beta4", "ClusterConfiguration")
+    steps = json.loads(patch["patch"])
+    assert all(step["op"] == "add" for step in steps)
+    arguments = {step["value"]["name"]: step["value"]["value"] for step in steps if step["path"].endswith("/-")}
     mount = first["extraMounts"][0]
     assert mount["hostPath"] == "/audit"
-    assert patch["apiServer"]["extraArgs"]["audit-log-path"] == f"{mount['containerPath']}/audit.jsonl"
-    assert patch["apiServer"]["extraVolumes"][0]["hostPath"] == mount["containerPath"]
+    assert arguments["audit-log-path"] == f"{mount['containerPath']}/audit.jsonl"
+    assert [step["value"][0]["hostPath"] for step in steps if step["path"] == "/apiServer/extraVolumes"] == [
+        mount["containerPath"]
+    ]
     assert len(set(kind.worker_names(count))) == count
     assert kind.worker_names(2) == ["omni-e2e-worker", "omni-e2e-worker2"]
 
