@@ -45,6 +45,7 @@ class DiffusionTrainer:
         self.checkpoints = folder.path / "checkpoints"
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
+        self._drawn = 0  # samples of this process
 
     def fit(self, resumed_from: int | None) -> None:
         """Train.
@@ -71,12 +72,12 @@ class DiffusionTrainer:
     def _step(self, step: int) -> None:
         began = time.perf_counter()
         samples = self._generate(step)
+        self._drawn += len(samples.scores)
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.stack.weights.sleep_replicas()
         line: dict[str, Any] = {
             "step": step,
             "weights/version": step,
-            "samples": step * len(samples.scores),
             **metrics.rewards(samples.scores, samples.extras),
         }
         with _timer(line, "update"):
@@ -143,7 +144,7 @@ class DiffusionTrainer:
         return line | metrics.evaluation(found.scores, found.extras)
 
     def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
-        self.folder.step(line, eta_s)
+        self.folder.step(line, eta_s, samples=self._drawn)
         if self.tracking is not None:
             self.tracking.log(data=line, step=line["step"])
 

@@ -57,11 +57,15 @@ class RunFolder:
         """Tell whoever watches."""
         self._tell({"event": event, **fields})
 
-    def step(self, metrics: Mapping[str, float], eta_s: float | None = None) -> None:
-        """Record the metrics of a step; `step` must be among them."""
+    def step(self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None) -> None:
+        """Record the metrics of a step; `step` must be among them.
+
+        Args:
+            eta_s: seconds that are left. samples: drawn for training since this process began.
+        """
         line = {name: _plain(value) for name, value in metrics.items()}
         self._append("metrics.jsonl", line)
-        self._tell({"event": "step", **line, "eta_s": eta_s})
+        self._tell({"event": "step", **line, "eta_s": eta_s, "samples": samples})
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Keep pictures of an evaluation."""

@@ -36,11 +36,11 @@ def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(to
     with reporter(token, answer) as made:
         folder = RunFolder(tmp_path / "run", made.tell)
         folder.event("phase", text="starting Ray")
-        folder.step({"step": 3, "reward/mean": 0.5}, eta_s=4.0)
+        folder.step({"step": 3, "reward/mean": 0.5}, eta_s=4.0, samples=96)
     assert [header for header, _ in seen] == ["Bearer first", "Bearer renewed"]
     assert [body for _, body in seen] == [
         {"attempt": 2, "event": "phase", "text": "starting Ray"},
-        {"attempt": 2, "event": "step", "step": 3, "reward/mean": 0.5, "eta_s": 4.0},
+        {"attempt": 2, "event": "step", "step": 3, "reward/mean": 0.5, "eta_s": 4.0, "samples": 96},
     ]
     lines = (tmp_path / "run" / "progress.jsonl").read_text().splitlines()
     assert [{"attempt": 2, **json.loads(line)} for line in lines] == [body for _, body in seen]
