@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import subprocess
@@ -103,7 +104,7 @@ def install(plane: ControlPlane, *, kuberay: bool = True) -> None:
             served.append(f"/apis/ray.io/v1/{name}")
     with plane.api("e2e-install") as api:
         for path in served:
-            waits.until(f"{path} to be served", waits.API_READY, lambda path=path: _served(api, path))
+            waits.until(f"{path} to be served", waits.API_READY, functools.partial(_served, api, path))
 
 
 def _served(api: Api, path: str) -> bool:
