@@ -1,0 +1,87 @@
+"""The models and the CRD on a real API server accept and refuse the same documents, and rules of change hold there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.control_plane import ControlPlane
+from e2e.operator_process import install
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.crd import crd
+
+pytestmark = pytest.mark.cluster
+
+DOCUMENTS = Path(__file__).parents[2] / "tests" / "control" / "api" / "job_documents.py"
+INVALID = {400, 422}
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("job_documents", DOCUMENTS)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+documents = load()
+SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def api(plane: ControlPlane) -> Iterator[Api]:
+    install(plane, kuberay=False)
+    with plane.api("e2e-verdicts") as made:
+        yield made
+
+
+def accepted_by_models(document: dict[str, Any]) -> bool:
+    try:
+        DiffusionRLJob.model_validate(document)
+    except ValidationError:
+        return False
+    return True
+
+
+def accepted_by_server(api: Api, document: dict[str, Any]) -> tuple[bool, str]:
+    try:
+        api.post(
+            "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs?dryRun=All&fieldValidation=Strict",
+            document,
+        )
+    except ApiError as error:
+        assert error.code in INVALID, f"neither accepted nor refused: {error}"
+        return False, str(error)
+    return True, "accepted"
+
+
+def test_written_down_documents(api: Api) -> None:
+    cases = documents.cases()
+    verdicts = [(accepted_by_models(case), accepted_by_server(api, case), case) for case in cases]
+    assert [(case, said) for models, (server, said), case in verdicts if models != server] == []
+    accepted = sum(models for models, _, _ in verdicts)
+    assert 20 <= accepted <= len(cases) - 20, "both verdicts are there"
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+)
+@given(data=st.data())
+def test_drawn_documents(api: Api, data: st.DataObject) -> None:
+    document = data.draw(documents.jobs(SCHEMA))
+    server, said = accepted_by_server(api, document)
+    assert accepted_by_models(document) == server, said
+
+
+def test_a_rule_of_the_crd_speaks_in_words(api: Api) -> None:
+    _, said = accepted_by_server(api, {**documents.SMALLEST, "spec": {**documents.SMALLEST["spec"], "backoffLimit": 1}})
+    assert "checkpoint" in said
