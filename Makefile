@@ -13,6 +13,7 @@ BIN    := .venv/bin
 KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 # Each in a process of its own: what has loaded Ray once cannot fork its workers (docs/adr/0007).
 ENGINE := $(wildcard tests/ml/engine/test_*.py)
+FAST   := not engine and not slow and not gpu and not cluster and not bare
 STAMP  := .venv/.ready-$(KEY)
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)
 export OMP_NUM_THREADS ?= 1
@@ -44,15 +45,20 @@ run: setup ## train the example model by reinforcement learning, and write a rep
 
 test: static ## every check and every test, the ones on the real engine too
 	@echo "fast tests"
-	@$(BIN)/python -m pytest -q -m 'not engine and not slow and not gpu'
+	@$(BIN)/python -m pytest -q -m '$(FAST)'
 	@echo "tests of training"
-	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu' --durations=8
+	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not cluster and not bare' --durations=8
 	@for file in $(ENGINE); do echo "on the real engine: $$file"; \
 	  $(BIN)/python -m pytest -q -W default -m 'engine and not gpu' --durations=8 "$$file"; done
+	@echo "on a real control plane of Kubernetes; its programs are built the first time, which takes minutes"
+	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m cluster e2e tests
 
 test-fast: setup ## tests without the engine
 	@echo "fast tests"
-	@$(BIN)/python -m pytest -q -m 'not engine and not slow and not gpu'
+	@$(BIN)/python -m pytest -q -m '$(FAST)'
+
+test-bare: setup ## tests on whole clusters made of network namespaces (as root)
+	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m bare e2e
 
 test-gpu: setup ## the suite for a machine with an NVIDIA device
 	@$(BIN)/python -m pytest -q -m gpu
@@ -91,4 +97,4 @@ clean: ## remove what the commands made here (not the cache outside)
 changelog: setup ## what CHANGELOG.md would gain from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 
-.PHONY: help setup run crds static changelog test test-fast test-gpu check format bench lock clean
+.PHONY: help setup run crds static changelog test test-bare test-fast test-gpu check format bench lock clean
