@@ -24,7 +24,7 @@ JOB = "examples/red-grpo.yaml"
 STEPS = 12
 SETTINGS = (
     "--plain", "--steps", str(STEPS), "--set", "spec.checkpoint.everySteps=4", "--set", "spec.trainer.evalEverySteps=6",
-    "--set", "spec.trainer.learningRate=0.003",  # three times the job's own: what it does must be seen in a few steps
+    "--set", "spec.trainer.learningRate=0.01",  # more than the job's own: what it does must be seen in a few steps
     # One picture at a time: how many are drawn at once depends on when requests arrive, and decides the last bits.
     "--set", "spec.rollout.engine.maxBatchSize=1",
 )  # fmt: skip
