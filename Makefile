@@ -75,6 +75,12 @@ bench: setup ## every figure in the docs
 lock: $(UV) ## resolve the locked sets again
 	@$(PYTHON) requirements/lock.py --uv $(UV)
 
+cluster: setup ## a Kubernetes on this machine, with KubeRay and nodes that seem to have GPUs and NPUs
+	@PYTHONPATH=. $(BIN)/python -m e2e.cluster up
+cluster-down: setup ## remove that cluster; nothing of it stays
+	@PYTHONPATH=. $(BIN)/python -m e2e.cluster down
+.PHONY: cluster cluster-down
+
 clean: ## remove what the commands made here (not the cache outside)
 	@rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
 

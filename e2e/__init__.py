@@ -1,0 +1,1 @@
+"""Real clusters for tests, and the tests that run on them."""

@@ -1,0 +1,51 @@
+"""`python -m e2e.cluster up|down`: what `make cluster` and `make cluster-down` call.
+
+`OMNI_CLUSTER` may say `bare` or `kind`; else it is kind where a Docker daemon answers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from .bare.provider import BareCluster
+from .errors import ClusterError
+from .kind import KindCluster, docker_answers
+from .provider import Cluster
+from .tools import Say
+
+
+def choose(kind: bool, say: Say) -> Cluster:
+    """kind where Docker answers; otherwise nodes as network namespaces."""
+    return KindCluster(say) if kind else BareCluster(say=say)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; 0 if it did what it says."""
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - started:6.1f} s  {text}", flush=True)
+
+    with_docker = os.environ.get("OMNI_CLUSTER", "kind" if docker_answers() else "bare") == "kind"
+    cluster = choose(with_docker, say)
+    try:
+        match arguments:
+            case ["up"]:
+                path = cluster.create()
+                say(f"the cluster is ready: export KUBECONFIG={path}")
+            case ["down"]:
+                cluster.delete()
+                say("the cluster is gone; built programs and images are kept")
+            case _:
+                print("say up or down")
+                return 2
+    except ClusterError as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

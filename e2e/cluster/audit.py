@@ -1,0 +1,108 @@
+"""The audit log of the API server: which calls were made, counted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import waits
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request. `resource` has its subresource behind a slash; a path that is no resource stands there itself."""
+
+    user_agent: str
+    user: str
+    verb: str
+    resource: str
+    namespace: str
+    name: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the log: bytes from its beginning."""
+
+    offset: int
+
+
+def parse(lines: Iterable[str]) -> dict[str, Call]:
+    """The calls by their audit id, each once; a watch that has begun and ended is one call.
+
+    Requests that the API server makes to itself are left out.
+    """
+    calls: dict[str, Call] = {}
+    for line in lines:
+        event = json.loads(line)
+        if event["user"].get("username") == "system:apiserver":
+            continue
+        target = event.get("objectRef") or {}
+        resource = target.get("resource") or event.get("requestURI", "").partition("?")[0]
+        if target.get("subresource"):
+            resource += f"/{target['subresource']}"
+        calls[event["auditID"]] = Call(
+            user_agent=event.get("userAgent", ""),
+            user=event["user"].get("username", ""),
+            verb=event["verb"],
+            resource=resource,
+            namespace=target.get("namespace", ""),
+            name=target.get("name", ""),
+            code=(event.get("responseStatus") or {}).get("code", 0),
+        )
+    return calls
+
+
+def count(calls: Iterable[Call], *, user_agent: str = "", user: str = "") -> Counter[tuple[str, str]]:
+    """How many calls by verb and resource; of those whose user agent and user begin with what is given."""
+    return Counter(
+        (call.verb, call.resource)
+        for call in calls
+        if call.user_agent.startswith(user_agent) and call.user.startswith(user)
+    )
+
+
+class AuditLog:
+    """The log of a running API server."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def mark(self) -> Mark:
+        """The end of the log now."""
+        return Mark(self.path.stat().st_size if self.path.exists() else 0)
+
+    def calls(self, since: Mark | None = None) -> list[Call]:
+        """Every call written since then, in the order in which they began to be written."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(since.offset if since else 0)
+            text = file.read().decode()
+        # The last line may be half written; after it comes nothing.
+        return list(parse(text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]).values())
+
+    def counts(self, *, user_agent: str = "", user: str = "", since: Mark | None = None) -> Counter[tuple[str, str]]:
+        """Calls by (verb, resource) of one client, for example `{("list", "pods"): 1}`."""
+        return count(self.calls(since), user_agent=user_agent, user=user)
+
+    def settled(
+        self, expected: Counter[tuple[str, str]], *, user_agent: str = "", user: str = "", since: Mark | None = None
+    ) -> Counter[tuple[str, str]]:
+        """The counts, as soon as every expected call is in the log; a line follows its answer by a moment.
+
+        There may be more calls than expected: compare what is returned.
+
+        Raises:
+            DeadlinePassed: one of them is not there in time.
+        """
+
+        def probe() -> Counter[tuple[str, str]] | None:
+            found = self.counts(user_agent=user_agent, user=user, since=since)
+            return found if expected <= found else None
+
+        return waits.until(f"{dict(expected)} in the audit log", waits.AUDIT_SETTLED, probe)

@@ -1,0 +1,148 @@
+"""What a bare cluster needs of its machine: packages, rights, folders, cgroups; and that these are given back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from e2e.cluster import waits
+from e2e.cluster.errors import ClusterError, ToolMissing
+from e2e.cluster.processes import run, search_path
+from e2e.cluster.tools import Say
+
+# A program that shows that its Debian package is there.
+PACKAGES = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+}
+# A node puts private folders over these; they have to exist on the machine.
+MOUNT_POINTS = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/containers", "/run/containerd")
+CGROUPS = Path("/sys/fs/cgroup")
+NETNS = Path("/run/netns")
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+def absent(programs: Iterable[str]) -> list[str]:
+    """Debian packages of those programs that are not here."""
+    path = search_path(os.environ.get("PATH", os.defpath))
+    return sorted({PACKAGES[program] for program in programs if shutil.which(program, path=path) is None})
+
+
+def install_packages(say: Say) -> None:
+    """Install what is missing by apt-get.
+
+    Raises:
+        ToolMissing: this is not Debian or not root; the message names the packages.
+    """
+    if os.geteuid() != 0:
+        raise ToolMissing("a cluster of network namespaces needs root: start it as root, or use kind with Docker")
+    packages = absent(PACKAGES)
+    if not packages:
+        return
+    if shutil.which("apt-get") is None:
+        raise ToolMissing(f"missing, and there is no apt-get to install them: {', '.join(packages)}")
+    say(f"installing Debian's packages {', '.join(packages)}")
+    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
+    for step in (["apt-get", "update", "-qq"], command):
+        done = subprocess.run(
+            step, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=waits.INSTALL_PACKAGES, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise ToolMissing(f"{' '.join(step)} ended with {done.returncode}:\n{done.stderr.strip()[-1000:]}")
+
+
+def prepare_folders(record: Path) -> None:
+    """Make the mount points that nodes need and write down which were not there before."""
+    made = [str(path) for path in map(Path, MOUNT_POINTS) if not path.exists()]
+    if not NETNS.exists():
+        made.append(str(NETNS))
+    record.write_text(json.dumps(made), encoding="utf-8")
+    for path in MOUNT_POINTS:
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+
+def give_back_folders(record: Path) -> None:
+    """Remove what `prepare_folders` made, as far as it is empty; others may have begun to use it."""
+    made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else []
+    for path in map(Path, made):
+        if not path.is_dir() or any(path.iterdir()):
+            continue
+        # `ip netns` mounts its folder on itself, which only the list of mounts tells.
+        for _ in range(mounted(path, MOUNTS.read_text(encoding="utf-8"))):
+            run(["umount", str(path)])
+        path.rmdir()
+
+
+def mounted(path: Path, mountinfo: str) -> int:
+    """How many mounts lie on `path`, one upon the other."""
+    return sum(line.split()[4] == str(path) for line in mountinfo.splitlines())
+
+
+def hierarchies(root: Path = CGROUPS) -> list[Path]:
+    """The cgroup hierarchies in which a node gets a group: one of version 2, or each controller of version 1."""
+    if (root / "cgroup.controllers").exists():
+        return [root]
+    return sorted(path for path in root.iterdir() if not path.is_symlink() and (path / "cgroup.procs").exists())
+
+
+def make_cgroup(name: str, root: Path = CGROUPS) -> None:
+    """A cgroup for a node's pods. Version 1 starts a cpuset empty: it gets the machine's processors."""
+    for hierarchy in hierarchies(root):
+        if hierarchy == root:
+            controllers = (root / "cgroup.controllers").read_text().split()
+            (root / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in controllers))
+        (hierarchy / name).mkdir(exist_ok=True)
+        if hierarchy.name.split(",")[0] == "cpuset":
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                (hierarchy / name / file).write_text((hierarchy / file).read_text())
+
+
+def remove_cgroups(prefix: str, root: Path = CGROUPS) -> None:
+    """Remove the groups of nodes, as soon as the last of their processes has ended.
+
+    Raises:
+        DeadlinePassed: a process stays in one of them.
+    """
+    groups = [path for hierarchy in hierarchies(root) for path in hierarchy.glob(f"{prefix}*") if path.is_dir()]
+
+    def removed() -> bool:
+        return all([remove_tree(group) for group in groups])  # noqa: C419 - each is tried at every visit
+
+    waits.until(f"cgroups {prefix}* to be empty", waits.PROCESS_END, removed)
+
+
+def remove_tree(group: Path) -> bool:
+    """Remove a cgroup and those below it; False where one is still in use."""
+    if not group.exists():
+        return True
+    below = sorted((path for path in group.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
+    for path in [*below, group]:
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+    return True
+
+
+def refuse_long(folder: Path) -> None:
+    """A socket's path has 107 letters at most; sockets lie below a node's folder.
+
+    Raises:
+        ClusterError: it would be too long.
+    """
+    limit = 60
+    if len(str(folder)) > limit:
+        raise ClusterError(f"the path {folder} is too long for sockets: set XDG_CACHE_HOME to a shorter one")

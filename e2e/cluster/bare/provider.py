@@ -1,0 +1,240 @@
+"""The bare provider: a whole Kubernetes of processes and network namespaces of this machine."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import addons, commands, pki, waits
+from e2e.cluster.api import ApiUnavailable
+from e2e.cluster.control_plane import ControlPlane, checked, layout_of, start
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.fake_nodes import is_ready
+from e2e.cluster.images import infrastructure
+from e2e.cluster.paths import SOURCES, cache
+from e2e.cluster.processes import Daemons, run, runs
+from e2e.cluster.provider import NODES, NodeSpec
+from e2e.cluster.tools import COREDNS, KUBE, KUBERAY, PAUSE, Say, Tools, ensure, key, locked
+
+from . import configuration, machine
+from .network import Network, collisions, links_down, links_up
+from .store import ImageStore, import_command
+
+PROGRAMS = (KUBE, PAUSE, COREDNS, KUBERAY)
+NODE_SCRIPT = Path(__file__).parent / "node.sh"
+DEPLOYMENTS = (("kube-system", "coredns"), (addons.KUBERAY_NAMESPACE, "kuberay-operator"))
+
+
+def described(nodes: Sequence[NodeSpec]) -> list[dict[str, Any]]:
+    """Nodes as the record of a cluster has them."""
+    return [{"name": node.name, "devices": dict(node.devices), "labels": dict(node.labels)} for node in nodes]
+
+
+def ports(layout: commands.Layout) -> dict[str, int]:
+    """What has to be known of a layout to find the cluster again."""
+    names = ("api_port", "etcd_port", "etcd_peer_port", "manager_port", "scheduler_port")
+    return {name: getattr(layout, name) for name in names}
+
+
+class BareCluster:
+    """Cluster number `instance` of this machine. Its processes outlive the program that starts them."""
+
+    def __init__(self, instance: int = 0, say: Say = print, folder: Path | None = None) -> None:
+        self.network = Network(instance)
+        self._say = say
+        base = folder or cache()
+        self.folder = base / self.network.bridge
+        self._store = ImageStore(base / "images")
+        self._record = self.folder / "cluster.json"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
+        """Bring the cluster up; where it stands already with these nodes and versions, only say so.
+
+        Raises:
+            ToolMissing: no root, or packages that cannot be installed.
+            ClusterError: its addresses are in use on this machine, or it does not come up.
+        """
+        machine.refuse_long(self.folder)
+        machine.install_packages(self._say)
+        tools = ensure(PROGRAMS, self._say)
+        with self._alone():
+            return self._create(tools, nodes)
+
+    def _create(self, tools: Tools, nodes: Sequence[NodeSpec]) -> Path:
+        if self.stands(nodes):
+            self._say("the cluster stands already")
+            return self.kubeconfig
+        self._delete()
+        self._refuse_collisions()
+        self._store.add(infrastructure(tools), self._say)
+        self.folder.mkdir(parents=True)
+        machine.prepare_folders(self.folder / "folders.json")
+        try:
+            plane = self._start(tools, nodes)
+            addons.install(plane.kubectl, self._manifests(plane), DEPLOYMENTS)
+        except BaseException:
+            self._say("the cluster did not come up; removing what was started. Last words of each part:")
+            for name, text in self.logs().items():
+                self._say(f"--- {name}\n{text}")
+            self._delete()
+            raise
+        shutil.copy2(plane.kubeconfig, self.kubeconfig)
+        record = {"key": key(SOURCES), "nodes": described(nodes), "layout": ports(plane.layout)}
+        self._record.write_text(json.dumps(record, indent=1), encoding="utf-8")
+        return self.kubeconfig
+
+    def stands(self, nodes: Sequence[NodeSpec]) -> bool:
+        """Whether a cluster of these nodes and versions is up, with every process that it began with."""
+        if not self._record.exists():
+            return False
+        record = json.loads(self._record.read_text(encoding="utf-8"))
+        if record["key"] != key(SOURCES) or record["nodes"] != described(nodes):
+            return False
+        daemons = Daemons(self.folder, bound=False)
+        if not all(runs(identity) for identity in daemons.recorded()):
+            return False
+        try:
+            return self._all_ready(self.plane())
+        except ApiUnavailable:
+            return False
+
+    def plane(self) -> ControlPlane:
+        """The control plane of the standing cluster: kubectl, a client, the audit log.
+
+        Raises:
+            ClusterError: there is none.
+        """
+        if not self._record.exists():
+            raise ClusterError("the cluster is not up: make cluster")
+        record = json.loads(self._record.read_text(encoding="utf-8"))
+        layout = replace(self._layout(Tools(cache())), **record["layout"])
+        return ControlPlane(layout, pki.Authority(layout.pki), Daemons(self.folder, bound=False))
+
+    def load(self, archive: Path) -> None:
+        archive = archive.resolve()
+        with self._alone():
+            self._store.add([archive], self._say)
+        for name in self.nodes():
+            run(import_command(self._node(name).socket, archive), deadline=waits.IMPORT_IMAGE)
+
+    def nodes(self) -> list[str]:
+        if not self._record.exists():
+            return []
+        return [node["name"] for node in json.loads(self._record.read_text(encoding="utf-8"))["nodes"]]
+
+    def cut(self, node: str) -> None:
+        run(["ip", "link", "set", self.network.link(self._number(node)), "down"])
+
+    def restore(self, node: str) -> None:
+        run(["ip", "link", "set", self.network.link(self._number(node)), "up"])
+
+    def logs(self) -> dict[str, str]:
+        daemons = Daemons(self.folder, bound=False)
+        found = {path.stem: daemons.tail(path.stem) for path in sorted(daemons.logs.glob("*.log"))}
+        for path in sorted((self.folder / "nodes").glob("*/logs/*.log")):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            found[f"{path.parents[1].name}/{path.stem}"] = "\n".join(text.splitlines()[-15:])
+        return found
+
+    def delete(self) -> None:
+        with self._alone():
+            self._delete()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One start or end of a cluster at a time on this machine."""
+        self._store.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self._store.folder, self._say, "start or end of a cluster"):
+            yield
+
+    def _delete(self) -> None:
+        if self.folder.exists():
+            Daemons(self.folder, bound=False).stop_all()
+        links = [str(item["ifname"]) for item in json.loads(run(["ip", "-json", "link"]) or "[]")]
+        namespaces = [path.name for path in machine.NETNS.iterdir()] if machine.NETNS.exists() else []
+        for command in links_down(self.network, links, namespaces):
+            run(command)
+        machine.remove_cgroups(f"{self.network.bridge}-")
+        machine.give_back_folders(self.folder / "folders.json")
+        if self.folder.exists():
+            run(["rm", "-rf", "--one-file-system", str(self.folder)], deadline=waits.IMPORT_IMAGE)
+
+    def _start(self, tools: Tools, nodes: Sequence[NodeSpec]) -> ControlPlane:
+        """Links, nodes, control plane, in this order; then wait until all nodes are Ready and have their devices."""
+        daemons = Daemons(self.folder, bound=False)
+        layout = self._layout(tools)
+        for command in links_up(self.network, [node.name for node in nodes]):
+            run(command)
+        self._say(f"starting the control plane at {layout.server} and {len(nodes)} nodes")
+        authority = pki.Authority(layout.pki)
+        authority.kubeconfig(pki.PROXY, layout.server)
+        for number, spec in enumerate(nodes, 1):
+            self._start_node(daemons, layout, authority, spec, number)
+        plane = start(layout, daemons, {
+            "kube-controller-manager": commands.controller_manager(layout),
+            "kube-scheduler": commands.scheduler(layout),
+        })  # fmt: skip
+        waits.until("all nodes to be Ready", waits.NODES_READY,
+                    lambda: checked(daemons, lambda: self._all_ready(plane, len(nodes))))  # fmt: skip
+        self._say("nodes are Ready; adding devices, CoreDNS and KubeRay")
+        addons.add_devices(plane.kubectl, nodes)
+        return plane
+
+    def _start_node(
+        self, daemons: Daemons, layout: commands.Layout, authority: pki.Authority, spec: NodeSpec, number: int
+    ) -> None:
+        """One node: its files, its images, its cgroup, and its first process, in namespaces of its own."""
+        node = configuration.Node(number, spec.name, self.folder / "nodes" / spec.name, layout.pki, self.network)
+        for path, text in configuration.files(node).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        (node.folder / "logs").mkdir()
+        self._store.copy(node.store)
+        address, namespace = self.network.address(number), self.network.namespace(spec.name)
+        kubeconfig = authority.kubeconfig(pki.node(spec.name, address), layout.server)
+        machine.make_cgroup(namespace)
+        daemons.start(f"node-{spec.name}", [
+            "nsenter", f"--net={machine.NETNS / namespace}",
+            "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "--propagation=private",
+            str(NODE_SCRIPT), spec.name, str(node.folder), str(layout.tools.bin), address, self.network.pods,
+            str(kubeconfig),
+        ])  # fmt: skip
+
+    def _layout(self, tools: Tools) -> commands.Layout:
+        """The control plane, which listens where nodes reach it."""
+        layout = layout_of(self.folder, tools, random.Random())
+        return replace(layout, address=self.network.gateway, services=self.network.services, whole=True)
+
+    def _manifests(self, plane: ControlPlane) -> list[str]:
+        rendered = addons.kuberay(plane.kubectl, plane.layout.tools.kuberay, self.folder / "kuberay")
+        return [addons.coredns(self.network.dns), rendered]
+
+    def _all_ready(self, plane: ControlPlane, count: int | None = None) -> bool:
+        with plane.api("e2e-nodes") as api:
+            items = api.get("/api/v1/nodes")["items"]
+        return len(items) == (len(self.nodes()) if count is None else count) and all(map(is_ready, items))
+
+    def _number(self, name: str) -> int:
+        if name not in self.nodes():
+            raise ClusterError(f"no node {name} here: {', '.join(self.nodes()) or 'the cluster is not up'}")
+        return self.nodes().index(name) + 1
+
+    def _node(self, name: str) -> configuration.Node:
+        return configuration.Node(
+            self._number(name), name, self.folder / "nodes" / name, self.folder / "pki", self.network
+        )
+
+    def _refuse_collisions(self) -> None:
+        routes = json.loads(run(["ip", "-json", "-4", "route"]) or "[]")
+        if found := collisions(self.network, routes):
+            raise ClusterError(f"addresses of the cluster are in use on this machine: {', '.join(found)}")

@@ -1,0 +1,107 @@
+"""Images for nodes: unpacked once on this machine, then shared by hard links."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from e2e.cluster import waits
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.processes import Daemons, run
+from e2e.cluster.tools import Say
+
+from .configuration import containerd_store
+
+
+def fingerprint(archive: Path) -> str:
+    """Tells a changed archive without reading all of it."""
+    status = archive.stat()
+    return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def outdated(archives: Iterable[Path], known: dict[str, str]) -> list[Path]:
+    """Archives that are new or have changed since they were taken in."""
+    return [archive for archive in archives if known.get(str(archive)) != fingerprint(archive)]
+
+
+def import_command(socket: Path, archive: Path) -> list[str]:
+    """Take an archive into a containerd, where the kubelet looks for images."""
+    return ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "import", str(archive)]
+
+
+class ImageStore:
+    """Images unpacked by a containerd of their own, in `folder`; they outlive clusters.
+
+    Nodes get copies whose files are hard links: layers never change. Only the databases are real copies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / "containerd"
+        self._known = folder / "known.json"
+
+    def known(self) -> dict[str, str]:
+        """Fingerprints of the archives that are unpacked, by path."""
+        known: dict[str, str] = json.loads(self._known.read_text(encoding="utf-8")) if self._known.exists() else {}
+        return known
+
+    def add(self, archives: Sequence[Path], say: Say) -> None:
+        """Unpack those archives that are new.
+
+        Raises:
+            ClusterError: the disk has no room for what is unpacked.
+            CommandFailed: an archive cannot be read; the store is as it was.
+        """
+        new = outdated(archives, self.known())
+        if not new:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        refuse_full(self.folder, new)
+        daemons = Daemons(self.folder, bound=True)
+        socket, settings = self.folder / "containerd.sock", self.folder / "containerd.toml"
+        settings.write_text(containerd_store(self.root, self.folder / "run", socket), encoding="utf-8")
+        daemons.start("image-store", ["containerd", "--config", str(settings)])
+        try:
+            waits.until("containerd", waits.COMMAND, lambda: answers(daemons, socket))
+            for archive in new:
+                say(f"unpacking the image {archive.name}")
+                run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
+                self._known.write_text(json.dumps(self.known() | {str(archive): fingerprint(archive)}), "utf-8")
+        finally:
+            daemons.stop_all()
+            shutil.rmtree(self.folder / "run", ignore_errors=True)
+            for left in self.folder.glob("containerd.sock*"):
+                left.unlink()
+
+    def copy(self, target: Path) -> None:
+        """Give a node its own store. Both have to lie on one file system."""
+        run(["cp", "--archive", "--link", str(self.root), str(target)], deadline=waits.IMPORT_IMAGE)
+        for database in sorted(self.root.rglob("*.db")):
+            own = target / database.relative_to(self.root)
+            own.unlink()
+            shutil.copy2(database, own)
+
+
+def answers(daemons: Daemons, socket: Path) -> bool:
+    """Whether a containerd takes calls."""
+    daemons.check()
+    command = ["ctr", f"--address={socket}", "version"]
+    return subprocess.run(command, capture_output=True, timeout=waits.COMMAND, check=False).returncode == 0
+
+
+def refuse_full(folder: Path, archives: Sequence[Path]) -> None:
+    """An unpacked image takes up to three times its archive, which may be compressed.
+
+    Raises:
+        ClusterError: there is less room than that.
+    """
+    needed = 3 * sum(archive.stat().st_size for archive in archives)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ClusterError(
+            f"unpacking {', '.join(archive.name for archive in archives)} needs {needed / 2**30:.1f} GiB in {folder}, "
+            f"and {free / 2**30:.1f} GiB are free"
+        )

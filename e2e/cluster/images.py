@@ -1,0 +1,106 @@
+"""Images of a single static program, written as OCI archives without any daemon."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .tools import Tools
+
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticImage:
+    """An image that holds one program: `name` is what pods call it, `path` where the program lies in it."""
+
+    name: str
+    program: str
+    path: str
+    user: str = ""
+
+
+PAUSE_IMAGE = StaticImage("localhost/omni-e2e/pause:1", "pause", "/pause")
+COREDNS_IMAGE = StaticImage("localhost/omni-e2e/coredns:1", "coredns", "/coredns")
+KUBERAY_IMAGE = StaticImage("localhost/omni-e2e/kuberay:1", "ray-operator", "/manager", "65532:65532")
+INFRASTRUCTURE = (PAUSE_IMAGE, COREDNS_IMAGE, KUBERAY_IMAGE)
+
+
+def entry(name: str, size: int, mode: int = 0o644) -> tarfile.TarInfo:
+    """A file in an archive; without owner and time, so that the same content gives the same bytes."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, mode
+    return info
+
+
+def layer(program: bytes, path: str) -> bytes:
+    """A layer with one executable file."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        archive.addfile(entry(path.lstrip("/"), len(program), 0o755), io.BytesIO(program))
+    return buffer.getvalue()
+
+
+def blobs(image: StaticImage, program: bytes, architecture: str = "amd64") -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Blobs by digest, and the index that names the image."""
+    stored: dict[str, bytes] = {}
+
+    def store(media: str, data: bytes) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        stored[digest] = data
+        return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)}
+
+    packed = store(LAYER, layer(program, image.path))
+    run: dict[str, Any] = {"Entrypoint": [image.path], "WorkingDir": "/"}
+    if image.user:
+        run["User"] = image.user
+    config = {
+        "architecture": architecture, "os": "linux", "config": run,
+        "rootfs": {"type": "layers", "diff_ids": [packed["digest"]]},
+    }  # fmt: skip
+    described = store(CONFIG, json.dumps(config).encode())
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": described, "layers": [packed]}
+    top = store(MANIFEST, json.dumps(manifest).encode())
+    names = {"io.containerd.image.name": image.name, "org.opencontainers.image.ref.name": image.name.rpartition(":")[2]}
+    return stored, {"schemaVersion": 2, "manifests": [{**top, "annotations": names}]}
+
+
+def write_archive(image: StaticImage, program: bytes, target: Path, architecture: str = "amd64") -> None:
+    """Write the image as an OCI archive; the file appears whole or not at all."""
+    stored, index = blobs(image, program, architecture)
+    files = {
+        "oci-layout": json.dumps({"imageLayoutVersion": "1.0.0"}).encode(),
+        "index.json": json.dumps(index).encode(),
+        **{f"blobs/sha256/{digest}": data for digest, data in stored.items()},
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    with tarfile.open(part, "w") as archive:
+        for name, data in files.items():
+            archive.addfile(entry(name, len(data)), io.BytesIO(data))
+    part.rename(target)
+
+
+def infrastructure(tools: Tools, images: Sequence[StaticImage] = INFRASTRUCTURE) -> list[Path]:
+    """Archives of the images that a cluster itself needs, beside the programs they hold."""
+    archives = []
+    for image in images:
+        target = tools.root() / "images" / f"{image.program}.tar"
+        if not target.exists():
+            write_archive(image, Path(tools.program(image.program)).read_bytes(), target, architecture())
+        archives.append(target)
+    return archives
+
+
+def architecture() -> str:
+    """The machine's architecture as images spell it."""
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())

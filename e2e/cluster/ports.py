@@ -1,0 +1,36 @@
+"""Free ports on the loopback."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import ExitStack
+
+from .errors import ClusterError
+
+# Below the range from which the kernel takes ports of outgoing connections: what is free stays free.
+RANGE = range(20000, 32000)
+TRIES = 200
+
+
+def free_ports(count: int, chance: random.Random) -> list[int]:
+    """`count` different ports that nobody listens on now.
+
+    Raises:
+        ClusterError: none was found in 200 tries each.
+    """
+    found: list[int] = []
+    with ExitStack() as held:
+        for _ in range(count):
+            for _ in range(TRIES):
+                port = chance.choice(RANGE)
+                listener = held.enter_context(socket.socket())
+                try:
+                    listener.bind(("127.0.0.1", port))
+                except OSError:
+                    continue
+                found.append(port)
+                break
+            else:
+                raise ClusterError(f"no free port on the loopback between {RANGE.start} and {RANGE.stop}")
+    return found

@@ -1,0 +1,64 @@
+"""What a provider of whole clusters offers, whatever it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A node and the devices it seems to have, by resource name. Its name is a label of the machine: short."""
+
+    name: str
+    devices: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+# Two pools of accelerators, and a third resource that no code may know by name.
+NODES = (
+    NodeSpec("nvidia", {"nvidia.com/gpu": 8}, {"pool": "nvidia"}),
+    NodeSpec("ascend", {"huawei.com/Ascend910": 8}, {"pool": "ascend"}),
+    NodeSpec("other", {"example.com/tpu": 4}, {"pool": "other"}),
+)
+
+
+class Cluster(Protocol):
+    """A cluster with KubeRay on it. Every method may be called again; `delete` also where nothing is there."""
+
+    def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
+        """Bring it up, with CoreDNS and KubeRay, and return an administrator's kubeconfig."""
+
+    def load(self, archive: Path) -> None:
+        """Put an image archive (OCI or Docker) on every node, and on those of later clusters."""
+
+    def nodes(self) -> list[str]:
+        """Names of the nodes that run pods."""
+
+    def cut(self, node: str) -> None:
+        """Take a node off the network; its pods run on."""
+
+    def restore(self, node: str) -> None:
+        """Put a node back on the network."""
+
+    def logs(self) -> dict[str, str]:
+        """The last lines of each component, by its name."""
+
+    def delete(self) -> None:
+        """Leave no process, mount, network namespace or file of the cluster."""
+
+
+def device_patch(devices: Mapping[str, int]) -> list[dict[str, Any]]:
+    """A JSON patch of a node's status: devices that a kubelet keeps although no plug-in reports them."""
+    return [
+        {"op": "add", "path": f"/status/capacity/{name.replace('~', '~0').replace('/', '~1')}", "value": str(count)}
+        for name, count in sorted(devices.items())
+    ]
+
+
+def node_path(name: str, subresource: str = "") -> str:
+    """Path of a node in the API."""
+    return f"/api/v1/nodes/{quote(name)}" + (f"/{subresource}" if subresource else "")

@@ -1,0 +1,243 @@
+"""The programs of a cluster, built from Go modules once for each set of versions."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache as cache_results
+from pathlib import Path
+
+from . import waits
+from .errors import BuildFailed, ToolMissing
+from .paths import SOURCES, cache
+
+FLAGS = ("-p", "1", "-trimpath", "-buildvcs=false")
+KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl", "etcd")
+STAGES = ("node/fast/node-initialize.yaml", "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+          "pod/fast/pod-ready.yaml", "pod/fast/pod-complete.yaml", "pod/fast/pod-delete.yaml")  # fmt: skip
+SAY_EVERY_S = 15.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to build.
+
+    `module` is the folder of its go.mod below `e2e/tools`, `links` are further names it is called by, `note` says
+    what to expect of a first build.
+    """
+
+    name: str
+    module: str
+    package: str
+    links: tuple[str, ...] = ()
+    note: str = "a minute"
+
+
+KUBE = Program("kube", ".", "./kube", KUBERNETES, "about 1,800 packages, 5 to 20 minutes")
+COREDNS = Program("coredns", ".", "./coredns", note="a minute or two")
+PAUSE = Program("pause", ".", "./pause", note="seconds")
+KUBERAY = Program("ray-operator", ".", "github.com/ray-project/kuberay/ray-operator", note="a minute or two")
+KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", note="2 to 5 minutes")
+KIND = Program("kind", "kind", "sigs.k8s.io/kind", note="seconds")
+ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND)
+
+
+MODULE_OF = {name: program.module for program in ALL for name in (program.name, *program.links)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Built programs. Those of one module lie together in `base`, in a folder named by what they are built from."""
+
+    base: Path
+
+    def root(self, module: str = ".") -> Path:
+        """The folder of a module: `bin` holds its programs, `share` the files that came with them."""
+        return self.base / key(SOURCES / module)
+
+    @property
+    def bin(self) -> Path:
+        """Where the programs of a node are."""
+        return self.root() / "bin"
+
+    @property
+    def stages(self) -> Path:
+        """kwok's rules of how fake nodes and pods come up."""
+        return self.root(KWOK.module) / "share" / "kwok-stages.yaml"
+
+    @property
+    def kuberay(self) -> Path:
+        """KubeRay's kustomization: custom resources, roles and the deployment."""
+        return self.root() / "share" / "kuberay"
+
+    def path(self, program: Program) -> Path:
+        return self.root(program.module) / "bin" / program.name
+
+    def program(self, name: str) -> str:
+        """The file to run, by the name it is called by."""
+        return str(self.root(MODULE_OF[name]) / "bin" / name)
+
+
+def sources(folder: Path) -> list[Path]:
+    """The files that decide what a module builds; a module inside it decides for itself."""
+    found = [path for path in folder.rglob("*") if path.name in {"go.mod", "go.sum"} or path.suffix == ".go"]
+    inner = {path.parent for path in found if path.name == "go.mod"} - {folder}
+    return sorted(path for path in found if not inner & set(path.parents))
+
+
+@cache_results
+def key(folder: Path) -> str:
+    """A name for a module's versions: it changes with any file that decides what is built, and with the flags."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in sources(folder):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def version(module: str, go_mod: str) -> str:
+    """The version of `module` that a go.mod requires.
+
+    Raises:
+        BuildFailed: the go.mod does not name it.
+    """
+    found = re.search(rf"^\s*(?:require )?{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
+    if found is None:
+        raise BuildFailed(f"go.mod does not require {module}")
+    return found[1]
+
+
+def stamp(kubernetes: str) -> str:
+    """Linker flags that make the programs say their own version: `v1.34.4` -> minor 34."""
+    base = "k8s.io/component-base/version"
+    values = {"gitVersion": kubernetes, "gitMajor": "1", "gitMinor": kubernetes.split(".")[1], "gitTreeState": "clean"}
+    return " ".join(["-s", "-w", *(f"-X {base}.{name}={value}" for name, value in values.items())])
+
+
+def ensure(programs: Iterable[Program], say: Say = print, folder: Path | None = None) -> Tools:
+    """The programs, built where they are missing. A second call touches nothing and needs no Go.
+
+    Raises:
+        ToolMissing: something has to be built and there is no `go`.
+        BuildFailed: a build failed; its last lines are in the message.
+    """
+    tools = Tools(folder or cache())
+    if missing(tools, programs):
+        tools.base.mkdir(parents=True, exist_ok=True)
+        with locked(tools.base, say):
+            for program in missing(tools, programs):
+                build(tools, program, say)
+    return tools
+
+
+def missing(tools: Tools, programs: Iterable[Program]) -> list[Program]:
+    """Those that are not built yet; a program appears last, and in one step, so it is never half there."""
+    return [program for program in programs if not tools.path(program).exists()]
+
+
+@contextmanager
+def locked(folder: Path, say: Say, what: str = "build") -> Iterator[None]:
+    """One at a time on this machine: the folder itself is the lock, so that no file is left."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another {what} is running here: waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def build(tools: Tools, program: Program, say: Say) -> None:
+    """Build one program, its companions first, and put it in place."""
+    if shutil.which("go") is None:
+        raise ToolMissing(
+            "Go 1.26 or later is missing: it builds Kubernetes for the tests. Install it from your system"
+        )
+    root = tools.root(program.module)
+    (root / "bin").mkdir(parents=True, exist_ok=True)
+    say(f"building {program.name} (the first time {program.note}; kept in {root})")
+    started = time.monotonic()
+    module = SOURCES / program.module
+    flags = "-s -w"
+    if program is KUBE:
+        flags = stamp(version("k8s.io/kubernetes", (module / "go.mod").read_text(encoding="utf-8")))
+    part = root / f".{program.name}.part"
+    command = ["nice", "-n", "19", "go", "build", "-v", *FLAGS, "-ldflags", flags, "-o", str(part)]
+    compile_program([*command, program.package], module, program.name, say)
+    if program is KWOK:
+        write_stages(tools, module)
+    if program is KUBERAY:
+        copy_kuberay(tools, module)
+    for link in program.links:
+        (root / "bin" / link).unlink(missing_ok=True)
+        (root / "bin" / link).symlink_to(program.name)
+    part.rename(root / "bin" / program.name)
+    say(f"built {program.name} in {time.monotonic() - started:.0f} s")
+
+
+def compile_program(command: list[str], module: Path, name: str, say: Say) -> None:
+    """Run `go build -v` and say now and then how many packages it has compiled."""
+    process = subprocess.Popen(
+        command, cwd=module, env={**os.environ, "CGO_ENABLED": "0"}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    timer = threading.Timer(waits.BUILD_PROGRAM, process.kill)
+    timer.start()
+    lines: list[str] = []
+    started = said = time.monotonic()
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line.rstrip())
+            if time.monotonic() - said > SAY_EVERY_S:
+                said = time.monotonic()
+                say(f"  {name}: {len(lines)} packages compiled, {said - started:.0f} s")
+        code = process.wait()
+    finally:
+        timer.cancel()
+        process.kill()
+        process.wait()
+    if code != 0:
+        raise BuildFailed(f"go build of {name} ended with {code}:\n" + "\n".join(lines[-20:]))
+
+
+def module_folder(name: str, module: Path) -> Path:
+    """Where Go keeps the source of a module that `module` requires."""
+    listed = subprocess.run(
+        ["go", "list", "-m", "-f", "{{.Dir}}", name],
+        cwd=module, capture_output=True, text=True, timeout=waits.COMMAND, check=False,
+    )  # fmt: skip
+    if listed.returncode != 0 or not listed.stdout.strip():
+        raise BuildFailed(f"the source of {name} cannot be found: {listed.stderr.strip()}")
+    return Path(listed.stdout.strip())
+
+
+def write_stages(tools: Tools, module: Path) -> None:
+    """kwok refuses to start without stages and brings none inside: take those of its own module."""
+    folder = module_folder("sigs.k8s.io/kwok", module) / "kustomize" / "stage"
+    tools.stages.parent.mkdir(parents=True, exist_ok=True)
+    tools.stages.write_text("\n---\n".join((folder / name).read_text(encoding="utf-8") for name in STAGES), "utf-8")
+
+
+def copy_kuberay(tools: Tools, module: Path) -> None:
+    """The kustomization of KubeRay; the module's own files are read-only, copies need not be."""
+    folder = module_folder("github.com/ray-project/kuberay/ray-operator", module) / "config"
+    shutil.rmtree(tools.kuberay, ignore_errors=True)
+    for name in ("crd", "default", "manager", "rbac"):
+        for source in sorted(path for path in (folder / name).rglob("*") if path.is_file()):
+            target = tools.kuberay / source.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)

@@ -1,0 +1,43 @@
+"""Every wait of the cluster and of its tests, by name, in seconds; and the one loop that waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from .errors import DeadlinePassed
+
+T = TypeVar("T")
+
+# Generous, for two busy cores: a deadline is met only where something is broken.
+API_READY = 180.0
+NODES_READY = 240.0
+ADDONS_READY = 300.0
+POD_RUNNING = 120.0
+NODE_LOST = 120.0
+NODE_BACK = 120.0
+AUDIT_SETTLED = 30.0
+PROCESS_END = 30.0
+COMMAND = 60.0
+IMPORT_IMAGE = 1200.0
+INSTALL_PACKAGES = 900.0
+BUILD_PROGRAM = 5400.0
+
+PAUSE = 0.1
+
+
+def until(what: str, deadline: float, probe: Callable[[], T | None]) -> T:
+    """The first value of `probe` that is neither None nor False.
+
+    Raises:
+        DeadlinePassed: after `deadline` seconds; the probe runs at least once.
+    """
+    end = time.monotonic() + deadline
+    while True:
+        found = probe()
+        if found is not None and found is not False:
+            return found
+        if time.monotonic() >= end:
+            raise DeadlinePassed(f"waited {deadline:g} s for {what}")
+        time.sleep(PAUSE)

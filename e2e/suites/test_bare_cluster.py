@@ -1,0 +1,174 @@
+"""A whole cluster of this machine: real kubelets, real pods, fake devices, the real KubeRay."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster import waits
+from e2e.cluster.addons import KUBERAY_NAMESPACE
+from e2e.cluster.api import Api
+from e2e.cluster.bare.provider import BareCluster
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.fake_nodes import is_ready
+from e2e.cluster.images import PAUSE_IMAGE, StaticImage, architecture, write_archive
+from e2e.cluster.processes import runs
+from e2e.cluster.provider import NODES, node_path
+
+pytestmark = pytest.mark.bare
+
+
+@pytest.fixture
+def plane(bare: BareCluster) -> ControlPlane:
+    return bare.plane()
+
+
+@pytest.fixture
+def api(plane: ControlPlane) -> Iterator[Api]:
+    with plane.api("e2e-suite") as client:
+        yield client
+
+
+def pod(name: str, devices: dict[str, str], image: str = PAUSE_IMAGE.name) -> dict[str, Any]:
+    container = {"name": "main", "image": image, "imagePullPolicy": "Never", "resources": {"limits": devices}}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def await_phase(api: Api, path: str, phase: str) -> dict[str, Any]:
+    def probe() -> dict[str, Any] | None:
+        found = api.get(path)
+        return found if found["status"].get("phase") == phase else None
+
+    return waits.until(f"{path} to be {phase}", waits.POD_RUNNING, probe)
+
+
+def test_every_node_is_ready_with_its_devices(api: Api) -> None:
+    found = {item["metadata"]["name"]: item for item in api.get("/api/v1/nodes")["items"]}
+    assert set(found) == {node.name for node in NODES}
+    for node in NODES:
+        assert is_ready(found[node.name])
+        offered = found[node.name]["status"]["allocatable"]
+        assert {name: int(offered[name]) for name in node.devices} == dict(node.devices)
+        assert found[node.name]["metadata"]["labels"].items() >= node.labels.items()
+
+
+@pytest.mark.parametrize(("device", "node"), [(device, node.name) for node in NODES for device in node.devices])
+def test_a_pod_runs_where_its_device_is(api: Api, bare_namespace: str, device: str, node: str) -> None:
+    path = f"/api/v1/namespaces/{bare_namespace}/pods"
+    api.post(path, pod("one", {device: "2"}))
+    running = await_phase(api, f"{path}/one", "Running")
+    assert running["spec"]["nodeName"] == node
+    assert running["status"]["containerStatuses"][0]["imageID"].startswith("sha256:")
+
+
+def test_a_pod_that_wants_more_than_there_is_waits_and_says_why(api: Api, bare_namespace: str) -> None:
+    path = f"/api/v1/namespaces/{bare_namespace}/pods"
+    api.post(path, pod("greedy", {"nvidia.com/gpu": "9"}))
+
+    def refused() -> str | None:
+        conditions = api.get(f"{path}/greedy")["status"].get("conditions", [])
+        return next((item["message"] for item in conditions if item.get("reason") == "Unschedulable"), None)
+
+    assert "3 Insufficient nvidia.com/gpu" in waits.until("the scheduler's word", waits.POD_RUNNING, refused)
+
+
+def test_an_archive_that_is_loaded_runs(bare: BareCluster, api: Api, bare_namespace: str, tmp_path: Path) -> None:
+    program = Path(bare.plane().layout.tools.program("pause")).read_bytes()
+    image = StaticImage("localhost/omni-e2e/loaded:1", "pause", "/other-path")
+    write_archive(image, program, tmp_path / "loaded.tar", architecture())
+    bare.load(tmp_path / "loaded.tar")
+    path = f"/api/v1/namespaces/{bare_namespace}/pods"
+    for node in NODES:
+        for device in node.devices:
+            api.post(path, pod(node.name, {device: "1"}, image.name))
+    for node in NODES:
+        assert await_phase(api, f"{path}/{node.name}", "Running")["spec"]["nodeName"] == node.name
+
+
+def query(name: str, server: str) -> list[str]:
+    """Addresses of a name, asked of a name server as RFC 1035 has it."""
+    number = secrets.randbelow(1 << 16)
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
+    question = labels + struct.pack("!HH", 1, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.settimeout(5)
+        asking.sendto(struct.pack("!6H", number, 0x0100, 1, 0, 0, 0) + question, (server, 53))
+        answer = asking.recv(512)
+    found_number, flags, _, count, _, _ = struct.unpack("!6H", answer[:12])
+    assert (found_number, flags & 0xF) == (number, 0), name
+    # Each of these answers ends with a record of four bytes, the address.
+    return [socket.inet_ntoa(answer[-4:])] if count == 1 else []
+
+
+def test_services_are_found_by_name_and_reached_from_here(bare: BareCluster, api: Api) -> None:
+    """A question to the name server's service goes through kube-proxy to a pod and back."""
+    service = api.get(f"/api/v1/namespaces/{KUBERAY_NAMESPACE}/services/kuberay-operator")
+    asked = f"kuberay-operator.{KUBERAY_NAMESPACE}.svc.cluster.local"
+    # UDP may lose the first question, while the path is learned.
+    for _ in range(3):
+        try:
+            found = query(asked, bare.network.dns)
+            break
+        except TimeoutError:
+            continue
+    else:
+        pytest.fail("the name server does not answer")
+    assert found == [service["spec"]["clusterIP"]]
+
+
+def test_what_a_pod_prints_is_read_through_the_api_server(plane: ControlPlane) -> None:
+    text = plane.kubectl("logs", "--namespace=kube-system", "deployment/coredns")
+    assert "CoreDNS-1." in text
+
+
+def test_kuberay_makes_the_pods_of_a_cluster(plane: ControlPlane, api: Api, bare_namespace: str) -> None:
+    mark = plane.audit.mark()
+    container = {"name": "ray-head", "image": PAUSE_IMAGE.name, "imagePullPolicy": "Never"}
+    spec = {"rayVersion": "2.60.0", "headGroupSpec": {"rayStartParams": {}, "template": {"spec": {
+        "containers": [container]}}}}  # fmt: skip
+    cluster = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "tiny"}, "spec": spec}
+    path = f"/apis/ray.io/v1/namespaces/{bare_namespace}/rayclusters"
+    api.post(path, cluster)
+    pods = f"/api/v1/namespaces/{bare_namespace}/pods"
+
+    def head() -> bool:
+        return len(api.get(pods, labelSelector="ray.io/node-type=head")["items"]) == 1
+
+    waits.until("KubeRay to make the head", waits.POD_RUNNING, head)
+    api.delete(f"{path}/tiny", propagationPolicy="Background")
+    user = f"system:serviceaccount:{KUBERAY_NAMESPACE}:kuberay-operator"
+    assert plane.audit.counts(user=user, since=mark)["create", "pods"] == 1
+
+
+def test_a_node_that_is_cut_off_is_lost_and_comes_back(bare: BareCluster, api: Api) -> None:
+    def ready(wanted: bool) -> bool:
+        return is_ready(api.get(node_path("ascend"))) is wanted
+
+    bare.cut("ascend")
+    try:
+        waits.until("the node to be lost", waits.NODE_LOST, lambda: ready(False))
+    finally:
+        bare.restore("ascend")
+    waits.until("the node to be back", waits.NODE_BACK, lambda: ready(True))
+
+
+def test_a_cluster_that_stands_is_left_alone(bare: BareCluster) -> None:
+    before = bare.plane().daemons.recorded()
+    bare.create()
+    after = bare.plane().daemons.recorded()
+    assert sorted(before, key=str) == sorted(after, key=str)
+    assert all(runs(identity) for identity in after)
+    assert {"etcd", "kube-apiserver", "nvidia/kubelet", "nvidia/containerd", "nvidia/kube-proxy"} <= set(bare.logs())
+
+
+def test_an_unknown_node_is_refused_in_words(bare: BareCluster) -> None:
+    with pytest.raises(ClusterError, match="no node nobody here: nvidia, ascend, other"):
+        bare.cut("nobody")

@@ -1,0 +1,101 @@
+"""What a whole cluster leaves on the machine after its end: nothing, whatever it went through."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import waits
+from e2e.cluster.api import ApiUnavailable
+from e2e.cluster.bare import machine
+from e2e.cluster.bare.provider import BareCluster
+from e2e.cluster.processes import runs
+from e2e.cluster.provider import NodeSpec
+
+pytestmark = pytest.mark.bare
+
+ONE = (NodeSpec("only", {"example.com/card": 2}),)
+
+
+def traces(cluster: BareCluster) -> dict[str, set[str]]:
+    """Everything on this machine that bears the name of the cluster, or lies where clusters put things."""
+    name = cluster.network.bridge
+
+    def lines(*command: str) -> set[str]:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=waits.COMMAND, check=True)
+        return {line for line in done.stdout.splitlines() if name in line or str(cluster.folder) in line}
+
+    commands = {
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if str(cluster.folder).encode() in read_if_there(path)
+    }
+    groups = {str(path) for hierarchy in machine.hierarchies() for path in hierarchy.glob(f"{name}-*") if path.is_dir()}
+    return {
+        "processes": commands,
+        "links": lines("ip", "-oneline", "link"),
+        "routes": lines("ip", "route"),
+        "namespaces": lines("ip", "netns"),
+        "mounts": lines("cat", "/proc/self/mountinfo"),
+        "cgroups": groups,
+        "files": {str(cluster.folder)} if cluster.folder.exists() else set(),
+        "folders": {path for path in machine.MOUNT_POINTS if Path(path).exists()},
+    }
+
+
+def read_if_there(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+@pytest.fixture
+def second(bare: BareCluster) -> BareCluster:
+    """Another cluster, beside the one that stands."""
+    cluster = BareCluster(instance=1)
+    cluster.delete()
+    return cluster
+
+
+def test_nothing_is_left_of_a_cluster_and_its_neighbour_stays(bare: BareCluster, second: BareCluster) -> None:
+    before = traces(second)
+    neighbour = bare.plane().daemons.recorded()
+    second.create(ONE)
+    identities = second.plane().daemons.recorded()
+    standing = traces(second)
+    assert all(standing[kind] for kind in ("processes", "links", "routes", "namespaces", "cgroups", "files"))
+    second.delete()
+    assert [item.name for item in identities if runs(item)] == []
+    assert traces(second) == before
+    assert all(runs(item) for item in neighbour)
+    second.delete()
+
+
+def test_a_cluster_that_lost_a_process_is_made_again(second: BareCluster) -> None:
+    before = traces(second)
+    second.create(ONE)
+    try:
+        assert second.stands(ONE)
+        second.plane().daemons.stop("kube-scheduler")
+        assert second.stands(ONE)  # a process that is stopped on purpose is no longer one of the cluster's
+        second.plane().daemons.stop("kube-apiserver")
+        assert not second.stands(ONE)
+        with second.plane().api() as api, pytest.raises(ApiUnavailable):
+            api.get("/api/v1/nodes")
+        second.create(ONE)
+        assert second.stands(ONE)
+        assert {"kube-scheduler", "kube-apiserver"} <= {item.name for item in second.plane().daemons.recorded()}
+    finally:
+        second.delete()
+    assert traces(second) == before
+
+
+def test_a_start_that_fails_leaves_nothing(second: BareCluster) -> None:
+    """A node's name that Kubernetes refuses makes its kubelet fail."""
+    before = traces(second)
+    with pytest.raises(Exception, match="only_underscore|waited|ended"):
+        second.create((NodeSpec("only_underscore"),))
+    assert traces(second) == before

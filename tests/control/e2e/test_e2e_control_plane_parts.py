@@ -1,0 +1,264 @@
+"""What decides how a control plane is built, started and read: without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.cluster import commands, pki, waits
+from e2e.cluster.audit import AuditLog, Mark, count, parse
+from e2e.cluster.control_plane import layout_of, sweep
+from e2e.cluster.errors import BuildFailed, CommandFailed, DeadlinePassed, ProcessEnded, ToolMissing
+from e2e.cluster.fake_nodes import fake_node, is_ready
+from e2e.cluster.paths import SOURCES, cache
+from e2e.cluster.ports import RANGE, free_ports
+from e2e.cluster.processes import Daemons, Identity, identify, run, runs, start_ticks
+from e2e.cluster.tools import KUBE, PAUSE, Tools, ensure, key, missing, stamp, version
+
+
+def layout(folder: Path, **changes: Any) -> commands.Layout:
+    return replace(layout_of(folder, Tools(folder / "tools"), random.Random(0)), **changes)
+
+
+def event(audit_id: str, **changes: Any) -> str:
+    written = {
+        "auditID": audit_id, "verb": "get", "user": {"username": "admin"}, "userAgent": "kopf/1",
+        "requestURI": "/api/v1/namespaces/a/pods/b?x=y", "responseStatus": {"code": 200},
+        "objectRef": {"resource": "pods", "namespace": "a", "name": "b"},
+    }  # fmt: skip
+    return json.dumps(written | changes)
+
+
+def test_the_key_changes_with_every_file_that_decides_what_is_built(tmp_path: Path) -> None:
+    def fresh() -> str:
+        key.cache_clear()
+        return key(tmp_path)
+
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "go.mod").write_text("module a\n")
+    first = fresh()
+    (tmp_path / "README.md").write_text("words")
+    (tmp_path / "inner" / "go.mod").write_text("module b\n")
+    (tmp_path / "inner" / "main.go").write_text("package main\n")
+    assert fresh() == first
+    (tmp_path / "main.go").write_text("package main\n")
+    second = fresh()
+    (tmp_path / "go.sum").write_text("a h1:b\n")
+    third = fresh()
+    (tmp_path / "go.mod").write_text("module c\n")
+    assert len({first, second, third, fresh()}) == 4
+
+
+def test_versions_come_from_the_go_mod() -> None:
+    text = (SOURCES / "go.mod").read_text(encoding="utf-8")
+    kubernetes = version("k8s.io/kubernetes", text)
+    assert f"gitVersion={kubernetes}" in stamp(kubernetes)
+    assert f"gitMinor={kubernetes.split('.')[1]} " in stamp(kubernetes)
+    # The libraries have the version of the programs.
+    assert f"k8s.io/api => k8s.io/api v0.{kubernetes.removeprefix('v1.')}" in text
+    with pytest.raises(BuildFailed, match="does not require example"):
+        version("example", text)
+
+
+def test_sums_hold_hashes_and_no_address() -> None:
+    for path in SOURCES.rglob("go.*"):
+        assert "://" not in path.read_text(encoding="utf-8"), path
+
+
+def test_what_is_built_needs_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = Tools(tmp_path)
+    tools.bin.mkdir(parents=True)
+    tools.path(KUBE).touch()
+    assert missing(tools, (KUBE, PAUSE)) == [PAUSE]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said: list[str] = []
+    assert ensure((KUBE,), said.append, tmp_path) == tools
+    assert said == []
+    with pytest.raises(ToolMissing, match=r"Go 1\.26 or later is missing"):
+        ensure((KUBE, PAUSE), said.append, tmp_path)
+
+
+def test_the_cache_lies_where_the_desktop_standard_says() -> None:
+    assert cache({"XDG_CACHE_HOME": "/c", "HOME": "/h"}) == Path("/c/omni-operator")
+    assert cache({"HOME": "/h"}) == Path("/h/.cache/omni-operator")
+
+
+def test_the_control_plane_listens_on_its_own_ports_of_the_loopback(tmp_path: Path) -> None:
+    spec = layout(tmp_path)
+    lines = [
+        commands.etcd(spec), commands.api_server(spec), commands.controller_manager(spec), commands.scheduler(spec)
+    ]  # fmt: skip
+    text = " ".join(word for line in lines for word in line)
+    for port in (spec.api_port, spec.etcd_port, spec.etcd_peer_port, spec.manager_port, spec.scheduler_port):
+        assert str(port) in text
+    assert "0.0.0.0" not in text
+    assert all(
+        ("=" in word and word.startswith("--")) or word == "--unsafe-no-fsync" for line in lines for word in line[1:]
+    )
+
+
+def test_an_api_server_with_real_nodes_calls_their_kubelets(tmp_path: Path) -> None:
+    alone = commands.api_server(layout(tmp_path))
+    whole = commands.api_server(layout(tmp_path, whole=True))
+    assert "--endpoint-reconciler-type=none" in alone
+    assert "--endpoint-reconciler-type=none" not in whole
+    assert any(word.startswith("--kubelet-client-certificate=") for word in whole)
+
+
+@given(st.integers(1, 40), st.integers())
+def test_free_ports_differ_and_are_in_their_range(number: int, seed: int) -> None:
+    ports = free_ports(number, random.Random(seed))
+    assert len(set(ports)) == number
+    assert all(port in RANGE for port in ports)
+
+
+def test_a_call_is_counted_once_and_the_server_itself_not() -> None:
+    lines = [
+        event("1", verb="watch", stage="ResponseStarted"),
+        event("1", verb="watch", stage="ResponseComplete"),
+        event("2", objectRef={"resource": "pods", "subresource": "status", "namespace": "a"}),
+        event("3", objectRef=None),
+        event("4", user={"username": "system:apiserver"}),
+        event("5", userAgent="kubectl/1"),
+    ]
+    calls = list(parse(lines).values())
+    assert count(calls, user_agent="kopf/") == Counter({
+        ("watch", "pods"): 1, ("get", "pods/status"): 1, ("get", "/api/v1/namespaces/a/pods/b"): 1,
+    })  # fmt: skip
+    assert count(calls, user="admin").total() == 4
+    assert count(calls, user="somebody").total() == 0
+
+
+def test_the_audit_log_is_read_from_a_mark_and_without_a_half_written_line(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    assert log.mark() == Mark(0)
+    assert log.calls() == []
+    path.write_text(event("1") + "\n")
+    mark = log.mark()
+    with path.open("a") as file:
+        file.write(event("2", verb="list") + "\n" + event("3")[:20])
+    assert log.counts(since=mark) == {("list", "pods"): 1}
+    assert log.counts() == {("get", "pods"): 1, ("list", "pods"): 1}
+
+
+@given(st.dictionaries(st.sampled_from(["nvidia.com/gpu", "huawei.com/Ascend910", "a.b/c"]), st.integers(0, 16)))
+def test_a_fake_node_offers_what_it_has(devices: dict[str, int]) -> None:
+    node = fake_node("n", devices)
+    assert {name: int(node["status"]["allocatable"][name]) for name in devices} == devices
+    assert not is_ready(node)
+    node["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    assert is_ready(node)
+
+
+def test_a_certificate_names_its_subject_and_is_made_once(tmp_path: Path) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    authority = pki.Authority(tmp_path / "pki", now)
+    path, key_path = authority.issue(pki.node("n1", "10.0.0.1"))
+    first = path.read_bytes()
+    certificate = x509.load_pem_x509_certificate(first)
+    assert certificate.subject.rfc4514_string() == "CN=system:node:n1,O=system:nodes"
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name) for name in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+    assert names.get_values_for_type(x509.DNSName) == ["n1"]
+    assert certificate.not_valid_before_utc < now < certificate.not_valid_after_utc
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.certificate.read_bytes()))
+    assert key_path.stat().st_mode & 0o077 == 0
+    assert pki.Authority(tmp_path / "pki", now).issue(pki.node("n1", "10.0.0.1"))[0].read_bytes() == first
+
+
+def test_a_kubeconfig_needs_no_other_file(tmp_path: Path) -> None:
+    authority = pki.Authority(tmp_path)
+    content = json.loads(authority.kubeconfig(pki.ADMIN, "https://127.0.0.1:1").read_text())
+    assert content["clusters"][0]["cluster"]["server"] == "https://127.0.0.1:1"
+    assert str(tmp_path) not in json.dumps(content)
+
+
+def test_a_process_is_known_by_its_start_and_not_by_its_number() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        identity = identify("test", process.pid)
+        assert identity is not None
+        assert runs(identity)
+        assert not runs(replace(identity, started=identity.started + 1))
+        assert not runs(replace(identity, boot="another"))
+    finally:
+        process.kill()
+        process.communicate()
+    assert not runs(identity)
+
+
+def test_a_stale_record_ends_nobody(tmp_path: Path) -> None:
+    """Where the number now belongs to another process, that one is left alone."""
+    daemons = Daemons(tmp_path, bound=True)
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        identity = identify("old", other.pid)
+        assert identity is not None
+        stale = {"name": "old", "pid": other.pid, "started": identity.started - 1, "boot": identity.boot}
+        (tmp_path / "processes" / "old.json").write_text(json.dumps(stale))
+        daemons.stop_all()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_daemon_that_ended_is_named_with_its_last_words(tmp_path: Path) -> None:
+    daemons = Daemons(tmp_path, bound=True)
+    identity = daemons.start("talker", [sys.executable, "-c", "input"])
+    waits.until("its end", waits.PROCESS_END, lambda: not runs(identity))
+    (tmp_path / "logs" / "talker.log").write_text("one\nlast words\n")
+    with pytest.raises(ProcessEnded, match=r"(?s)talker ended:.*last words"):
+        daemons.check()
+    daemons.stop_all()
+
+
+def test_fields_of_a_process_are_read_behind_any_name() -> None:
+    fields = " ".join(str(number) for number in range(4, 53))
+    assert start_ticks(f"12 (a) b (c) S {fields}") == 22
+
+
+def test_folders_of_killed_owners_are_swept_and_others_stay(tmp_path: Path) -> None:
+    mine = identify("owner", os.getpid())
+    assert mine is not None
+    for name, owner in {"alive": mine, "dead": replace(mine, boot="earlier")}.items():
+        folder = tmp_path / f"omni-control-plane-{name}"
+        folder.mkdir()
+        content = {"name": owner.name, "pid": owner.pid, "started": owner.started, "boot": owner.boot}
+        (folder / "owner.json").write_text(json.dumps(content))
+    (tmp_path / "omni-control-plane-young").mkdir()
+    assert [path.name for path in sweep(tmp_path)] == ["omni-control-plane-dead"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["omni-control-plane-alive", "omni-control-plane-young"]
+
+
+def test_a_command_that_fails_says_what_it_was() -> None:
+    assert run([sys.executable, "-c", "print(input())"], text="words") == "words\n"
+    with pytest.raises(CommandFailed, match=r"(?s)ended with 3: .*broken"):
+        run([sys.executable, "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"])
+    with pytest.raises(ToolMissing, match="no-such-program is missing"):
+        run(["no-such-program"])
+
+
+def test_a_wait_probes_at_least_once_and_says_what_it_waited_for() -> None:
+    assert waits.until("a value", 0, lambda: 7) == 7
+    with pytest.raises(DeadlinePassed, match="waited 0 s for nothing"):
+        waits.until("nothing", 0, lambda: None)
+
+
+def test_an_identity_survives_being_written_down() -> None:
+    identity = Identity("etcd", 1, 2, "boot")
+    assert replace(identity) == identity
