@@ -1,19 +1,75 @@
-"""What every model of the API shares: strict parsing, camelCase in YAML, rules that point at a field."""
+"""What every model of the API shares: strict parsing, camelCase in YAML, rules that point at a field.
+
+A rule between fields is said twice, side by side: in `violations()`, for messages with file and line, and in `cel`,
+for the API server. A test on a real API server holds the two to the same verdict.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandler, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 RULE = "job_rule"
+VALIDATIONS = "x-kubernetes-validations"
+
+
+@dataclass(frozen=True, slots=True)
+class Cel:
+    """A rule as the API server reads it.
+
+    Attributes:
+        rule: an expression in CEL that holds for what is accepted; `oldSelf` in it makes it a rule about changes.
+        message: what is wrong and what would be right, in words.
+        path: the field to point at, below the model that states the rule, e.g. `.rollout.replicas`.
+    """
+
+    rule: str
+    message: str
+    path: str = ""
+
+    def entry(self) -> dict[str, str]:
+        """As it stands in `x-kubernetes-validations`."""
+        made = {"rule": self.rule, "message": self.message}
+        return {**made, "fieldPath": self.path} if self.path else made
+
+
+def immutable(what: str) -> dict[str, Any]:
+    """Schema of a field that may not change once the job exists."""
+    return {VALIDATIONS: [Cel("self == oldSelf", f"{what} cannot change; delete the job and make a new one").entry()]}
+
+
+def without_nulls(value: Any) -> Any:
+    """A mapping without its nulls: the API server takes `field: null` as a field that is not there."""
+    if isinstance(value, dict):
+        return {key: item for key, item in value.items() if item is not None}
+    return value
+
 
 # Control characters would break files that hold one setting a line.
 Line = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
+# Names of objects (DNS-1123 subdomain), and keys of Secrets and ConfigMaps.
+ObjectName = Annotated[
+    str,
+    StringConstraints(
+        min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+    ),
+]
+DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+LabelKey = Annotated[
+    str, StringConstraints(max_length=317, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+]
+AbsolutePath = Annotated[str, StringConstraints(max_length=1024, pattern=r"^/[^\x00-\x1f\x7f:]*$")]
+# A Kubernetes quantity, as a text: `4`, `500m`, `16Gi`.
+Quantity = Annotated[
+    str, StringConstraints(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]{1,9})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
+]
+NullFree = BeforeValidator(without_nulls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +98,46 @@ class Strict(BaseModel):
         validate_by_alias=True,
     )
 
-    def rules(self) -> Iterator[Violation]:
+    cel: ClassVar[tuple[Cel, ...]] = ()
+
+    def violations(self) -> Iterator[Violation]:
         """Rules between the fields of this model that do not hold."""
         yield from ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        return without_nulls(value)
+
     @model_validator(mode="after")
     def _hold_rules(self) -> Self:
-        if violations := list(self.rules()):
-            context: dict[str, Any] = {"violations": violations}
+        if found := list(self.violations()):
+            context: dict[str, Any] = {"violations": found}
             raise PydanticCustomError(RULE, "rules do not hold", context)
         return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The schema, with this model's rules."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        if cls.cel:
+            schema[VALIDATIONS] = [rule.entry() for rule in cls.cel]
+        return schema
+
+
+class Observed(BaseModel):
+    """A part of what the operator or the cluster writes: unknown fields are left aside, values are converted."""
+
+    model_config = ConfigDict(
+        extra="ignore",
+        frozen=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        return without_nulls(value)

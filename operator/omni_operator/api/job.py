@@ -5,20 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from typing_extensions import override
 
-from .base import Strict, Violation
+from .base import Cel, Strict, Violation, immutable, without_nulls
 from .data import Data
 from .model import Model
+from .platform import Observability, Scheduling, Security
+from .pod_template import host_access, host_access_cel
+from .pods import Head, Runtime
+from .policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPolicy
 from .reward import Reward
 from .rollout import Rollout
+from .status import Status
 from .training import Algorithm, Checkpoint, Trainer, WeightSync
 
 API_VERSION = "diffusionrl.io/v1alpha1"
 KIND = "DiffusionRLJob"
 NAME_LIMIT = 43  # of 63: what is derived from a job's name (attempt, role, KubeRay's suffixes) must fit too
 DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DEVICE_TRANSPORTS = {"NCCL": "NVIDIA", "HCCL": "Ascend"}
+ONLY_IPC = "Colocated engines get their weights over IPC; leave it out"
+NO_CLAIM = "another attempt goes on from a checkpoint, which needs checkpoint.claimName to outlive the pods"
+_DEVICES = "self.trainer.replicas * self.trainer.accelerator.count"
+_SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
+
+
+def _only(accelerator: str, vendor: str) -> str:
+    """In CEL: the accelerator is of the vendor, or plays it."""
+    return f"(has({accelerator}.vendor) && {accelerator}.vendor in ['{vendor}', 'Mock'])"
 
 
 class Metadata(BaseModel):
@@ -32,6 +47,17 @@ class Metadata(BaseModel):
     namespace: str | None = Field(default=None, description="Namespace on a cluster.")
     labels: dict[str, str] = Field(default_factory=dict, description="Labels on a cluster.")
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations on a cluster.")
+    uid: str | None = Field(default=None, description="Set by the cluster.")
+    generation: int = Field(default=0, description="Set by the cluster: changes of the spec.")
+    resource_version: str | None = Field(default=None, alias="resourceVersion", description="Set by the cluster.")
+    creation_timestamp: str | None = Field(default=None, alias="creationTimestamp", description="Set by the cluster.")
+    deletion_timestamp: str | None = Field(default=None, alias="deletionTimestamp", description="Set by the cluster.")
+    finalizers: Annotated[tuple[str, ...], Field(strict=False)] = Field(default=(), description="Set on a cluster.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        return without_nulls(value)
 
 
 class Spec(Strict):
@@ -46,11 +72,106 @@ class Spec(Strict):
     weight_sync: WeightSync = Field(default=WeightSync(), description="How new weights reach the engine.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="What a run can go on from.")
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Of everything that is drawn at random.")
+    suspend: bool = Field(default=False, description="Give the devices back, after a checkpoint. false: go on.")
+    managed_by: ManagedBy = Field(
+        default="diffusionrl.io/operator",
+        description="Who runs the job: this cluster's operator, or another cluster through MultiKueue.",
+        json_schema_extra=immutable("managedBy"),
+    )
+    active_deadline_seconds: Seconds | None = Field(
+        default=None,
+        description="The whole job, all attempts and what lies between, may take so long. Default: no limit.",
+    )
+    pre_running_deadline_seconds: Seconds | None = Field(
+        default=None, description="An admitted attempt may take so long until its trainer starts. Default: no limit."
+    )
+    backoff_limit: int = Field(
+        default=0, ge=0, le=50, description="Further attempts after failures. More than 0 needs checkpoint.claimName."
+    )
+    failure_policy: FailurePolicy = Field(
+        default=FailurePolicy(), description="Which failures are worth another attempt."
+    )
+    suspend_policy: SuspendPolicy = Field(default=SuspendPolicy(), description="What happens before a suspension.")
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = Field(
+        default=None, description="Delete the job so long after its end. Default: keep it."
+    )
+    cleanup_policy: CleanupPolicy = Field(
+        default="DeleteCluster", description="What becomes of the Ray cluster at the end of an attempt."
+    )
+    runtime: Runtime = Field(default=Runtime(), description="The image that pods run.")
+    head: Head = Field(default=Head(), description="The pod of Ray's head.")
+    scheduling: Scheduling = Field(default=Scheduling(), description="Where pods go.")
+    security: Security = Field(default=Security(), description="What pods may do and who may reach them.")
+    observability: Observability = Field(default=Observability(), description="Metrics and experiment tracking.")
+
+    cel = (
+        Cel(
+            "self.rollout.placement == 'Colocated' || self.weightSync.transport != 'IPC'",
+            "weightSync.transport: IPC needs rollout.placement Colocated: pods share neither memory nor device handles",
+            ".weightSync.transport",
+        ),
+        Cel(
+            "self.rollout.placement != 'Colocated' || self.weightSync.transport == 'IPC'",
+            f"weightSync.transport: {ONLY_IPC}",
+            ".weightSync.transport",
+        ),
+        *(
+            Cel(
+                f"self.weightSync.transport != '{transport}' || ({_only('self.trainer.accelerator', vendor)} && "
+                f"(!has(self.rollout.accelerator) || {_only('self.rollout.accelerator', vendor)}))",
+                f"weightSync.transport: {transport} needs {vendor} devices on both sides; mixed ones need SharedStore",
+                ".weightSync.transport",
+            )
+            for transport, vendor in DEVICE_TRANSPORTS.items()
+        ),
+        Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", f"backoffLimit: {NO_CLAIM}", ".backoffLimit"),
+        Cel(
+            "!has(self.weightSync.payload) || self.weightSync.payload != 'LoRA' || self.model.lora.enabled",
+            "weightSync.payload: is LoRA, but model.lora.enabled is false: there is no adapter to send",
+            ".weightSync.payload",
+        ),
+        Cel(
+            "!has(self.weightSync.payload) || self.weightSync.payload != 'Full' || !self.model.lora.enabled",
+            "weightSync.payload: is Full, but model.lora.enabled is true: an adapter is sent as LoRA",
+            ".weightSync.payload",
+        ),
+        Cel(
+            f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {_DEVICES}",
+            "rollout.replicas: x engine.tensorParallelSize must be trainer.replicas x accelerator.count: "
+            "Colocated engines share the trainer's devices",
+            ".rollout.replicas",
+        ),
+        Cel(
+            f"{_SAMPLES} % ({_DEVICES}) == 0",
+            "trainer.batch.prompts: x rollout.samplesPerPrompt cannot be shared evenly by all devices",
+            ".trainer.batch.prompts",
+        ),
+        Cel(
+            f"{_SAMPLES} % self.rollout.agentLoop.workers == 0",
+            "trainer.batch.prompts: x rollout.samplesPerPrompt cannot be shared evenly by agentLoop.workers",
+            ".trainer.batch.prompts",
+        ),
+        Cel(
+            "self.algorithm.name != 'FlowGRPO' || self.rollout.samplesPerPrompt >= 2",
+            "rollout.samplesPerPrompt: FlowGRPO compares pictures of one prompt: at least 2 are needed",
+            ".rollout.samplesPerPrompt",
+        ),
+        *(
+            Cel(
+                f"self.security.allowHostPaths || !has(self.{role}.podTemplate) || "
+                f"({host_access_cel(f'self.{role}.podTemplate')})",
+                f"{role}.podTemplate: reaches into the node, which needs security.allowHostPaths",
+                f".{role}.podTemplate",
+            )
+            for role in ("head", "trainer")
+        ),
+    )
 
     @override
-    def rules(self) -> Iterator[Violation]:
+    def violations(self) -> Iterator[Violation]:
         yield from self._weights_rules()
         yield from self._size_rules()
+        yield from self._cluster_rules()
 
     def _weights_rules(self) -> Iterator[Violation]:
         at, lora = ("weightSync", "payload"), self.model.lora.enabled
@@ -58,6 +179,11 @@ class Spec(Strict):
             yield Violation(at, "is LoRA, but spec.model.lora.enabled is false: there is no adapter to send")
         if self.weight_sync.payload == "Full" and lora:
             yield Violation(at, "is Full, but spec.model.lora.enabled is true: an adapter is sent as LoRA")
+        transport, colocated = self.weight_sync.transport, self.rollout.placement == "Colocated"
+        if colocated and transport != "IPC":
+            yield Violation(("weightSync", "transport"), ONLY_IPC)
+        if not colocated and transport == "IPC":
+            yield Violation(("weightSync", "transport"), "IPC needs rollout.placement Colocated")
 
     def _size_rules(self) -> Iterator[Violation]:
         devices, parallel = self.trainer.devices, self.rollout.engine.tensor_parallel_size
@@ -79,6 +205,14 @@ class Spec(Strict):
                 ("rollout", "samplesPerPrompt"), "FlowGRPO compares pictures of one prompt: at least 2 are needed"
             )
 
+    def _cluster_rules(self) -> Iterator[Violation]:
+        if self.backoff_limit and self.checkpoint.claim_name is None:
+            yield Violation(("backoffLimit",), NO_CLAIM)
+        if not self.security.allow_host_paths:
+            for role, template in (("head", self.head.pod_template), ("trainer", self.trainer.pod_template)):
+                for at, what in host_access(template):
+                    yield Violation((role, "podTemplate", *at), f"{what} needs spec.security.allowHostPaths")
+
 
 class DiffusionRLJob(Strict):
     """Reinforcement learning of a diffusion model."""
@@ -87,4 +221,4 @@ class DiffusionRLJob(Strict):
     kind: Literal["DiffusionRLJob"] = Field(description="Kind of object.")
     metadata: Metadata = Field(description="Name and labels.")
     spec: Spec = Field(description="What to run.")
-    status: dict[str, Any] | None = Field(default=None, description="Written by the operator; ignored here.")
+    status: Status = Field(default=Status(), description="What the operator observed; written by it alone.")

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 from typing_extensions import override
 
-from .base import Line, Strict, Violation
+from .base import Cel, Line, Strict, Violation, immutable
+from .pods import ClaimReference, KeyReference
 
 # Two names with one slash between them; a path of that form is written with a dot in front.
 _MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -35,9 +36,21 @@ class Model(Strict):
 
     base: Line = Field(
         description="A folder, relative to the folder of this file, or a model id of a hub, 'owner/name'. "
-        "A folder inside a folder is written './folder/name'."
+        "A folder inside a folder is written './folder/name'.",
+        json_schema_extra=immutable("base"),
+    )
+    revision: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = (
+        Field(default=None, description="Branch, tag or commit of a model id. Cluster only.")
+    )
+    token_secret_ref: KeyReference | None = Field(
+        default=None, description="Key with the hub's token, for a model id. Cluster only."
+    )
+    cache: ClaimReference | None = Field(
+        default=None, description="Claim where fetched models are kept for the next pod. Default: none. Cluster only."
     )
     lora: Lora = Field(default=Lora(), description="The adapter.")
+
+    cel = (Cel("!self.base.startsWith('~')", "base: write the whole path: '~' is another folder elsewhere", ".base"),)
 
     @property
     def base_is_folder(self) -> bool:
@@ -45,6 +58,6 @@ class Model(Strict):
         return _MODEL_ID.match(self.base) is None
 
     @override
-    def rules(self) -> Iterator[Violation]:
+    def violations(self) -> Iterator[Violation]:
         if self.base.startswith("~"):
             yield Violation(("base",), "write the whole path: '~' is another folder on another machine")

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, JsonValue, StringConstraints
+from pydantic import AfterValidator, Field, JsonValue, StringConstraints, WithJsonSchema
 from typing_extensions import override
 
-from .base import Line, Strict, Violation
+from .base import Cel, Line, Strict, Violation
 from .words import did_you_mean
 
 BUILTIN = ("brightness", "color", "jpeg", "shapes")
@@ -31,6 +31,17 @@ def _checked(value: JsonValue) -> JsonValue:
 
 
 Setting = Annotated[JsonValue, AfterValidator(_checked)]
+# Values of several types have no schema of their own in a CRD: what they may be, the operator checks.
+_SETTINGS = {
+    "type": "object",
+    "maxProperties": 64,
+    "additionalProperties": {"x-kubernetes-preserve-unknown-fields": True},
+}
+
+
+# A host, a port that exists, and whatever follows: the host's port is opened in a NetworkPolicy. No user and password.
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+_URL = rf"^https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:({_PORT}))?([/?#][^\s\x00-\x1f]*)?$"
 
 
 class Function(Strict):
@@ -45,9 +56,7 @@ class Function(Strict):
 class Http(Strict):
     """A reward server that is POSTed the picture and its prompt and answers JSON with a number `score`."""
 
-    url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://[^\s\x00-\x1f]+$")] = Field(
-        description="Where to POST."
-    )
+    url: Annotated[str, StringConstraints(max_length=2048, pattern=_URL)] = Field(description="Where to POST.")
     timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="For one attempt.")
     attempts: int = Field(default=3, ge=1, le=100, description="Tries while the server is away or busy.")
 
@@ -63,8 +72,20 @@ class Scorer(Strict):
     http: Http | None = Field(default=None, description="A reward server.")
     weight: float = Field(default=1.0, ge=0, le=1e6, description="The reward is sum(weight * score) / sum(weight).")
     required: bool = Field(default=True, description="Stop the run when this scorer fails. false: it counts 0 then.")
-    settings: dict[Key, Setting] = Field(
+    settings: Annotated[dict[Key, Setting], WithJsonSchema(_SETTINGS)] = Field(
         default_factory=dict, max_length=64, description="Further arguments of the scorer."
+    )
+
+    cel = (
+        Cel(
+            "[has(self.builtin), has(self.function), has(self.http)].filter(given, given).size() <= 1",
+            "a scorer is one thing: builtin, function or http",
+        ),
+        Cel(
+            "has(self.function) || has(self.http) || "
+            f"(has(self.builtin) ? self.builtin : self.name) in {list(BUILTIN)}",
+            f"name: one of {', '.join(BUILTIN)}, or add builtin, function or http",
+        ),
     )
 
     @property
@@ -73,7 +94,7 @@ class Scorer(Strict):
         return "http" if self.http else self.builtin or self.name
 
     @override
-    def rules(self) -> Iterator[Violation]:
+    def violations(self) -> Iterator[Violation]:
         given = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
         if len(given) > 1:
             yield Violation((given[1],), f"a scorer is one thing: remove all but one of {', '.join(given)}")
@@ -92,11 +113,18 @@ class Reward(Strict):
 
     replicas: int = Field(default=1, ge=1, le=1024, description="Processes that score.")
     scorers: Annotated[tuple[Scorer, ...], Field(strict=False)] = Field(
-        min_length=1, max_length=32, description="With several, the reward is the weighted mean."
+        min_length=1,
+        max_length=32,
+        description="With several, the reward is the weighted mean.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
+    cel = (
+        Cel("self.scorers.exists(scorer, scorer.weight > 0.0)", "scorers: all weights are 0: no reward", ".scorers"),
     )
 
     @override
-    def rules(self) -> Iterator[Violation]:
+    def violations(self) -> Iterator[Violation]:
         for name, count in Counter(scorer.name for scorer in self.scorers).items():
             if count > 1:
                 yield Violation(("scorers",), f"{count} scorers are called {name!r}; names must differ")

@@ -9,11 +9,24 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from .base import Line, Strict, Violation
-from .reserved import owner_of
+from .base import AbsolutePath, Cel, Line, ObjectName, Strict, Violation, immutable
+from .pod_template import PodTemplate
+from .pods import Accelerator, KeyReference, Resources, SharedMemory
+from .reserved import RESERVED, owner_of
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
-_OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w.$-]*)=")
+_OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][A-Za-z0-9_.$-]*)=")
+_RESERVED_MESSAGE = "overrides: name=value each, and not what a field of the job sets; `drl validate` says which one"
+
+
+def _no_reserved() -> str:
+    """In CEL: no override begins like a reserved setting, a name inside one, or a name around one."""
+    around = {name.rpartition(".")[0] for name in RESERVED} - {""}
+    around |= {parent.rpartition(".")[0] for parent in around} - {""}
+    stems = sorted({f"{name}{end}" for name in RESERVED for end in "=."} | {f"{name}=" for name in around})
+    listed = ", ".join(f"'{stem}'" for stem in stems)
+    begins = " || ".join(f"o.startsWith({plus}s)" for plus in ("", "'+' + ", "'++' + "))
+    return f"[{listed}].all(s, !self.overrides.exists(o, {begins}))"
 
 
 class Algorithm(Strict):
@@ -26,26 +39,32 @@ class Algorithm(Strict):
         default=ENTRYPOINT, min_length=1, max_length=64, description="The trainer's command; overrides are appended."
     )
     overrides: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
-        default=(), max_length=512, description="Settings of the trainer, name=value each, in Hydra's notation."
+        default=(), max_length=256, description="Settings of the trainer, name=value each, in Hydra's notation."
+    )
+    config_ref: KeyReference | None = Field(
+        default=None, description="A recipe in a ConfigMap. Not read yet, and refused: write its lines into overrides."
+    )
+
+    cel = (
+        Cel(
+            r"self.overrides.all(o, o.matches('^[+]{0,2}[A-Za-z_][A-Za-z0-9_.$-]*='))",
+            "overrides: write name=value each",
+            ".overrides",
+        ),
+        Cel(_no_reserved(), _RESERVED_MESSAGE, ".overrides"),
+        Cel("!has(self.configRef)", "configRef: recipes in ConfigMaps are not read yet; use overrides", ".configRef"),
     )
 
     @override
-    def rules(self) -> Iterator[Violation]:
+    def violations(self) -> Iterator[Violation]:
+        if self.config_ref:
+            yield Violation(("configRef",), "recipes in ConfigMaps are not read yet; write their lines into overrides")
         for place, text in enumerate(self.overrides):
             match = _OVERRIDE.match(text)
             if match is None:
                 yield Violation(("overrides", place), f"{text!r} is not name=value")
             elif owner := owner_of(match[1]):
                 yield Violation(("overrides", place), f"{match[1]} is reserved: it is set by {owner}")
-
-
-class Accelerator(Strict):
-    """The devices of one replica."""
-
-    vendor: Literal["NVIDIA", "Ascend", "CPU"] | None = Field(
-        default=None, description="Kind of device; CPU: none. Default: whatever the machine has."
-    )
-    count: int = Field(default=1, ge=1, le=64, description="Devices; with CPU, processes.")
 
 
 class Batch(Strict):
@@ -59,8 +78,16 @@ class Batch(Strict):
         default=None, ge=1, le=65536, description="Pictures a forward pass, for memory. Default: the mini-batch."
     )
 
+    cel = (
+        Cel(
+            "!has(self.miniBatchPrompts) || self.prompts % self.miniBatchPrompts == 0",
+            "miniBatchPrompts: must divide prompts",
+            ".miniBatchPrompts",
+        ),
+    )
+
     @override
-    def rules(self) -> Iterator[Violation]:
+    def violations(self) -> Iterator[Violation]:
         if self.mini_batch_prompts and self.prompts % self.mini_batch_prompts:
             yield Violation(("miniBatchPrompts",), f"{self.mini_batch_prompts} does not divide prompts, {self.prompts}")
 
@@ -76,6 +103,15 @@ class Trainer(Strict):
     eval_every_steps: int = Field(
         default=20, ge=0, le=10_000_000, description="Draw the held-out prompts every so often. 0: first and last."
     )
+    resources: Resources = Field(
+        default=Resources(),
+        description="Requests and limits of a pod; devices are added. Default: requests of 1, 4Gi. Cluster only.",
+    )
+    shared_memory: SharedMemory = Field(default=SharedMemory(), description="/dev/shm of a pod. Cluster only.")
+    pod_template: PodTemplate = Field(
+        default_factory=dict,
+        description="Merged into the workers' pod template by strategy: lists by name. Cluster only.",
+    )
 
     @property
     def devices(self) -> int:
@@ -86,7 +122,11 @@ class Trainer(Strict):
 class WeightSync(Strict):
     """How new weights reach the engine."""
 
-    transport: Literal["IPC"] = Field(default="IPC", description="IPC: shared memory or device handles of one node.")
+    transport: Literal["IPC", "NCCL", "HCCL", "SharedStore"] = Field(
+        default="IPC",
+        description="IPC: shared memory or device handles of one node. The others are for engines in other pods.",
+        json_schema_extra=immutable("transport"),
+    )
     payload: Literal["LoRA", "Full"] | None = Field(
         default=None, description="What is sent. Default: LoRA where there is an adapter, else Full."
     )
@@ -98,3 +138,10 @@ class Checkpoint(Strict):
     every_steps: int = Field(default=20, ge=0, le=10_000_000, description="Save every so often. 0: only at the end.")
     keep: int = Field(default=3, ge=0, le=1000, description="Newest checkpoints to keep. 0: all.")
     resume: Literal["Auto", "Never"] = Field(default="Auto", description="Auto: go on from the newest checkpoint.")
+    claim_name: ObjectName | None = Field(
+        default=None,
+        description="PersistentVolumeClaim of the run folder, to outlive attempts. Several pods: RWX. Cluster only.",
+    )
+    path: AbsolutePath = Field(
+        default="/runs", description="Where the claim is mounted; run folders are in it. Cluster only."
+    )

@@ -1,4 +1,4 @@
-"""`drl render`: the trainer's overrides that a job stands for."""
+"""`drl render`: what a job stands for, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from omni_operator import plan
+from omni_operator.api import LoadedJob
 
 from . import console
+from .cluster_options import Cluster, Image, Settings, must_be_possible, settings_of
 
 JobFile = Annotated[Path, typer.Argument(help="A file with a DiffusionRLJob.", metavar="JOB.yaml")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.", metavar="DIR")]
@@ -24,8 +26,25 @@ def render(
     runs: Runs = Path("runs"),
     assignments: Assignments = None,
     command: Annotated[bool, typer.Option("--command", help="The whole command, to paste into a shell.")] = False,
+    cluster: Cluster = False,
+    settings: Settings = None,
+    image: Image = None,
+    attempt: Annotated[int, typer.Option(help="With --cluster: of which attempt.", min=1, max=99, metavar="N")] = 1,
 ) -> None:
-    """Print the overrides that `drl run` gives to the trainer, one a line."""
-    job = plan.rooted(console.loaded(job_file, assignments).job, str(job_file.resolve().parent))
+    """Print what a job stands for: the trainer's overrides, one a line, or with --cluster every object.
+
+    The objects are those that the operator applies, byte for byte, so they can be looked at, compared and kept.
+    """
+    loaded = console.loaded(job_file, assignments)
+    if cluster:
+        typer.echo(_objects(loaded, settings, image, attempt), nl=False)
+        return
+    job = plan.rooted(loaded.job, str(job_file.resolve().parent))
     place = plan.one_machine(job, str(runs.resolve()))
     console.say(shlex.join(plan.command(job, place)) if command else "\n".join(plan.overrides(job, place)))
+
+
+def _objects(loaded: LoadedJob, settings: Path | None, image: str | None, attempt: int) -> str:
+    cluster = settings_of(settings, image)
+    must_be_possible(loaded, cluster)
+    return plan.dumped(*plan.objects(loaded.job, attempt, cluster))

@@ -10,20 +10,30 @@ import typer
 from omni_operator.api import JobError, load_job
 
 from . import console
+from .cluster_options import Cluster, Image, Settings, refused, settings_of
 
 
 def validate(
     jobs: Annotated[list[Path], typer.Argument(help="Files with a DiffusionRLJob each.", metavar="JOB.yaml...")],
+    cluster: Cluster = False,
+    settings: Settings = None,
+    image: Image = None,
 ) -> None:
-    """Check jobs offline: every problem with file, line and the nearest valid name."""
+    """Check jobs offline: every problem with file, line and the nearest valid name.
+
+    With --cluster also what the operator would refuse for other reasons than the form.
+    """
+    known = settings_of(settings, image) if cluster else None
     wrong = 0
     for path in jobs:
         try:
-            job = load_job(path).job
+            loaded = load_job(path)
+            if known and (found := tuple(refused(loaded, known))):
+                raise JobError(found)
         except JobError as error:
             wrong += 1
             typer.echo(console.report(error.problems), err=True)
         else:
-            console.say(f"{path}: {job.metadata.name} is valid")
+            console.say(f"{path}: {loaded.job.metadata.name} is valid")
     if wrong:
         raise typer.Exit(console.USAGE)

@@ -1,0 +1,176 @@
+"""The models -> the CustomResourceDefinition that a cluster installs.
+
+    python -m omni_operator.api.crd --out crds/ [--check]
+
+`--check` writes nothing and fails where the file is not what the models say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from .base import VALIDATIONS, Cel
+from .job import API_VERSION, DNS_1035, KIND, NAME_LIMIT, DiffusionRLJob, Spec
+from .status import Status
+from .structural import structural
+
+GROUP, VERSION = API_VERSION.split("/")
+PLURAL = "diffusionrljobs"
+FILE = f"{GROUP}_{PLURAL}.yaml"
+COLUMNS = (
+    ("Succeeded", "string", '.status.conditions[?(@.type=="Succeeded")].status', "Whether it is done.", 0),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether trainer and engines serve.", 0),
+    ("Step", "string", ".status.progress.summary", "Last step of all.", 0),
+    ("Reward", "string", ".status.progress.rewardSummary", "Mean reward of the last step.", 0),
+    ("Weights", "integer", ".status.weights.trainerVersion", "Version of the trainer's weights.", 0),
+    ("Lag", "integer", ".status.weights.lag", "Versions that the slowest engine is behind.", 0),
+    ("Rollouts", "string", ".status.rollout.summary", "Engines that serve, of all.", 0),
+    ("Attempts", "integer", ".status.attempts", "RayJobs made so far.", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "Since it was made.", 0),
+    ("RayJob", "string", ".status.children.rayJob", "RayJob of the running attempt.", 1),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not.", 1),
+)
+# May change when the job has ended: they say what becomes of what is left.
+AFTER_THE_END = {"ttlSecondsAfterFinished", "cleanupPolicy"}
+
+
+def crd() -> dict[str, Any]:
+    """The CustomResourceDefinition, as plain values."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["drl"],
+                "categories": ["diffusionrl"],
+            },
+            "scope": "Namespaced",
+            "versions": [_version()],
+        },
+    }
+
+
+def _version() -> dict[str, Any]:
+    return {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema()},
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, "description": text, **({"priority": 1} if wide else {})}
+            for name, kind, path, text, wide in COLUMNS
+        ],
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.rollout.replicas",
+                "statusReplicasPath": ".status.rollout.ready",
+                "labelSelectorPath": ".status.rollout.selector",
+            },
+        },
+    }
+
+
+def schema() -> dict[str, Any]:
+    """The structural schema of a job."""
+    status = Status.model_json_schema(by_alias=True)
+    return {
+        "type": "object",
+        "description": (DiffusionRLJob.__doc__ or "").strip(),
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": f"Version of this form: {API_VERSION}."},
+            "kind": {"type": "string", "description": f"Kind of object: {KIND}."},
+            "metadata": {"type": "object"},
+            "spec": {**structural(Spec.model_json_schema(by_alias=True)), "description": "What to run."},
+            "status": _without_defaults(structural(status)) | {"description": "What the operator observed."},
+        },
+        VALIDATIONS: [rule.entry() for rule in _root_rules()],
+    }
+
+
+def _root_rules() -> list[Cel]:
+    return [
+        Cel(
+            f"self.metadata.name.size() <= {NAME_LIMIT}",
+            f"metadata.name: at most {NAME_LIMIT} characters: names of attempts and pods are made from it",
+        ),
+        Cel(
+            f"self.metadata.name.matches(r'{DNS_1035}')",
+            "metadata.name: lower-case letters, digits and '-', a letter first",
+        ),
+        Cel(
+            "!has(oldSelf.status) || !has(oldSelf.status.conditions) || "
+            "!oldSelf.status.conditions.exists(c, c.type in ['Succeeded', 'Failed'] && c.status == 'True') || "
+            f"({' && '.join(_same(*field) for field in _fields())})",
+            f"the job has ended: only {' and '.join(sorted(AFTER_THE_END))} may change now; make a new job",
+        ),
+    ]
+
+
+def _fields() -> list[tuple[str, bool]]:
+    """Names of the spec's fields that stay, and whether they are always there."""
+    made = structural(Spec.model_json_schema(by_alias=True))
+    always = {*made["required"], *(name for name, field in made["properties"].items() if "default" in field)}
+    return [(name, name in always) for name in made["properties"] if name not in AFTER_THE_END]
+
+
+def _same(name: str, always: bool) -> str:
+    new, old = f"self.spec.{name}", f"oldSelf.spec.{name}"
+    return f"{new} == {old}" if always else f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
+
+
+def _without_defaults(node: dict[str, Any]) -> dict[str, Any]:
+    """Nothing is made up about what was not observed."""
+    made = {key: value for key, value in node.items() if key != "default"}
+    if "properties" in made:
+        made["properties"] = {name: _without_defaults(inner) for name, inner in made["properties"].items()}
+    if "items" in made:
+        made["items"] = _without_defaults(made["items"])
+    return made
+
+
+def text() -> str:
+    """The CRD as the committed file."""
+    stream = io.StringIO()
+    yaml = YAML()
+    yaml.width = 4096
+    yaml.indent(mapping=2, sequence=2, offset=0)
+    yaml.representer.ignore_aliases = lambda data: True
+    yaml.dump(crd(), stream)
+    return f"# Made from operator/omni_operator/api by `make crds`; do not edit.\n{stream.getvalue()}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the file. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m omni_operator.api.crd", description="Write the CRD.")
+    parser.add_argument("--out", type=Path, default=Path("crds"), help="folder of the file")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the file is stale")
+    options = parser.parse_args(arguments)
+    path: Path = options.out / FILE
+    wanted = text()
+    if options.check:
+        if path.is_file() and path.read_text(encoding="utf-8") == wanted:
+            return 0
+        sys.stderr.write(f"{path} is not what the models say: run `make crds` and commit it\n")
+        return 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

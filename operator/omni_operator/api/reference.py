@@ -1,0 +1,108 @@
+"""The CRD -> `docs/job.md`, the reference of a job's fields.
+
+python -m omni_operator.api.reference --out docs/job.md [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .base import VALIDATIONS
+from .crd import schema
+
+Schema = dict[str, Any]
+INTRODUCTION = """\
+# DiffusionRLJob
+
+<!-- Made from operator/omni_operator/api by `make crds`; do not edit. -->
+
+One file runs on a laptop (`drl run job.yaml`) and on a cluster (`kubectl apply -f job.yaml`). Fields that say
+"Cluster only", and those of `suspend`, deadlines, retries and clean-up, do nothing in a local run. `kubectl explain
+diffusionrljob.spec` says the same as this page; `drl validate` names every problem with its line, `drl validate
+--cluster` also what a cluster would refuse, and `drl render --cluster` prints all that the operator would apply.
+
+A `null` is a field that is not there. Relative paths start at the folder of the file in a local run, and at
+`runtime.workingDir` in a pod.
+
+When a change counts: `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines at once; everything else with
+the next attempt; `managedBy`, `model.base`, `rollout.placement` and `weightSync.transport` never. After the end only
+`ttlSecondsAfterFinished` and `cleanupPolicy` may change.
+"""
+
+
+def text() -> str:
+    """The page."""
+    made = schema()
+    parts = [INTRODUCTION]
+    for name in ("spec", "status"):
+        parts += [f"## {name}\n", *_tables(made["properties"][name], name)]
+    rules = [rule["message"] for rule in _rules(made)]
+    parts += ["## Rules between fields\n", "".join(f"- {message}\n" for message in dict.fromkeys(rules))]
+    return "\n".join(parts)
+
+
+def _tables(node: Schema, at: str) -> Iterator[str]:
+    """A table of the fields at `at`, then one for every field that has fields."""
+    lines = ["| field | type | default | what |", "| --- | --- | --- | --- |"]
+    inner = []
+    required = node.get("required", ())
+    for name, field in node["properties"].items():
+        default = "required" if name in required else _default(field)
+        lines.append(f"| `{name}` | {_kind(field)} | {default} | {field['description'].replace('|', ', ')} |")
+        holder = field.get("items", field)
+        if holder.get("properties"):
+            inner.append((holder, f"{at}.{name}{'[]' if 'items' in field else ''}"))
+    yield "\n".join(lines) + "\n"
+    for holder, path in inner:
+        yield f"### {path}\n"
+        yield from _tables(holder, path)
+
+
+def _kind(field: Schema) -> str:
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    kind = field.get("type", "any")
+    if kind == "array":
+        inner = field["items"]
+        return "list" if inner.get("properties") else f"list of {_kind(inner)}"
+    if kind in ("integer", "number") and "maximum" in field:
+        return f"{kind} {field['minimum']:,} to {field['maximum']:,}"
+    return "mapping" if kind == "object" else str(kind)
+
+
+def _default(field: Schema) -> str:
+    value = field.get("default")
+    return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
+
+
+def _rules(node: Schema) -> Iterator[Schema]:
+    yield from node.get(VALIDATIONS, ())
+    for inner in node.get("properties", {}).values():
+        yield from _rules(inner)
+    if "items" in node:
+        yield from _rules(node["items"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m omni_operator.api.reference", description="Write the reference.")
+    parser.add_argument("--out", type=Path, default=Path("docs/job.md"), help="the page")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is stale")
+    options = parser.parse_args(arguments)
+    path: Path = options.out
+    if options.check:
+        if path.is_file() and path.read_text(encoding="utf-8") == text():
+            return 0
+        sys.stderr.write(f"{path} is not what the models say: run `make crds` and commit it\n")
+        return 1
+    path.write_text(text(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

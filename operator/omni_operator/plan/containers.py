@@ -1,0 +1,106 @@
+"""PURE: what the pods of head and workers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.pods import Resources
+
+from . import quantity
+from .cluster_settings import ClusterSettings
+from .merge import merged
+
+Object = dict[str, Any]
+CONTAINER = "ray"
+USER = 1000  # of our images, and of Ray's
+SHARED_MEMORY = "shared-memory"
+METRICS_PORT = 8080
+
+
+def pod_template(
+    job: DiffusionRLJob, settings: ClusterSettings, *, labels: Mapping[str, str], env: Sequence[Object],
+    resources: Resources, default_requests: Mapping[str, str], shared_memory: str, probe: Object,
+) -> Object:  # fmt: skip
+    """A pod with one container and what every pod of a job has.
+
+    Args:
+        default_requests: of a container that names none.
+        shared_memory: size of /dev/shm.
+    """
+    runtime, scheduling = job.spec.runtime, job.spec.scheduling
+    container = {
+        "name": CONTAINER,
+        "image": runtime.image or settings.image,
+        "imagePullPolicy": runtime.image_pull_policy,
+        "env": [*_variables(job), *env],
+        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
+        # Soon ready, and not lost for being busy.
+        "readinessProbe": {
+            "httpGet": probe, "initialDelaySeconds": 1, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 60,
+        },
+        "resources": with_shared_memory(resources, default_requests, shared_memory),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}],
+    }  # fmt: skip
+    spec: Object = {
+        "automountServiceAccountToken": False,  # nothing in the pod talks to the API server
+        "containers": [container],
+        "restartPolicy": "Never",
+        "securityContext": {
+            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [{"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}}],
+    }  # fmt: skip
+    given = {
+        "imagePullSecrets": [{"name": secret.name} for secret in runtime.image_pull_secrets],
+        "serviceAccountName": runtime.service_account_name,
+        "schedulerName": scheduling.scheduler_name,
+        "priorityClassName": scheduling.priority_class_name,
+    }
+    spec |= {name: value for name, value in given.items() if value}
+    return {"metadata": {"labels": dict(labels)}, "spec": spec}
+
+
+def volume(name: str, claim: str | None) -> Object:
+    """A volume of the claim, or one that lives as long as the pod."""
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim}} if claim else {"name": name, "emptyDir": {}}
+
+
+def with_shared_memory(resources: Resources, default_requests: Mapping[str, str], size: str) -> Object:
+    """Requests and limits; shared memory is memory of the pod, so it comes on top of what the container may use."""
+    made: Object = {"requests": {**default_requests, **resources.requests}}
+    if resources.limits:
+        made["limits"] = dict(resources.limits)
+        # As the API server does it: what is limited and not requested is requested as it is limited.
+        for name, value in resources.limits.items():
+            if name not in resources.requests:
+                made["requests"][name] = value
+    for amounts in made.values():
+        if "memory" in amounts:
+            amounts["memory"] = quantity.add(amounts["memory"], size)
+    return made
+
+
+def secret_variable(variable: str, name: str, key: str) -> Object:
+    """A variable with the value of a Secret's key."""
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+
+
+def finished(template: Object, patch: Object, labels: Mapping[str, str]) -> Object:
+    """The template with the user's merged in; what the operator depends on stays as it is."""
+    made = merged(template, patch)
+    made["metadata"]["labels"] |= labels
+    containers = made["spec"]["containers"]
+    # KubeRay takes the first container for Ray's.
+    made["spec"]["containers"] = sorted(containers, key=lambda container: container["name"] != CONTAINER)
+    # A container that starts again would run the job a second time, unseen.
+    made["spec"]["restartPolicy"] = "Never"
+    return made
+
+
+def _variables(job: DiffusionRLJob) -> list[Object]:
+    values = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0"}
+    return [{"name": name, "value": value} for name, value in values.items()]

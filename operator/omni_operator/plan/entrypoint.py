@@ -1,0 +1,40 @@
+"""PURE: a job -> what it runs in its pods: the same command as on one machine, in the claim's run folder."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+
+from omni_operator.api import DiffusionRLJob
+
+from .overrides import command, overrides
+from .place import Place, rooted
+from .storage import model_path
+from .workers import JOB_FOLDER
+
+JOB, OVERRIDES = "job.yaml", "overrides.txt"
+JOIN_RAY = "ray_kwargs.ray_init.address=auto"
+
+
+def in_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, Place]:
+    """The job with the paths that it has in its pods, and where it runs there."""
+    made = rooted(job, job.spec.runtime.working_dir)
+    if not job.spec.model.base_is_folder:
+        model = job.spec.model.model_copy(update={"base": model_path(job.spec.model.base)})
+        made = made.model_copy(update={"spec": made.spec.model_copy(update={"model": model})})
+    trainer, folder = job.spec.trainer, posixpath.join(job.spec.checkpoint.path, job.metadata.name)
+    return made, Place(folder, nodes=trainer.replicas, devices_per_node=trainer.accelerator.count)
+
+
+def overrides_in_pods(job: DiffusionRLJob) -> list[str]:
+    """The trainer's settings: those of `drl run`, and the Ray cluster that is there already."""
+    return [*overrides(*in_pods(job)), JOIN_RAY]
+
+
+def entrypoint(job: DiffusionRLJob) -> str:
+    """`spec.entrypoint` of a RayJob, for a shell: the run folder gets what a local one has, then the trainer starts."""
+    made, place = in_pods(job)
+    folder = shlex.quote(place.run_folder)
+    copied = " ".join(f"{JOB_FOLDER}/{name}" for name in (JOB, OVERRIDES))
+    trainer = shlex.join([*command(made, place), JOIN_RAY])
+    return f"mkdir -p {folder} && cp -f {copied} {folder}/ && exec {trainer}"

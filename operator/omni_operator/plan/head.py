@@ -1,0 +1,39 @@
+"""PURE: a job -> the group of Ray's head, which does no work of the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import Names
+
+from .cluster_settings import ClusterSettings
+from .containers import CONTAINER, METRICS_PORT, finished, pod_template
+from .merge import merged
+
+Object = dict[str, Any]
+SHARED_MEMORY = "256Mi"
+OBJECT_STORE_BYTES = 128 * 1024**2
+REQUESTS = {"cpu": "500m", "memory": "2Gi"}
+GCS, DASHBOARD, CLIENT = 6379, 8265, 10001
+
+
+def head_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+    """`spec.rayClusterSpec.headGroupSpec` of a RayJob."""
+    labels = Names(job.metadata.name).attempt_labels(attempt)
+    template = pod_template(
+        job, settings, labels=labels, env=(), resources=job.spec.head.resources, default_requests=REQUESTS,
+        shared_memory=SHARED_MEMORY, probe={"path": "/api/gcs_healthz", "port": DASHBOARD},
+    )  # fmt: skip
+    ports = {"gcs-server": GCS, "dashboard": DASHBOARD, "client": CLIENT, "metrics": METRICS_PORT}
+    ours = {"name": CONTAINER, "ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}
+    template = merged(template, {"spec": {"containers": [ours]}})
+    return {
+        "rayStartParams": {
+            "dashboard-host": "0.0.0.0",
+            "num-cpus": "0",  # nothing is scheduled beside Ray's own servers
+            "num-gpus": "0",
+            "object-store-memory": str(OBJECT_STORE_BYTES),
+        },
+        "template": finished(template, dict(job.spec.head.pod_template), labels),
+    }

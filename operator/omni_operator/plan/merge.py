@@ -1,0 +1,64 @@
+"""PURE: a pod template with a user's merged into it as Kubernetes does it: mappings by key, lists by name."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+# What tells the items of a list apart; other lists are replaced.
+KEYS = {
+    "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "volumes": "name", "env": "name",
+    "imagePullSecrets": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort",
+    "hostAliases": "ip", "topologySpreadConstraints": "topologyKey",
+}  # fmt: skip
+
+
+def merged(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `patch` in it. Null removes; an item whose key `base` has is merged, another one is appended."""
+    made = copy.deepcopy(base)
+    for name, value in patch.items():
+        if value is None:
+            made.pop(name, None)
+        elif isinstance(value, dict) and isinstance(made.get(name), dict):
+            made[name] = _one_source(name, made[name], merged(made[name], value), value)
+        elif name in KEYS and _keyed(KEYS[name], made.get(name)) and _keyed(KEYS[name], value):
+            made[name] = _by_key(KEYS[name], made[name], value)
+        else:
+            made[name] = copy.deepcopy(value)
+    return made
+
+
+def _keyed(key: str, items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(item, dict) and key in item for item in items)
+
+
+def _by_key(key: str, base: list[Any], patch: list[Any]) -> list[Any]:
+    made = {item[key]: item for item in base}
+    for item in patch:
+        made[item[key]] = _item(key, made[item[key]], item) if item[key] in made else copy.deepcopy(item)
+    return list(made.values())
+
+
+def _item(key: str, base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """One item; a volume or variable of another kind replaces ours instead of having two sources."""
+    kinds = {"value", "valueFrom"} if "value" in {*base, *patch} or "valueFrom" in {*base, *patch} else set()
+    if kinds and kinds & patch.keys():
+        base = {name: value for name, value in base.items() if name not in kinds}
+    elif key == "name" and _is_volume(base) and _is_volume(patch) and base.keys().isdisjoint(patch.keys() - {"name"}):
+        base = {"name": base["name"]}
+    return merged(base, patch)
+
+
+def _is_volume(item: dict[str, Any]) -> bool:
+    return (
+        len(item) == 2 and "image" not in item and all(isinstance(item[name], dict) for name in item.keys() - {"name"})
+    )
+
+
+def _one_source(name: str, old: dict[str, Any], new: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """A probe asks in one way: the user's, where it names one."""
+    if name.endswith("Probe"):
+        ways = {"httpGet", "exec", "tcpSocket", "grpc"}
+        if ways & patch.keys():
+            return {key: value for key, value in new.items() if key not in ways or key in patch}
+    return new

@@ -1,0 +1,85 @@
+"""PURE: a job -> who may reach its pods, and whom they may reach."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import JOB_LABEL
+
+from .cluster_settings import ClusterSettings
+from .containers import METRICS_PORT
+from .head import DASHBOARD
+
+Object = dict[str, Any]
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+DNS = 53
+HTTPS = 443
+
+
+def network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Object | None:
+    """None where the job has it disabled."""
+    mode = job.spec.security.network_policy
+    if mode == "Disabled":
+        return None
+    own = {"podSelector": {"matchLabels": {JOB_LABEL: job.metadata.name}}}
+    spec: Object = {
+        "podSelector": own["podSelector"],
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [own]}, _from_kuberay(settings), _from_scrapers(job)],
+    }
+    if mode == "DefaultDeny":
+        spec["policyTypes"] = ["Ingress", "Egress"]
+        spec["egress"] = [{"to": [own]}, _ports(*_both(DNS)), *_outside(job), *_to_operator(settings)]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": job.metadata.name},
+        "spec": spec,
+    }
+
+
+def _from_kuberay(settings: ClusterSettings) -> Object:
+    """KubeRay submits the job and asks for its state at the dashboard."""
+    known = settings.kuberay_namespace
+    namespace: Object = {"matchLabels": {NAMESPACE_LABEL: known}} if known else {}
+    kuberay = {
+        "namespaceSelector": namespace,
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+    }
+    return {"from": [kuberay], **_ports(("TCP", DASHBOARD))}
+
+
+def _from_scrapers(job: DiffusionRLJob) -> Object:
+    own = job.spec.rollout.engine.metrics_port
+    return {"from": [{"namespaceSelector": {}}], **_ports(("TCP", METRICS_PORT), *([("TCP", own)] if own else []))}
+
+
+def _outside(job: DiffusionRLJob) -> list[Object]:
+    """Ports of reward servers, the hub and trackers: a policy cannot name hosts."""
+    wanted = {_port(scorer.http.url) for scorer in job.spec.reward.scorers if scorer.http}
+    if not job.spec.model.base_is_folder or job.spec.observability.tracking.wandb_secret_ref:
+        wanted.add(HTTPS)
+    return [_ports(*(("TCP", port) for port in sorted(wanted)))] if wanted else []
+
+
+def _to_operator(settings: ClusterSettings) -> list[Object]:
+    if settings.report_url is None:
+        return []
+    to = [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}}}]
+    # Any port: behind a Service, the pod's differs from the one in the address.
+    return [{"to": to}]
+
+
+def _port(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or (HTTPS if parts.scheme == "https" else 80)
+
+
+def _ports(*ports: tuple[str, int]) -> Object:
+    return {"ports": [{"protocol": protocol, "port": port} for protocol, port in ports]}
+
+
+def _both(port: int) -> tuple[tuple[str, int], tuple[str, int]]:
+    return ("UDP", port), ("TCP", port)

@@ -1,0 +1,38 @@
+"""PURE: a job -> its PodMonitor, for the Prometheus operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import ATTEMPT_LABEL, JOB_LABEL
+
+Object = dict[str, Any]
+# Pods' labels that every series carries.
+RELABELLED = {JOB_LABEL: "diffusionrl_job", ATTEMPT_LABEL: "attempt", "ray.io/node-type": "ray_node_type"}
+
+
+def pod_monitor(job: DiffusionRLJob) -> Object | None:
+    """Scrapes Ray's metrics, and the engine's where the job names their port; None where it is off."""
+    wanted = job.spec.observability.pod_monitor
+    if not wanted.enabled:
+        return None
+    relabelings = [
+        {"sourceLabels": [f"__meta_kubernetes_pod_label_{_escaped(label)}"], "targetLabel": target}
+        for label, target in RELABELLED.items()
+    ]
+    ports: list[Object] = [{"port": "metrics"}]
+    if job.spec.rollout.engine.metrics_port:
+        ports.append({"portNumber": job.spec.rollout.engine.metrics_port})
+    endpoints = [{**port, "interval": wanted.interval, "relabelings": relabelings} for port in ports]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": job.metadata.name, "labels": dict(wanted.labels)},
+        "spec": {"selector": {"matchLabels": {JOB_LABEL: job.metadata.name}}, "podMetricsEndpoints": endpoints},
+    }
+
+
+def _escaped(label: str) -> str:
+    """As Prometheus writes a label of Kubernetes."""
+    return "".join(letter if letter.isalnum() else "_" for letter in label)

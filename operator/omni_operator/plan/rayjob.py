@@ -1,0 +1,85 @@
+"""PURE: a job -> the RayJob of an attempt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import Names
+
+from .cluster_settings import ClusterSettings
+from .entrypoint import entrypoint
+from .head import head_group
+from .workers import DRIVER_RESOURCE, worker_group
+
+Object = dict[str, Any]
+# Queues and gangs are named by labels and annotations of these groups, which schedulers look for on the RayJob.
+SCHEDULERS = (
+    "kueue.x-k8s.io/", "volcano.sh/", "scheduling.volcano.sh/", "kai.scheduler/", "runai/", "yunikorn.apache.org/",
+    "scheduling.k8s.io/",
+)  # fmt: skip
+SCHEDULER_KEYS = frozenset({
+    "ray.io/scheduler-name", "ray.io/priority-class-name", "ray.io/gang-scheduling-enabled", "applicationId", "queue",
+    "ring-controller.atlas", "fault-scheduling",
+})  # fmt: skip
+DEADLINE_SLACK_SECONDS = 60  # the operator's own deadline comes first, and says why
+
+
+def ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+    """The RayJob; labels, owner and namespace are the caller's.
+
+    KubeRay submits it once and never again: a lost head ends the attempt, which the operator sees by itself, because
+    KubeRay would say `Running` for ever.
+    """
+    spec: Object = {
+        "submissionMode": "HTTPMode",
+        "backoffLimit": 0,
+        **_end(job, settings),
+        "entrypoint": entrypoint(job),
+        # The training program runs beside its workers: the head has neither devices nor memory for it.
+        "entrypointResources": json.dumps({DRIVER_RESOURCE: 0.001}),
+        "rayClusterSpec": _cluster(job, attempt, settings),
+    }
+    if job.spec.active_deadline_seconds:
+        spec["activeDeadlineSeconds"] = job.spec.active_deadline_seconds + DEADLINE_SLACK_SECONDS
+    metadata: Object = {
+        "name": Names(job.metadata.name).attempt(attempt),
+        "annotations": {
+            **passed_on(job.metadata.annotations),
+            "ray.io/disable-provisioned-head-restart": "true",
+        },
+        "labels": passed_on(job.metadata.labels),
+    }
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec}
+
+
+def passed_on(entries: dict[str, str]) -> dict[str, str]:
+    """Labels or annotations of a job that schedulers read on its RayJob."""
+    return {name: value for name, value in entries.items() if name.startswith(SCHEDULERS) or name in SCHEDULER_KEYS}
+
+
+def _cluster(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+    made: Object = {
+        "rayVersion": job.spec.runtime.ray_version or settings.ray_version,
+        "headGroupSpec": head_group(job, attempt, settings),
+        "workerGroupSpecs": [worker_group(job, attempt, settings)],
+    }
+    if job.spec.security.ray_auth == "Token":
+        made["authOptions"] = {"mode": "token"}
+    return made
+
+
+def _end(job: DiffusionRLJob, settings: ClusterSettings) -> Object:
+    """What becomes of the pods when the attempt has ended; they linger for a moment, for their exit codes."""
+    match job.spec.cleanup_policy:
+        case "DeleteCluster":
+            return {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": settings.linger_seconds}
+        case "DeleteWorkers":
+            rules = [
+                {"policy": "DeleteWorkers", "condition": {"jobStatus": status, "ttlSeconds": settings.linger_seconds}}
+                for status in ("SUCCEEDED", "FAILED")
+            ]
+            return {"deletionStrategy": {"deletionRules": rules}}
+        case "Retain":
+            return {"shutdownAfterJobFinishes": False}

@@ -1,0 +1,57 @@
+"""PURE: folders of a job that outlive a container: the run folder, and models of a hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_operator.api import DiffusionRLJob
+
+from .containers import CONTAINER, secret_variable, volume
+from .merge import merged
+
+Object = dict[str, Any]
+RUNS, MODELS = "runs", "models"
+MODELS_PATH = "/var/lib/diffusionrl/models"
+
+
+def with_runs(template: Object, job: DiffusionRLJob) -> Object:
+    """A pod that has the folder of the run folders: a claim, or one that ends with the pod."""
+    checkpoint = job.spec.checkpoint
+    added = {
+        "containers": [{"name": CONTAINER, "volumeMounts": [{"name": RUNS, "mountPath": checkpoint.path}]}],
+        "volumes": [volume(RUNS, checkpoint.claim_name)],
+    }
+    return merged(template, {"spec": added})
+
+
+def with_model(template: Object, job: DiffusionRLJob) -> Object:
+    """A pod that fetches the job's model before it starts, where the model is an id of a hub."""
+    model = job.spec.model
+    if model.base_is_folder:
+        return template
+    container = template["spec"]["containers"][0]
+    mount = {"name": MODELS, "mountPath": MODELS_PATH}
+    fetch = {
+        "name": "fetch-model",
+        "image": container["image"],
+        "imagePullPolicy": container["imagePullPolicy"],
+        "command": ["hf", "download", model.base, "--local-dir", model_path(model.base)],
+        "env": [{"name": "HF_HOME", "value": f"{MODELS_PATH}/.cache"}],
+        "securityContext": container["securityContext"],
+        "volumeMounts": [mount],
+    }
+    if model.revision:
+        fetch["command"] += ["--revision", model.revision]
+    if model.token_secret_ref:
+        fetch["env"].append(secret_variable("HF_TOKEN", model.token_secret_ref.name, model.token_secret_ref.key))
+    added = {
+        "initContainers": [fetch],
+        "containers": [{"name": CONTAINER, "volumeMounts": [{**mount, "readOnly": True}]}],
+        "volumes": [volume(MODELS, model.cache.claim_name if model.cache else None)],
+    }
+    return merged(template, {"spec": added})
+
+
+def model_path(base: str) -> str:
+    """Where a model of a hub lies in a pod."""
+    return f"{MODELS_PATH}/{base}"

@@ -1,0 +1,117 @@
+"""PURE: a job -> the group of its workers: trainer and engine take turns on the devices of the same pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import TRAINER_GROUP, Names, report_audience
+
+from . import quantity
+from .accelerators import Devices, devices
+from .cluster_settings import ClusterSettings
+from .containers import CONTAINER, finished, pod_template, secret_variable
+from .merge import merged
+from .storage import with_model, with_runs
+
+Object = dict[str, Any]
+REQUESTS = {"cpu": "1", "memory": "4Gi"}
+# Ray's count of processors is book-keeping: every agent, reward, server and router actor asks for one.
+LOGICAL_CPUS = 16
+JOB_FOLDER = "/etc/diffusionrl/job"
+TOKEN_FOLDER, TOKEN_FILE = "/var/run/secrets/diffusionrl.io/report", "token"
+TOKEN_SECONDS = 3600  # the kubelet renews it long before
+DRIVER_RESOURCE = "trainer"  # where the training program may run: beside its workers, with their devices
+
+
+def worker_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+    """The one entry of `spec.rayClusterSpec.workerGroupSpecs` of a RayJob."""
+    trainer, names = job.spec.trainer, Names(job.metadata.name)
+    needs = devices(trainer.accelerator, settings)
+    labels = names.attempt_labels(attempt)
+    variables = [*needs.env, {"name": "DIFFUSIONRL_ATTEMPT", "value": str(attempt)}]
+    template = pod_template(
+        job, settings, labels={**needs.labels, **labels}, env=variables, resources=trainer.resources,
+        default_requests=REQUESTS, shared_memory=trainer.shared_memory.size_limit,
+        probe={"path": "/api/local_raylet_healthz", "port": 52365},
+    )  # fmt: skip
+    template = with_model(with_runs(template, job), job)
+    for part in (_placement(job, needs), _job_folder(names.config(attempt)), _tracking(job), _reports(job, settings)):
+        template = merged(template, part)
+    return {
+        "groupName": TRAINER_GROUP,
+        "replicas": trainer.replicas,
+        "minReplicas": trainer.replicas,
+        "maxReplicas": trainer.replicas,
+        "rayStartParams": {"object-store-memory": str(quantity.whole(trainer.shared_memory.size_limit) // 2)},
+        "resources": {
+            "CPU": str(_logical_cpus(job)),
+            needs.ray_resource: str(needs.count),
+            DRIVER_RESOURCE: "1",
+        },
+        "template": finished(template, dict(trainer.pod_template), labels),
+    }
+
+
+def _logical_cpus(job: DiffusionRLJob) -> int:
+    spec = job.spec
+    given = {**spec.trainer.resources.requests, **spec.trainer.resources.limits}.get("cpu", "0")
+    actors = 2 * spec.trainer.accelerator.count + spec.rollout.agent_loop.workers + spec.reward.replicas + 8
+    return max(LOGICAL_CPUS, actors, quantity.whole(given))
+
+
+def _placement(job: DiffusionRLJob, needs: Devices) -> Object:
+    scheduling = job.spec.scheduling
+    limits = needs.limits()
+    spec: Object = {}
+    if limits:
+        spec["containers"] = [{"name": CONTAINER, "resources": {"requests": limits, "limits": limits}}]
+    if needs.runtime_class:
+        spec["runtimeClassName"] = needs.runtime_class
+    if selector := {**needs.node_selector, **scheduling.node_selector}:
+        spec["nodeSelector"] = selector
+    if scheduling.tolerations:
+        spec["tolerations"] = [
+            toleration.model_dump(by_alias=True, exclude_none=True) for toleration in scheduling.tolerations
+        ]
+    levels = {"required": scheduling.topology.required, "preferred": scheduling.topology.preferred}
+    annotations = {f"kueue.x-k8s.io/podset-{how}-topology": level for how, level in levels.items() if level}
+    return {"spec": spec, **({"metadata": {"annotations": annotations}} if annotations else {})}
+
+
+def _job_folder(config: str) -> Object:
+    return _mounted("job", {"configMap": {"name": config}}, JOB_FOLDER)
+
+
+def _tracking(job: DiffusionRLJob) -> Object:
+    secret = job.spec.observability.tracking.wandb_secret_ref
+    return _with_env([secret_variable("WANDB_API_KEY", secret.name, secret.key)]) if secret else {}
+
+
+def _reports(job: DiffusionRLJob, settings: ClusterSettings) -> Object:
+    """Where and as whom the training program reports; the token is good for this job's reports and nothing else."""
+    if settings.report_url is None:
+        return {}
+    audience = report_audience(job.metadata.namespace or "default", job.metadata.name)
+    token = {"audience": audience, "expirationSeconds": TOKEN_SECONDS, "path": TOKEN_FILE}
+    volume = {"projected": {"defaultMode": 0o440, "sources": [{"serviceAccountToken": token}]}}
+    variables = {
+        "DIFFUSIONRL_REPORT_URL": settings.report_url,
+        "DIFFUSIONRL_REPORT_TOKEN_FILE": f"{TOKEN_FOLDER}/{TOKEN_FILE}",
+    }
+    env = [{"name": name, "value": value} for name, value in variables.items()]
+    return merged(_mounted("report-token", volume, TOKEN_FOLDER), _with_env(env))
+
+
+def _mounted(name: str, source: Object, path: str) -> Object:
+    mount = {"name": name, "mountPath": path, "readOnly": True}
+    return {
+        "spec": {
+            "containers": [{"name": CONTAINER, "volumeMounts": [mount]}],
+            "volumes": [{"name": name, **source}],
+        }
+    }
+
+
+def _with_env(env: list[Object]) -> Object:
+    return {"spec": {"containers": [{"name": CONTAINER, "env": env}]}}

@@ -1,0 +1,190 @@
+"""Documents of jobs for property tests: valid ones, and slightly broken ones, made from the CRD's own schema.
+
+A test gives each to the models and to an API server and compares the two verdicts; `VERDICTS_DIFFER` lists where they
+may differ, and these strategies stay away from there.
+"""
+
+from __future__ import annotations
+
+import copy
+import string
+from typing import Any
+
+from hypothesis import strategies as st
+
+Document = dict[str, Any]
+Schema = dict[str, Any]
+Path = tuple[str, ...]
+
+# Where a CRD has no words for what the models check; the operator says the rest in a condition.
+VERDICTS_DIFFER = {
+    "spec.reward.scorers[].settings": "keys, and values of several types",
+    "integers": "3.0 is a whole number to the API server",
+    "metadata": "labels and annotations are checked by the API server alone",
+}
+SMALLEST: Document = {
+    "apiVersion": "diffusionrl.io/v1alpha1",
+    "kind": "DiffusionRLJob",
+    "metadata": {"name": "a-job"},
+    "spec": {
+        "model": {"base": "./model"},
+        "data": {"train": ["train.jsonl"]},
+        "reward": {"scorers": [{"name": "jpeg"}]},
+        "trainer": {"totalSteps": 3},
+    },
+}
+# Fields that name each other in rules, with values near the edge: drawn one by one they would seldom meet.
+TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("trainer.replicas", (1, 2, 3)),
+    ("trainer.accelerator", ({}, {"count": 2}, {"vendor": "CPU", "resourceName": "a.b/c"}, {"resourceName": "a.b/c"},
+                             {"vendor": "Mock", "resourceName": "a.b/c", "preset": "Atlas-A2"},
+                             {"vendor": "NVIDIA", "preset": "Atlas-A2"}, {"vendor": "Ascend", "preset": "Atlas-A3"})),
+    ("trainer.batch", ({"prompts": 4}, {"prompts": 8, "miniBatchPrompts": 3}, {"prompts": 6, "miniBatchPrompts": 3})),
+    ("trainer.podTemplate", (
+        {"spec": {"hostNetwork": True}}, {"spec": {"hostPID": False, "x": [None, 1]}},
+        {"spec": {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}},
+        {"spec": {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "a"}]}},
+        {"spec": {"containers": [{"name": "ray", "securityContext": {"privileged": True}}]}},
+        {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "1"}], "image": None}]}},
+        {"spec": {"containers": [{"image": "x"}]}}, {"spec": "x"}, {"metadata": {"labels": {"a": 1}}}, {"spec": None},
+        {"spec": {"hostIPC": "true"}}, {"unknown": {"kept": True}},
+    )),
+    ("security.allowHostPaths", (True, False)),
+    ("rollout.replicas", (1, 2, 3)),
+    ("rollout.minReplicas", (1, 2)),
+    ("rollout.maxReplicas", (1, 2)),
+    ("rollout.placement", ("Colocated", "Separate")),
+    ("rollout.accelerator", ({}, {"vendor": "NVIDIA"}, {"vendor": "Mock"})),
+    ("rollout.autoscaling", ({"enabled": True}, {"enabled": False})),
+    ("rollout.engine", ({"tensorParallelSize": 2}, {"metricsPort": 9400})),
+    ("rollout.agentLoop.workers", (1, 2, 3)),
+    ("rollout.samplesPerPrompt", (1, 2, 8)),
+    ("rollout.pipeline.steps", (1, 2, 10)),
+    ("rollout.sampler.window", ({"size": 1, "end": 1}, {"size": 4, "end": 3}, {"size": 2, "start": 8, "end": 11})),
+    ("weightSync.transport", ("IPC", "NCCL", "HCCL", "SharedStore")),
+    ("weightSync.payload", ("LoRA", "Full")),
+    ("model.lora.enabled", (True, False)),
+    ("model.base", ("~/model", "Qwen/Qwen-Image")),
+    ("algorithm", ({"name": "Custom"}, {"overrides": ["a.b=1", "++c=2"]}, {"overrides": ["trainer.seed=1"]},
+                   {"overrides": ["+++a=1"]}, {"overrides": ["trainer=1"]}, {"overrides": ["trainer.seedling=1"]},
+                   {"overrides": ["++reward.scorer_kwargs.x=1"]}, {"overrides": ["a"]}, {"overrides": ["=a"]},
+                   {"configRef": {"name": "a", "key": "b"}})),
+    ("backoffLimit", (0, 1)),
+    ("checkpoint", ({"claimName": "runs"}, {"everySteps": 0})),
+    ("runtime", ({"image": "a"}, {"image": "a", "rayVersion": "2.60.0"}, {"rayVersion": "2"})),
+    ("reward.scorers", (
+        [{"name": "jpeg", "weight": 0}], [{"name": "jpeg"}, {"name": "jpeg"}], [{"name": "x"}], [],
+        [{"name": "x", "http": {"url": "http://h:99999/"}}], [{"name": "x", "http": {"url": "http://h:65535?a"}}],
+        [{"name": "x", "builtin": "color", "settings": {"color": "red", "more": [1, 2.5, True]}}],
+        [{"name": "x", "function": {"path": "r.py"}, "http": {"url": "http://h"}}], [{"name": "x", "builtin": "y"}],
+    )),
+    ("scheduling.topology", ({"required": "rack"}, {"required": "rack", "preferred": "a.b/zone"})),
+    ("scheduling.tolerations", ([{"key": "a"}, {"key": "a"}], [{"operator": "Equal", "value": "-"}])),
+)  # fmt: skip
+NOT_DRAWN = {"podTemplate", "settings"}
+
+
+def jobs(schema: Schema) -> st.SearchStrategy[Document]:
+    """The smallest job with a few changes, right and wrong ones; `schema` is that of the CRD's `spec`."""
+    return st.lists(st.one_of(_together(), _anywhere(schema)), max_size=4).map(_applied)
+
+
+def _applied(changes: list[tuple[Path, Any]]) -> Document:
+    document = copy.deepcopy(SMALLEST)
+    for path, value in changes:
+        node = document["spec"]
+        for step in path[:-1]:
+            if not isinstance(node.get(step), dict):
+                node[step] = {}
+            node = node[step]
+        node[path[-1]] = value
+    return document
+
+
+def _together() -> st.SearchStrategy[tuple[Path, Any]]:
+    return st.sampled_from([(tuple(name.split(".")), value) for name, values in TOGETHER for value in values])
+
+
+def _anywhere(schema: Schema) -> st.SearchStrategy[tuple[Path, Any]]:
+    """A field somewhere, with a value that its own schema allows, or not."""
+
+    def change(place: tuple[Path, Schema]) -> st.SearchStrategy[tuple[Path, Any]]:
+        path, node = place
+        unknown = st.just(((*path[:-1], "unknwon"), 1))
+        here = st.one_of(valid(node), valid(node), wrong(node), st.none()).map(lambda value: (path, value))
+        return st.one_of(here, here, here, unknown)
+
+    return st.sampled_from(list(_fields(schema, ()))).flatmap(change)
+
+
+def _fields(schema: Schema, path: Path) -> Any:
+    for name, node in schema.get("properties", {}).items():
+        if name not in NOT_DRAWN:
+            yield (*path, name), node
+            yield from _fields(node, (*path, name))
+
+
+def valid(node: Schema) -> st.SearchStrategy[Any]:
+    """Values that the node's own bounds allow; rules between fields are another matter."""
+    if "enum" in node:
+        return st.sampled_from(node["enum"])
+    match node.get("type"):
+        case "string":
+            return _texts(node)
+        case "boolean":
+            return st.booleans()
+        case "integer":
+            low, high = _bounds(node)
+            step = node.get("multipleOf", 1)
+            return st.sampled_from([low, high, low + 1]).map(lambda value: int(value // step * step) or step)
+        case "number":
+            return st.floats(node["minimum"], node["maximum"], exclude_min=node.get("exclusiveMinimum", False))
+        case "array":
+            items = st.lists(valid(node["items"]), min_size=node.get("minItems", 0), max_size=3)
+            keys = node.get("x-kubernetes-list-map-keys")
+            return items.filter(lambda found: _unlike(found, keys[0])) if keys else items
+        case "object" if "properties" in node:
+            required = {name: valid(node["properties"][name]) for name in node.get("required", ())}
+            drawn = {name: inner for name, inner in node["properties"].items() if name not in NOT_DRAWN}
+            optional = {name: valid(inner) for name, inner in drawn.items() if name not in required}
+            return st.fixed_dictionaries(required, optional=optional)
+        case _:
+            keys_ = st.text(string.ascii_lowercase, min_size=1, max_size=5)
+            return st.dictionaries(keys_, valid(node["additionalProperties"]), max_size=3)
+
+
+def _unlike(items: list[Any], key: str) -> bool:
+    names = [item[key] for item in items]
+    return len(names) == len(set(names))
+
+
+def wrong(node: Schema) -> st.SearchStrategy[Any]:
+    """Values of another type, or just out of bounds."""
+    others: dict[str, list[Any]] = {
+        "string": [1, True, [], {}, "", "\x07", "a" * 5000, "ä ö", "A/B/C", "-"],
+        "boolean": [1, "true", [], {}],
+        "integer": ["1", 1.5, True, [], {}],
+        "number": ["1", True, [], {}],
+        "array": ["a", 1, {}, [None], [[]], [1] * 600],
+        "object": ["a", 1, [], {"": 1}, {"A b": "1"}, {"a": 1}],
+    }
+    found = others[node["type"]]
+    if node["type"] in ("integer", "number"):
+        low, high = _bounds(node)
+        found = [*found, low - 1, high + 1, *([low] if node.get("exclusiveMinimum") else [])]
+    return st.sampled_from(found)
+
+
+def _bounds(node: Schema) -> tuple[Any, Any]:
+    return node.get("minimum", -(2**31)), node.get("maximum", 2**31)
+
+
+def _texts(node: Schema) -> st.SearchStrategy[str]:
+    most = node.get("maxLength", 64)
+    plain = st.text("aB0-./_:=", min_size=node.get("minLength", 0), max_size=min(most, 12))
+    if "pattern" not in node:
+        return plain
+    letters = st.characters(codec="utf-8")
+    fitting = st.from_regex(node["pattern"], fullmatch=True, alphabet=letters)
+    # The API server's expressions know no newline before `$`.
+    return st.one_of(plain, fitting.filter(lambda text: len(text) <= most and not text.endswith("\n")))

@@ -1,0 +1,201 @@
+"""The CRD is structural, explains itself, bounds everything, and holds every rule in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_operator.api import DiffusionRLJob, crd, reference
+from omni_operator.api.base import VALIDATIONS
+from omni_operator.api.structural import KEPT, NotStructural, structural
+
+ROOT = Path(__file__).resolve().parents[3]
+SCHEMA = crd.schema()
+PRESERVED = "x-kubernetes-preserve-unknown-fields"
+EXTENSIONS = {VALIDATIONS, PRESERVED, "x-kubernetes-list-type", "x-kubernetes-list-map-keys"}
+
+
+def nodes(node: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield at, node
+    for name, inner in node.get("properties", {}).items():
+        yield from nodes(inner, f"{at}.{name}")
+    if "items" in node:
+        yield from nodes(node["items"], f"{at}[]")
+    if isinstance(node.get("additionalProperties"), dict):
+        yield from nodes(node["additionalProperties"], f"{at}.*")
+
+
+NODES = dict(nodes(SCHEMA))
+OURS = {at: node for at, node in NODES.items() if at not in ("", ".metadata")}
+
+
+def test_every_node_has_a_type_or_is_open() -> None:
+    assert len(NODES) > 250
+    assert [at for at, node in NODES.items() if "type" not in node and not node.get(PRESERVED)] == []
+
+
+def test_nothing_is_in_a_node_that_the_api_server_does_not_take() -> None:
+    assert {at: found for at, node in NODES.items() if (found := set(node) - KEPT - EXTENSIONS)} == {}
+    assert [at for at, node in NODES.items() if "properties" in node and "additionalProperties" in node] == []
+    assert [at for at, node in NODES.items() if node.get("default", "") is None] == []
+    assert [
+        at for at, node in NODES.items() for key in ("exclusiveMinimum", "exclusiveMaximum")
+        if key in node and (not isinstance(node[key], bool) or key.replace("exclusiveM", "m") not in node)
+    ] == []  # fmt: skip
+
+
+def test_every_field_is_explained() -> None:
+    named = {at: node for at, node in OURS.items() if not at.endswith(("[]", ".*"))}
+    assert [at for at, node in named.items() if not node.get("description")] == []
+
+
+def test_everything_is_bounded_or_the_rules_cost_too_much() -> None:
+    bounds = {"string": ("maxLength", "enum", "format"), "array": ("maxItems",), "object": ("maxProperties",)}
+    assert [
+        at for at, node in OURS.items()
+        if node.get("type") in bounds and "properties" not in node and not node.get(PRESERVED)
+        and not any(bound in node for bound in bounds[node["type"]])
+        and at not in (".apiVersion", ".kind")
+    ] == []  # fmt: skip
+
+
+def test_lists_say_how_they_are_merged() -> None:
+    kinds = {at: node.get("x-kubernetes-list-type") for at, node in NODES.items() if node.get("type") == "array"}
+    assert None not in kinds.values()
+    by_key = {at: NODES[at]["x-kubernetes-list-map-keys"] for at, kind in kinds.items() if kind == "map"}
+    assert by_key[".status.conditions"] == ["type"]
+    assert by_key[".spec.reward.scorers"] == ["name"]
+    for at, keys in by_key.items():
+        assert set(keys) <= set(NODES[f"{at}[]"]["required"]), at
+
+
+@pytest.mark.parametrize(
+    ("at", "part", "said"),
+    [
+        (".spec", "self.weightSync.transport != 'IPC'", "IPC needs rollout.placement Colocated"),
+        (".spec", "'NCCL'", "NCCL needs NVIDIA devices on both sides"),
+        (".spec", "'HCCL'", "HCCL needs Ascend devices on both sides"),
+        (".spec.rollout", "self.minReplicas <= self.replicas", "between minReplicas and maxReplicas"),
+        (".spec.rollout", "self.placement == 'Colocated'", "Separate is not there yet"),
+        (".spec", "self.backoffLimit == 0", "needs checkpoint.claimName"),
+        (".spec.managedBy", "self == oldSelf", "cannot change"),
+        (".spec.model.base", "self == oldSelf", "cannot change"),
+        (".spec.rollout.placement", "self == oldSelf", "cannot change"),
+        (".spec.weightSync.transport", "self == oldSelf", "cannot change"),
+        (".spec", "self.model.lora.enabled", "there is no adapter to send"),
+        (".spec", "podTemplate.spec.hostIPC", "needs security.allowHostPaths"),
+        ("", "oldSelf.status.conditions", "the job has ended"),
+        ("", "self.metadata.name.size() <= 43", "at most 43 characters"),
+    ],
+)  # fmt: skip
+def test_the_rules_are_there_each_with_words(at: str, part: str, said: str) -> None:
+    rules = NODES[at][VALIDATIONS]
+    assert [rule for rule in rules if part in rule["rule"] and said in rule["message"]]
+
+
+def test_every_rule_has_words_and_points_at_a_field_that_is_there() -> None:
+    for at, node in NODES.items():
+        for rule in node.get(VALIDATIONS, []):
+            assert rule["message"], at
+            assert "\n" not in rule["message"] + rule["rule"], at
+            assert at + rule.get("fieldPath", "") in NODES, f"{at}: {rule}"
+
+
+def test_device_names_match_the_pattern_of_every_plug_in() -> None:
+    node = NODES[".spec.trainer.accelerator.resourceName"]
+    assert node["pattern"] == "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"
+    for name in ("nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "huawei.com/Ascend910", "huawei.com/Ascend910-2c"):
+        assert re.match(node["pattern"], name)
+
+
+def test_defaults_are_those_of_the_models() -> None:
+    given = {"model": {"base": "m"}, "data": {"train": ["t"]}, "reward": {"scorers": [{"name": "jpeg"}]}}
+    document = {
+        "apiVersion": "diffusionrl.io/v1alpha1",
+        "kind": "DiffusionRLJob",
+        "metadata": {"name": "a"},
+        "spec": {**given, "trainer": {"totalSteps": 1}},
+    }
+    filled = json.loads(json.dumps(document))
+    fill(filled["spec"], SCHEMA["properties"]["spec"])
+    assert filled["spec"]["rollout"]["engine"]["tensorParallelSize"] == 1
+    assert filled["spec"]["security"]["rayAuth"] == "Token"
+    assert DiffusionRLJob.model_validate(filled) == DiffusionRLJob.model_validate(document)
+
+
+def fill(value: Any, node: dict[str, Any]) -> None:
+    """What the API server does with defaults."""
+    for name, inner in node.get("properties", {}).items():
+        if name not in value and "default" in inner:
+            value[name] = json.loads(json.dumps(inner["default"]))
+        if isinstance(value.get(name), dict):
+            fill(value[name], inner)
+    for item in value if isinstance(value, list) else []:
+        fill(item, node["items"])
+
+
+def test_columns_and_scale_read_fields_that_are_there() -> None:
+    version = crd.crd()["spec"]["versions"][0]
+    paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
+    paths += list(version["subresources"]["scale"].values())
+    for path in paths:
+        plain = re.sub(r"\[\?\(@\.type==\"\w+\"\)\]", "[]", path)
+        assert plain in NODES or plain == ".metadata.creationTimestamp", path
+    assert [column["name"] for column in version["additionalPrinterColumns"] if "priority" not in column] == [
+        "Succeeded", "Ready", "Step", "Reward", "Weights", "Lag", "Rollouts", "Attempts", "Age",
+    ]  # fmt: skip
+    assert version["subresources"]["status"] == {}
+
+
+def test_names_and_size() -> None:
+    spec = crd.crd()["spec"]
+    assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["drl"], ["diffusionrl"])
+    assert len(crd.text().encode()) < 200_000
+    assert len(json.dumps(crd.crd())) < 200_000
+
+
+def test_the_committed_file_is_what_the_models_say() -> None:
+    assert crd.main(["--out", str(ROOT / "crds"), "--check"]) == 0
+
+
+def test_the_committed_reference_is_what_the_models_say(tmp_path: Path) -> None:
+    assert reference.main(["--out", str(ROOT / "docs" / "job.md"), "--check"]) == 0
+    assert reference.main(["--out", str(tmp_path / "job.md"), "--check"]) == 1
+    page = reference.text()
+    missing = [at for at in OURS if at.startswith(".spec.") and f"`{at.strip('[]').rpartition('.')[2]}`" not in page]
+    assert [at for at in missing if not at.endswith((".*", "[]")) and "odTemplate" not in at] == []
+
+
+def test_a_stale_file_is_found_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert crd.main(["--out", str(tmp_path), "--check"]) == 1
+    assert "make crds" in capsys.readouterr().err
+    assert crd.main(["--out", str(tmp_path)]) == 0
+    assert crd.main(["--out", str(tmp_path), "--check"]) == 0
+    file = tmp_path / crd.FILE
+    file.write_text(file.read_text().replace("maxLength: 253", "maxLength: 254", 1))
+    assert crd.main(["--out", str(tmp_path), "--check"]) == 1
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "object", "properties": {"a": {"type": "string", "not": {}}}},
+        {"type": "array", "items": {"oneOf": []}},
+    ],
+)
+def test_what_a_crd_cannot_say_is_an_error_here(schema: dict[str, Any]) -> None:
+    with pytest.raises(NotStructural):
+        structural(schema)
+
+
+def test_a_field_that_may_be_null_may_be_missing_instead() -> None:
+    assert structural({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}], "default": None}) == {
+        "type": "string",
+        "maxLength": 3,
+    }

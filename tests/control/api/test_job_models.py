@@ -1,0 +1,154 @@
+"""The whole spec and status: what a cluster adds is accepted, wrong things are refused in words, drawn ones too."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from omni_operator.api import DiffusionRLJob, JobError, crd, read_job
+from omni_operator.api.names import Names, attempt_of, report_audience
+from omni_operator.api.status import CONDITION_TYPES, Status
+
+SPEC = crd.schema()["properties"]["spec"]
+BASE = """
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: ./model}
+  data: {train: [t.jsonl]}
+  reward: {scorers: [{name: jpeg}]}
+  trainer: {totalSteps: 3}
+"""
+
+
+def problems(*assignments: str) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        read_job(BASE, "job.yaml", assignments)
+    return [problem.text for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "at", "said"),
+    [
+        (["spec.rollout.placement=Separate", "spec.weightSync.transport=SharedStore"], "spec.rollout.placement",
+         "is not there yet"),
+        (["spec.weightSync.transport=NCCL"], "spec.weightSync.transport", "over IPC"),
+        (["spec.backoffLimit=1"], "spec.backoffLimit", "checkpoint.claimName"),
+        (["spec.rollout.minReplicas=2"], "spec.rollout.replicas", "does not lie between"),
+        (["spec.rollout.autoscaling.enabled=true"], "spec.rollout.autoscaling.enabled", "their number is fixed"),
+        (["spec.rollout.accelerator={}"], "spec.rollout.accelerator", "use trainer.accelerator"),
+        (["spec.algorithm.configRef={name: a, key: b}"], "spec.algorithm.configRef", "not read yet"),
+        (["spec.trainer.accelerator={vendor: CPU, resourceName: a/b}"], "spec.trainer.accelerator.resourceName",
+         "no device is asked for"),
+        (["spec.trainer.accelerator={resourceName: a/b}"], "spec.trainer.accelerator.vendor", "must be given"),
+        (["spec.trainer.accelerator={vendor: NVIDIA, preset: Atlas-A2}"], "spec.trainer.accelerator.preset",
+         "is of vendor Ascend"),
+        (["spec.runtime.image=x"], "spec.runtime.rayVersion", "must be given with image"),
+        (["spec.scheduling.topology={required: a, preferred: b}"], "spec.scheduling.topology.preferred", "one of them"),
+        (["spec.trainer.podTemplate={spec: {hostIPC: true}}"], "spec.trainer.podTemplate.spec.hostIPC",
+         "allowHostPaths"),
+        (["spec.head.podTemplate={spec: {volumes: [{name: a, hostPath: {path: /}}]}}"],
+         "spec.head.podTemplate.spec.volumes[0].hostPath", "allowHostPaths"),
+        (["spec.head.podTemplate={spec: {initContainers: [{name: a, securityContext: {privileged: true}}]}}"],
+         "spec.head.podTemplate.spec.initContainers[0].securityContext.privileged", "allowHostPaths"),
+        (["spec.head.podTemplate={spec: {containers: [{image: a}]}}"], "spec.head.podTemplate", "needs a name"),
+        (["spec.head.podTemplate={spec: {containers: {}}}"], "spec.head.podTemplate", "must be a list"),
+        (["spec.reward.scorers=[{name: a, http: {url: 'http://h:99999'}}]"], "spec.reward.scorers[0].http.url",
+         "has a form that is not allowed"),
+    ],
+)  # fmt: skip
+def test_what_a_cluster_cannot_do_is_refused_in_words(assignments: list[str], at: str, said: str) -> None:
+    (found,) = problems(*assignments)
+    assert found.startswith(f"{at}: ")
+    assert said in found
+
+
+def test_the_guard_opens_where_the_job_says_so() -> None:
+    template = "spec.trainer.podTemplate={spec: {hostNetwork: true, volumes: [{name: a, hostPath: {path: /}}]}}"
+    job = read_job(BASE, "job.yaml", [template, "spec.security.allowHostPaths=true"]).job
+    assert job.spec.trainer.pod_template["spec"]["hostNetwork"] is True  # type: ignore[index,call-overload]
+
+
+def test_a_null_is_a_field_that_is_not_there() -> None:
+    job = read_job(BASE, "job.yaml", ["spec.seed=null", "spec.rollout=null", "spec.runtime.image=null"]).job
+    assert job == read_job(BASE, "job.yaml").job
+    assert problems("spec.trainer=null") == ["spec.trainer: must be given: the trainer's size and pace"]
+
+
+def test_metadata_and_status_are_read_leniently() -> None:
+    document = {
+        "apiVersion": "diffusionrl.io/v1alpha1",
+        "kind": "DiffusionRLJob",
+        "metadata": {
+            "name": "a", "namespace": "n", "uid": "u", "generation": 3, "finalizers": ["x/y"], "managedFields": [{}],
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "labels": None,
+        },
+        "spec": json.loads(json.dumps(read_job(BASE, "j").document.plain()["spec"])),
+        "status": {
+            "observedGeneration": 2, "attempts": 1, "newField": 1, "weights": None,
+            "conditions": [{"type": "Succeeded", "status": "True", "reason": "Done", "x": 1}],
+            "children": {"rayJob": "a-a01", "dashboardURL": "http://d"},
+        },
+    }  # fmt: skip
+    job = DiffusionRLJob.model_validate(document)
+    assert (job.metadata.generation, job.metadata.uid, job.metadata.finalizers) == (3, "u", ("x/y",))
+    assert job.status.finished
+    assert job.status.children.dashboard_url == "http://d"
+    assert (job.status.condition("Ready"), job.status.is_true("Succeeded")) == (None, True)
+
+
+def test_status_is_written_as_the_crd_reads_it() -> None:
+    schema = crd.schema()["properties"]["status"]
+    assert set(schema["properties"]) == {field.alias for field in Status.model_fields.values()}
+    written = Status(attempts=2).model_dump(exclude_none=True, exclude_defaults=True)
+    assert written == {"attempts": 2}
+    assert len(CONDITION_TYPES) == 8
+
+
+def test_names_fit_what_kuberay_allows() -> None:
+    names = Names("j" * 43)
+    assert len(names.attempt(99)) == 47
+    assert names.attempt(1).endswith("-a01")
+    assert max(map(len, (names.config(99), names.head_service))) <= 63
+    assert attempt_of(names.attempt_labels(7)) == 7
+    assert attempt_of({}) is None
+    assert [attempt_of({"diffusionrl.io/attempt": text}) for text in ("x", "²", "")] == [None, None, None]
+    assert report_audience("a", "b") != report_audience("b", "a")
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_drawn_documents_are_jobs_or_problems_in_words(documents: ModuleType, data: st.DataObject) -> None:
+    document: dict[str, Any] = data.draw(documents.jobs(SPEC))
+    try:
+        job = DiffusionRLJob.model_validate(document)
+    except ValidationError:
+        with pytest.raises(JobError) as caught:
+            read_job(json.dumps(document), "job.yaml")
+        assert all(problem.text and problem.where for problem in caught.value.problems)
+    else:
+        again = {**document, "spec": job.spec.model_dump(by_alias=True, mode="json")}
+        assert DiffusionRLJob.model_validate(again) == job
+
+
+def test_the_strategies_draw_both_kinds(documents: ModuleType) -> None:
+    verdicts: list[bool] = []
+
+    @given(documents.jobs(SPEC))
+    @settings(max_examples=60, deadline=None, database=None, derandomize=True)
+    def draw(document: dict[str, Any]) -> None:
+        try:
+            DiffusionRLJob.model_validate(document)
+            verdicts.append(True)
+        except ValidationError:
+            verdicts.append(False)
+
+    draw()
+    assert 0.1 < sum(verdicts) / len(verdicts) < 0.9

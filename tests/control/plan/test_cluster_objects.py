@@ -1,0 +1,347 @@
+"""A job's objects on a cluster: what KubeRay, schedulers, device plug-ins and guards rely on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob, crd
+from omni_operator.api.names import RENDERED_ANNOTATION, report_audience
+from omni_operator.api.pod_template import host_access
+from omni_operator.plan.objects import digest
+
+MakeJob = Callable[..., DiffusionRLJob]
+SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
+NVIDIA = "spec.trainer.accelerator={vendor: NVIDIA, count: 1, preset: NVIDIA}"
+
+
+def by_kind(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS, attempt: int = 1) -> dict[str, Any]:
+    return {body["kind"]: body for body in plan.objects(job, attempt, settings)}
+
+
+def ray_job(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS) -> dict[str, Any]:
+    body: dict[str, Any] = by_kind(job, settings)["RayJob"]
+    return body
+
+
+def workers(job: DiffusionRLJob) -> dict[str, Any]:
+    (group,) = ray_job(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert isinstance(group, dict)
+    return group
+
+
+def pod(group: dict[str, Any]) -> dict[str, Any]:
+    spec = group["template"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def env(group: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in pod(group)["containers"][0]["env"]}
+
+
+def test_an_attempt_is_submitted_once_and_never_again_by_kuberay(make_job: MakeJob) -> None:
+    body = ray_job(make_job())
+    spec, head = body["spec"], body["spec"]["rayClusterSpec"]["headGroupSpec"]
+    assert (spec["submissionMode"], spec["backoffLimit"], spec["shutdownAfterJobFinishes"]) == ("HTTPMode", 0, True)
+    assert body["metadata"]["annotations"]["ray.io/disable-provisioned-head-restart"] == "true"
+    assert "suspend" not in spec
+    assert (head["rayStartParams"]["num-cpus"], pod(head)["restartPolicy"]) == ("0", "Never")
+    assert spec["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    assert spec["rayClusterSpec"]["rayVersion"] == "2.60.0"
+
+
+def test_readiness_is_asked_every_second_where_no_token_is_needed(make_job: MakeJob) -> None:
+    head = ray_job(make_job())["spec"]["rayClusterSpec"]["headGroupSpec"]
+    probes = [pod(group)["containers"][0]["readinessProbe"] for group in (head, workers(make_job()))]
+    assert [probe["httpGet"] for probe in probes] == [
+        {"path": "/api/gcs_healthz", "port": 8265},
+        {"path": "/api/local_raylet_healthz", "port": 52365},
+    ]
+    assert {probe["periodSeconds"] for probe in probes} == {1}
+
+
+def test_the_training_program_is_that_of_a_local_run_in_another_folder(make_job: MakeJob) -> None:
+    job = make_job("spec.checkpoint={claimName: c, path: /data}", "spec.runtime.workingDir=/opt/x")
+    entry = ray_job(job)["spec"]["entrypoint"]
+    before, _, line = entry.partition(" exec ")
+    words = shlex.split(line)
+    local = plan.overrides(plan.rooted(job, "/opt/x"), plan.Place("/data/a-job", nodes=1, devices_per_node=1))
+    assert words[:3] == ["python3", "-m", "verl_omni.trainer.main_diffusion"]
+    assert words[3:] == [*local, "ray_kwargs.ray_init.address=auto"]
+    assert before.startswith("mkdir -p /data/a-job && cp -f ")
+    assert by_kind(job)["ConfigMap"]["data"]["overrides.txt"].splitlines() == words[3:]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "asked", "ray", "platform"),
+    [
+        ("{}", {}, ("GPU", "1"), "cpu"),
+        ("{vendor: CPU, count: 2}", {}, ("GPU", "2"), "cpu"),
+        ("{vendor: NVIDIA, count: 8}", {"nvidia.com/gpu": "8"}, ("GPU", "8"), "nvidia"),
+        ("{vendor: NVIDIA, resourceName: nvidia.com/mig-1g.5gb}", {"nvidia.com/mig-1g.5gb": "1"}, ("GPU", "1"),
+         "nvidia"),
+        ("{vendor: Ascend, count: 8}", {"huawei.com/Ascend910": "8"}, ("NPU", "8"), "huawei"),
+        ("{vendor: Ascend, resourceName: huawei.com/ascend-1980}", {"huawei.com/ascend-1980": "1"}, ("NPU", "1"),
+         "huawei"),
+        ("{vendor: Mock, resourceName: example.com/card, rayResource: NPU}", {"example.com/card": "1"}, ("NPU", "1"),
+         "cpu"),
+    ],
+)  # fmt: skip
+def test_devices_are_asked_for_by_their_own_names(
+    make_job: MakeJob, accelerator: str, asked: dict[str, str], ray: tuple[str, str], platform: str
+) -> None:
+    job = make_job(
+        f"spec.trainer.accelerator={accelerator}",
+        f"spec.rollout.replicas={ray[1]}",
+    )
+    group = workers(job)
+    container = pod(group)["containers"][0]
+    assert container["resources"].get("limits", {}) == asked
+    assert {name: container["resources"]["requests"][name] for name in asked} == asked
+    assert group["resources"][ray[0]] == ray[1]
+    assert {"GPU", "NPU"} & group["resources"].keys() == {ray[0]}
+    assert env(group)["VERL_PLATFORM"] == platform
+    # KubeRay refuses a group that says its resources twice.
+    assert {"num-cpus", "num-gpus", "memory", "resources"} & group["rayStartParams"].keys() == set()
+
+
+def test_ascend_pods_bind_to_their_own_address_and_a_preset_can_be_overridden(make_job: MakeJob) -> None:
+    ascend = "spec.trainer.accelerator={vendor: Ascend, preset: Atlas-A2}"
+    group = workers(make_job(ascend))
+    assert env(group)["HCCL_IF_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert pod(group)["runtimeClassName"] == "ascend"
+    assert pod(group)["nodeSelector"] == {"accelerator-type": "module-910b-8"}
+    assert group["template"]["metadata"]["labels"]["ring-controller.atlas"] == "ascend-910b"
+    other = workers(
+        make_job(
+            ascend, "spec.trainer.accelerator.runtimeClassName=mine",
+            "spec.scheduling.nodeSelector={accelerator-type: module-a3-16}",
+            "spec.trainer.podTemplate={spec: {containers: [{name: ray, env: [{name: HCCL_SOCKET_IFNAME, value: e}]}]}}",
+        )
+    )  # fmt: skip
+    assert pod(other)["runtimeClassName"] == "mine"
+    assert pod(other)["nodeSelector"] == {"accelerator-type": "module-a3-16"}
+    assert env(other)["HCCL_SOCKET_IFNAME"] == "e"
+
+
+def test_a_mock_needs_nothing_of_real_nodes(make_job: MakeJob) -> None:
+    group = workers(make_job("spec.trainer.accelerator={vendor: Mock, resourceName: a.b/c, preset: Atlas-A2}"))
+    assert {"runtimeClassName", "nodeSelector"} & pod(group).keys() == set()
+    assert group["resources"]["NPU"] == "1"
+    assert env(group)["VERL_OMNI_RAY_RESOURCE"] == "NPU"
+
+
+def test_shared_memory_counts_as_memory(make_job: MakeJob) -> None:
+    job = make_job(
+        "spec.trainer.resources={requests: {cpu: '20', memory: 6Gi}, limits: {memory: 8Gi}}",
+        "spec.trainer.sharedMemory.sizeLimit=4Gi",
+    )
+    group = workers(job)
+    assert pod(group)["containers"][0]["resources"] == {
+        "requests": {"cpu": "20", "memory": "10Gi"},
+        "limits": {"memory": "12Gi"},
+    }
+    (volume,) = [entry for entry in pod(group)["volumes"] if entry["name"] == "shared-memory"]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
+    assert int(group["rayStartParams"]["object-store-memory"]) < 4 * 1024**3
+    assert group["resources"]["CPU"] == "20"
+
+
+def test_there_are_logical_processors_for_every_actor(make_job: MakeJob) -> None:
+    crowd = make_job("spec.rollout.agentLoop.workers=32", "spec.trainer.resources.requests={cpu: 100m}")
+    assert int(workers(crowd)["resources"]["CPU"]) >= 32 + 4
+    assert workers(make_job())["resources"]["CPU"] == "16"
+
+
+def test_schedulers_find_their_labels_on_the_rayjob_and_nothing_else_goes_there(make_job: MakeJob) -> None:
+    labels = {
+        "kueue.x-k8s.io/queue-name": "team", "volcano.sh/queue-name": "q", "kai.scheduler/queue": "k",
+        "yunikorn.apache.org/queue": "y", "ray.io/scheduler-name": "volcano", "ray.io/gang-scheduling-enabled": "true",
+        "team": "mine", "ray.io/cluster": "forged", "diffusionrl.io/job": "forged",
+    }  # fmt: skip
+    annotations = {"kueue.x-k8s.io/elastic-job": "true", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    job = make_job(f"metadata.labels={json.dumps(labels)}", f"metadata.annotations={json.dumps(annotations)}")
+    found = ray_job(job)["metadata"]
+    own = {
+        "app.kubernetes.io/managed-by": "omni-operator",
+        "diffusionrl.io/job": "a-job",
+        "diffusionrl.io/attempt": "1",
+    }
+    assert found["labels"] == {**dict(list(labels.items())[:6]), **own}
+    assert set(found["annotations"]) == {
+        "kueue.x-k8s.io/elastic-job", "ray.io/disable-provisioned-head-restart", RENDERED_ANNOTATION,
+    }  # fmt: skip
+    near = workers(make_job("spec.scheduling.topology.preferred=rack"))["template"]["metadata"]["annotations"]
+    assert near == {"kueue.x-k8s.io/podset-preferred-topology": "rack"}
+
+
+def test_the_report_token_is_good_for_this_job_alone(make_job: MakeJob) -> None:
+    group = workers(make_job("metadata.namespace=team"))
+    (volume,) = [entry for entry in pod(group)["volumes"] if entry["name"] == "report-token"]
+    (source,) = volume["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == report_audience("team", "a-job")
+    assert env(group)["DIFFUSIONRL_REPORT_TOKEN_FILE"] == "/var/run/secrets/diffusionrl.io/report/token"
+    quiet = ray_job(make_job(), plan.ClusterSettings(image="i"))
+    assert "report" not in json.dumps(quiet).lower()
+    assert pod(group)["automountServiceAccountToken"] is False
+
+
+def test_workers_have_the_run_folder_and_the_head_does_not_so_that_one_worker_may_have_a_claim_alone(
+    make_job: MakeJob,
+) -> None:
+    job = make_job("spec.checkpoint={claimName: runs, path: /data}")
+    assert {"name": "runs", "mountPath": "/data"} in pod(workers(job))["containers"][0]["volumeMounts"]
+    assert {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}} in pod(workers(job))["volumes"]
+    head = ray_job(job)["spec"]["rayClusterSpec"]["headGroupSpec"]
+    assert [volume["name"] for volume in pod(head)["volumes"]] == ["shared-memory"]
+    assert json.loads(ray_job(job)["spec"]["entrypointResources"]).keys() <= workers(job)["resources"].keys()
+
+
+def test_a_model_of_a_hub_is_fetched_before_a_pod_starts(make_job: MakeJob) -> None:
+    job = make_job(
+        "spec.model={base: Qwen/Qwen-Image, revision: abc, tokenSecretRef: {name: hf, key: t}, cache: {claimName: m}}"
+    )
+    group = workers(job)
+    (fetch,) = pod(group)["initContainers"]
+    folder = "/var/lib/diffusionrl/models/Qwen/Qwen-Image"
+    assert fetch["command"] == [
+        "hf", "download", "Qwen/Qwen-Image", "--local-dir", folder, "--revision", "abc"
+    ]  # fmt: skip
+    assert f"actor_rollout_ref.model.path={folder}" in ray_job(job)["spec"]["entrypoint"]
+    assert "HF_TOKEN" not in env(group)
+    assert {"name": "models", "persistentVolumeClaim": {"claimName": "m"}} in pod(group)["volumes"]
+
+
+def test_what_the_operator_depends_on_stays_whatever_a_template_says(make_job: MakeJob) -> None:
+    template = {
+        "metadata": {"labels": {"diffusionrl.io/job": "forged", "mine": "yes"}},
+        "spec": {
+            "restartPolicy": "Always",
+            "containers": [{"name": "first", "image": "x"}, {"name": "ray", "tty": True}],
+        },
+    }
+    job = make_job(f"spec.head.podTemplate={json.dumps(template)}", f"spec.trainer.podTemplate={json.dumps(template)}")
+    for group in (ray_job(job)["spec"]["rayClusterSpec"]["headGroupSpec"], workers(job)):
+        labels = group["template"]["metadata"]["labels"]
+        assert (labels["diffusionrl.io/job"], labels["mine"]) == ("a-job", "yes")
+        assert [container["name"] for container in pod(group)["containers"]] == ["ray", "first"]
+        assert pod(group)["containers"][0]["tty"] is True
+        assert pod(group)["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        ("DeleteCluster", {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 10}),
+        ("Retain", {"shutdownAfterJobFinishes": False}),
+    ],
+)
+def test_what_is_left_of_an_attempt(make_job: MakeJob, policy: str, wanted: dict[str, Any]) -> None:
+    spec = ray_job(make_job(f"spec.cleanupPolicy={policy}", "spec.activeDeadlineSeconds=100"))["spec"]
+    assert {name: spec[name] for name in wanted} == wanted
+    assert spec["activeDeadlineSeconds"] > 100
+
+
+def test_only_workers_are_deleted_where_the_job_says_so(make_job: MakeJob) -> None:
+    spec = ray_job(make_job("spec.cleanupPolicy=DeleteWorkers"))["spec"]
+    rules = spec["deletionStrategy"]["deletionRules"]
+    assert [(rule["policy"], rule["condition"]["jobStatus"]) for rule in rules] == [
+        ("DeleteWorkers", "SUCCEEDED"),
+        ("DeleteWorkers", "FAILED"),
+    ]
+    # KubeRay refuses the two together.
+    assert {"shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys() == set()
+
+
+def test_network_policies(make_job: MakeJob) -> None:
+    assert "NetworkPolicy" not in by_kind(make_job("spec.security.networkPolicy=Disabled"))
+    spec = by_kind(make_job())["NetworkPolicy"]["spec"]
+    assert (spec["policyTypes"], "egress" in spec) == (["Ingress"], False)
+    job = make_job(
+        "spec.security.networkPolicy=DefaultDeny",
+        "spec.reward.scorers=[{name: a, http: {url: 'http://judge:9000/x'}}, {name: b, http: {url: 'https://h'}}]",
+    )
+    closed = by_kind(job)["NetworkPolicy"]["spec"]
+    ports = [{(port["protocol"], port["port"]) for port in rule.get("ports", ())} for rule in closed["egress"]]
+    assert ports == [set(), {("UDP", 53), ("TCP", 53)}, {("TCP", 443), ("TCP", 9000)}, set()]
+    assert closed["egress"][-1]["to"][0]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "omni-operator"
+    }
+
+
+def test_a_pod_monitor_is_made_where_it_is_wanted(make_job: MakeJob) -> None:
+    assert "PodMonitor" not in by_kind(make_job())
+    wanted = "spec.observability.podMonitor={enabled: true, interval: 5s, labels: {release: p}}"
+    body = by_kind(make_job(wanted, "spec.rollout.engine.metricsPort=9400"))["PodMonitor"]
+    endpoints = body["spec"]["podMetricsEndpoints"]
+    assert [endpoint.get("port", endpoint.get("portNumber")) for endpoint in endpoints] == ["metrics", 9400]
+    assert body["metadata"]["labels"]["release"] == "p"
+
+
+def test_owners_are_named_once_the_job_is_on_a_cluster(make_job: MakeJob) -> None:
+    assert all("ownerReferences" not in body["metadata"] for body in plan.objects(make_job(), 1, SETTINGS))
+    for body in plan.objects(make_job("metadata.uid=u-1"), 1, SETTINGS):
+        (owner,) = body["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"], owner["kind"]) == ("u-1", True, "DiffusionRLJob")
+
+
+@pytest.mark.parametrize(
+    ("assignments", "settings", "said"),
+    [
+        ([], plan.ClusterSettings(), "spec.runtime.image: must be given"),
+        (["spec.trainer.accelerator={vendor: Ascend}"], plan.ClusterSettings(image="i", resource_names={}),
+         "resourceName: must be given"),
+        (["spec.trainer.replicas=2", "spec.rollout.replicas=2"], SETTINGS, "spec.checkpoint.claimName: must be given"),
+        (["spec.trainer={totalSteps: 1, replicas: 2}", "spec.checkpoint.claimName=c",
+          "spec.rollout.engine.tensorParallelSize=2"], SETTINGS, "must be in one pod"),
+        (["metadata.labels={kueue.x-k8s.io/queue-name: q}", "spec.cleanupPolicy=Retain"], SETTINGS,
+         "Kueue takes back"),
+    ],
+)  # fmt: skip
+def test_what_this_cluster_cannot_do_is_refused_in_words(
+    make_job: MakeJob, assignments: list[str], settings: plan.ClusterSettings, said: str
+) -> None:
+    (found,) = plan.refusals(make_job(*assignments), settings)
+    assert said in f"{'.'.join(map(str, found.at))}: {found.text}"
+
+
+def test_a_job_without_anything_special_runs_here(make_job: MakeJob) -> None:
+    assert plan.refusals(make_job(), SETTINGS) == []
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+def test_every_valid_job_renders_the_same_each_time_and_safely(documents: ModuleType, data: st.DataObject) -> None:
+    document = data.draw(documents.jobs(crd.schema()["properties"]["spec"]))
+    try:
+        job = DiffusionRLJob.model_validate(document)
+    except ValidationError:
+        return
+    attempt = data.draw(st.integers(1, 99))
+    bodies = plan.objects(job, attempt, SETTINGS)
+    assert plan.dumped(*bodies) == plan.dumped(*plan.objects(job, attempt, SETTINGS))
+    assert len({(body["kind"], body["metadata"]["name"]) for body in bodies}) == len(bodies)
+    for body in bodies:
+        annotations = body["metadata"]["annotations"]
+        marked = annotations.pop(RENDERED_ANNOTATION)
+        if body["metadata"]["annotations"] == {}:
+            assert (
+                digest({**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "annotations"}})
+                == marked
+            )
+    cluster = bodies[-1]["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        if not job.spec.security.allow_host_paths:
+            assert list(host_access(group["template"])) == []
+        assert pod(group)["restartPolicy"] == "Never"
+        assert pod(group)["containers"][0]["name"] == "ray"

@@ -1,0 +1,104 @@
+"""Merging a user's pod template, and amounts of memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_operator.plan import quantity
+from omni_operator.plan.merge import KEYS, merged
+
+POD: dict[str, Any] = {
+    "containers": [
+        {
+            "name": "ray",
+            "image": "a",
+            "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+            "readinessProbe": {"httpGet": {"path": "/x", "port": 1}, "periodSeconds": 1},
+            "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        }
+    ],
+    "volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "1Gi"}}],
+    "restartPolicy": "Never",
+}
+
+
+@pytest.mark.parametrize(
+    ("patch", "path", "wanted"),
+    [
+        ({"restartPolicy": "Always"}, ["restartPolicy"], "Always"),
+        ({"restartPolicy": None}, ["restartPolicy"], KeyError),
+        ({"new": {"a": 1}}, ["new"], {"a": 1}),
+        ({"containers": [{"name": "ray", "image": "b"}]}, ["containers", 0, "image"], "b"),
+        ({"containers": [{"name": "ray", "image": "b"}]}, ["containers", 0, "env", 0, "value"], "1"),
+        ({"containers": [{"name": "side", "image": "s"}]}, ["containers", 1], {"name": "side", "image": "s"}),
+        ({"containers": [{"name": "ray", "env": [{"name": "B", "value": "3"}]}]},
+         ["containers", 0, "env"], [{"name": "A", "value": "1"}, {"name": "B", "value": "3"}]),
+        ({"containers": [{"name": "ray", "env": [{"name": "A", "valueFrom": {"x": 1}}]}]},
+         ["containers", 0, "env", 0], {"name": "A", "valueFrom": {"x": 1}}),
+        ({"containers": [{"name": "ray", "volumeMounts": [{"name": "m", "mountPath": "/dev/shm"}]}]},
+         ["containers", 0, "volumeMounts"], [{"name": "m", "mountPath": "/dev/shm"}]),
+        ({"containers": [{"name": "ray", "readinessProbe": {"exec": {"command": ["x"]}}}]},
+         ["containers", 0, "readinessProbe"], {"exec": {"command": ["x"]}, "periodSeconds": 1}),
+        ({"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]},
+         ["volumes", 0, "emptyDir"], {"sizeLimit": "1Gi", "medium": "Memory"}),
+        ({"volumes": [{"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}]},
+         ["volumes", 0], {"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}),
+    ],
+)  # fmt: skip
+def test_a_users_part_is_merged_as_kubernetes_does(patch: dict[str, Any], path: list[Any], wanted: Any) -> None:
+    node: Any = merged(POD, patch)
+    for step in path[:-1]:
+        node = node[step]
+    if wanted is KeyError:
+        assert path[-1] not in node
+    else:
+        assert node[path[-1]] == wanted
+
+
+leaves = st.none() | st.booleans() | st.integers(0, 3) | st.text("ab", max_size=2)
+items = st.fixed_dictionaries({"name": st.sampled_from("abc")}, optional={"x": leaves})
+named = st.lists(items, max_size=3, unique_by=lambda item: item["name"])
+templates = st.recursive(
+    st.dictionaries(st.sampled_from([*KEYS, "x", "y"]), leaves | named, max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from(["spec", "metadata", "x"]), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def without_nulls(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(item is not None and without_nulls(item) for item in value.values())
+    return all(map(without_nulls, value)) if isinstance(value, list) else True
+
+
+@given(templates, templates)
+def test_merging_changes_neither_part_and_twice_is_once(base: dict[str, Any], patch: dict[str, Any]) -> None:
+    before = copy.deepcopy((base, patch))
+    once = merged(base, patch)
+    assert (base, patch) == before
+    assert merged(once, patch) == once or not without_nulls(patch)
+    assert merged(base, {}) == base
+
+
+@given(st.integers(0, 2**50), st.sampled_from(["", "Ki", "Mi", "Gi", "k", "M"]), st.integers(0, 2**50))
+def test_sums_of_memory_are_exact(one: int, unit: str, other: int) -> None:
+    total = quantity.add(f"{one}{unit}", str(other))
+    assert quantity.value(total) == quantity.value(f"{one}{unit}") + other
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [(("4Gi", "2Gi"), "6Gi"), (("1Gi", "512Mi"), "1536Mi"), (("1G", "1"), "1000000001")]
+)
+def test_sums_are_written_in_the_largest_unit(given: tuple[str, str], wanted: str) -> None:
+    assert quantity.add(*given) == wanted
+
+
+def test_what_is_no_quantity_is_an_error() -> None:
+    assert (quantity.whole("1500m"), quantity.whole("0.5Ki")) == (2, 512)
+    with pytest.raises(ValueError, match="not a quantity"):
+        quantity.value("4 Gi")

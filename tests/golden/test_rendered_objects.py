@@ -1,0 +1,73 @@
+"""`drl render --cluster` prints what stands in `<case>/objects.yaml`, byte for byte.
+
+`GOLDEN=rewrite python -m pytest tests/golden` writes the files anew; look at the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
+
+from omni_operator import plan
+from omni_operator.api import load_job
+from omni_operator.cli.cluster_options import read_settings
+from omni_operator.cli.main import app
+
+HERE = Path(__file__).parent
+CASES = sorted(path.parent for path in HERE.glob("*/job.yaml"))
+SETTINGS = HERE / "settings.yaml"
+
+
+def render(case: Path, *options: str) -> str:
+    arguments = ["render", str(case / "job.yaml"), "--cluster", "--settings", str(SETTINGS), *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_job_renders_to_its_golden_file(case: Path) -> None:
+    rendered = render(case)
+    golden = case / "objects.yaml"
+    if os.environ.get("GOLDEN") == "rewrite":
+        golden.write_text(rendered, encoding="utf-8")
+    assert rendered == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_printed_is_what_the_operator_applies(case: Path) -> None:
+    applied = plan.objects(load_job(case / "job.yaml").job, 7, read_settings(SETTINGS))
+    printed = list(YAML(typ="safe", pure=True).load_all(render(case, "--attempt", "7")))
+    assert printed == applied
+    assert applied[-1]["metadata"]["name"].endswith("-a07")
+
+
+def test_there_is_a_golden_file_for_every_kind_of_accelerator() -> None:
+    vendors = {load_job(case / "job.yaml").job.spec.trainer.accelerator.vendor for case in CASES}
+    assert vendors == {None, "NVIDIA", "Ascend", "Mock"}
+
+
+def test_a_job_that_the_cluster_cannot_run_is_refused_with_its_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["render", str(HERE / "cpu" / "job.yaml"), "--cluster"])
+    assert result.exit_code == 2
+    assert "job.yaml:5: spec.runtime.image: must be given" in result.stderr
+    checked = CliRunner().invoke(app, ["validate", str(HERE / "cpu" / "job.yaml"), "--cluster"])
+    assert (checked.exit_code, checked.stderr) == (2, result.stderr)
+    offline = CliRunner().invoke(app, ["validate", str(HERE / "cpu" / "job.yaml"), "--cluster", "--image", "i"])
+    assert (offline.exit_code, offline.stdout.endswith("smallest is valid\n")) == (0, True)
+
+
+def test_wrong_settings_are_refused_with_their_line(tmp_path: Path) -> None:
+    wrong = tmp_path / "settings.yaml"
+    wrong.write_text("image: i\nreportURL: http://x\n")
+    result = CliRunner().invoke(app, ["render", str(HERE / "cpu" / "job.yaml"), "--cluster", "--settings", str(wrong)])
+    assert result.exit_code == 2
+    assert "settings.yaml:2: reportURL: unknown field; did you mean 'reportUrl'?" in result.stderr
+    missing = CliRunner().invoke(
+        app, ["render", str(HERE / "cpu" / "job.yaml"), "--cluster", "--settings", str(tmp_path / "none.yaml")]
+    )
+    assert missing.exit_code == 2
