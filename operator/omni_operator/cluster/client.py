@@ -1,0 +1,161 @@
+"""The API server, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from omni_operator.api.names import FIELD_MANAGER
+
+from .credentials import Access
+from .errors import Conflict, Unavailable, error_of
+from .kinds import TOKEN_REVIEWS, Body, Kind, Meta, kind_of
+from .protocol import Identity, Listing
+
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+PAGE = 500
+# verb, resource, code (0: no answer), seconds
+Meter = Callable[[str, str, int, float], None]
+
+
+class ApiServer:
+    """A `Cluster` behind HTTP. Use as an async context manager."""
+
+    def __init__(self, access: Access, meter: Meter, *, version: str, timeout: float = 30.0) -> None:
+        self._access, self._meter = access, meter
+        self._agent, self._timeout = f"{FIELD_MANAGER}/{version}", aiohttp.ClientTimeout(total=timeout, connect=10.0)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(ssl=self._access.tls or True, limit=64)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=self._timeout, headers={"User-Agent": self._agent}
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session:
+            await self._session.close()
+
+    async def apply(self, body: Body) -> Body:
+        kind, meta = kind_of(body), body["metadata"]
+        path = kind.path(meta["namespace"], meta["name"])
+        return await self._send("apply", kind, "PATCH", path, body, APPLY, _MINE)
+
+    async def apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body) -> Body:
+        body = {
+            "apiVersion": kind.api_version,
+            "kind": kind.kind,
+            # With the uid, a job that was made again in the meantime is a conflict, not another job's status.
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "status": status,
+        }
+        return await self._send("apply_status", kind, "PATCH", kind.path(namespace, name, "status"), body, APPLY, _MINE)
+
+    async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
+        meta = body["metadata"]
+        patch = {"metadata": {"resourceVersion": meta["resourceVersion"], "finalizers": finalizers}}
+        path = kind.path(meta["namespace"], meta["name"])
+        return await self._send("patch", kind, "PATCH", path, patch, MERGE, {"fieldManager": FIELD_MANAGER})
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        await self._send("delete", kind, "DELETE", kind.path(namespace, name), options, gone_is_fine=True)
+
+    async def create(self, body: Body) -> bool:
+        kind = kind_of(body)
+        path = kind.path(body["metadata"]["namespace"])
+        try:
+            await self._send("create", kind, "POST", path, body, parameters={"fieldManager": FIELD_MANAGER})
+        except Conflict:
+            return False
+        return True
+
+    async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
+        found: list[Meta] = []
+        parameters = {"labelSelector": selector, "limit": str(PAGE)}
+        while True:
+            path = kind.path(namespace)
+            page = await self._send("list", kind, "GET", path, parameters=parameters, accept=METADATA)
+            found.extend(item["metadata"] for item in page.get("items") or ())
+            token = page["metadata"].get("continue")
+            if not token:
+                return Listing(found, int(page["metadata"].get("resourceVersion") or 0))
+            parameters = {**parameters, "continue": token}
+
+    async def identify(self, token: str, audience: str) -> Identity | None:
+        body = {
+            "apiVersion": TOKEN_REVIEWS.api_version,
+            "kind": TOKEN_REVIEWS.kind,
+            "spec": {"token": token, "audiences": [audience]},
+        }
+        answer = await self._send("create", TOKEN_REVIEWS, "POST", TOKEN_REVIEWS.path(None), body)
+        status = answer.get("status") or {}
+        if not status.get("authenticated") or audience not in (status.get("audiences") or ()):
+            return None
+        user = status.get("user") or {}
+        pods = (user.get("extra") or {}).get("authentication.kubernetes.io/pod-name") or [None]
+        return Identity(str(user.get("username") or ""), pods[0])
+
+    async def _send(
+        self,
+        verb: str,
+        kind: Kind,
+        method: str,
+        path: str,
+        body: Body | None = None,
+        content: str = "application/json",
+        parameters: Mapping[str, str] | None = None,
+        *,
+        accept: str = "application/json",
+        gone_is_fine: bool = False,
+    ) -> Body:
+        """One request.
+
+        Raises:
+            ClusterError: of the kind that the answer means.
+        """
+        assert self._session is not None, "used outside its context"
+        what = f"{verb} {path.rsplit('/apis/', maxsplit=1)[-1]}"
+        begun, code = time.monotonic(), 0
+        headers = {**await self._access.headers(), "Content-Type": content, "Accept": accept}
+        try:
+            async with self._session.request(
+                method,
+                self._access.server + path,
+                params=parameters,
+                data=json.dumps(body).encode() if body is not None else None,
+                headers=headers,
+            ) as response:
+                code, text = response.status, await response.text()
+                retry_after = response.headers.get("Retry-After")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+        finally:
+            self._meter(verb, kind.plural, code, time.monotonic() - begun)
+        reply = _json(text)
+        if code < 300:
+            return reply or {}
+        if gone_is_fine and code in (404, 409):  # 409: another object has the name by now
+            return {}
+        raise error_of(code, reply, what, retry_after)
+
+
+_MINE = {"fieldManager": FIELD_MANAGER, "force": "true"}
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,211 @@
+"""An API server in memory, for tests: versions, server-side apply as far as the operator needs it, finalizers,
+garbage collection by owner, watch events in order. It keeps a log of requests, and refuses on demand.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from omni_operator.api.names import FIELD_MANAGER
+from omni_operator.status.times import stamp
+
+from .errors import ClusterError, Conflict, KindAbsent, NamespaceTerminating, NotFound
+from .kinds import Body, Kind, kind_of
+from .protocol import Identity, Listing
+
+Place = tuple[Kind, str, str]
+WITHOUT_GENERATION = ("metadata", "status")
+
+
+class FakeCluster:
+    """A `Cluster` in memory.
+
+    Attributes:
+        log: (verb, plural) of every request of the operator, in order.
+        events: (type, kind, object) of every change, in order, as a watch would tell it.
+        refusals: asked before every request of the operator; what it returns is raised.
+        absent: kinds that are not served.
+        terminating: namespaces that are being deleted.
+        tokens: (token, audience) -> whose it is.
+    """
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self._clock, self._versions, self._uids = clock, itertools.count(1), itertools.count(1)
+        self._objects: dict[Place, Body] = {}
+        self.log: list[tuple[str, str]] = []
+        self.events: list[tuple[str, Kind, Body]] = []
+        self.refusals: Callable[[str, Kind, str], ClusterError | None] = lambda verb, kind, name: None
+        self.absent: set[Kind] = set()
+        self.terminating: set[str] = set()
+        self.tokens: dict[tuple[str, str], Identity] = {}
+
+    # What the operator asks.
+
+    async def apply(self, body: Body) -> Body:
+        kind, meta = kind_of(body), body["metadata"]
+        self._asked("apply", kind, meta["name"])
+        there = self._objects.get((kind, meta["namespace"], meta["name"]))
+        if there is None:
+            return self.make(body, manager=FIELD_MANAGER)
+        wanted = meta.get("uid")
+        if wanted and wanted != there["metadata"]["uid"]:
+            raise Conflict(f"{kind.plural} {meta['name']}: uid")
+        changed = _merge(there, {name: value for name, value in body.items() if name != "status"})
+        if len([one for one in changed["metadata"].get("ownerReferences") or () if one.get("controller")]) > 1:
+            raise ClusterError("only one controller")
+        return self._store(kind, changed)
+
+    async def apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body) -> Body:
+        self._asked("apply_status", kind, name)
+        there = self._get(kind, namespace, name)
+        if there["metadata"]["uid"] != uid:
+            raise Conflict(f"{kind.plural} {name}: uid")
+        return self._store(kind, {**there, "status": copy.deepcopy(status)})
+
+    async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
+        meta = body["metadata"]
+        self._asked("patch", kind, meta["name"])
+        there = self._get(kind, meta["namespace"], meta["name"])
+        if there["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+            raise Conflict(f"{kind.plural} {meta['name']}: resourceVersion")
+        return self._store(kind, {**there, "metadata": {**there["metadata"], "finalizers": list(finalizers)}})
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        self._asked("delete", kind, name)
+        there = self._objects.get((kind, namespace, name))
+        if there and there["metadata"]["uid"] == uid:
+            self.remove(kind, namespace, name)
+
+    async def create(self, body: Body) -> bool:
+        kind, meta = kind_of(body), body["metadata"]
+        self._asked("create", kind, meta["name"])
+        if (kind, meta["namespace"], meta["name"]) in self._objects:
+            return False
+        self.make(body)
+        return True
+
+    async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
+        self._asked("list", kind, "")
+        name, _, value = selector.partition("=")
+        found = [
+            copy.deepcopy(body["metadata"])
+            for (found_kind, place, _), body in self._objects.items()
+            if found_kind == kind and namespace in (None, place) and (not selector or _label(body, name) == value)
+        ]
+        return Listing(found, next(self._versions))
+
+    async def identify(self, token: str, audience: str) -> Identity | None:
+        self.log.append(("create", "tokenreviews"))
+        return self.tokens.get((token, audience))
+
+    # What users, KubeRay and kubelets do.
+
+    def make(self, body: Body, manager: str = "") -> Body:
+        """Make an object, whoever asks."""
+        kind, meta = kind_of(body), body["metadata"]
+        if meta["namespace"] in self.terminating:
+            raise NamespaceTerminating(f"namespace {meta['namespace']} is being terminated")
+        made = copy.deepcopy(body)
+        made["metadata"].update(
+            uid=f"uid-{next(self._uids)}", creationTimestamp=stamp(self._clock()), generation=1, manager=manager
+        )
+        return self._store(kind, made)
+
+    def change(self, kind: Kind, namespace: str, name: str, **parts: Any) -> Body:
+        """Merge parts (`spec`, `status`, `metadata`) into an object."""
+        return self._store(kind, _merge(self._get(kind, namespace, name), parts))
+
+    def remove(self, kind: Kind, namespace: str, name: str) -> None:
+        """Delete an object: at once, or when its finalizers are gone."""
+        there = self._objects.get((kind, namespace, name))
+        if there is None or there["metadata"].get("deletionTimestamp"):
+            return
+        self._store(kind, {**there, "metadata": {**there["metadata"], "deletionTimestamp": stamp(self._clock())}})
+
+    def collect(self) -> None:
+        """What the garbage collector does: delete whatever has lost its owner."""
+        while True:
+            alive = {body["metadata"]["uid"] for body in self._objects.values()}
+            orphans = [
+                place
+                for place, body in self._objects.items()
+                for owner in body["metadata"].get("ownerReferences") or ()
+                if owner["uid"] not in alive and not body["metadata"].get("deletionTimestamp")
+            ]
+            if not orphans:
+                return
+            for place in orphans:
+                self.remove(*place)
+
+    def all(self, kind: Kind) -> list[Body]:
+        """Every object of a kind, in the order in which they were made."""
+        return [copy.deepcopy(body) for (found, _, _), body in self._objects.items() if found == kind]
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
+        """An object, or None."""
+        found = self._objects.get((kind, namespace, name))
+        return copy.deepcopy(found) if found else None
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Requests of the operator by verb and resource, since the last call."""
+        made = Counter(self.log)
+        self.log.clear()
+        return made
+
+    def _asked(self, verb: str, kind: Kind, name: str) -> None:
+        self.log.append((verb, kind.plural))
+        if kind in self.absent:
+            raise KindAbsent(f"{verb} {kind.plural}: the server could not find the requested resource")
+        if error := self.refusals(verb, kind, name):
+            raise error
+
+    def _get(self, kind: Kind, namespace: str, name: str) -> Body:
+        try:
+            return self._objects[kind, namespace, name]
+        except KeyError:
+            raise NotFound(f"{kind.plural} {name}") from None
+
+    def _store(self, kind: Kind, body: Body) -> Body:
+        meta = body["metadata"]
+        place = (kind, meta["namespace"], meta["name"])
+        old = self._objects.get(place)
+        if old is not None and _essence(old) == _essence(body):
+            return copy.deepcopy(old)
+        if old is not None and any(old.get(part) != body.get(part) for part in {*old, *body} - {*WITHOUT_GENERATION}):
+            meta = {**meta, "generation": meta.get("generation", 1) + 1}
+        body = copy.deepcopy({**body, "metadata": {**meta, "resourceVersion": str(next(self._versions))}})
+        if meta.get("deletionTimestamp") and not meta.get("finalizers"):
+            self._objects.pop(place, None)
+            self.events.append(("DELETED", kind, copy.deepcopy(body)))
+        else:
+            self._objects[place] = body
+            self.events.append(("ADDED" if old is None else "MODIFIED", kind, copy.deepcopy(body)))
+        return copy.deepcopy(body)
+
+
+def _essence(body: Body) -> Body:
+    meta = {name: value for name, value in body["metadata"].items() if name != "resourceVersion"}
+    return {**body, "metadata": meta}
+
+
+def _label(body: Body, name: str) -> str | None:
+    found = (body["metadata"].get("labels") or {}).get(name)
+    return None if found is None else str(found)
+
+
+def _merge(there: Any, wanted: Any) -> Any:
+    """`wanted` laid over `there`; lists and scalars are replaced, None removes."""
+    if not isinstance(there, dict) or not isinstance(wanted, dict):
+        return copy.deepcopy(wanted)
+    made = dict(there)
+    for name, value in wanted.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = _merge(made.get(name), value)
+    return made

@@ -1,0 +1,61 @@
+"""A job as the API server has it -> the terms that decisions rest on."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from omni_operator.api.job import Spec
+from omni_operator.api.names import FINALIZER
+from omni_operator.status.reasons import Action
+from omni_operator.status.terms import Rule, Terms
+from omni_operator.status.times import moment
+
+from .kinds import Body
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def bare_terms(body: Body) -> Terms:
+    """What is known of a job whose spec cannot be used."""
+    meta = body["metadata"]
+    return Terms(
+        namespace=str(meta.get("namespace") or ""),
+        name=str(meta["name"]),
+        uid=str(meta.get("uid") or ""),
+        generation=int(meta.get("generation") or 0),
+        created=moment(meta.get("creationTimestamp")) or _EPOCH,
+        deleting=moment(meta.get("deletionTimestamp")),
+        held=FINALIZER in (meta.get("finalizers") or ()),
+    )
+
+
+def terms(body: Body, spec: Spec) -> Terms:
+    """What decisions read of a job."""
+    bare, patient = bare_terms(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
+    rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
+    accelerated = spec.trainer.accelerator.vendor != "CPU"
+    return Terms(
+        namespace=bare.namespace,
+        name=bare.name,
+        uid=bare.uid,
+        generation=bare.generation,
+        created=bare.created,
+        deleting=bare.deleting,
+        held=bare.held,
+        suspend=spec.suspend,
+        grace=timedelta(seconds=spec.suspend_policy.grace_seconds) if patient else None,
+        active_deadline=_span(spec.active_deadline_seconds),
+        running_deadline=_span(spec.pre_running_deadline_seconds),
+        backoff_limit=spec.backoff_limit,
+        rules=tuple(rules),
+        ttl=_span(spec.ttl_seconds_after_finished),
+        retain=spec.cleanup_policy == "Retain",
+        devices=spec.trainer.devices if accelerated else 0,
+        workers=spec.trainer.replicas,
+        total_steps=spec.trainer.total_steps,
+        max_lag=spec.rollout.staleness.max_versions,
+    )
+
+
+def _span(seconds: int | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

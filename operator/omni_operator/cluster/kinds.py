@@ -1,0 +1,70 @@
+"""Kinds of objects that the operator reads or writes, and where the API server has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Body: TypeAlias = dict[str, Any]
+Meta: TypeAlias = dict[str, Any]  # namespace, name, uid, resourceVersion and whatever else metadata holds
+Key: TypeAlias = tuple[str, str]  # namespace and name of a job
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object.
+
+    Attributes:
+        group: empty for the core group.
+        plural: its name in URLs.
+    """
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        """Its URL's path; without a namespace, that of all namespaces or of a kind that has none."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+
+JOBS = Kind("diffusionrl.io", "v1alpha1", "diffusionrljobs", "DiffusionRLJob")
+RAYJOBS = Kind("ray.io", "v1", "rayjobs", "RayJob")
+RAYCLUSTERS = Kind("ray.io", "v1", "rayclusters", "RayCluster")
+PODS = Kind("", "v1", "pods", "Pod")
+CONFIGMAPS = Kind("", "v1", "configmaps", "ConfigMap")
+SERVICES = Kind("", "v1", "services", "Service")
+NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+POD_MONITORS = Kind("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
+EVENTS = Kind("events.k8s.io", "v1", "events", "Event")
+LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
+TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview")
+
+ATTEMPT_KINDS = (RAYJOBS, RAYCLUSTERS, PODS)
+SHARED_KINDS = (CONFIGMAPS, SERVICES, NETWORK_POLICIES, POD_MONITORS)
+ALL = (JOBS, *ATTEMPT_KINDS, *SHARED_KINDS, EVENTS, LEASES, TOKEN_REVIEWS)
+_BY_NAME = {(kind.api_version, kind.kind): kind for kind in ALL}
+
+
+class UnknownKind(ValueError):
+    """An object of a kind that the operator has no business with."""
+
+
+def kind_of(body: Mapping[str, Any]) -> Kind:
+    """The kind that an object says it is.
+
+    Raises:
+        UnknownKind: it is none of ours.
+    """
+    name = str(body.get("apiVersion")), str(body.get("kind"))
+    if name not in _BY_NAME:
+        raise UnknownKind(f"{name[1]} of {name[0]}")
+    return _BY_NAME[name]

@@ -1,0 +1,139 @@
+"""Objects as the API server has them -> values. Nothing after this door reads their dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from omni_operator.api import names
+from omni_operator.api.names import RENDERED_ANNOTATION
+from omni_operator.status.seen import HEAD, Ended, PodSeen, RayClusterSeen, RayJobSeen, Waiting
+from omni_operator.status.times import moment
+
+from .kinds import Body
+
+_EPOCH = "1970-01-01T00:00:00Z"
+
+
+def attempt_of(body: Body) -> int | None:
+    """The attempt that an object belongs to, by its label; None where it belongs to none."""
+    return names.attempt_of(body["metadata"].get("labels") or {})
+
+
+def rayjob(body: Body, attempt: int) -> RayJobSeen:
+    """A RayJob."""
+    meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
+    return RayJobSeen(
+        name=meta["name"],
+        uid=meta["uid"],
+        attempt=attempt,
+        created=_time(meta.get("creationTimestamp")),
+        deleting=bool(meta.get("deletionTimestamp")),
+        suspended=bool(spec.get("suspend")),
+        digest=str(_map(meta.get("annotations")).get(RENDERED_ANNOTATION, "")),
+        deployment=str(status.get("jobDeploymentStatus") or ""),
+        job=str(status.get("jobStatus") or ""),
+        reason=str(status.get("reason") or ""),
+        message=str(status.get("message") or ""),
+        cluster=str(status.get("rayClusterName") or ""),
+        dashboard=str(status.get("dashboardURL") or ""),
+        # `startTime` is when the cluster began to be made; the job's own time is nested where KubeRay knows it.
+        started=_job_started(status),
+        ended=moment(status.get("endTime")),
+    )
+
+
+def _job_started(status: Mapping[str, Any]) -> datetime | None:
+    if status.get("jobDeploymentStatus") not in ("Running", "Complete", "Failed"):
+        return None
+    info = _map(status.get("rayJobInfo"))
+    return moment(info.get("startTime")) or moment(status.get("startTime"))
+
+
+def raycluster(body: Body, attempt: int) -> RayClusterSeen:
+    """A RayCluster; its `state` is not read, because it stays `ready` whatever happens to the head."""
+    meta, status = body["metadata"], _map(body.get("status"))
+    conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
+    head, failure = conditions.get("HeadPodReady"), conditions.get("ReplicaFailure")
+    ready = {"True": True, "False": False}.get(str(head.get("status"))) if head else None
+    return RayClusterSeen(
+        name=meta["name"],
+        uid=meta["uid"],
+        attempt=attempt,
+        created=_time(meta.get("creationTimestamp")),
+        deleting=bool(meta.get("deletionTimestamp")),
+        head_ready=ready,
+        head_reason=str(head.get("reason") or "") if head else "",
+        head_since=moment(head.get("lastTransitionTime")) if head else None,
+        provisioned=_map(conditions.get("RayClusterProvisioned")).get("status") == "True",
+        desired_workers=_count(status.get("desiredWorkerReplicas")),
+        ready_workers=_count(status.get("readyWorkerReplicas")),
+        failure=str(failure.get("message") or "") if failure and failure.get("status") == "True" else "",
+    )
+
+
+def pod(body: Body, attempt: int) -> PodSeen:
+    """A pod of a Ray cluster."""
+    meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
+    labels = _map(meta.get("labels"))
+    conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
+    disruption, scheduled = conditions.get("DisruptionTarget"), _map(conditions.get("PodScheduled"))
+    containers = [*_items(status.get("initContainerStatuses")), *_items(status.get("containerStatuses"))]
+    disrupted = disruption is not None and disruption.get("status") == "True"
+    refused = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    return PodSeen(
+        name=meta["name"],
+        uid=meta["uid"],
+        attempt=attempt,
+        group=HEAD if labels.get("ray.io/node-type") == "head" else str(labels.get("ray.io/group") or ""),
+        created=_time(meta.get("creationTimestamp")),
+        phase=str(status.get("phase") or "Pending"),
+        ready=_map(conditions.get("Ready")).get("status") == "True",
+        deleting=bool(meta.get("deletionTimestamp")),
+        node=str(spec.get("nodeName") or ""),
+        disrupted=_words(disruption) if disrupted and disruption else "",
+        unschedulable=str(scheduled.get("message") or "Unschedulable") if refused else "",
+        restarts=max((_count(item.get("restartCount")) for item in containers), default=0),
+        waiting=tuple(_waiting(containers)),
+        ended=tuple(_ended(containers)),
+    )
+
+
+def _waiting(containers: Iterable[Mapping[str, Any]]) -> Iterable[Waiting]:
+    for item in containers:
+        state = _map(_map(item.get("state")).get("waiting"))
+        if reason := state.get("reason"):
+            yield Waiting(container=str(item.get("name")), reason=str(reason), message=str(state.get("message") or ""))
+
+
+def _ended(containers: Iterable[Mapping[str, Any]]) -> Iterable[Ended]:
+    for item in containers:
+        now, last = (_map(_map(item.get(name)).get("terminated")) for name in ("state", "lastState"))
+        if state := now or last:
+            yield Ended(
+                container=str(item.get("name")),
+                reason=str(state.get("reason") or ""),
+                exit_code=_count(state.get("exitCode")),
+                message=str(state.get("message") or "")[-2048:],
+            )
+
+
+def _words(condition: Mapping[str, Any]) -> str:
+    return f"{condition.get('reason') or 'disrupted'}: {condition.get('message') or ''}".rstrip(": ")
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _items(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _time(value: Any) -> datetime:
+    return moment(value if isinstance(value, str) else None) or datetime.fromisoformat(_EPOCH)

@@ -1,0 +1,1 @@
+"""Glue: kopf's watches, workers of jobs, HTTP, the process."""

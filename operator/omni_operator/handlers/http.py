@@ -1,0 +1,48 @@
+"""`/healthz`, `/readyz` and `/metrics` on one port, reports on another one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from omni_operator.cluster.proof import Proof
+from omni_operator.metrics import CONTENT_TYPE, Metrics
+
+
+def probes(proof: Proof, metrics: Metrics, clock: Callable[[], float]) -> list[web.RouteDef]:
+    """Routes for kubelets and Prometheus."""
+
+    async def alive(_: web.Request) -> web.Response:
+        late = proof.late(clock())
+        return web.Response(text="\n".join(late) or "alive", status=503 if late else 200)
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.Response(
+            text="ready" if proof.ready else "the first lists are not read", status=200 if proof.ready else 503
+        )
+
+    async def figures(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+
+    return [web.get("/healthz", alive), web.get("/readyz", ready), web.get("/metrics", figures)]
+
+
+@asynccontextmanager
+async def serving(routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024) -> AsyncIterator[int]:
+    """Serve on all addresses; the port, which is a free one for 0.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    app = web.Application(client_max_size=body_limit)
+    app.add_routes(routes)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, port=port)
+        await site.start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()

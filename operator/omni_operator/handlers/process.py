@@ -1,0 +1,174 @@
+"""The process: what runs beside kopf's watches, from the start to a graceful stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import kopf
+from prometheus_client import disable_created_metrics
+
+from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER, SELECTOR
+from omni_operator.cluster.client import ApiServer
+from omni_operator.cluster.credentials import Access
+from omni_operator.cluster.errors import ClusterError, KindAbsent
+from omni_operator.cluster.kinds import JOBS, LEASES, RAYJOBS, Body, Key, Kind
+from omni_operator.cluster.proof import Proof
+from omni_operator.cluster.protocol import Cluster
+from omni_operator.cluster.store import Store
+from omni_operator.metrics import Jobs, Metrics
+from omni_operator.reconcile import Reconciler
+from omni_operator.reports import BODY_LIMIT, Book, Endpoint, Gatekeeper
+from omni_operator.settings import Settings
+
+from .http import probes, serving
+from .watching import CHILDREN, Watches, configure
+from .workers import Workers
+
+LEASE = "omni-operator-canary"
+log = logging.getLogger(__name__)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True)
+class Canary:
+    """Writes the operator's own Lease, for the watch to tell of."""
+
+    cluster: Cluster
+    proof: Proof
+    settings: Settings
+
+    async def run(self) -> None:
+        while True:
+            await self.beat(utc_now())
+            await asyncio.sleep(self.settings.canary_seconds)
+
+    async def beat(self, now: datetime) -> None:
+        """One write. One that fails proves nothing, and is no reason to stop."""
+        body: Body = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {
+                "name": LEASE, "namespace": self.settings.namespace, "labels": {MANAGED_BY_LABEL: MANAGER},
+            },
+            "spec": {
+                "holderIdentity": self.settings.instance,
+                "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            },
+        }  # fmt: skip
+        try:
+            answer = await self.cluster.apply(body)
+        except ClusterError as error:
+            log.warning("the Lease cannot be written: %s", error)
+        else:
+            self.proof.written(LEASES, answer, time.monotonic())
+
+
+@dataclass(slots=True)
+class Pruner:
+    """Finds, now and then, what was deleted while a watch was broken."""
+
+    cluster: Cluster
+    store: Store
+    settings: Settings
+    wake: Callable[[Key], None]
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.prune_seconds * random.uniform(0.9, 1.1))
+            for kind in (JOBS, *CHILDREN):
+                await self.prune(kind)
+
+    async def prune(self, kind: Kind) -> None:
+        """Compare what is remembered of a kind with what there is."""
+        try:
+            for namespace in self.settings.namespaces or (None,):
+                listing = await self.cluster.listing(kind, namespace, "" if kind == JOBS else SELECTOR)
+                for key in self.store.prune(kind, listing.items, listing.version, namespace):
+                    log.info("%s/%s: the watch had missed a deletion among %s", *key, kind.plural)
+                    self.wake(key)
+        except KindAbsent:
+            return  # nothing of it is remembered either
+        except ClusterError as error:
+            log.warning("%s cannot be listed: %s", kind.plural, error)
+
+
+async def run(settings: Settings, access: Access, version: str) -> None:
+    """Run the operator until it is told to stop.
+
+    Raises:
+        OSError: a port is taken.
+    """
+    disable_created_metrics()
+    metrics, store, book = Metrics(), Store(), Book()
+    metrics.registry.register(Jobs(store, settings.jobs_shown))
+    proof = Proof(settings.canary_deadline_seconds)
+    async with ApiServer(access, metrics.requested, version=version) as cluster:
+        reconciler = Reconciler(
+            cluster=cluster, store=store, reports=book, settings=settings.cluster, clock=utc_now,
+            instance=settings.instance, patience=settings.patience, failed=metrics.failed,
+            made=lambda body: proof.written(RAYJOBS, body, time.monotonic()),
+        )  # fmt: skip
+        workers = Workers(
+            reconciler.visit, urgent=lambda key: _unseen(store, key), measured=metrics.passed, clock=utc_now,
+            resync=lambda: settings.resync_seconds * random.uniform(0.9, 1.1), passes=settings.passes,
+        )  # fmt: skip
+        metrics.follow(lambda: workers.depth, lambda: len(proof.late(time.monotonic())))
+        endpoint = Endpoint(book, Gatekeeper(cluster, store, utc_now), store, utc_now, workers.wake, metrics.reported)
+        loops = [Canary(cluster, proof, settings).run(), Pruner(cluster, store, settings, workers.wake).run()]
+        async with (
+            serving(probes(proof, metrics, time.monotonic), settings.http_port),
+            serving(endpoint.routes(), settings.reports_port, BODY_LIMIT),
+        ):
+            watches = Watches(store, proof, workers.wake, metrics.watched)
+            await _together(_watch(settings, watches, workers), loops)
+
+
+def _unseen(store: Store, key: Key) -> bool:
+    """Whether nobody has looked at a job yet: then it goes before those that are looked at again."""
+    body = store.job(key)
+    return body is not None and not body.get("status")
+
+
+async def _watch(settings: Settings, watches: Watches, workers: Workers) -> None:
+    """kopf's part; ends when the process is told to stop, after the workers have stopped."""
+    registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+    configure(kopf_settings, settings.stop_seconds)
+    watches.register(registry)
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: object) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(**_: object) -> None:
+        await workers.stop(settings.stop_seconds)
+
+    await kopf.operator(
+        registry=registry, settings=kopf_settings, standalone=True, clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+    )  # fmt: skip
+
+
+async def _together(first: object, others: list[object]) -> None:
+    """Run until `first` ends; whatever breaks ends all of it, and is raised."""
+    tasks = [asyncio.ensure_future(part) for part in (first, *others)]  # type: ignore[arg-type]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks[1:]:
+            task.cancel()
+        if not tasks[0].done():
+            tasks[0].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result

@@ -1,0 +1,95 @@
+"""kopf's watches: every event goes into the store, and wakes the worker of its job.
+
+Events come in by index functions too, because kopf lets no other handler run before everything indexed was listed
+once: the first pass over a job therefore knows all of its children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import kopf
+
+from omni_operator.api.names import FINALIZER, GROUP, SELECTOR
+from omni_operator.cluster.kinds import (
+    ATTEMPT_KINDS,
+    JOBS,
+    LEASES,
+    NETWORK_POLICIES,
+    POD_MONITORS,
+    SERVICES,
+    Body,
+    Key,
+    Kind,
+)
+from omni_operator.cluster.proof import Proof
+from omni_operator.cluster.store import Store
+
+CHILDREN = (*ATTEMPT_KINDS, SERVICES, NETWORK_POLICIES, POD_MONITORS)
+IDLE_SECONDS = 0.2  # a kopf worker of an object that is quiet keeps memory, and its place where places are limited
+
+
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """Where events go.
+
+    Attributes:
+        wake: called for the job that an event matters to.
+        watched: called for the resource of every event, for metrics.
+    """
+
+    store: Store
+    proof: Proof
+    wake: Callable[[Key], None]
+    watched: Callable[[str], None]
+
+    def register(self, registry: kopf.OperatorRegistry) -> None:
+        """Have kopf watch everything that the operator needs to know of."""
+        for kind in (JOBS, *CHILDREN, LEASES):
+            self._register(registry, kind)
+
+    def _register(self, registry: kopf.OperatorRegistry, kind: Kind) -> None:
+        def index(body: kopf.Body, **_: Any) -> None:
+            self.take(kind, None, _plain(body, kind))
+
+        async def event(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name for it
+            self.take(kind, type, _plain(body, kind))
+            self.proof.ready = True
+
+        for fn, decorate in ((index, kopf.index), (event, kopf.on.event)):
+            decorate(kind.group, kind.version, kind.plural, id=f"{fn.__name__}-{kind.plural}", registry=registry)(fn)
+
+    def take(self, kind: Kind, change: str | None, body: Body) -> None:
+        """One event: `DELETED`, or anything else for an object that is there."""
+        self.watched(kind.plural)
+        self.proof.seen(kind, body)
+        if kind == LEASES:
+            return
+        key = self.store.remove(kind, body) if change == "DELETED" else self.store.put(kind, body)
+        if key is not None and self.proof.ready:
+            self.wake(key)
+        elif kind == JOBS and change != "DELETED":
+            self.wake((str(body["metadata"]["namespace"]), str(body["metadata"]["name"])))
+
+
+def configure(settings: kopf.OperatorSettings, stop_seconds: float) -> None:
+    """kopf as this operator needs it."""
+    watching, networking = settings.watching, settings.networking
+    watching.chunk_size = 500
+    for kind in (*CHILDREN, LEASES):
+        watching.label_selectors[kopf.Selector(kind.group, kind.version, kind.plural)] = SELECTOR
+    networking.request_timeout, networking.connect_timeout = 30, 10
+    settings.queueing.idle_timeout = IDLE_SECONDS
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.persistence.finalizer = f"{FINALIZER}-of-kopf"  # kopf adds none; its default name would be kopf's own
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    settings.process.ultimate_exiting_timeout = stop_seconds
+
+
+def _plain(body: kopf.Body, kind: Kind) -> Body:
+    """The object as a dictionary that says what it is; items of a list do not."""
+    return {"apiVersion": kind.api_version, "kind": kind.kind, **dict(body)}

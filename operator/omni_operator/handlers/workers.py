@@ -1,0 +1,164 @@
+"""One worker for each job: passes over a job never overlap, and any number of triggers makes one pass."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from omni_operator.cluster.errors import ClusterError, Unavailable
+from omni_operator.cluster.kinds import Key
+from omni_operator.reconcile import Visit
+
+PAUSE_FIRST, PAUSE_MOST = 1.0, 300.0
+log = logging.getLogger(__name__)
+
+
+class Gate:
+    """Lets a number in at a time; those who are urgent go first, the others in the order in which they came."""
+
+    def __init__(self, places: int) -> None:
+        self._free, self._order = places, itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def turn(self, urgent: bool) -> AsyncIterator[None]:
+        """A place, for as long as the context lasts."""
+        await self._enter(urgent)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def _enter(self, urgent: bool) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (0 if urgent else 1, next(self._order), turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave()  # the place was given in the same moment
+            raise
+
+    def _leave(self) -> None:
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+@dataclass(slots=True)
+class _Worker:
+    task: asyncio.Task[None] | None = None
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Workers:
+    """Workers of all jobs.
+
+    Args:
+        visit: one pass.
+        urgent: whether a job goes before the others: those that nobody has looked at yet.
+        resync: seconds until the next look at a job of which nothing is heard, with its jitter.
+        measured: told result and seconds of every pass.
+    """
+
+    def __init__(
+        self, visit: Callable[[Key], Awaitable[Visit]], *, urgent: Callable[[Key], bool], resync: Callable[[], float],
+        measured: Callable[[str, float], None], clock: Callable[[], datetime], passes: int,
+    ) -> None:  # fmt: skip
+        self._visit, self._urgent, self._resync = visit, urgent, resync
+        self._measured, self._clock, self._gate = measured, clock, Gate(passes)
+        self._workers: dict[Key, _Worker] = {}
+        self._stopping = asyncio.Event()
+
+    def wake(self, key: Key) -> None:
+        """Something happened to a job: a pass is due, at once or after the one that runs."""
+        if self._stopping.is_set():
+            return
+        worker = self._workers.get(key)
+        if worker is None:
+            worker = self._workers[key] = _Worker()
+            worker.task = asyncio.create_task(self._work(key, worker), name=f"job {key[0]}/{key[1]}")
+        worker.woken.set()
+
+    @property
+    def depth(self) -> int:
+        """Passes that are due and have to wait."""
+        return self._gate.waiting
+
+    async def stop(self, seconds: float) -> None:
+        """No new passes; those that run may end within `seconds`."""
+        self._stopping.set()
+        tasks = [worker.task for worker in self._workers.values() if worker.task]
+        for worker in self._workers.values():
+            worker.woken.set()
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=seconds)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _work(self, key: Key, worker: _Worker) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            worker.woken.clear()
+            async with self._gate.turn(self._urgent(key)):
+                if self._stopping.is_set():
+                    break
+                outcome = await self._pass(key, failures)
+            if isinstance(outcome, float):
+                failures += 1
+                # What happens meanwhile waits: the API server asked for quiet, or passes fail again and again.
+                await _first_of(self._stopping, outcome)
+                continue
+            failures = 0
+            if outcome.gone and not worker.woken.is_set():
+                break
+            await _first_of(worker.woken, self._until_next(outcome))
+        del self._workers[key]
+
+    async def _pass(self, key: Key, failures: int) -> Visit | float:
+        """One pass; where it failed, the seconds to pause."""
+        begun, pause = time.monotonic(), min(PAUSE_FIRST * 2 ** min(failures, 16), PAUSE_MOST)
+        try:
+            visit = await self._visit(key)
+        except ClusterError as error:
+            log.warning("%s/%s: again in %.0f s: %s", *key, pause, error)
+            self._measured("unavailable", time.monotonic() - begun)
+            return max(pause, (error.after if isinstance(error, Unavailable) else None) or 0.0)
+        except Exception:
+            log.exception("%s/%s: a pass failed; again in %.0f s", *key, pause)
+            self._measured("error", time.monotonic() - begun)
+            return pause
+        self._measured(visit.result, time.monotonic() - begun)
+        return visit
+
+    def _until_next(self, visit: Visit) -> float:
+        resync = self._resync()
+        return min(resync, max(0.0, (visit.wake - self._clock()).total_seconds())) if visit.wake else resync
+
+
+async def _first_of(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, but not longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,173 @@
+"""Metrics of the operator and of its jobs, for Prometheus.
+
+Cardinality is bounded: labels come from closed lists, and at most `shown` jobs have series of their own, running ones
+first; how many have none is a metric too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as Counted
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+from pydantic import ValidationError
+from typing_extensions import override
+
+from omni_operator.api.status import CONDITION_TYPES, Status
+from omni_operator.cluster.kinds import Key
+from omni_operator.cluster.store import Store
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+OPERATOR = "diffusionrl_operator"
+JOB = ["namespace", "name"]
+
+
+class Metrics:
+    """What the operator counts about itself."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._passes = Histogram(
+            f"{OPERATOR}_reconcile_seconds", "Passes over jobs.", ["result"], buckets=_SECONDS, registry=self.registry
+        )
+        self._answers = Histogram(
+            f"{OPERATOR}_api_request_seconds", "Requests to the API server.", ["verb"], buckets=_SECONDS,
+            registry=self.registry,
+        )  # fmt: skip
+        self._requests = self._counter(
+            "api_requests", "Requests to the API server; code 0: no answer.", ["verb", "resource", "code"]
+        )
+        self._reports = self._counter("reports", "Reports of trainers.", ["result"])
+        self._failures = self._counter("attempts_failed", "Attempts that failed.", ["reason"])
+        self._watched = self._gauge(
+            "watch_last_event_timestamp_seconds", "When a watch last told of anything.", ["resource"]
+        )
+        self._depth = self._gauge("queue_depth", "Passes that are due and wait for their turn.")
+        self._late = self._gauge("watch_late_writes", "Own writes that the watch should have told of and has not.")
+
+    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counted:
+        return Counted(f"{OPERATOR}_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"{OPERATOR}_{name}", text, labels, registry=self.registry)
+
+    def passed(self, result: str, seconds: float) -> None:
+        self._passes.labels(result).observe(seconds)
+
+    def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        self._requests.labels(verb, resource, str(code)).inc()
+        self._answers.labels(verb).observe(seconds)
+
+    def watched(self, resource: str) -> None:
+        self._watched.labels(resource).set(time.time())
+
+    def reported(self, result: str) -> None:
+        self._reports.labels(result).inc()
+
+    def failed(self, reason: str) -> None:
+        self._failures.labels(reason).inc()
+
+    def follow(self, depth: Callable[[], int], late: Callable[[], int]) -> None:
+        """Read these when asked."""
+        self._depth.set_function(depth)
+        self._late.set_function(late)
+
+    def page(self) -> bytes:
+        """The exposition, in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+class Jobs(Collector):
+    """Series of jobs, made from their statuses when asked, so that none outlives its job."""
+
+    def __init__(self, store: Store, shown: int) -> None:
+        self._store, self._shown = store, shown
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        statuses = dict(self._statuses())
+        states = Counter(map(_state, statuses.values()))
+        total = GaugeMetricFamily("diffusionrl_jobs", "Jobs.", labels=["state"])
+        for state in ("Running", "Waiting", "Suspended", "Succeeded", "Failed"):
+            total.add_metric([state], states[state])
+        yield total
+        order = sorted(statuses, key=lambda key: (_state(statuses[key]) != "Running", statuses[key].finished, key))
+        hidden = GaugeMetricFamily("diffusionrl_jobs_not_shown", "Jobs without series of their own.")
+        hidden.add_metric([], max(0, len(order) - self._shown))
+        yield hidden
+        yield from _series({key: statuses[key] for key in order[: self._shown]}, self._store)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: asked at registration, when there are no jobs to tell names from."""
+        return iter(())
+
+    def _statuses(self) -> Iterator[tuple[Key, Status]]:
+        for key in self._store.jobs():
+            body = self._store.job(key) or {}
+            try:
+                yield key, Status.model_validate(body.get("status") or {})
+            except ValidationError:
+                yield key, Status()  # the next pass writes it anew
+
+
+def _state(status: Status) -> str:
+    for kind in ("Succeeded", "Failed", "Suspended"):
+        if status.is_true(kind):
+            return kind
+    return "Running" if status.running_time else "Waiting"
+
+
+def _series(jobs: dict[Key, Status], store: Store) -> Iterator[Metric]:
+    info = GaugeMetricFamily("diffusionrl_job_info", "A job.", labels=[*JOB, "uid"])
+    conditions = GaugeMetricFamily(
+        "diffusionrl_job_condition", "1 where a condition has this status.", labels=[*JOB, "type", "status"]
+    )
+    versions = GaugeMetricFamily("diffusionrl_job_weight_version", "Version of the weights.", labels=[*JOB, "role"])
+    for key, status in jobs.items():
+        info.add_metric([*key, str((store.job(key) or {}).get("metadata", {}).get("uid", ""))], 1)
+        for kind in CONDITION_TYPES:
+            found = status.condition(kind)
+            for value in ("True", "False", "Unknown"):
+                conditions.add_metric([*key, kind, value], float((found.status if found else "Unknown") == value))
+        roles = {
+            "trainer": status.weights.trainer_version,
+            "replica_min": status.weights.min_replica_version,
+            "replica_max": status.weights.max_replica_version,
+        }
+        for role, version in roles.items():
+            if version is not None:
+                versions.add_metric([*key, role], version)
+    yield from (info, conditions, versions)
+    for name, text, read in _FIGURES:
+        made = GaugeMetricFamily(f"diffusionrl_job_{name}", text, labels=JOB)
+        for key, status in jobs.items():
+            if (figure := read(status)) is not None:
+                made.add_metric([*key], figure)
+        yield made
+    for name, text, count in _SUMS:
+        summed = CounterMetricFamily(f"diffusionrl_job_{name}", text, labels=JOB)
+        for key, status in jobs.items():
+            summed.add_metric([*key], count(status))
+        yield summed
+
+
+_FIGURES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
+    ("step", "Last step that is done.", lambda status: status.progress.global_step),
+    ("steps", "Steps of the whole run.", lambda status: status.progress.total_steps),
+    ("reward", "Mean reward of the last step.", lambda status: status.progress.reward),
+    ("validation_reward", "Mean reward of the last evaluation.", lambda status: status.progress.validation_reward),
+    ("weight_lag", "Versions that the engine furthest behind lacks.", lambda status: status.weights.lag),
+    ("sync_seconds", "How long the last update of the engines took.", lambda status: status.weights.last_sync_seconds),
+    ("attempts", "Attempts so far.", lambda status: status.attempts),
+    ("failures_counted", "Failures that backoffLimit counts.", lambda status: status.failures_counted),
+)
+_SUMS: tuple[tuple[str, str, Callable[[Status], float]], ...] = (
+    ("samples", "Pictures drawn, all attempts together.", lambda status: status.usage.samples),
+    ("accelerator_seconds", "Devices x seconds, all attempts together.", lambda s: s.usage.accelerator_seconds),
+)

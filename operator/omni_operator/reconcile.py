@@ -1,0 +1,372 @@
+"""The one pass over a job: observe, decide, apply, derive; then one write of the status, if it says something new.
+
+Any trigger ends here: a change of the job or of a child, a report, a timer, a resync. A pass rests on what is there
+now and on the status as written, so it may be repeated, be cut short anywhere, or run in another process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Protocol, assert_never
+
+from pydantic import ValidationError
+
+from omni_operator.api.explain import dotted, problems
+from omni_operator.api.job import DiffusionRLJob
+from omni_operator.api.names import FINALIZER, MANAGER, RENDERED_ANNOTATION
+from omni_operator.api.status import Status
+from omni_operator.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    KindAbsent,
+    NamespaceTerminating,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+)
+from omni_operator.cluster.jobs import bare_terms
+from omni_operator.cluster.jobs import terms as terms_of
+from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
+from omni_operator.cluster.protocol import Cluster, reference
+from omni_operator.cluster.store import Store
+from omni_operator.plan import ClusterSettings, attempt_objects, job_objects, refusals
+from omni_operator.status.coalesce import write_at
+from omni_operator.status.decide import decide
+from omni_operator.status.derive import Context, derive, heard_of, invalid
+from omni_operator.status.drift import covers
+from omni_operator.status.events import Event, events
+from omni_operator.status.seen import Observed, Refusal, Report
+from omni_operator.status.situation import (
+    Active,
+    AskCheckpoint,
+    CreateAttempt,
+    Decision,
+    DeleteRayJob,
+    DeleteSelf,
+    EnsureShared,
+    Hold,
+    Release,
+    Step,
+)
+from omni_operator.status.terms import Patience, Terms
+
+SOON = timedelta(seconds=1)
+ABSENT_FOR = timedelta(seconds=30)
+REFUSED_FIRST, REFUSED_MOST = timedelta(seconds=5), timedelta(minutes=5)
+log = logging.getLogger(__name__)
+
+
+class ReportBook(Protocol):
+    """What trainers reported, and what they are to be told."""
+
+    def newest(self, key: Key) -> Report | None:
+        """The newest attempt's report."""
+
+    def ask_checkpoint(self, key: Key, since: datetime) -> None:
+        """Have the next answer ask for a checkpoint."""
+
+    def forget(self, key: Key) -> None:
+        """The job is gone."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What passes over one job remember; losing it costs a repeated request, nothing else."""
+
+    written: datetime | None = None
+    refusal: Refusal | None = None
+    refused_generation: int = 0
+    refused_until: datetime | None = None
+    refusals: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What came of a pass.
+
+    Attributes:
+        gone: there is no such job any more.
+        wake: when to look again; None: at the next resync.
+        result: for metrics: `ok`, `wrote`, `refused`, `conflict` or `gone`.
+    """
+
+    gone: bool = False
+    wake: datetime | None = None
+    result: str = "ok"
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Passes over jobs. Passes over different jobs may overlap; passes over one job must not.
+
+    Attributes:
+        instance: name of this process.
+        failed: told the reason of every attempt that failed.
+        made: told of every RayJob that was made, as the API server answered.
+    """
+
+    cluster: Cluster
+    store: Store
+    reports: ReportBook
+    settings: ClusterSettings
+    clock: Callable[[], datetime]
+    instance: str
+    patience: Patience = field(default_factory=Patience)
+    failed: Callable[[str], None] = lambda reason: None
+    made: Callable[[Body], None] = lambda body: None
+    _memories: dict[Key, _Memory] = field(default_factory=dict)
+    _absent: dict[Kind, datetime] = field(default_factory=dict)
+    _listening: datetime | None = None
+
+    async def visit(self, key: Key) -> Visit:
+        """One pass.
+
+        Raises:
+            Unavailable: the API server did not answer; try again later.
+        """
+        body = self.store.job(key)
+        if body is None:
+            self._memories.pop(key, None)
+            self.reports.forget(key)
+            return Visit(gone=True, result="gone")
+        now = self.clock()
+        self._listening = self._listening or now
+        status = _status_of(body)
+        try:
+            job = DiffusionRLJob.model_validate({**body, "status": {}})
+        except ValidationError as error:
+            return await self._without_spec(key, body, status, _words(error), now)
+        if job.spec.managed_by != "diffusionrl.io/operator":
+            return Visit()
+        if (impossible := refusals(job, self.settings)) and not body["metadata"].get("deletionTimestamp"):
+            text = "; ".join(f"{dotted(violation.at)}: {violation.text}" for violation in impossible)
+            return await self._without_spec(key, body, status, text, now)
+        return await self._pass(key, body, job, terms_of(body, job.spec), status, now)
+
+    async def _pass(
+        self, key: Key, body: Body, job: DiffusionRLJob, terms: Terms, status: Status, now: datetime
+    ) -> Visit:
+        memory = self._memories.setdefault(key, _Memory())
+        seen = self._observe(key, terms.uid)
+        decision = decide(terms, seen, status, self.patience, now)
+        refusal = self._standing_refusal(memory, terms, now)
+        conflict = False
+        for step in () if refusal else decision.steps:
+            try:
+                await self._perform(step, key, job, terms)
+            except (Conflict, NotFound) as error:
+                # The watch has not told yet what the API server knows.
+                log.info("%s/%s: %s", *key, error)
+                conflict = True
+                break
+            except (Refused, KindAbsent) as error:
+                refusal = self._refused(memory, terms, error, now)
+                break
+        else:
+            if not refusal:
+                memory.refusal, memory.refusals = None, 0
+        if self.store.job(key) is None:
+            return Visit(gone=True, result="gone")
+        context = Context(
+            patience=self.patience, now=now, listening=self._listening or now, refusal=refusal,
+            digest=self._digest(job, terms, status, max(status.attempts, seen.newest)),
+        )  # fmt: skip
+        after = self._observe(key, terms.uid)
+        derived = derive(terms, after, status, decision.situation, context)
+        visit = await self._write(key, body, terms, status, derived, memory, now)
+        wakes = [decision.wake, visit.wake, memory.refused_until if refusal else None]
+        wakes.append(now + SOON if conflict else None)
+        wakes.append(self._stall(terms, decision, derived, after, context))
+        result = "refused" if refusal else "conflict" if conflict else visit.result
+        return Visit(wake=min((at for at in wakes if at), default=None), result=result)
+
+    async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> Visit:
+        """A pass over a job whose spec cannot be read: it can be deleted, and its status says what is wrong."""
+        terms = bare_terms(body)
+        memory = self._memories.setdefault(key, _Memory())
+        seen = self._observe(key, terms.uid)
+        if terms.deleting is not None:
+            decision = decide(terms, seen, status, self.patience, now)
+            for step in decision.steps:
+                await self._perform(step, key, None, terms)
+            return Visit(wake=decision.wake)
+        context = Context(patience=self.patience, now=now, listening=now)
+        return await self._write(key, body, terms, status, invalid(terms, seen, status, text, context), memory, now)
+
+    def _observe(self, key: Key, uid: str) -> Observed:
+        return replace(self.store.observed(key, uid), report=self.reports.newest(key))
+
+    def _digest(self, job: DiffusionRLJob, terms: Terms, status: Status, attempt: int) -> str | None:
+        """Of the RayJob as the spec renders now. Rendering takes milliseconds, so only after the spec changed."""
+        if not attempt or status.observed_generation == terms.generation:
+            return None
+        rayjob = next(body for body in attempt_objects(job, attempt, self.settings) if kind_of(body) == RAYJOBS)
+        return str(rayjob["metadata"]["annotations"][RENDERED_ANNOTATION])
+
+    def _stall(
+        self, terms: Terms, decision: Decision, status: Status, seen: Observed, context: Context
+    ) -> datetime | None:
+        """When silence turns into a stall, which no event tells."""
+        found = status.condition("ProgressStalled")
+        if not isinstance(decision.situation, Active) or found is None or found.status != "False":
+            return None
+        heard = heard_of(terms, status, seen.report_of(status.attempts), context)
+        return heard.at + heard.silence if heard.at else None
+
+    async def _perform(self, step: Step, key: Key, job: DiffusionRLJob | None, terms: Terms) -> None:
+        """Carry out one step, and remember at once what the API server answered."""
+        match step:
+            case Hold() | Release():
+                await self._set_finalizer(key, isinstance(step, Hold))
+            case EnsureShared():
+                assert job is not None
+                await self._ensure_shared(key, job)
+            case CreateAttempt(number=number):
+                assert job is not None
+                for body in attempt_objects(job, number, self.settings):
+                    answer = await self.cluster.apply(body)
+                    self.store.put(kind_of(body), answer)
+                self.made(answer)  # the last one is the RayJob
+            case DeleteRayJob(name=name, uid=uid):
+                await self.cluster.delete(RAYJOBS, key[0], name, uid)
+            case DeleteSelf():
+                await self.cluster.delete(JOBS, *key, terms.uid)
+            case AskCheckpoint(since=since):
+                self.reports.ask_checkpoint(key, since)
+            case _:
+                assert_never(step)
+
+    async def _set_finalizer(self, key: Key, held: bool) -> None:
+        body = self.store.job(key)
+        if body is None:
+            return
+        others = [name for name in body["metadata"].get("finalizers") or () if name != FINALIZER]
+        wanted = [*others, FINALIZER] if held else others
+        try:
+            answer = await self.cluster.set_finalizers(JOBS, body, wanted)
+        except NotFound:
+            if held:
+                raise
+            return  # gone already: nothing holds it
+        self.store.put(JOBS, answer)
+
+    async def _ensure_shared(self, key: Key, job: DiffusionRLJob) -> None:
+        """Apply the shared objects that are missing or differ. Monitoring that is not installed stops nothing."""
+        for body in job_objects(job, self.settings):
+            kind, name = kind_of(body), body["metadata"]["name"]
+            if self._absent.get(kind, self.clock()) > self.clock():
+                continue
+            live = self.store.shared(key, kind, name)
+            if live is not None and covers(live, _comparable(body)):
+                continue
+            try:
+                self.store.put(kind, await self.cluster.apply(body))
+            except KindAbsent as error:
+                if kind.group != "monitoring.coreos.com":
+                    raise
+                log.warning("%s/%s: no PodMonitor is made: %s", *key, error)
+                self._absent[kind] = self.clock() + REFUSED_MOST
+
+    def _standing_refusal(self, memory: _Memory, terms: Terms, now: datetime) -> Refusal | None:
+        """A refusal that need not be heard again yet: what is asked has not changed."""
+        if terms.deleting is not None or memory.refused_generation != terms.generation:
+            return None
+        return memory.refusal if memory.refused_until and now < memory.refused_until else None
+
+    def _refused(self, memory: _Memory, terms: Terms, error: ClusterError, now: datetime) -> Refusal:
+        memory.refusals += 1
+        pause = min(REFUSED_FIRST * 2 ** min(memory.refusals - 1, 16), REFUSED_MOST)
+        if isinstance(error, KindAbsent):
+            pause = min(pause, ABSENT_FOR)
+        memory.refusal, memory.refused_until, memory.refused_generation = _refusal(error), now + pause, terms.generation
+        return memory.refusal
+
+    async def _write(
+        self, key: Key, body: Body, terms: Terms, status: Status, derived: Status, memory: _Memory, now: datetime
+    ) -> Visit:
+        """Write the status if it is due, and tell what happened once it is written."""
+        due = write_at(status, derived, memory.written, now)
+        if due is None or due > now:
+            return Visit(wake=due)
+        values = derived.model_dump(mode="json", by_alias=True, exclude_none=True)
+        try:
+            answer = await self.cluster.apply_status(JOBS, *key, terms.uid, values)
+        except (Conflict, NotFound) as error:
+            log.info("%s/%s: %s", *key, error)
+            return Visit(wake=now + SOON, result="conflict")
+        self.store.put(JOBS, answer)
+        memory.written = now
+        known = {failure.attempt for failure in status.failures}
+        for failure in derived.failures:
+            if failure.attempt not in known:
+                self.failed(failure.reason)
+        for event in events(status, derived):
+            await self._tell(body, event, now)
+        # What follows from the new status (after a failure the next attempt) need not wait for the watch.
+        return Visit(wake=now, result="wrote")
+
+    async def _tell(self, body: Body, event: Event, now: datetime) -> None:
+        """Write an event. Its name comes from what happened, so telling twice writes once."""
+        about = reference(body)
+        name = hashlib.sha256(f"{about['uid']}/{event.key}".encode()).hexdigest()[:16]
+        made = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{about['name']}.{name}", "namespace": about["namespace"]},
+            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": MANAGER,
+            "reportingInstance": self.instance,
+            "action": "Reconcile",
+            "type": event.kind,
+            "reason": event.reason.value,
+            "note": event.note[:1024],
+            "regarding": about,
+        }
+        try:
+            await self.cluster.create(made)
+        except ClusterError as error:
+            # Events are for people and expire; the status says the same.
+            log.warning("%s/%s: no event %s: %s", about["namespace"], about["name"], event.reason.value, error)
+
+
+def _status_of(body: Body) -> Status:
+    """The status as written; one that cannot be read is written anew."""
+    try:
+        return Status.model_validate(body.get("status") or {})
+    except ValidationError as error:
+        log.warning("%s: the status cannot be read and is made anew: %s", body["metadata"]["name"], error)
+        return Status()
+
+
+def _comparable(body: Body) -> dict[str, Any]:
+    """What of a rendered object can be compared with the live one."""
+    meta = {name: body["metadata"].get(name) or {} for name in ("labels", "annotations")}
+    return {
+        **{name: value for name, value in body.items() if name not in ("apiVersion", "kind", "metadata", "status")},
+        "metadata": {name: value for name, value in meta.items() if value},
+    }
+
+
+def _refusal(error: ClusterError) -> Refusal:
+    text = str(error)
+    match error:
+        case KindAbsent():
+            return Refusal(kind="KubeRayNotInstalled", text=f"install KubeRay (its CRDs are missing): {text}")
+        case QuotaExceeded():
+            return Refusal(kind="QuotaExceeded", text=text)
+        case NamespaceTerminating():
+            return Refusal(kind="NamespaceTerminating", text=text)
+        case Forbidden():
+            return Refusal(kind="Forbidden", text=text)
+        case _:
+            return Refusal(kind="ChildRefused", text=text)
+
+
+def _words(error: ValidationError) -> str:
+    """What is wrong with a spec: each problem with the field that it is about."""
+    return "; ".join(text for _, text in problems(error, DiffusionRLJob))

@@ -1,0 +1,25 @@
+"""PURE: whether an object still is as it was rendered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def covers(live: Any, rendered: Any) -> bool:
+    """Whether everything that was rendered stands in the live object; what others added besides does not count."""
+    if isinstance(rendered, Mapping):
+        return isinstance(live, Mapping) and all(covers(live.get(name), value) for name, value in rendered.items())
+    if isinstance(rendered, list):
+        if not isinstance(live, list) or len(live) != len(rendered):
+            return False
+        return all(covers(there, wanted) for there, wanted in zip(live, rendered, strict=True))
+    return bool(live == rendered)
+
+
+def digest(rendered: Mapping[str, Any]) -> str:
+    """A short name for what was rendered; another one where anything differs."""
+    text = json.dumps(rendered, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,87 @@
+"""PURE: two statuses, the old and the new one -> the events that tell people what happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from omni_operator.api.status import Condition, Status
+
+from .reasons import EventReason
+
+# Why a job is not ready, where people can do something about it.
+_TROUBLES = {
+    "InvalidSpec": EventReason.INVALID_SPEC,
+    "KubeRayNotInstalled": EventReason.KUBERAY_MISSING,
+    "ChildRefused": EventReason.REFUSED,
+    "Forbidden": EventReason.REFUSED,
+    "QuotaExceeded": EventReason.QUOTA_EXCEEDED,
+    "Unschedulable": EventReason.UNSCHEDULABLE,
+    "ImagePullBackOff": EventReason.IMAGE_PULL_BACKOFF,
+    "PodsRefused": EventReason.REFUSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a job.
+
+    Attributes:
+        key: tells it from other events of the job; the same happening has the same key, so it is written once.
+    """
+
+    kind: Literal["Normal", "Warning"]
+    reason: EventReason
+    note: str
+    key: str
+
+
+def events(previous: Status, new: Status) -> tuple[Event, ...]:
+    """What happened between two statuses."""
+    made: list[Event] = []
+    if new.attempts > max(1, previous.attempts):  # the first one is no news to whoever made the job
+        resumes = f", goes on from {new.checkpoint.last}" if new.checkpoint.last else ""
+        note = f"attempt {new.attempts}{resumes}"
+        made.append(Event("Normal", EventReason.ATTEMPT_CREATED, note, f"a{new.attempts}"))
+    old = {failure.attempt for failure in previous.failures}
+    for failure in new.failures:
+        if failure.attempt not in old:
+            note = f"attempt {failure.attempt}: {failure.reason}: {failure.message}"
+            made.append(Event("Warning", EventReason.ATTEMPT_FAILED, note, f"f{failure.attempt}"))
+    asked = previous.condition("Suspended")
+    if asked and asked.status == "Unknown" and new.checkpoint.last not in (None, previous.checkpoint.last):
+        made.append(Event("Normal", EventReason.CHECKPOINT_SAVED, new.checkpoint.last, f"c{new.checkpoint.last}"))
+    for condition in new.conditions:
+        made.extend(_of_condition(previous.condition(condition.type), condition, new.attempts))
+    return tuple(made)
+
+
+def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[Event]:
+    """Events of one condition's change of status or reason."""
+    before = (old.status, old.reason) if old else ("", "")
+    if before == (new.status, new.reason):
+        return []
+    key = f"{new.type}-{new.status}-{new.reason}-{attempt}-{new.last_transition_time}"
+    match new.type, new.status:
+        case "Succeeded", "True":
+            return [Event("Normal", EventReason.SUCCEEDED, new.message, key)]
+        case "Failed", "True":
+            return [Event("Warning", EventReason.FAILED, f"{new.reason}: {new.message}", key)]
+        case "Suspended", "True":
+            return [Event("Normal", EventReason.SUSPENDED, new.message, key)]
+        case "Suspended", "Unknown":
+            return [Event("Normal", EventReason.SUSPENDING, new.message, key)]
+        case "Suspended", "False" if before[0] in ("True", "Unknown"):
+            return [Event("Normal", EventReason.RESUMED, "spec.suspend is false", key)]
+        case "ProgressStalled", "True":
+            return [Event("Warning", EventReason.PROGRESS_STALLED, new.message, key)]
+        case "ProgressStalled", "False" if before[0] == "True":
+            return [Event("Normal", EventReason.PROGRESS_RESUMED, "the trainer reports again", key)]
+        case "Ready", "True" if before[0] != "True":
+            return [Event("Normal", EventReason.RUNNING, f"attempt {attempt}", key)]
+        case "Ready", "False" if new.reason in _TROUBLES:
+            return [Event("Warning", _TROUBLES[new.reason], new.message or new.reason, key)]
+        case "Updated", "False" if new.reason == "InvalidSpec" and before[1] != "InvalidSpec":
+            return [Event("Warning", EventReason.INVALID_SPEC, new.message, key)]
+        case _:
+            return []

@@ -1,0 +1,67 @@
+"""PURE: what pods and messages say about a failure."""
+
+from __future__ import annotations
+
+import re
+
+from .reasons import FailureReason
+from .seen import Evidence, PodSeen
+
+# Words of drivers and collective libraries, most telling first.
+_SIGNS = (
+    (FailureReason.ACCELERATOR_FAULT, r"\bXid\b|uncorrectable ECC|CUDA error: (an illegal|unspecified|device)|"
+     r"cudaErrorECC|device lost|NPU (is )?lost|aclrt\w* .*50\d{4}|ACL_ERROR_RT_(DEV|AICORE)|HBM (UCE|error)"),
+    (FailureReason.COLLECTIVE_TIMEOUT, r"(NCCL|HCCL|Gloo|ProcessGroup\w*).{0,80}(time[d]? ?out|watchdog)|"
+     r"collective operation timeout|HCCL_(E|EXEC).*TIMEOUT"),
+    (FailureReason.WEIGHT_SYNC_FAILED, r"\bStaleSample\b|WeightSync\w*Error|weight (sync|update) failed"),
+    (FailureReason.OUT_OF_MEMORY, r"OutOfMemory|out of memory|OOMKilled|\bOOM\b|ray\.exceptions\.OutOfMemoryError"),
+    (FailureReason.INVALID_CONFIG, r"\bexit (code|status) 2\b|InvalidConfig|ConfigCompositionException|"
+     r"Could not override|ValidationError"),
+)  # fmt: skip
+_COMPILED = tuple((reason, re.compile(pattern, re.IGNORECASE)) for reason, pattern in _SIGNS)
+TEXT_LIMIT = 512
+PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
+HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+
+
+def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
+    """One line of at most `limit` characters; the end is kept, where errors say what they are."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else "..." + line[-(limit - 3) :]
+
+
+def by_words(text: str) -> FailureReason | None:
+    """The reason that an error's words betray; None where they say nothing known."""
+    return next((reason for reason, pattern in _COMPILED if pattern.search(text)), None)
+
+
+def of_pod(pod: PodSeen) -> Evidence | None:
+    """What this pod's state says about a failure, if it says something that outlives the pod."""
+    if pod.disrupted:
+        return Evidence(reason=FailureReason.PREEMPTED, text=shorten(f"pod {pod.name}: {pod.disrupted}"))
+    for end in pod.ended:
+        if end.reason == "OOMKilled":
+            return Evidence(
+                reason=FailureReason.OUT_OF_MEMORY,
+                text=f"container {end.container} of pod {pod.name} was killed: out of memory",
+            )
+        found = by_words(end.message) if end.exit_code else None
+        if found:
+            return Evidence(reason=found, text=shorten(f"pod {pod.name}: {end.message}"))
+    return None
+
+
+def pulling(pod: PodSeen) -> str:
+    """Words about an image that this pod cannot pull; empty where it can."""
+    for wait in pod.waiting:
+        if wait.reason in PULLING:
+            return shorten(f"pod {pod.name}, container {wait.container}: {wait.reason}: {wait.message}".rstrip(": "))
+    return ""
+
+
+def crashing(pod: PodSeen, restarts: int) -> str:
+    """Words about a container that keeps failing; empty where none does."""
+    if pod.restarts < restarts or not any(wait.reason == "CrashLoopBackOff" for wait in pod.waiting):
+        return ""
+    said = "; ".join(f"{end.container} exit code {end.exit_code} {end.message}".rstrip() for end in pod.ended)
+    return shorten(f"pod {pod.name} restarted {pod.restarts} times: {said}".rstrip(": "))

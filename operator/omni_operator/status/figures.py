@@ -1,0 +1,90 @@
+"""PURE: what the trainer reported -> progress, weights, checkpoint and usage."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+from omni_operator.api.status import CheckpointStatus, Progress, Status, Usage, Weights
+
+from .seen import Report
+from .terms import Terms
+from .times import moment, stamp
+
+
+def progress(previous: Progress, report: Report | None, terms: Terms) -> Progress:
+    """How far the job is; unchanged without a report."""
+    if report is None:
+        return previous
+    step = report.step if report.step is not None else previous.global_step
+    total = report.total_steps or terms.total_steps or previous.total_steps
+    advanced = report.step is not None and report.step != previous.global_step
+    reward = report.reward_mean if report.reward_mean is not None else previous.reward
+    eta = report.eta_seconds
+    return Progress(
+        global_step=step,
+        total_steps=total,
+        percent=min(100, step * 100 // total) if step is not None and total else None,
+        summary=f"{step}/{total}" if step is not None and total else None,
+        reward=reward,
+        reward_summary=f"{reward:.3f}" if reward is not None else None,
+        validation_reward=report.validation_reward
+        if report.validation_reward is not None
+        else previous.validation_reward,
+        samples=report.samples if report.samples is not None else previous.samples,
+        images_per_second=report.images_per_second
+        if report.images_per_second is not None
+        else previous.images_per_second,
+        estimated_remaining_seconds=max(0, math.ceil(eta)) if eta is not None else None,
+        last_update_time=stamp(report.at) if advanced else previous.last_update_time,
+        heartbeat_time=stamp(report.at),
+    )
+
+
+def weights(previous: Weights, report: Report | None) -> Weights:
+    """Versions of the weights; unchanged without a report that names one."""
+    if report is None or report.version is None:
+        return previous
+    lag = max(0, report.version - report.min_version) if report.min_version is not None else None
+    return Weights(
+        trainer_version=report.version,
+        min_replica_version=report.min_version,
+        max_replica_version=report.max_version,
+        lag=lag,
+        last_sync_time=stamp(report.synced_at) if report.synced_at else previous.last_sync_time,
+        last_sync_seconds=report.sync_seconds if report.sync_seconds is not None else previous.last_sync_seconds,
+        lora=previous.lora,
+    )
+
+
+def checkpoint(previous: CheckpointStatus, report: Report | None) -> CheckpointStatus:
+    """The newest checkpoint; an attempt that has not saved one goes on from the last attempt's."""
+    if report is None or report.checkpoint is None or report.checkpoint == previous.last:
+        return previous
+    return CheckpointStatus(
+        last=report.checkpoint,
+        step=report.checkpoint_step,
+        time=stamp(report.checkpoint_at) if report.checkpoint_at else None,
+    )
+
+
+def usage(
+    previous: Status, report: Report | None, running: datetime | None, until: datetime | None, terms: Terms
+) -> Usage:
+    """Devices x seconds and pictures, summed over all attempts.
+
+    Args:
+        previous: the status as written; its heartbeat is until when seconds are counted in it.
+        running: since when the running attempt's trainer runs; None: it does not.
+        until: until when to count now; None: nothing new.
+    """
+    seconds = previous.usage.accelerator_seconds
+    if running is not None and until is not None:
+        counted = moment(previous.progress.heartbeat_time) if previous.running_time else None
+        since = max(running, counted) if counted else running
+        seconds += terms.devices * max(0.0, (until - since).total_seconds())
+    samples = previous.usage.samples
+    if report and report.samples is not None:
+        samples += max(0, report.samples - (previous.progress.samples or 0))
+    price = round(seconds * 1000 / samples, 1) if samples and seconds else None
+    return Usage(accelerator_seconds=round(seconds, 1), samples=samples, accelerator_seconds_per_thousand_samples=price)

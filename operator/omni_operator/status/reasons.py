@@ -1,0 +1,69 @@
+"""PURE: the closed lists of words that statuses, events and metrics use."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Condition(str, Enum):
+    """Types of conditions, in the order in which they are listed."""
+
+    ADMITTED = "Admitted"
+    READY = "Ready"
+    WEIGHTS_IN_SYNC = "WeightsInSync"
+    UPDATED = "Updated"
+    PROGRESS_STALLED = "ProgressStalled"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class FailureReason(str, Enum):
+    """Why an attempt ended without success: what `spec.failurePolicy` can name, and `ChildDeleted`, which it cannot."""
+
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    INVALID_CONFIG = "InvalidConfig"
+    UNSCHEDULABLE = "Unschedulable"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    START_FAILED = "StartFailed"
+    HEAD_LOST = "HeadLost"
+    WORKER_LOST = "WorkerLost"
+    PREEMPTED = "Preempted"
+    OUT_OF_MEMORY = "OutOfMemory"
+    ACCELERATOR_FAULT = "AcceleratorFault"
+    COLLECTIVE_TIMEOUT = "CollectiveTimeout"
+    WEIGHT_SYNC_FAILED = "WeightSyncFailed"
+    APPLICATION_ERROR = "ApplicationError"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    PRE_RUNNING_DEADLINE_EXCEEDED = "PreRunningDeadlineExceeded"
+    CHILD_DELETED = "ChildDeleted"
+
+
+class Action(str, Enum):
+    """What follows a failed attempt."""
+
+    FAIL = "Fail"
+    RETRY = "Retry"
+    RETRY_IGNORE_LIMIT = "RetryIgnoreLimit"
+
+
+class EventReason(str, Enum):
+    """Reasons of the events that are written about a job."""
+
+    ATTEMPT_CREATED = "AttemptCreated"
+    ATTEMPT_FAILED = "AttemptFailed"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    INVALID_SPEC = "InvalidSpec"
+    KUBERAY_MISSING = "KubeRayNotInstalled"
+    REFUSED = "ChildRefused"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_PULL_BACKOFF = "ImagePullBackOff"
+    PROGRESS_STALLED = "ProgressStalled"
+    PROGRESS_RESUMED = "ProgressResumed"
+    CHECKPOINT_SAVED = "CheckpointSaved"

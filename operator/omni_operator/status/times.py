@@ -1,0 +1,21 @@
+"""PURE: Kubernetes timestamps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def moment(text: str | None) -> datetime | None:
+    """The time that a timestamp names; None where there is none or it is not one."""
+    if not text:
+        return None
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def stamp(value: datetime) -> str:
+    """A Kubernetes timestamp, whole seconds."""
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

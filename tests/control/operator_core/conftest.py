@@ -1,0 +1,224 @@
+"""A world in memory: an API server, a KubeRay that obeys the test, a clock, and the reconciler among them."""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from omni_operator.api.status import Condition, Status
+from omni_operator.cluster.fake import FakeCluster
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Key
+from omni_operator.cluster.store import Store
+from omni_operator.plan import ClusterSettings
+from omni_operator.reconcile import Reconciler
+from omni_operator.reports import Book
+from omni_operator.status.report import parse
+from omni_operator.status.terms import Patience
+
+KEY: Key = ("team-a", "red")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SPEC: dict[str, Any] = {
+    "model": {"base": "shapes-sd3"},
+    "data": {"train": ["prompts.jsonl"]},
+    "reward": {"scorers": [{"name": "color"}]},
+    "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}},
+    "rollout": {"replicas": 2},
+    "checkpoint": {"claimName": "ckpt"},
+}
+
+
+class World:
+    """Everything there is; methods are what people, KubeRay, kubelets and time do."""
+
+    def __init__(self) -> None:
+        self.now = START
+        self.cluster = FakeCluster(lambda: self.now)
+        self.passes = 0
+        self._told = 0
+        self.start_operator()
+
+    # The operator's process.
+
+    def start_operator(self) -> None:
+        """A fresh process, which knows what a first list tells it."""
+        self.store, self.book = Store(), Book()
+        self.reconciler = Reconciler(
+            cluster=self.cluster, store=self.store, reports=self.book, settings=ClusterSettings(image="rollout:1"),
+            clock=lambda: self.now, instance="test", patience=Patience(),
+        )  # fmt: skip
+        self.wakes: dict[Key, datetime] = {}
+        for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS, SERVICES, NETWORK_POLICIES):
+            for body in self.cluster.all(kind):
+                if key := self.store.put(kind, body):
+                    self.wakes[key] = self.now
+        self._told = len(self.cluster.events)
+
+    def watch(self) -> None:
+        """Deliver what the watch has to tell."""
+        for kind_of_event, kind, body in self.cluster.events[self._told :]:
+            key = self.store.remove(kind, body) if kind_of_event == "DELETED" else self.store.put(kind, body)
+            if key:
+                self.wakes[key] = self.now
+        self._told = len(self.cluster.events)
+
+    async def settle(self, limit: int = 40) -> int:
+        """Passes until nothing is due; how many there were.
+
+        Raises:
+            AssertionError: there was no end to it.
+        """
+        for count in range(limit):
+            self.cluster.collect()
+            self.watch()
+            due = [key for key, at in self.wakes.items() if at <= self.now]
+            if not due:
+                return count
+            for key in due:
+                await self.visit(key)
+        raise AssertionError(f"not at rest after {limit} passes: {self.cluster.log[-10:]}")
+
+    async def visit(self, key: Key = KEY) -> None:
+        """One pass."""
+        self.wakes.pop(key, None)
+        visit = await self.reconciler.visit(key)
+        self.passes += 1
+        if visit.wake:
+            self.wakes[key] = visit.wake
+
+    async def after(self, seconds: float) -> None:
+        """Time passes, with whatever the operator does meanwhile."""
+        end = self.now + timedelta(seconds=seconds)
+        await self.settle()
+        while due := [at for at in self.wakes.values() if at <= end]:
+            self.now = max(self.now, min(due))
+            await self.settle()
+        self.now = end
+        await self.settle()
+
+    # People.
+
+    def submit(self, key: Key = KEY, **spec: Any) -> None:
+        body = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": key[0], "name": key[1]}}
+        self.cluster.make({**body, "spec": {**copy.deepcopy(SPEC), **spec}})
+
+    def edit(self, key: Key = KEY, **spec: Any) -> None:
+        self.cluster.change(JOBS, *key, spec=spec)
+
+    # KubeRay and kubelets.
+
+    def start(self, attempt: int, key: Key = KEY) -> None:
+        """KubeRay makes the cluster of an attempt, and its pods start."""
+        name = f"{key[1]}-a{attempt:02d}"
+        job = self.cluster.get(RAYJOBS, key[0], name)
+        assert job is not None
+        cluster = f"{name}-x1"
+        meta = {"namespace": key[0], "labels": job["metadata"]["labels"]}
+        owner = {"kind": "RayJob", "name": name, "uid": job["metadata"]["uid"], "controller": True}
+        self.cluster.change(
+            RAYJOBS, key[0], name, status={"jobDeploymentStatus": "Initializing", "rayClusterName": cluster}
+        )
+        if self.cluster.get(RAYCLUSTERS, key[0], cluster):
+            return
+        made = self.cluster.make({
+            "apiVersion": "ray.io/v1", "kind": "RayCluster",
+            "metadata": {**meta, "name": cluster, "ownerReferences": [owner]},
+        })  # fmt: skip
+        owner = {"kind": "RayCluster", "name": cluster, "uid": made["metadata"]["uid"], "controller": True}
+        for role in ("head", "worker"):
+            labelled = {**meta["labels"], "ray.io/node-type": role, "ray.io/group": role}
+            self.cluster.make({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {**meta, "name": f"{cluster}-{role}", "labels": labelled, "ownerReferences": [owner]},
+                "status": {"phase": "Pending"},
+            })  # fmt: skip
+
+    def run(self, attempt: int, key: Key = KEY) -> None:
+        """Pods are ready and Ray runs the job."""
+        self.start(attempt, key)
+        name = f"{key[1]}-a{attempt:02d}"
+        self.head(attempt, True, "HeadPodRunningAndReady", key)
+        self.cluster.change(
+            RAYCLUSTERS, key[0], f"{name}-x1", status={"desiredWorkerReplicas": 1, "readyWorkerReplicas": 1}
+        )
+        for role in ("head", "worker"):
+            self.pod(attempt, role, {"phase": "Running"}, key)
+        started = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.cluster.change(
+            RAYJOBS, key[0], name,
+            status={"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": started},
+        )  # fmt: skip
+
+    def head(self, attempt: int, ready: bool, reason: str, key: Key = KEY) -> None:
+        """KubeRay says how the head is; `state` stays `ready` as it does."""
+        at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        conditions = [
+            {"type": "HeadPodReady", "status": str(ready), "reason": reason, "lastTransitionTime": at},
+            {"type": "RayClusterProvisioned", "status": "True", "reason": "AllPodRunningAndReadyFirstTime"},
+        ]
+        self.cluster.change(
+            RAYCLUSTERS, key[0], f"{key[1]}-a{attempt:02d}-x1", status={"state": "ready", "conditions": conditions}
+        )
+
+    def pod(self, attempt: int, role: str, status: dict[str, Any], key: Key = KEY) -> None:
+        """A kubelet says how a pod is."""
+        self.cluster.change(PODS, key[0], f"{key[1]}-a{attempt:02d}-x1-{role}", status=status)
+
+    def lose_head(self, attempt: int, key: Key = KEY) -> None:
+        """The head's pod is deleted; KubeRay does not make it again and says nothing in the RayJob."""
+        self.cluster.remove(PODS, key[0], f"{key[1]}-a{attempt:02d}-x1-head")
+        self.head(attempt, False, "HeadPodNotFound", key)
+
+    def end(self, attempt: int, job: str = "SUCCEEDED", reason: str = "", message: str = "", key: Key = KEY) -> None:
+        """KubeRay sees the end of the Ray job, and deletes its cluster."""
+        name = f"{key[1]}-a{attempt:02d}"
+        deployment = "Complete" if job in ("SUCCEEDED", "STOPPED") else "Failed"
+        at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.cluster.change(
+            RAYJOBS, key[0], name,
+            status={
+                "jobDeploymentStatus": deployment, "jobStatus": job, "reason": reason, "message": message,
+                "endTime": at,
+            },
+        )  # fmt: skip
+        self.cluster.remove(RAYCLUSTERS, key[0], f"{name}-x1")
+
+    # The trainer.
+
+    def report(self, event: str = "step", attempt: int = 1, key: Key = KEY, **fields: Any) -> dict[str, Any]:
+        """The trainer posts; the answer."""
+        answer = self.book.take(key, parse({"attempt": attempt, "event": event, **fields}), self.now)
+        self.wakes[key] = self.now
+        return answer
+
+    # What there is.
+
+    def status(self, key: Key = KEY) -> Status:
+        body = self.cluster.get(JOBS, *key)
+        assert body is not None
+        return Status.model_validate(body.get("status") or {})
+
+    def condition(self, kind: str, key: Key = KEY) -> Condition:
+        found = self.status(key).condition(kind)
+        assert found is not None, kind
+        return found
+
+    def attempts(self) -> list[str]:
+        return [body["metadata"]["name"] for body in self.cluster.all(RAYJOBS)]
+
+    def told(self) -> list[str]:
+        """Reasons of the events that were written."""
+        return [body["reason"] for _, kind, body in self.cluster.events if kind.plural == "events"]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def new_world() -> type[World]:
+    """For tests that need more than one."""
+    return World
