@@ -1,0 +1,58 @@
+{{- define "omni.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "omni.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "omni.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "omni.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "omni.selector" -}}
+app.kubernetes.io/name: {{ include "omni.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* managed-by stays Helm's: children of jobs are found by another value of that label. */}}
+{{- define "omni.labels" -}}
+{{ include "omni.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "omni.account" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "omni.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "omni.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Watched namespaces, comma-separated; empty: all. The operator's Lease proves its watch, so its own is watched. */}}
+{{- define "omni.namespaces" -}}
+{{- if .Values.watch.namespaces -}}
+{{- prepend .Values.watch.namespaces .Release.Namespace | uniq | join "," -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "omni.subject" -}}
+- kind: ServiceAccount
+  name: {{ include "omni.account" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end -}}
