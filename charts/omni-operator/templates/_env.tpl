@@ -1,4 +1,4 @@
-{{- /* The settings as variables. Numbers pass through toString, so that Helm does not write large ones as 1e+06. */ -}}
+{{- /* The settings as variables. Numbers of a values file are floats, which would be written as 8.64e+07. */ -}}
 {{- define "omni.env" -}}
 {{- $values := dict
   "NAMESPACE" .Release.Namespace
@@ -19,6 +19,7 @@
 {{- with $pairs }}{{ $_ := set $values "RESOURCE_NAMES" (join "," .) }}{{ end -}}
 {{- range $name, $value := .Values.tuning }}{{ $_ := set $values ($name | snakecase | upper) $value }}{{ end -}}
 {{- range $name, $value := $values }}
+{{- if kindIs "float64" $value }}{{ if eq (floor $value) $value }}{{ $value = int64 $value }}{{ end }}{{ end }}
 - name: OMNI_OPERATOR_{{ $name }}
   value: {{ $value | toString | quote }}
 {{- end -}}

@@ -44,10 +44,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Watched namespaces, comma-separated; empty: all. The operator's Lease proves its watch, so its own is watched. */}}
+{{/* Watched namespaces, comma-separated; empty: all. */}}
 {{- define "omni.namespaces" -}}
-{{- if .Values.watch.namespaces -}}
-{{- prepend .Values.watch.namespaces .Release.Namespace | uniq | join "," -}}
+{{- join "," .Values.watch.namespaces -}}
+{{- end -}}
+
+{{/* Where the operator's Lease lies: its own namespace, or the first of those it watches if that is none of them. */}}
+{{- define "omni.leaseNamespace" -}}
+{{- if or (not .Values.watch.namespaces) (has .Release.Namespace .Values.watch.namespaces) -}}
+{{- .Release.Namespace -}}
+{{- else -}}
+{{- first .Values.watch.namespaces -}}
 {{- end -}}
 {{- end -}}
 
