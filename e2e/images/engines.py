@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +26,9 @@ from .recipe import Recipe, default_base
 BUILD_S = 7200.0
 ARCHIVE_S = 1800.0
 PACKAGES_S = 900.0
+SAY_EVERY_S = 30.0
+# Of buildah ("[1/2] STEP 3/9: RUN ...") and of Docker ("#5 [build 3/9] RUN ...").
+STEP = re.compile(r"(\[\d+/\d+\] )?STEP \d+/\d+: |#\d+ \[[^\]]*\d+/\d+\] ")
 PACKAGES = ("buildah", "debootstrap")
 CERTIFICATES = Path("/etc/ssl/certs")
 SETTINGS = {Path("/etc/pip.conf"): "/etc/pip.conf", Path("/etc/uv/uv.toml"): "/etc/uv/uv.toml"}
@@ -46,6 +51,26 @@ class Engine(Protocol):
         """Remove the images of a repository, but one."""
 
 
+class Step:
+    """Says which step runs, and while a long one does, now and then for how long."""
+
+    def __init__(self, say: Say) -> None:
+        self._say, self._over = say, threading.Event()
+
+    def begin(self, text: str) -> None:
+        self.end()
+        self._over = threading.Event()
+        self._say(f"  {text[:110]}")
+        threading.Thread(target=self._wait, args=(self._over, time.monotonic()), daemon=True).start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _wait(self, over: threading.Event, begun: float) -> None:
+        while not over.wait(SAY_EVERY_S):
+            self._say(f"    {time.monotonic() - begun:.0f} s")
+
+
 def follow(command: Sequence[str], variables: dict[str, str], deadline: float, say: Say) -> None:
     """Run a build and say each step that it begins.
 
@@ -59,14 +84,16 @@ def follow(command: Sequence[str], variables: dict[str, str], deadline: float, s
     timer = threading.Timer(deadline, process.kill)
     timer.start()
     last: deque[str] = deque(maxlen=40)
+    step = Step(say)
     try:
         assert process.stdout is not None
         for line in process.stdout:
             last.append(line.rstrip())
-            if line.startswith(("STEP ", "Step ")):
-                say(f"  {line.strip()[:110]}")
+            if STEP.match(line):
+                step.begin(line.strip())
         code = process.wait()
     finally:
+        step.end()
         timer.cancel()
         process.kill()
         process.wait()
