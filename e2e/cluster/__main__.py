@@ -12,8 +12,9 @@ import time
 from .bare.provider import BareCluster
 from .errors import ClusterError
 from .kind import KindCluster, docker_answers
+from .paths import cache
 from .provider import Cluster
-from .tools import Say
+from .tools import Say, Tools
 
 
 def choose(kind: bool, say: Say) -> Cluster:
@@ -34,7 +35,8 @@ def main(arguments: list[str]) -> int:
         match arguments:
             case ["up"]:
                 path = cluster.create()
-                say(f"the cluster is ready: export KUBECONFIG={path}")
+                say("the cluster is ready. To look at it:")
+                print(f"export KUBECONFIG={path} PATH={Tools(cache()).bin}:$PATH\nkubectl get nodes")
             case ["down"]:
                 cluster.delete()
                 say("the cluster is gone; built programs and images are kept")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from . import waits
 from .images import KUBERAY_IMAGE
-from .provider import NodeSpec, device_patch
+from .provider import NodeSpec, device_patch, offers
 
 MANIFESTS = Path(__file__).parent / "manifests"
 KUBERAY_NAMESPACE = "ray-system"
@@ -45,32 +46,58 @@ def kuberay_kustomization(resources: str) -> dict[str, Any]:
     }
 
 
-def kuberay(kubectl: Kubectl, source: Path, folder: Path) -> str:
-    """Everything of KubeRay, rendered by kubectl; `folder` is where the kustomization is written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    # kustomize wants a relative path.
-    relative = "../" * len(folder.resolve().parts[1:]) + str((source / "default").resolve()).lstrip("/")
-    (folder / "kustomization.yaml").write_text(json.dumps(kuberay_kustomization(relative), indent=1), "utf-8")
-    return kubectl("kustomize", "--load-restrictor=LoadRestrictionsNone", str(folder))
+def kuberay(kubectl: Kubectl, source: Path) -> str:
+    """Everything of KubeRay, rendered once for each `source` and each set of patches; no cluster is asked."""
+    kustomization = json.dumps(kuberay_kustomization("../default"), indent=1)
+    folder = source / f"rendered-{hashlib.sha256(kustomization.encode()).hexdigest()[:16]}"
+    rendered = folder / "all.yaml"
+    if not rendered.exists():
+        folder.mkdir(exist_ok=True)
+        (folder / "kustomization.yaml").write_text(kustomization, encoding="utf-8")
+        part = folder / "part.yaml"
+        part.write_text(kubectl("kustomize", "--load-restrictor=LoadRestrictionsNone", str(folder)), encoding="utf-8")
+        part.rename(rendered)
+    return rendered.read_text(encoding="utf-8")
 
 
 def add_devices(kubectl: Kubectl, nodes: Sequence[NodeSpec]) -> None:
-    """Give nodes their devices and labels."""
+    """Give nodes their devices, and wait until each offers them.
+
+    A kubelet keeps what it finds in its node's status, but one that writes its status just now may not have found it.
+
+    Raises:
+        DeadlinePassed: a kubelet takes them away again.
+    """
     for node in nodes:
-        if node.devices:
-            patch = json.dumps(device_patch(node.devices))
-            kubectl("patch", "node", node.name, "--subresource=status", "--type=json", f"--patch={patch}")
-        if node.labels:
-            kubectl(
-                "label", "--overwrite", "node", node.name, *(f"{key}={value}" for key, value in node.labels.items())
-            )
+        add_device(kubectl, node)
+
+    def all_offered() -> bool:
+        items = {
+            item["metadata"]["name"]: item for item in json.loads(kubectl("get", "nodes", "--output=json"))["items"]
+        }
+        without = [node for node in nodes if not offers(items[node.name], node.devices)]
+        for node in without:
+            add_device(kubectl, node)
+        return not without
+
+    waits.until("nodes to offer their devices", waits.NODES_READY, all_offered)
 
 
-def install(kubectl: Kubectl, manifests: Sequence[str], deployments: Sequence[tuple[str, str]]) -> None:
-    """Apply the manifests, then wait until each deployment, a (namespace, name), is available."""
-    kubectl("apply", "--server-side", "--filename=-", text=namespace(KUBERAY_NAMESPACE))
-    for manifest in manifests:
+def add_device(kubectl: Kubectl, node: NodeSpec) -> None:
+    """Write the devices of one node into its status."""
+    if node.devices:
+        patch = json.dumps(device_patch(node.devices))
+        kubectl("patch", "node", node.name, "--subresource=status", "--type=json", f"--patch={patch}")
+
+
+def apply(kubectl: Kubectl, manifests: Sequence[str]) -> None:
+    """Apply the manifests; KubeRay's namespace first, which its own do not make."""
+    for manifest in (namespace(KUBERAY_NAMESPACE), *manifests):
         kubectl("apply", "--server-side", "--filename=-", text=manifest)
+
+
+def await_available(kubectl: Kubectl, deployments: Sequence[tuple[str, str]]) -> None:
+    """Wait until each deployment, a (namespace, name), is available."""
     for place, name in deployments:
         timeout = f"--timeout={waits.ADDONS_READY:g}s"
         kubectl("rollout", "status", f"--namespace={place}", f"deployment/{name}", timeout, deadline=waits.ADDONS_READY)

@@ -14,6 +14,7 @@ AUDIT_POLICY = {
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata"}],
 }
+AUDIT_LOG = "audit.jsonl"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 
@@ -43,7 +44,7 @@ class Layout:
 
     @property
     def audit_log(self) -> Path:
-        return self.folder / "audit.jsonl"
+        return self.folder / AUDIT_LOG
 
     @property
     def audit_policy(self) -> Path:

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .errors import ClusterError
 from .tools import Tools
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
+NAMED, REFERENCE = "io.containerd.image.name", "org.opencontainers.image.ref.name"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
@@ -70,8 +72,8 @@ def blobs(image: StaticImage, program: bytes, architecture: str = "amd64") -> tu
     described = store(CONFIG, json.dumps(config).encode())
     manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": described, "layers": [packed]}
     top = store(MANIFEST, json.dumps(manifest).encode())
-    names = {"io.containerd.image.name": image.name, "org.opencontainers.image.ref.name": image.name.rpartition(":")[2]}
-    return stored, {"schemaVersion": 2, "manifests": [{**top, "annotations": names}]}
+    named = {NAMED: image.name, REFERENCE: image.name.rpartition(":")[2]}
+    return stored, {"schemaVersion": 2, "manifests": [{**top, "annotations": named}]}
 
 
 def write_archive(image: StaticImage, program: bytes, target: Path, architecture: str = "amd64") -> None:
@@ -88,6 +90,36 @@ def write_archive(image: StaticImage, program: bytes, target: Path, architecture
         for name, data in files.items():
             archive.addfile(entry(name, len(data)), io.BytesIO(data))
     part.rename(target)
+
+
+def names(archive: Path) -> list[str]:
+    """The images in an archive of either kind, OCI or Docker.
+
+    Raises:
+        ClusterError: it cannot be read, or names none.
+    """
+    found: list[str] = []
+    try:
+        with tarfile.open(archive) as file:
+            inside = set(file.getnames())
+            if "manifest.json" in inside:
+                found += [name for item in read(file, "manifest.json") for name in item["RepoTags"] or ()]
+            if "index.json" in inside:
+                described = [item.get("annotations", {}) for item in read(file, "index.json")["manifests"]]
+                found += [item[NAMED] for item in described if NAMED in item]
+                found += [item[REFERENCE] for item in described if NAMED not in item and REFERENCE in item]
+    except (OSError, tarfile.TarError) as error:
+        raise ClusterError(f"{archive} is no image archive: {error}") from error
+    if not found:
+        raise ClusterError(f"{archive} names no image")
+    return list(dict.fromkeys(found))
+
+
+def read(archive: tarfile.TarFile, name: str) -> Any:
+    """A JSON file of an archive."""
+    file = archive.extractfile(name)
+    assert file is not None
+    return json.load(file)
 
 
 def infrastructure(tools: Tools, images: Sequence[StaticImage] = INFRASTRUCTURE) -> list[Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import addons, commands, waits
+from .audit import AuditLog
 from .errors import ClusterError, CommandFailed
 from .images import KUBERAY_IMAGE, infrastructure
 from .paths import cache
@@ -38,7 +39,7 @@ def configuration(nodes: Sequence[NodeSpec], folder: Path) -> dict[str, Any]:
     mount = {"hostPath": str(folder), "containerPath": AUDIT}
     extra = {
         "audit-policy-file": f"{AUDIT}/audit-policy.json",
-        "audit-log-path": f"{AUDIT}/audit.jsonl",
+        "audit-log-path": f"{AUDIT}/{commands.AUDIT_LOG}",
         "audit-log-mode": "blocking",
     }
     volume = {"name": "audit", "hostPath": AUDIT, "mountPath": AUDIT, "readOnly": False, "pathType": "Directory"}
@@ -102,8 +103,8 @@ class KindCluster:
         return self.folder / "kubeconfig"
 
     @property
-    def audit_log(self) -> Path:
-        return self.folder / "audit" / "audit.jsonl"
+    def audit(self) -> AuditLog:
+        return AuditLog(self.folder / "audit" / commands.AUDIT_LOG)
 
     def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
         """Bring the cluster up; where it stands already with as many nodes, only say so.
@@ -117,8 +118,8 @@ class KindCluster:
             self._say("the cluster stands already")
             return self.kubeconfig
         self.delete()
-        self.audit_log.parent.mkdir(parents=True)
-        policy = self.audit_log.parent / "audit-policy.json"
+        self.audit.path.parent.mkdir(parents=True)
+        policy = self.audit.path.parent / "audit-policy.json"
         policy.write_text(json.dumps(commands.AUDIT_POLICY), encoding="utf-8")
         settings = json.dumps(configuration(nodes, policy.parent))
         self._say("kind makes the cluster; the first time it fetches its node image")
@@ -127,8 +128,9 @@ class KindCluster:
             self.load(archive)
         own = [NodeSpec(name, node.devices) for name, node in zip(worker_names(len(nodes)), nodes, strict=True)]
         addons.add_devices(self.kubectl, own)
-        rendered = addons.kuberay(self.kubectl, tools.kuberay, self.folder / "kuberay")
-        addons.install(self.kubectl, [rendered], [(addons.KUBERAY_NAMESPACE, "kuberay-operator")])
+        rendered = addons.kuberay(self.kubectl, tools.kuberay)
+        addons.apply(self.kubectl, [rendered])
+        addons.await_available(self.kubectl, [(addons.KUBERAY_NAMESPACE, "kuberay-operator")])
         return self.kubeconfig
 
     def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from .audit import AuditLog
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
@@ -28,6 +30,10 @@ NODES = (
 
 class Cluster(Protocol):
     """A cluster with KubeRay on it. Every method may be called again; `delete` also where nothing is there."""
+
+    @property
+    def audit(self) -> AuditLog:
+        """The log of every call to its API server."""
 
     def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
         """Bring it up, with CoreDNS and KubeRay, and return an administrator's kubeconfig."""
@@ -54,9 +60,17 @@ class Cluster(Protocol):
 def device_patch(devices: Mapping[str, int]) -> list[dict[str, Any]]:
     """A JSON patch of a node's status: devices that a kubelet keeps although no plug-in reports them."""
     return [
-        {"op": "add", "path": f"/status/capacity/{name.replace('~', '~0').replace('/', '~1')}", "value": str(count)}
+        {"op": "add", "path": f"/status/{part}/{name.replace('~', '~0').replace('/', '~1')}", "value": str(count)}
         for name, count in sorted(devices.items())
+        for part in ("capacity", "allocatable")
     ]
+
+
+def offers(node: Mapping[str, Any], devices: Mapping[str, int]) -> bool:
+    """Whether pods may ask a node for these devices."""
+    status = node["status"]
+    parts = (status.get("capacity", {}), status.get("allocatable", {}))
+    return all(part.get(name) == str(count) for part in parts for name, count in devices.items())
 
 
 def node_path(name: str, subresource: str = "") -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from e2e.cluster import addons, commands, pki, waits
 from e2e.cluster.api import ApiUnavailable
+from e2e.cluster.audit import AuditLog
 from e2e.cluster.control_plane import ControlPlane, checked, layout_of, start
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.fake_nodes import is_ready
@@ -57,6 +58,10 @@ class BareCluster:
     def kubeconfig(self) -> Path:
         return self.folder / "kubeconfig"
 
+    @property
+    def audit(self) -> AuditLog:
+        return AuditLog(self.folder / commands.AUDIT_LOG)
+
     def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
         """Bring the cluster up; where it stands already with these nodes and versions, only say so.
 
@@ -81,7 +86,8 @@ class BareCluster:
         machine.prepare_folders(self.folder / "folders.json")
         try:
             plane = self._start(tools, nodes)
-            addons.install(plane.kubectl, self._manifests(plane), DEPLOYMENTS)
+            self._say("nodes are Ready; waiting for CoreDNS and KubeRay")
+            addons.await_available(plane.kubectl, DEPLOYMENTS)
         except BaseException:
             self._say("the cluster did not come up; removing what was started. Last words of each part:")
             for name, text in self.logs().items():
@@ -89,7 +95,12 @@ class BareCluster:
             self._delete()
             raise
         shutil.copy2(plane.kubeconfig, self.kubeconfig)
-        record = {"key": key(SOURCES), "nodes": described(nodes), "layout": ports(plane.layout)}
+        record = {
+            "key": key(SOURCES),
+            "nodes": described(nodes),
+            "layout": ports(plane.layout),
+            "processes": sorted(identity.name for identity in plane.daemons.recorded()),
+        }
         self._record.write_text(json.dumps(record, indent=1), encoding="utf-8")
         return self.kubeconfig
 
@@ -100,8 +111,8 @@ class BareCluster:
         record = json.loads(self._record.read_text(encoding="utf-8"))
         if record["key"] != key(SOURCES) or record["nodes"] != described(nodes):
             return False
-        daemons = Daemons(self.folder, bound=False)
-        if not all(runs(identity) for identity in daemons.recorded()):
+        running = [identity.name for identity in Daemons(self.folder, bound=False).recorded() if runs(identity)]
+        if sorted(running) != record["processes"]:
             return False
         try:
             return self._all_ready(self.plane())
@@ -141,7 +152,7 @@ class BareCluster:
     def logs(self) -> dict[str, str]:
         daemons = Daemons(self.folder, bound=False)
         found = {path.stem: daemons.tail(path.stem) for path in sorted(daemons.logs.glob("*.log"))}
-        for path in sorted((self.folder / "nodes").glob("*/logs/*.log")):
+        for path in sorted((self.folder / "nodes").glob("*/output/*.log")):
             text = path.read_text(encoding="utf-8", errors="replace")
             found[f"{path.parents[1].name}/{path.stem}"] = "\n".join(text.splitlines()[-15:])
         return found
@@ -184,9 +195,10 @@ class BareCluster:
             "kube-controller-manager": commands.controller_manager(layout),
             "kube-scheduler": commands.scheduler(layout),
         })  # fmt: skip
+        # While nodes come up: what is applied now is scheduled as soon as they are there.
+        addons.apply(plane.kubectl, self._manifests(plane))
         waits.until("all nodes to be Ready", waits.NODES_READY,
                     lambda: checked(daemons, lambda: self._all_ready(plane, len(nodes))))  # fmt: skip
-        self._say("nodes are Ready; adding devices, CoreDNS and KubeRay")
         addons.add_devices(plane.kubectl, nodes)
         return plane
 
@@ -198,7 +210,8 @@ class BareCluster:
         for path, text in configuration.files(node).items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        (node.folder / "logs").mkdir()
+        # Not among the logs of pods: there the kubelet removes whatever is none.
+        (node.folder / "output").mkdir()
         self._store.copy(node.store)
         address, namespace = self.network.address(number), self.network.namespace(spec.name)
         kubeconfig = authority.kubeconfig(pki.node(spec.name, address), layout.server)
@@ -207,7 +220,7 @@ class BareCluster:
             "nsenter", f"--net={machine.NETNS / namespace}",
             "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "--propagation=private",
             str(NODE_SCRIPT), spec.name, str(node.folder), str(layout.tools.bin), address, self.network.pods,
-            str(kubeconfig),
+            str(kubeconfig), ",".join(f"{key}={value}" for key, value in sorted(spec.labels.items())),
         ])  # fmt: skip
 
     def _layout(self, tools: Tools) -> commands.Layout:
@@ -216,7 +229,7 @@ class BareCluster:
         return replace(layout, address=self.network.gateway, services=self.network.services, whole=True)
 
     def _manifests(self, plane: ControlPlane) -> list[str]:
-        rendered = addons.kuberay(plane.kubectl, plane.layout.tools.kuberay, self.folder / "kuberay")
+        rendered = addons.kuberay(plane.kubectl, plane.layout.tools.kuberay)
         return [addons.coredns(self.network.dns), rendered]
 
     def _all_ready(self, plane: ControlPlane, count: int | None = None) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from e2e.cluster import waits
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.images import names
 from e2e.cluster.processes import Daemons, run
 from e2e.cluster.tools import Say
 
@@ -23,8 +24,12 @@ def fingerprint(archive: Path) -> str:
 
 
 def outdated(archives: Iterable[Path], known: dict[str, str]) -> list[Path]:
-    """Archives that are new or have changed since they were taken in."""
-    return [archive for archive in archives if known.get(str(archive)) != fingerprint(archive)]
+    """Archives of which an image is not there, or came from another archive or an earlier state of this one.
+
+    Args:
+        known: fingerprint of the archive that each image came from last, by the image's name.
+    """
+    return [archive for archive in archives if any(known.get(name) != fingerprint(archive) for name in names(archive))]
 
 
 def import_command(socket: Path, archive: Path) -> list[str]:
@@ -44,7 +49,7 @@ class ImageStore:
         self._known = folder / "known.json"
 
     def known(self) -> dict[str, str]:
-        """Fingerprints of the archives that are unpacked, by path."""
+        """Fingerprints of the archives that images came from, by the image's name."""
         known: dict[str, str] = json.loads(self._known.read_text(encoding="utf-8")) if self._known.exists() else {}
         return known
 
@@ -52,8 +57,8 @@ class ImageStore:
         """Unpack those archives that are new.
 
         Raises:
-            ClusterError: the disk has no room for what is unpacked.
-            CommandFailed: an archive cannot be read; the store is as it was.
+            ClusterError: an archive cannot be read, or the disk has no room for what is unpacked.
+            CommandFailed: containerd refuses one.
         """
         new = outdated(archives, self.known())
         if not new:
@@ -69,7 +74,8 @@ class ImageStore:
             for archive in new:
                 say(f"unpacking the image {archive.name}")
                 run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
-                self._known.write_text(json.dumps(self.known() | {str(archive): fingerprint(archive)}), "utf-8")
+                taken = dict.fromkeys(names(archive), fingerprint(archive))
+                self._known.write_text(json.dumps(self.known() | taken, indent=1), "utf-8")
         finally:
             daemons.stop_all()
             shutil.rmtree(self.folder / "run", ignore_errors=True)

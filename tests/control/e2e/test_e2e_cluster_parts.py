@@ -1,0 +1,393 @@
+"""What decides how whole clusters are made: command lines, settings, images; without a cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+import tomllib
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.cluster import addons, kind
+from e2e.cluster.__main__ import choose, main
+from e2e.cluster.bare import configuration, machine
+from e2e.cluster.bare.network import Network, collisions, links_down, links_up
+from e2e.cluster.bare.provider import BareCluster
+from e2e.cluster.bare.store import ImageStore, fingerprint, import_command, outdated, refuse_full
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.images import (
+    COREDNS_IMAGE,
+    INFRASTRUCTURE,
+    KUBERAY_IMAGE,
+    PAUSE_IMAGE,
+    StaticImage,
+    entry,
+    names,
+    write_archive,
+)
+from e2e.cluster.processes import environment, search_path
+from e2e.cluster.provider import NODES, NodeSpec, device_patch, offers
+from e2e.cluster.tools import Tools
+
+instances = st.integers(0, 15)
+numbers = st.integers(1, 200)
+
+
+@given(instances, instances)
+def test_clusters_side_by_side_share_no_address_and_no_name(one: int, other: int) -> None:
+    first, second = Network(one), Network(other)
+    shared = any(IPv4Network(a).overlaps(IPv4Network(b)) for a in first.ranges for b in second.ranges)
+    assert shared is (one == other)
+    assert (first.bridge == second.bridge) is (one == other)
+
+
+@given(instances, numbers)
+def test_addresses_lie_in_their_ranges(instance: int, number: int) -> None:
+    network = Network(instance)
+    machines, pods, services = map(IPv4Network, network.ranges)
+    assert IPv4Address(network.address(number)) in machines
+    assert IPv4Address(network.gateway) in machines
+    assert network.address(number) != network.gateway
+    assert IPv4Network(network.pods_of(number)).subnet_of(pods)
+    assert IPv4Address(network.dns) in services
+    assert len(network.link(number)) <= 15
+    assert len(network.bridge) <= 15
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=1))
+def test_every_link_that_is_made_is_removed(names: list[str]) -> None:
+    network = Network(3)
+    made = links_up(network, names)
+    links = [line[line.index("add") + 1] for line in made if line[:3] == ["ip", "link", "add"]]
+    namespaces = [line[3] for line in made if line[:3] == ["ip", "netns", "add"]]
+    assert len(links) == len(names) + 1
+    assert len(namespaces) == len(names)
+    removed = links_down(network, ["eth0", "docker0", "omni30", *links], ["other", "omni30-a", *namespaces])
+    assert sorted(line[3] for line in removed) == sorted([*links, *namespaces])
+    assert links_down(network, ["eth0"], ["other"]) == []
+
+
+def test_each_node_knows_the_pods_of_every_other() -> None:
+    network = Network()
+    made = links_up(network, ["a", "b", "c"])
+    for name in "abc":
+        routes = [line[5] for line in made if line[:5] == ["ip", "-n", network.namespace(name), "route", "add"]]
+        assert len(routes) == 3
+        assert routes[0] == "default"
+
+
+@pytest.mark.parametrize(
+    ("routes", "found"),
+    [
+        ([{"dst": "default"}, {"dst": "192.168.0.0/16", "dev": "eth0"}], []),
+        ([{"dst": "10.0.0.0/8", "dev": "vpn0"}], ["10.0.0.0/8"]),
+        ([{"dst": "10.232.0.10", "dev": "vpn0"}], ["10.232.0.10"]),
+        ([{"dst": "10.200.0.0/24", "dev": "omni0"}], []),
+        ([{"dst": "unreachable"}, {}], []),
+    ],
+)
+def test_addresses_that_are_in_use_are_seen(routes: list[dict[str, Any]], found: list[str]) -> None:
+    assert collisions(Network(), routes) == found
+
+
+def node(folder: Path = Path("/f"), number: int = 2) -> configuration.Node:
+    return configuration.Node(number, "ascend", folder, Path("/p"), Network())
+
+
+def test_settings_of_a_node_are_what_its_programs_read() -> None:
+    files = configuration.files(node())
+    assert {path.name for path in files} == {
+        "containerd.toml", "10-e2e.conflist", "kubelet.yaml", "proxy.yaml", "resolv.conf",
+    }  # fmt: skip
+    settings = tomllib.loads(files[Path("/f/containerd.toml")])
+    assert settings["grpc"]["address"] == "/f/containerd.sock"
+    runtime = settings["plugins"]["io.containerd.grpc.v1.cri"]
+    assert (runtime["sandbox_image"], runtime["disable_apparmor"]) == (PAUSE_IMAGE.name, True)
+    kubelet = json.loads(files[Path("/f/kubelet.yaml")])
+    assert kubelet["containerRuntimeEndpoint"] == f"unix://{settings['grpc']['address']}"
+    assert kubelet["cgroupRoot"] == "/omni0-ascend"
+    assert kubelet["clusterDNS"] == [Network().dns]
+    network = json.loads(files[Path("/f/cni/10-e2e.conflist")])
+    assert network["plugins"][0]["ipam"]["ranges"] == [[{"subnet": Network().pods_of(2)}]]
+    assert network["plugins"][0]["ipMasq"] is False
+
+
+def test_all_files_of_a_node_lie_in_its_folder() -> None:
+    assert all(path.is_relative_to("/f") for path in configuration.files(node()))
+    assert tomllib.loads(configuration.containerd_store(Path("/r"), Path("/s"), Path("/k")))["root"] == "/r"
+
+
+def test_version_1_and_2_of_cgroups_are_told_apart(tmp_path: Path) -> None:
+    first = tmp_path / "one"
+    for name in ("cpu,cpuacct", "cpuset", "unified"):
+        (first / name).mkdir(parents=True)
+        (first / name / "cgroup.procs").touch()
+    (first / "cpu").symlink_to("cpu,cpuacct")
+    assert [path.name for path in machine.hierarchies(first)] == ["cpu,cpuacct", "cpuset", "unified"]
+    for file, text in (("cpuset.cpus", "0-1"), ("cpuset.mems", "0")):
+        (first / "cpuset" / file).write_text(text)
+    machine.make_cgroup("omni0-a", first)
+    assert (first / "cpuset" / "omni0-a" / "cpuset.cpus").read_text() == "0-1"
+    assert sorted(path.parent.name for path in first.glob("*/omni0-a")) == ["cpu", "cpu,cpuacct", "cpuset", "unified"]
+    second = tmp_path / "two"
+    second.mkdir()
+    (second / "cgroup.controllers").write_text("cpu memory pids\n")
+    machine.make_cgroup("omni0-a", second)
+    assert (second / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+    machine.remove_cgroups("omni0-", second)
+    assert not (second / "omni0-a").exists()
+
+
+def test_folders_that_were_there_before_or_are_in_use_stay(tmp_path: Path) -> None:
+    empty, used, absent = tmp_path / "empty", tmp_path / "used", tmp_path / "absent"
+    empty.mkdir()
+    (used / "inside").mkdir(parents=True)
+    record = tmp_path / "folders.json"
+    record.write_text(json.dumps([str(empty), str(used), str(absent)]))
+    machine.give_back_folders(record)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["folders.json", "used"]
+    machine.give_back_folders(tmp_path / "no-record")
+
+
+def test_mounts_are_counted_by_their_place() -> None:
+    text = "30 1 0:5 / /run/netns rw - tmpfs t rw\n31 1 0:5 / /run/netns rw - tmpfs t rw\n32 1 0:5 / /run rw - t t rw\n"
+    assert machine.mounted(Path("/run/netns"), text) == 2
+    assert machine.mounted(Path("/run/other"), text) == 0
+
+
+def test_a_folder_too_long_for_sockets_is_refused() -> None:
+    machine.refuse_long(Path("/short"))
+    with pytest.raises(ClusterError, match="set XDG_CACHE_HOME to a shorter one"):
+        machine.refuse_long(Path("/long" * 20))
+
+
+def test_packages_are_named_once() -> None:
+    assert machine.absent(["/no/such/program"][:0]) == []
+    assert set(machine.PACKAGES.values()) >= {"containerd", "runc", "containernetworking-plugins", "iptables"}
+
+
+@given(st.binary(max_size=200), st.sampled_from(INFRASTRUCTURE))
+def test_an_archive_says_the_truth_about_its_content(
+    tmp_path_factory: pytest.TempPathFactory, program: bytes, image: StaticImage
+) -> None:
+    target = tmp_path_factory.mktemp("image") / "a.tar"
+    write_archive(image, program, target)
+    first = target.read_bytes()
+    with tarfile.open(target) as archive:
+        files = {item.name: archive.extractfile(item).read() for item in archive}  # type: ignore[union-attr]
+    for name, data in files.items():
+        if name.startswith("blobs/sha256/"):
+            assert hashlib.sha256(data).hexdigest() == name.rpartition("/")[2]
+
+    def blob(description: dict[str, Any]) -> bytes:
+        data = files["blobs/" + description["digest"].replace(":", "/")]
+        assert len(data) == description["size"]
+        return data
+
+    top = json.loads(files["index.json"])["manifests"][0]
+    assert top["annotations"]["io.containerd.image.name"] == image.name
+    manifest = json.loads(blob(top))
+    config = json.loads(blob(manifest["config"]))
+    assert config["config"]["Entrypoint"] == [image.path]
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(blob(manifest['layers'][0])).hexdigest()}"]
+    write_archive(image, program, target)
+    assert target.read_bytes() == first
+
+
+def test_only_new_and_changed_archives_are_unpacked(tmp_path: Path) -> None:
+    old, changed, new = (tmp_path / name for name in ("old", "changed", "new"))
+    for path in (old, changed, new):
+        write_archive(StaticImage(f"localhost/{path.name}:1", "p", "/p"), b"program", path)
+    known = {"localhost/old:1": fingerprint(old), "localhost/changed:1": "other"}
+    assert outdated([old, changed, new], known) == [changed, new]
+    store = ImageStore(tmp_path / "store")
+    assert store.known() == {}
+    store.add([], print)
+    assert not store.folder.exists()
+
+
+def test_an_image_that_another_archive_took_over_is_unpacked_again(tmp_path: Path) -> None:
+    """Two checkouts with other versions build other images of one name."""
+    image = StaticImage("localhost/same:1", "p", "/p")
+    one, other = tmp_path / "one", tmp_path / "other"
+    write_archive(image, b"program", one)
+    write_archive(image, b"another program", other)
+    known = {"localhost/same:1": fingerprint(one)}
+    assert outdated([one], known) == []
+    known |= {name: fingerprint(other) for name in names(other)}
+    assert outdated([one], known) == [one]
+
+
+def test_names_are_read_from_archives_of_both_kinds(tmp_path: Path) -> None:
+    def archive(name: str, files: dict[str, Any]) -> Path:
+        with tarfile.open(tmp_path / name, "w") as file:
+            for inner, content in files.items():
+                data = json.dumps(content).encode()
+                file.addfile(entry(inner, len(data)), io.BytesIO(data))
+        return tmp_path / name
+
+    docker = [{"RepoTags": ["localhost/a:1", "localhost/b:2"]}, {"RepoTags": None}]
+    assert names(archive("docker.tar", {"manifest.json": docker})) == ["localhost/a:1", "localhost/b:2"]
+    described = {"manifests": [{"annotations": {"org.opencontainers.image.ref.name": "localhost/c:3"}}]}
+    assert names(archive("oci.tar", {"index.json": described})) == ["localhost/c:3"]
+    # Written by `docker save`, which speaks both.
+    both = {"manifest.json": docker, "index.json": {"manifests": [{}]}}
+    assert names(archive("both.tar", both)) == ["localhost/a:1", "localhost/b:2"]
+    with pytest.raises(ClusterError, match=r"nameless\.tar names no image"):
+        names(archive("nameless.tar", {"index.json": {"manifests": [{}]}}))
+    (tmp_path / "words.tar").write_text("no archive")
+    with pytest.raises(ClusterError, match=r"words\.tar is no image archive"):
+        names(tmp_path / "words.tar")
+    with pytest.raises(ClusterError, match=r"absent\.tar is no image archive"):
+        names(tmp_path / "absent.tar")
+
+
+def test_a_full_disk_is_said_before_unpacking(tmp_path: Path) -> None:
+    archive = tmp_path / "large.tar"
+    with archive.open("wb") as file:
+        file.truncate(1 << 43)  # sparse: it only seems that large
+    with pytest.raises(ClusterError, match=r"unpacking large\.tar needs 24576\.0 GiB"):
+        refuse_full(tmp_path, [archive])
+
+
+def test_images_go_where_the_kubelet_looks() -> None:
+    assert "--namespace=k8s.io" in import_command(Path("/s"), Path("/a.tar"))
+
+
+@given(st.dictionaries(st.sampled_from(["nvidia.com/gpu", "a~b/c"]), st.integers(0, 9), min_size=1))
+def test_devices_are_added_to_what_a_node_has_and_offers(devices: dict[str, int]) -> None:
+    node: dict[str, Any] = {"status": {"capacity": {"cpu": "2"}, "allocatable": {}}}
+    assert not offers(node, devices)
+    for item in device_patch(devices):
+        part, name = item["path"].removeprefix("/status/").split("/")
+        node["status"][part][name.replace("~1", "/").replace("~0", "~")] = item["value"]
+    assert offers(node, devices)
+    assert not offers(node, {**devices, "another/device": 1})
+    del node["status"]["allocatable"][next(iter(devices))]
+    assert not offers(node, devices)
+
+
+def test_devices_that_a_kubelet_takes_away_are_added_again() -> None:
+    spec = NodeSpec("n", {"a/b": 1})
+    lost: dict[str, Any] = {"metadata": {"name": "n"}, "status": {"capacity": {}, "allocatable": {}}}
+    kept = {"metadata": {"name": "n"}, "status": {"capacity": {"a/b": "1"}, "allocatable": {"a/b": "1"}}}
+    answers = [lost, kept]
+    asked: list[str] = []
+
+    def kubectl(*arguments: str, **_: object) -> str:
+        asked.append(arguments[0])
+        return json.dumps({"items": [answers.pop(0)]}) if arguments[0] == "get" else ""
+
+    addons.add_devices(kubectl, [spec])
+    assert asked == ["patch", "get", "patch", "get"]
+
+
+def test_the_nodes_have_two_pools_and_a_third_device() -> None:
+    devices = {name: count for spec in NODES for name, count in spec.devices.items()}
+    assert devices == {"nvidia.com/gpu": 8, "huawei.com/Ascend910": 8, "example.com/tpu": 4}
+
+
+def test_addons_use_the_images_made_here() -> None:
+    manifest = addons.coredns("10.9.9.9")
+    assert "clusterIP: 10.9.9.9" in manifest
+    assert f"image: {COREDNS_IMAGE.name}" in manifest
+    assert "@" not in manifest
+    kustomization = addons.kuberay_kustomization("../x")
+    patch = json.loads(kustomization["patches"][0]["patch"])
+    assert {"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": KUBERAY_IMAGE.name} in patch
+
+
+def test_kuberay_is_rendered_once(tmp_path: Path) -> None:
+    source = tmp_path / "share" / "kuberay"
+    (source / "default").mkdir(parents=True)
+    asked: list[str] = []
+
+    def kubectl(*arguments: str, **_: object) -> str:
+        asked.append(arguments[-1])
+        return "rendered"
+
+    assert [addons.kuberay(kubectl, source) for _ in range(2)] == ["rendered", "rendered"]
+    assert len(asked) == 1
+    resources = json.loads((Path(asked[0]) / "kustomization.yaml").read_text())["resources"]
+    assert (Path(asked[0]) / resources[0]).resolve() == source / "default"
+
+
+def test_addons_are_applied_in_order_and_then_awaited() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def kubectl(*arguments: str, text: str | None = None, deadline: float = 0) -> str:
+        asked.append((arguments[0], (text or "")[:5]))
+        return ""
+
+    addons.apply(kubectl, ["first", "second"])
+    addons.await_available(kubectl, [("a", "b")])
+    assert [item[0] for item in asked] == ["apply", "apply", "apply", "rollout"]
+    assert [item[1] for item in asked[1:3]] == ["first", "secon"]
+
+
+@given(st.integers(0, 6))
+def test_kind_gets_a_worker_for_each_node_and_writes_the_audit_log(count: int) -> None:
+    nodes = [NodeSpec(f"n{number}", labels={"pool": str(number)}) for number in range(count)]
+    settings = kind.configuration(nodes, Path("/audit"))
+    first, *workers = settings["nodes"]
+    assert first["role"] == "control-plane"
+    assert [item["labels"]["pool"] for item in workers] == [str(number) for number in range(count)]
+    patch = json.loads(first["kubeadmConfigPatches"][0])
+    mount = first["extraMounts"][0]
+    assert mount["hostPath"] == "/audit"
+    assert patch["apiServer"]["extraArgs"]["audit-log-path"] == f"{mount['containerPath']}/audit.jsonl"
+    assert patch["apiServer"]["extraVolumes"][0]["hostPath"] == mount["containerPath"]
+    assert len(set(kind.worker_names(count))) == count
+    assert kind.worker_names(2) == ["omni-e2e-worker", "omni-e2e-worker2"]
+
+
+def test_command_lines_of_kind() -> None:
+    tools = Tools(Path("/c"))
+    program = tools.program("kind")
+    assert kind.create_command(tools, Path("/k")) == [
+        program, "create", "cluster", "--name=omni-e2e", "--config=-", "--kubeconfig=/k", "--wait=240s",
+    ]  # fmt: skip
+    assert kind.load_command(tools, Path("/a.tar")) == [program, "load", "image-archive", "/a.tar", "--name=omni-e2e"]
+    assert kind.delete_command(tools, Path("/k"))[1:] == ["delete", "cluster", "--name=omni-e2e", "--kubeconfig=/k"]
+
+
+def test_cutting_a_node_of_kind_is_undone_by_its_mirror() -> None:
+    cut, restored = kind.cut_commands("w", cut=True), kind.cut_commands("w", cut=False)
+    assert [[word.replace("--insert", "--delete") for word in line] for line in cut] == restored
+    assert all(line[:4] == ["docker", "exec", "w", "iptables"] for line in cut)
+
+
+def test_both_providers_are_there_and_are_told_apart() -> None:
+    assert isinstance(choose(True, print), kind.KindCluster)
+    assert isinstance(choose(False, print), BareCluster)
+
+
+def test_a_word_that_is_no_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sideways"]) == 2
+    assert "say up or down" in capsys.readouterr().out
+
+
+def test_a_cluster_that_is_not_up_says_so(tmp_path: Path) -> None:
+    cluster = BareCluster(folder=tmp_path)
+    assert cluster.nodes() == []
+    assert not cluster.stands(NODES)
+    with pytest.raises(ClusterError, match="the cluster is not up: make cluster"):
+        cluster.plane()
+    with pytest.raises(ClusterError, match="no node a here: the cluster is not up"):
+        cluster.cut("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_programs_see_no_proxy_and_find_an_administrators_programs() -> None:
+    seen = environment({"PATH": "/usr/bin", "HTTPS_PROXY": "x", "no_proxy": "y", "HOME": "/h"})
+    assert seen == {"PATH": "/usr/bin:/usr/sbin:/sbin", "HOME": "/h"}
+    assert search_path(seen["PATH"]) == seen["PATH"]
+    assert replace(NODES[0]) == NODES[0]
