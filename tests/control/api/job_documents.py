@@ -78,15 +78,56 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
         [{"name": "x", "builtin": "color", "settings": {"color": "red", "more": [1, 2.5, True]}}],
         [{"name": "x", "function": {"path": "r.py"}, "http": {"url": "http://h"}}], [{"name": "x", "builtin": "y"}],
     )),
+    ("head.podTemplate", ({"spec": {"initContainers": [{"name": "a", "securityContext": {"privileged": True}}]}},)),
+    ("head.resources", ({"limits": {"a b": "1"}}, {"requests": {"cpu": "1", "x.y/z": "2"}}, {"requests": {"-": "1"}})),
+    ("trainer.resources", ({"limits": {"a b": "1"}}, {"requests": {"c d": "1"}}, {"limits": {"memory": "1GB"}})),
+    ("scheduling.nodeSelector", ({"a b": "1"}, {"a.b/c": "d"}, {"a": "b c"}, {"a": None})),
+    ("observability.podMonitor.labels", ({"a b": "1"}, {"release": "p"})),
     ("scheduling.topology", ({"required": "rack"}, {"required": "rack", "preferred": "a.b/zone"})),
     ("scheduling.tolerations", ([{"key": "a"}, {"key": "a"}], [{"operator": "Equal", "value": "-"}])),
 )  # fmt: skip
+# Changes that a rule sees only together.
+SETS: tuple[dict[str, Any], ...] = (
+    {"model.lora.enabled": False, "weightSync.payload": "LoRA"},
+    {"model.lora.enabled": False, "weightSync.payload": "Full"},
+    {"trainer.replicas": 3, "rollout.replicas": 3},
+    {"trainer.replicas": 2, "rollout.replicas": 2},
+    {"rollout.placement": "Separate", "weightSync.transport": "SharedStore"},
+    {"trainer.podTemplate": {"spec": {"hostNetwork": True}}, "security.allowHostPaths": True},
+    {"rollout.sampler.window": {"size": 1, "end": 1}, "rollout.pipeline.steps": 1},
+    {"algorithm.name": "Custom", "rollout.samplesPerPrompt": 1},
+    {"backoffLimit": 1, "checkpoint.claimName": "runs"},
+    {"trainer.accelerator": {"vendor": "Ascend", "preset": "Atlas-A2", "count": 2}, "rollout.replicas": 2},
+)
+NAMES = ("a-job", "a" * 43, "a" * 44, "1a", "a.b", "a-")
 NOT_DRAWN = {"podTemplate", "settings"}
+
+
+def cases() -> list[Document]:
+    """Every change that is written down above, one at a time: for a comparison that leaves nothing to chance."""
+    named = [{**copy.deepcopy(SMALLEST), "metadata": {"name": name}} for name in NAMES]
+    single = [_applied([(_path(field), value)]) for field, values in TOGETHER for value in values]
+    return [*named, *single, *(_applied(_changes(one)) for one in SETS)]
 
 
 def jobs(schema: Schema) -> st.SearchStrategy[Document]:
     """The smallest job with a few changes, right and wrong ones; `schema` is that of the CRD's `spec`."""
-    return st.lists(st.one_of(_together(), _anywhere(schema)), max_size=4).map(_applied)
+    near = st.sampled_from(TOGETHER).flatmap(
+        lambda entry: st.sampled_from(entry[1]).map(lambda value: [(_path(entry[0]), value)])
+    )
+    sets = st.sampled_from(SETS).map(_changes)
+    anywhere = _anywhere(schema).map(lambda change: [change])
+    # Few at a time: what is wrong in one place hides what is wrong in another.
+    changes = st.lists(st.one_of(near, sets, anywhere, anywhere), max_size=3)
+    return changes.map(lambda lists: _applied([change for some in lists for change in some]))
+
+
+def _path(field: str) -> Path:
+    return tuple(field.split("."))
+
+
+def _changes(one: dict[str, Any]) -> list[tuple[Path, Any]]:
+    return [(_path(field), value) for field, value in one.items()]
 
 
 def _applied(changes: list[tuple[Path, Any]]) -> Document:
@@ -97,12 +138,8 @@ def _applied(changes: list[tuple[Path, Any]]) -> Document:
             if not isinstance(node.get(step), dict):
                 node[step] = {}
             node = node[step]
-        node[path[-1]] = value
+        node[path[-1]] = copy.deepcopy(value)
     return document
-
-
-def _together() -> st.SearchStrategy[tuple[Path, Any]]:
-    return st.sampled_from([(tuple(name.split(".")), value) for name, values in TOGETHER for value in values])
 
 
 def _anywhere(schema: Schema) -> st.SearchStrategy[tuple[Path, Any]]:
