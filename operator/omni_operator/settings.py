@@ -25,7 +25,7 @@ class Settings:
 
     Attributes:
         namespaces: that are watched; none: all.
-        namespace: the operator's own, where its Lease lies.
+        namespace: the operator's own.
         instance: name of this process, in events and in the Lease.
         http_port: of `/healthz`, `/readyz` and `/metrics`.
         reports_port: where running jobs report.
@@ -55,6 +55,11 @@ class Settings:
     stop_seconds: float = 10.0
     log_format: str = "full"
     verbose: bool = False
+
+    @property
+    def lease_namespace(self) -> str:
+        """Where the Lease lies: it must be where the watches look."""
+        return self.namespace if not self.namespaces or self.namespace in self.namespaces else self.namespaces[0]
 
 
 def from_environ(environ: Mapping[str, str], namespace: str) -> Settings:

@@ -136,4 +136,4 @@ def _count(value: Any) -> int:
 
 
 def _time(value: Any) -> datetime:
-    return moment(value if isinstance(value, str) else None) or datetime.fromisoformat(_EPOCH)
+    return moment(value) or datetime.fromisoformat(_EPOCH)

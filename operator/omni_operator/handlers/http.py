@@ -19,9 +19,9 @@ def probes(proof: Proof, metrics: Metrics, clock: Callable[[], float]) -> list[w
         return web.Response(text="\n".join(late) or "alive", status=503 if late else 200)
 
     async def ready(_: web.Request) -> web.Response:
-        return web.Response(
-            text="ready" if proof.ready else "the first lists are not read", status=200 if proof.ready else 503
-        )
+        if proof.ready:
+            return web.Response(text="ready")
+        return web.Response(text="the first lists are not read", status=503)
 
     async def figures(_: web.Request) -> web.Response:
         return web.Response(body=metrics.page(), headers={"Content-Type": CONTENT_TYPE})
@@ -30,8 +30,10 @@ def probes(proof: Proof, metrics: Metrics, clock: Callable[[], float]) -> list[w
 
 
 @asynccontextmanager
-async def serving(routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024) -> AsyncIterator[int]:
-    """Serve on all addresses; the port, which is a free one for 0.
+async def serving(
+    routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024, host: str | None = None
+) -> AsyncIterator[int]:
+    """Serve on all addresses, or on one; the port, which is a free one of that address for 0.
 
     Raises:
         OSError: the port is taken.
@@ -41,7 +43,7 @@ async def serving(routes: Sequence[web.RouteDef], port: int, body_limit: int = 1
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, port=port)
+        site = web.TCPSite(runner, host, port)
         await site.start()
         yield int(runner.addresses[0][1])
     finally:

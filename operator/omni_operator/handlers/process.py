@@ -6,9 +6,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import kopf
 from prometheus_client import disable_created_metrics
@@ -31,10 +32,12 @@ from .watching import CHILDREN, Watches, configure
 from .workers import Workers
 
 LEASE = "omni-operator-canary"
+SERVED_PAUSE = 5.0
 log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
+    """The wall clock, which statuses are written by."""
     return datetime.now(UTC)
 
 
@@ -57,7 +60,7 @@ class Canary:
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
             "metadata": {
-                "name": LEASE, "namespace": self.settings.namespace, "labels": {MANAGED_BY_LABEL: MANAGER},
+                "name": LEASE, "namespace": self.settings.lease_namespace, "labels": {MANAGED_BY_LABEL: MANAGER},
             },
             "spec": {
                 "holderIdentity": self.settings.instance,
@@ -107,7 +110,7 @@ async def run(settings: Settings, access: Access, version: str) -> None:
     Raises:
         OSError: a port is taken.
     """
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     metrics, store, book = Metrics(), Store(), Book()
     metrics.registry.register(Jobs(store, settings.jobs_shown))
     proof = Proof(settings.canary_deadline_seconds)
@@ -129,7 +132,7 @@ async def run(settings: Settings, access: Access, version: str) -> None:
             serving(endpoint.routes(), settings.reports_port, BODY_LIMIT),
         ):
             watches = Watches(store, proof, workers.wake, metrics.watched)
-            await _together(_watch(settings, watches, workers), loops)
+            await _together(_watch(settings, cluster, watches, workers), loops)
 
 
 def _unseen(store: Store, key: Key) -> bool:
@@ -138,14 +141,28 @@ def _unseen(store: Store, key: Key) -> bool:
     return body is not None and not body.get("status")
 
 
-async def _watch(settings: Settings, watches: Watches, workers: Workers) -> None:
+async def _served(cluster: Cluster, namespace: str) -> None:
+    """Wait until the API server knows jobs: without scanning, kopf never watches what it does not know at its start."""
+    while True:
+        try:
+            await cluster.listing(JOBS, namespace, "")
+        except ClusterError as error:
+            log.warning("jobs cannot be listed yet; again in %.0f s: %s", SERVED_PAUSE, error)
+            await asyncio.sleep(SERVED_PAUSE)
+        else:
+            return
+
+
+async def _watch(settings: Settings, cluster: Cluster, watches: Watches, workers: Workers) -> None:
     """kopf's part; ends when the process is told to stop, after the workers have stopped."""
+    if settings.namespaces:
+        await _served(cluster, settings.namespaces[0])
     registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
-    configure(kopf_settings, settings.stop_seconds)
+    configure(kopf_settings, settings)
     watches.register(registry)
 
     @kopf.on.login(registry=registry)
-    def login(**kwargs: object) -> kopf.ConnectionInfo | None:
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
 
     @kopf.on.cleanup(registry=registry)
@@ -158,16 +175,14 @@ async def _watch(settings: Settings, watches: Watches, workers: Workers) -> None
     )  # fmt: skip
 
 
-async def _together(first: object, others: list[object]) -> None:
+async def _together(first: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run until `first` ends; whatever breaks ends all of it, and is raised."""
-    tasks = [asyncio.ensure_future(part) for part in (first, *others)]  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(part) for part in (first, *others)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks[1:]:
+        for task in tasks:
             task.cancel()
-        if not tasks[0].done():
-            tasks[0].cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
     for result in results:
         if isinstance(result, Exception):

@@ -6,6 +6,7 @@ once: the first pass over a job therefore knows all of its children.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from omni_operator.cluster.kinds import (
 )
 from omni_operator.cluster.proof import Proof
 from omni_operator.cluster.store import Store
+from omni_operator.settings import Settings
 
 CHILDREN = (*ATTEMPT_KINDS, SERVICES, NETWORK_POLICIES, POD_MONITORS)
 IDLE_SECONDS = 0.2  # a kopf worker of an object that is quiet keeps memory, and its place where places are limited
@@ -51,35 +53,42 @@ class Watches:
             self._register(registry, kind)
 
     def _register(self, registry: kopf.OperatorRegistry, kind: Kind) -> None:
-        def index(body: kopf.Body, **_: Any) -> None:
-            self.take(kind, None, _plain(body, kind))
+        def index(*, body: kopf.Body, **_: Any) -> None:
+            if kind != LEASES and not self.proof.ready:
+                self.store.put(kind, _plain(body, kind))
 
-        async def event(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name for it
-            self.take(kind, type, _plain(body, kind))
+        async def event(*, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name for it
             self.proof.ready = True
+            self.take(kind, type, _plain(body, kind))
 
-        for fn, decorate in ((index, kopf.index), (event, kopf.on.event)):
-            decorate(kind.group, kind.version, kind.plural, id=f"{fn.__name__}-{kind.plural}", registry=registry)(fn)
+        where = (kind.group, kind.version, kind.plural)
+        kopf.index(*where, id=f"index-{kind.plural}", registry=registry)(index)
+        kopf.on.event(*where, id=f"event-{kind.plural}", registry=registry)(event)
 
     def take(self, kind: Kind, change: str | None, body: Body) -> None:
-        """One event: `DELETED`, or anything else for an object that is there."""
+        """One event: `DELETED`, or anything else for an object that is there; None or `ADDED` for a new one."""
         self.watched(kind.plural)
         self.proof.seen(kind, body)
         if kind == LEASES:
             return
         key = self.store.remove(kind, body) if change == "DELETED" else self.store.put(kind, body)
-        if key is not None and self.proof.ready:
+        if key is None and kind == JOBS and change in (None, "ADDED"):
+            # The index has stored it before anybody was to be woken.
+            key = str(body["metadata"]["namespace"]), str(body["metadata"]["name"])
+        if key is not None:
             self.wake(key)
-        elif kind == JOBS and change != "DELETED":
-            self.wake((str(body["metadata"]["namespace"]), str(body["metadata"]["name"])))
 
 
-def configure(settings: kopf.OperatorSettings, stop_seconds: float) -> None:
+def configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     """kopf as this operator needs it."""
+    # Looking for new kinds and namespaces takes rights in the whole cluster; without them kopf tries for 88 seconds. A
+    # KubeRay that comes later is then found by the next start, which the proof of RayJobs brings about.
+    settings.scanning.disabled = bool(ours.namespaces)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for every event
     watching, networking = settings.watching, settings.networking
     watching.chunk_size = 500
     for kind in (*CHILDREN, LEASES):
-        watching.label_selectors[kopf.Selector(kind.group, kind.version, kind.plural)] = SELECTOR
+        watching.label_selectors[kind.group, kind.version, kind.plural] = SELECTOR
     networking.request_timeout, networking.connect_timeout = 30, 10
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.posting.enabled = False
@@ -87,7 +96,7 @@ def configure(settings: kopf.OperatorSettings, stop_seconds: float) -> None:
     settings.persistence.finalizer = f"{FINALIZER}-of-kopf"  # kopf adds none; its default name would be kopf's own
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
-    settings.process.ultimate_exiting_timeout = stop_seconds
+    settings.process.ultimate_exiting_timeout = ours.stop_seconds
 
 
 def _plain(body: kopf.Body, kind: Kind) -> Body:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 
-def moment(text: str | None) -> datetime | None:
+def moment(text: object) -> datetime | None:
     """The time that a timestamp names; None where there is none or it is not one."""
-    if not text:
+    if not isinstance(text, str):
         return None
     try:
         parsed = datetime.fromisoformat(text)

@@ -1,0 +1,36 @@
+"""The least rights that the operator runs with: what a chart grants, and what tests run it under."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Rule = dict[str, Any]
+
+
+def rule(group: str, resources: str, verbs: str) -> Rule:
+    """One rule; resources and verbs are separated by blanks."""
+    return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+
+
+# In the namespaces that are watched. An apply that makes an object needs `create` beside `patch`.
+WATCHED: tuple[Rule, ...] = (
+    rule("diffusionrl.io", "diffusionrljobs", "list watch patch delete"),
+    rule("diffusionrl.io", "diffusionrljobs/status", "patch"),
+    rule("diffusionrl.io", "diffusionrljobs/finalizers", "update"),  # to own children with blockOwnerDeletion
+    rule("ray.io", "rayjobs", "list watch create patch delete"),
+    rule("ray.io", "rayclusters", "list watch"),
+    rule("", "pods", "list watch"),
+    rule("", "services", "list watch create patch"),
+    rule("", "configmaps", "create patch"),
+    rule("networking.k8s.io", "networkpolicies", "list watch create patch"),
+    rule("monitoring.coreos.com", "podmonitors", "list watch create patch"),
+    rule("events.k8s.io", "events", "create"),
+    rule("coordination.k8s.io", "leases", "list watch create patch"),
+)
+# In the whole cluster: whose token it is.
+CLUSTER: tuple[Rule, ...] = (rule("authentication.k8s.io", "tokenreviews", "create"),)
+# Where all namespaces are watched, also which kinds and namespaces there are.
+SCANNING: tuple[Rule, ...] = (
+    rule("apiextensions.k8s.io", "customresourcedefinitions", "list watch"),
+    rule("", "namespaces", "list watch"),
+)

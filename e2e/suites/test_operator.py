@@ -1,0 +1,156 @@
+"""The operator on a real API server: what it asks of it, counted, and what survives what."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from e2e.cluster import waits
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.control_plane import ControlPlane
+from e2e.operator_process import AGENT, JOB_SEEN, JobOnPlane, RunningOperator, install, operator
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def installed(plane: ControlPlane) -> ControlPlane:
+    install(plane)
+    return plane
+
+
+@pytest.fixture(scope="module")
+def running(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
+    with operator(installed, tmp_path_factory.mktemp("operator"), CANARY_SECONDS="600", RETRY_SECONDS="0.1") as made:
+        yield made
+
+
+@pytest.fixture
+def api(installed: ControlPlane) -> Iterator[Api]:
+    with installed.api() as made:
+        yield made
+
+
+def gone(api: Api, path: str) -> bool:
+    try:
+        api.get(path)
+    except ApiError as error:
+        return error.code == httpx.codes.NOT_FOUND
+    return False
+
+
+def test_create_rest_and_delete_are_counted(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    job, mark = JobOnPlane(api, namespace), installed.audit.mark()
+    job.submit()
+    job.await_attempt(1)
+    job.await_condition("Admitted", "True")
+    expected = Counter({
+        ("patch", "diffusionrljobs"): 1, ("patch", "services"): 1, ("patch", "networkpolicies"): 1,
+        ("patch", "configmaps"): 1, ("patch", "rayjobs"): 1, ("patch", "diffusionrljobs/status"): 1,
+    })  # fmt: skip
+    assert installed.audit.settled(expected, user_agent=AGENT, since=mark) == expected
+    job.run(1)
+    job.await_condition("Ready", "True")
+    installed.audit.settled(expected + Counter({("create", "events"): 1}), user_agent=AGENT, since=mark)
+    mark = installed.audit.mark()
+    # A change of no meaning makes passes; they ask for nothing.
+    for number in range(5):
+        api.patch(f"{job.path}/{job.name}", {"metadata": {"annotations": {"example.com/touched": str(number)}}})
+        api.patch(job.ray("rayjobs", job.attempt(1)), {"metadata": {"annotations": {"example.com/n": str(number)}}})
+    api.get("/version")
+    assert not installed.audit.counts(user_agent=AGENT, since=mark)
+    api.delete(f"{job.path}/{job.name}")
+    waits.until("the job to be gone", JOB_SEEN, lambda: gone(api, f"{job.path}/{job.name}"))
+    expected = Counter({("delete", "rayjobs"): 1, ("patch", "diffusionrljobs"): 1})
+    assert installed.audit.settled(expected, user_agent=AGENT, since=mark) == expected
+    for path in (job.ray("rayjobs"), job.ray("rayclusters"), f"/api/v1/namespaces/{namespace}/services"):
+        waits.until(f"{path} to be empty", JOB_SEEN, lambda path=path: not api.get(path)["items"])
+
+
+def test_a_job_succeeds_and_its_conditions_carry_the_generation(
+    running: RunningOperator, api: Api, namespace: str
+) -> None:
+    job = JobOnPlane(api, namespace)
+    job.submit()
+    job.run(1)
+    job.await_condition("Ready", "True", "TrainerAndRolloutsServing")
+    job.end(1)
+    job.await_condition("Succeeded", "True")
+    status = job.status()
+    assert {condition["observedGeneration"] for condition in status["conditions"]} == {1}
+    assert len(status["conditions"]) == 8
+    events = api.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
+    assert {"Running", "Succeeded"} <= {event["reason"] for event in events}
+
+
+def test_a_lost_head_ends_in_a_second_attempt(running: RunningOperator, api: Api, namespace: str) -> None:
+    job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
+    job.submit()
+    job.run(1)
+    job.await_condition("Ready", "True")
+    job.head(1, "False", "HeadPodNotFound")
+    job.run(2)
+    job.await_condition("Ready", "True")
+    assert [failure["reason"] for failure in job.status()["failures"]] == ["HeadLost"]
+    job.end(2)
+    job.await_condition("Succeeded", "True")
+
+
+def test_suspend_and_resume(running: RunningOperator, api: Api, namespace: str) -> None:
+    job = JobOnPlane(api, namespace)
+    job.submit()
+    job.run(1)
+    job.await_condition("Ready", "True")
+    api.patch(f"{job.path}/{job.name}", {"spec": {"suspend": True}})
+    job.await_condition("Suspended", "True")
+    api.patch(f"{job.path}/{job.name}", {"spec": {"suspend": False}})
+    job.run(2)
+    job.await_condition("Suspended", "False")
+    job.await_condition("Ready", "True")
+
+
+def test_reports_need_the_jobs_own_token(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    job = JobOnPlane(api, namespace)
+    job.submit()
+    job.run(1)
+    job.await_condition("Ready", "True")
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"
+
+    def token(name: str) -> str:
+        audience = f"diffusionrl.io/v1alpha1/namespaces/{namespace}/diffusionrljobs/{name}/report"
+        return str(api.post(accounts, {"spec": {"audiences": [audience]}})["status"]["token"])
+
+    def post(bearer: str, body: object) -> httpx.Response:
+        url, headers = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {bearer}"}
+        return httpx.post(url, content=json.dumps(body), headers=headers, timeout=30, trust_env=False)
+
+    step = {"attempt": 1, "event": "step", "step": 3, "reward/mean": 0.25, "weights/version": 3, "samples": 96}
+    plain = api.post(accounts, {"spec": {}})["status"]["token"]
+    assert post("nonsense", step).status_code == 401
+    assert post(plain, step).status_code == 401
+    forged = token(job.name)[:-8] + "AAAAAAAA"
+    assert post(forged, step).status_code == 403
+    assert post(token("blue"), step).status_code == 404
+    assert post(token(job.name), {"attempt": "x"}).status_code == 400
+    assert post(token(job.name), {**step, "message": "x" * 200_000}).status_code == 413
+    assert post(token(job.name), step).status_code == 200
+    job.await_condition("ProgressStalled", "False", "StepAdvancing")
+    status = job.status()
+    assert status["progress"]["globalStep"] == 3
+    assert status["weights"]["trainerVersion"] == 3
+    assert status["usage"]["samples"] == 96
+
+
+def test_metrics_and_probes(running: RunningOperator) -> None:
+    assert running.page("/healthz").status_code == 200
+    text = running.page("/metrics").text
+    for name in ("reconcile_seconds_bucket", "api_requests_total", "watch_last_event_timestamp_seconds", "queue_depth"):
+        assert f"diffusionrl_operator_{name}" in text

@@ -1,0 +1,168 @@
+"""Operators that are killed, doubled, short of rights, or older than KubeRay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster import waits
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.control_plane import ControlPlane, control_plane
+from e2e.operator_process import AGENT, JOB_SEEN, JobOnPlane, install, operator
+from e2e.operator_rights import CLUSTER, SCANNING, WATCHED, Rule
+
+pytestmark = pytest.mark.cluster
+QUICK = {"RETRY_SECONDS": "0.1"}
+
+
+@pytest.fixture(scope="module")
+def installed(plane: ControlPlane) -> ControlPlane:
+    install(plane)
+    return plane
+
+
+@pytest.fixture
+def api(installed: ControlPlane) -> Iterator[Api]:
+    with installed.api() as made:
+        yield made
+
+
+def test_a_killed_operator_makes_no_second_child(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    job = JobOnPlane(api, namespace)
+    with operator(installed, tmp_path, NAMESPACES=namespace) as first:
+        job.submit()
+        job.await_attempt(1)
+        first.process.kill()
+        first.process.wait()
+    mark = installed.audit.mark()
+    with operator(installed, tmp_path, NAMESPACES=namespace):
+        job.run(1)
+        job.await_condition("Ready", "True")
+        assert len(api.get(job.ray("rayjobs"))["items"]) == 1
+        assert installed.audit.counts(user_agent=AGENT, since=mark)["patch", "rayjobs"] <= 1
+
+
+def test_what_happened_while_no_operator_ran_is_caught_up_with(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    names = ("red", "blue", "green")
+    running, lost, deleted = (JobOnPlane(api, namespace, name, {"backoffLimit": 1}) for name in names)
+    with operator(installed, tmp_path, NAMESPACES=namespace, **QUICK):
+        for job in (running, lost, deleted):
+            job.submit()
+            job.run(1)
+            job.await_condition("Ready", "True")
+    running.end(1)
+    lost.head(1, "False", "HeadPodNotFound")
+    api.delete(f"{deleted.path}/{deleted.name}")
+    new = JobOnPlane(api, namespace, "white")
+    new.submit()
+    with operator(installed, tmp_path, NAMESPACES=namespace, **QUICK):
+        running.await_condition("Succeeded", "True")
+        lost.await_attempt(2)
+        new.await_attempt(1)
+        waits.until("the deleted job to be gone", JOB_SEEN, lambda: _gone(api, f"{deleted.path}/{deleted.name}"))
+
+
+def test_two_operators_at_once_make_one_child(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        operator(installed, folders[0], NAMESPACES=namespace, **QUICK),
+        operator(installed, folders[1], NAMESPACES=namespace, **QUICK),
+    ):
+        job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
+        job.submit()
+        job.run(1)
+        job.await_condition("Ready", "True")
+        job.head(1, "False", "HeadPodNotFound")
+        job.run(2)
+        job.await_condition("Ready", "True")
+        job.end(2)
+        job.await_condition("Succeeded", "True")
+        status = job.status()
+        assert (status["attempts"], len(status["failures"]), status["failuresCounted"]) == (2, 1, 1)
+
+
+def grant(api: Api, namespace: str, kind: str, rules: tuple[Rule, ...]) -> None:
+    """A role with these rules for the namespace's default account."""
+    where = f"namespaces/{namespace}/" if kind == "Role" else ""
+    name = f"operator-{namespace}"
+    root = f"/apis/rbac.authorization.k8s.io/v1/{where}"
+    api.post(f"{root}{kind.lower()}s", {"metadata": {"name": name}, "rules": list(rules)})
+    subject = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+    binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
+    api.post(f"{root}{kind.lower()}bindings", binding)
+
+
+@pytest.mark.parametrize("scope", ["everywhere", "one-namespace"])
+def test_the_least_rights_are_enough(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, scope: str
+) -> None:
+    settings: dict[str, Any] = {"NAMESPACE": namespace, **QUICK}
+    if scope == "everywhere":
+        grant(api, namespace, "ClusterRole", (*WATCHED, *CLUSTER, *SCANNING))
+    else:
+        grant(api, namespace, "Role", WATCHED)
+        grant(api, namespace, "ClusterRole", CLUSTER)
+        settings["NAMESPACES"] = namespace
+    mark = installed.audit.mark()
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    waits.until("the account of the namespace", waits.POD_RUNNING, lambda: bool(api.get(accounts)["items"]))
+    kubeconfig = installed.kubeconfig_of_account(namespace, "default")
+    with operator(installed, tmp_path, kubeconfig, **settings) as running:
+        job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
+        job.submit()
+        job.run(1)
+        job.await_condition("Ready", "True")
+        job.head(1, "False", "HeadPodNotFound")
+        job.run(2)
+        job.await_condition("Ready", "True")
+        assert running.page("/healthz").status_code == 200
+        api.delete(f"{job.path}/{job.name}")
+        waits.until("the job to be gone", JOB_SEEN, lambda: _gone(api, f"{job.path}/{job.name}"))
+    user = f"system:serviceaccount:{namespace}:default"
+    refused = {
+        (call.verb, call.resource)
+        for call in installed.audit.calls(mark)
+        if call.user == user and call.code == 403 and call.user_agent.startswith(AGENT)
+    }
+    assert not refused
+
+
+def test_kuberay_may_come_after_the_operator(tmp_path: Path) -> None:
+    with control_plane({}, parent=tmp_path) as plane, plane.api() as api:
+        install(plane, kuberay=False)
+        with operator(plane, tmp_path):
+            job = JobOnPlane(api, "default")
+            job.submit()
+            said = job.await_condition("Ready", "False", "KubeRayNotInstalled")
+            assert "install KubeRay" in said["message"]
+            install(plane)
+            api.patch(f"{job.path}/{job.name}", {"spec": {"seed": 1}})  # tried at once, not after the pause
+            job.run(1)
+            job.await_condition("Ready", "True")
+
+
+def _gone(api: Api, path: str) -> bool:
+    try:
+        api.get(path)
+    except ApiError as error:
+        return error.code == 404
+    return False
+
+
+def test_the_rights_hold_no_secret_and_no_shell() -> None:
+    text = json.dumps([*WATCHED, *CLUSTER, *SCANNING])
+    for word in ("secrets", "exec", "roles", "*", "escalate", "impersonate"):
+        assert word not in text

@@ -1,0 +1,143 @@
+"""The store: newer versions win, namesakes are others, what a watch missed is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Kind, UnknownKind, kind_of
+from omni_operator.cluster.proof import Proof
+from omni_operator.cluster.store import Store
+
+KEY = ("ns", "red")
+EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+
+
+def job(uid: str = "j1", version: int = 1, created: str = EARLY, **status: Any) -> dict[str, Any]:
+    meta = {"namespace": "ns", "name": "red", "uid": uid, "resourceVersion": str(version), "creationTimestamp": created}
+    return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": {}, "status": status}
+
+
+def child(
+    kind: Kind, name: str, version: int = 2, uid: str = "", created: str = EARLY, owner: str = "", **status: Any
+) -> dict[str, Any]:
+    labels = {"diffusionrl.io/job": "red", "diffusionrl.io/attempt": "1"}
+    meta = {
+        "namespace": "ns", "name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version),
+        "creationTimestamp": created, "labels": labels, "managedFields": [{"manager": "x" * 5000}],
+    }  # fmt: skip
+    if owner:
+        meta["ownerReferences"] = [{"kind": JOBS.kind, "uid": owner, "controller": True}]
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": {"a": 1}, "status": status}
+
+
+def test_an_older_event_does_not_undo_an_answer() -> None:
+    store = Store()
+    store.put(JOBS, job())
+    assert store.put(RAYJOBS, child(RAYJOBS, "red-a01", 7, jobDeploymentStatus="Running")) == KEY
+    assert store.put(RAYJOBS, child(RAYJOBS, "red-a01", 5, jobDeploymentStatus="Initializing")) is None
+    assert store.observed(KEY, "j1").rayjobs[0].deployment == "Running"
+
+
+def test_what_says_nothing_new_wakes_nobody() -> None:
+    store = Store()
+    store.put(RAYJOBS, child(RAYJOBS, "red-a01", 2))
+    assert store.put(RAYJOBS, child(RAYJOBS, "red-a01", 3)) is None
+    assert store.put(RAYJOBS, child(RAYJOBS, "red-a01", 4, jobStatus="RUNNING")) == KEY
+
+
+def test_the_deletion_of_a_namesake_is_not_believed() -> None:
+    store = Store()
+    store.put(RAYJOBS, child(RAYJOBS, "red-a01", 9, uid="new"))
+    assert store.remove(RAYJOBS, child(RAYJOBS, "red-a01", 8, uid="old")) is None
+    assert store.observed(KEY, "j1").rayjobs
+    store.put(JOBS, job("j2", 9))
+    assert store.remove(JOBS, job("j1", 8)) is None
+    assert store.job(KEY) is not None
+
+
+def test_children_of_a_namesake_are_leftovers() -> None:
+    store = Store()
+    store.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
+    store.put(RAYJOBS, child(RAYJOBS, "red-a01", created=LATE, owner="j1"))
+    store.put(JOBS, job("j2", 5, LATE))
+    seen = store.observed(KEY, "j2")
+    assert (seen.rayjobs, seen.clusters, seen.leftovers, seen.newest, seen.empty) == ((), (), 2, 0, False)
+
+
+def test_what_a_watch_missed_is_found_and_what_is_younger_than_the_list_stays() -> None:
+    store = Store()
+    store.put(JOBS, job())
+    for name, version in (("a", 3), ("b", 4), ("c", 11)):
+        store.put(PODS, child(PODS, name, version))
+    alive = [child(PODS, "a", 3)["metadata"]]
+    assert store.prune(PODS, alive, 10, "other") == set()
+    assert store.prune(PODS, alive, 10) == {KEY}
+    assert store.pod_names(KEY) == {"a", "c"}
+    assert store.prune(JOBS, [], 10) == {KEY}
+    assert store.job(KEY) is None
+
+
+def test_evidence_outlives_its_pod_and_is_bounded() -> None:
+    store = Store()
+    target = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
+    for number in range(20):
+        pod = child(PODS, f"p{number}", conditions=target)
+        store.put(PODS, pod)
+        store.remove(PODS, pod)
+    found = store.observed(KEY, "j1").evidence
+    assert store.jobs() == []
+    assert len(found) <= 8
+
+
+def test_shared_objects_are_remembered_without_the_api_servers_notes() -> None:
+    store = Store()
+    store.put(SERVICES, child(SERVICES, "red-head"))
+    body = store.shared(KEY, SERVICES, "red-head")
+    assert body is not None
+    assert body["spec"] == {"a": 1}
+    assert "managedFields" not in body["metadata"]
+
+
+def test_strangers_are_not_taken_in() -> None:
+    store = Store()
+    stranger = child(PODS, "x")
+    del stranger["metadata"]["labels"]
+    assert store.put(PODS, stranger) is None
+    with pytest.raises(UnknownKind):
+        kind_of({"apiVersion": "v1", "kind": "Secret"})
+
+
+@given(st.dictionaries(st.sampled_from(["status", "spec", "extra"]), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["conditions", "type", "status", "reason", "state", "waiting", "containerStatuses", "endTime",
+                         "startTime", "rayJobInfo", "terminated", "exitCode", "name", "suspend"]), inner, max_size=4),
+    max_leaves=12,
+)))  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_no_object_of_others_breaks_the_store(parts: dict[str, Any]) -> None:
+    store = Store()
+    store.put(JOBS, job())
+    for kind in (RAYJOBS, RAYCLUSTERS, PODS):
+        body = {**child(kind, "x"), **parts}
+        store.put(kind, body)
+    assert store.observed(KEY, "j1").newest == 1
+
+
+def test_a_write_that_the_watch_does_not_tell_of_is_late() -> None:
+    proof = Proof(60.0)
+    proof.written(RAYJOBS, child(RAYJOBS, "a", 5), 0.0)
+    assert not proof.late(59.0)
+    proof.written(RAYJOBS, child(RAYJOBS, "a", 9), 50.0)  # further writes do not hide the first
+    assert len(proof.late(61.0)) == 1
+    proof.seen(RAYJOBS, child(RAYJOBS, "a", 8))
+    assert proof.late(61.0)
+    proof.seen(RAYJOBS, child(RAYJOBS, "a", 9))
+    assert not proof.late(1000.0)
+    proof.seen(RAYJOBS, child(RAYJOBS, "b", 7))
+    proof.written(RAYJOBS, child(RAYJOBS, "b", 7), 0.0)  # the watch was faster than the answer
+    assert not proof.late(1000.0)

@@ -1,0 +1,127 @@
+"""Settings from the environment, probes, and metrics that stay bounded."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from omni_operator.cluster.kinds import JOBS, LEASES
+from omni_operator.cluster.proof import Proof
+from omni_operator.cluster.store import Store
+from omni_operator.handlers.http import probes, serving
+from omni_operator.metrics import Jobs, Metrics
+from omni_operator.settings import SettingsError, from_environ
+
+
+def test_settings_come_from_the_environment() -> None:
+    made = from_environ(
+        {
+            "OMNI_OPERATOR_NAMESPACES": "a, b", "OMNI_OPERATOR_IMAGE": "x:1", "OMNI_OPERATOR_STALL_SECONDS": "30",
+            "OMNI_OPERATOR_RESOURCE_NAMES": "Ascend=huawei.com/npu", "HOSTNAME": "pod-1", "PATH": "/bin",
+        },
+        "system",
+    )  # fmt: skip
+    assert (made.namespaces, made.cluster.image, made.instance) == (("a", "b"), "x:1", "pod-1")
+    assert made.patience.stall == timedelta(seconds=30)
+    assert made.cluster.resource_names == {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/npu"}
+    assert (made.namespace, made.lease_namespace) == ("system", "a")
+    assert from_environ({}, "system").lease_namespace == "system"
+
+
+def test_every_wrong_variable_is_named_at_once() -> None:
+    wrong = {
+        "OMNI_OPERATOR_HTTP_PORT": "eighty", "OMNI_OPERATOR_RESYNC_SECONDS": "0", "OMNI_OPERATOR_IMAGES": "x",
+        "OMNI_OPERATOR_RESOURCE_NAMES": "NVIDIA", "OMNI_OPERATOR_VERBOSE": "maybe", "OMNI_OPERATOR_LOG_FORMAT": "xml",
+    }  # fmt: skip
+    with pytest.raises(SettingsError) as caught:
+        from_environ(wrong, "system")
+    for name in wrong:
+        assert name in str(caught.value)
+    assert "OMNI_OPERATOR_IMAGE," in str(caught.value)  # the variables that there are
+
+
+def job(number: int, **status: Any) -> dict[str, Any]:
+    meta = {"namespace": "ns", "name": f"job-{number}", "uid": f"u{number}", "resourceVersion": "1"}
+    return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": {}, "status": status}
+
+
+def page_of(store: Store, shown: int) -> tuple[str, dict[str, list[Any]]]:
+    metrics = Metrics()
+    metrics.registry.register(Jobs(store, shown))
+    metrics.requested("apply", "rayjobs", 200, 0.01)
+    metrics.passed("ok", 0.001)
+    metrics.reported("taken")
+    metrics.failed("HeadLost")
+    text = metrics.page().decode()
+    return text, {family.name: family.samples for family in text_string_to_metric_families(text)}
+
+
+def test_jobs_have_series_and_lose_them_with_their_end() -> None:
+    store = Store()
+    status = {
+        "conditions": [{"type": "Ready", "status": "True", "reason": "x"}], "runningTime": "2026-01-01T00:00:00Z",
+        "progress": {"globalStep": 4, "reward": 0.5}, "weights": {"trainerVersion": 4, "lag": 0},
+        "usage": {"acceleratorSeconds": 12.0, "samples": 32},
+    }  # fmt: skip
+    store.put(JOBS, job(1, **status))
+    _, families = page_of(store, 10)
+    ready = [s for s in families["diffusionrl_job_condition"] if s.labels["type"] == "Ready" and s.value]
+    assert [sample.labels["status"] for sample in ready] == ["True"]
+    assert families["diffusionrl_job_step"][0].value == 4
+    assert families["diffusionrl_job_samples"][0].value == 32
+    assert {s.labels["state"]: s.value for s in families["diffusionrl_jobs"]}["Running"] == 1
+    store.remove(JOBS, job(1))
+    text, _ = page_of(store, 10)
+    assert "job-1" not in text
+
+
+def test_the_number_of_series_is_bounded_and_running_jobs_come_first() -> None:
+    store = Store()
+    for number in range(30):
+        running = {"runningTime": "2026-01-01T00:00:00Z"} if number >= 25 else {}
+        store.put(JOBS, job(number, **running))
+    text, families = page_of(store, 5)
+    assert families["diffusionrl_jobs_not_shown"][0].value == 25
+    assert {s.labels["name"] for s in families["diffusionrl_job_info"]} == {f"job-{n}" for n in range(25, 30)}
+    assert len(re.findall(r"^diffusionrl_job_", text, re.MULTILINE)) < 5 * 60
+
+
+def test_metrics_are_named_as_prometheus_wants() -> None:
+    store = Store()
+    store.put(JOBS, job(1))
+    text, families = page_of(store, 5)
+    for line in text.splitlines():
+        if line.startswith("# TYPE"):
+            _, _, name, kind = line.split()
+            assert (kind == "counter") == name.endswith("_total"), line
+            assert re.fullmatch(r"diffusionrl_[a-z_]+", name), line
+    assert all(family.documentation for family in text_string_to_metric_families(text))
+    assert "diffusionrl_operator_api_requests" in families
+
+
+async def test_probes_say_what_the_watch_proves() -> None:
+    proof, at = Proof(60.0), [0.0]
+    async with (
+        serving(probes(proof, Metrics(), lambda: at[0]), 0, host="127.0.0.1") as port,
+        aiohttp.ClientSession() as session,
+    ):
+
+        async def code(path: str) -> int:
+            async with session.get(f"http://127.0.0.1:{port}{path}") as response:
+                return response.status
+
+        assert (await code("/readyz"), await code("/healthz")) == (503, 200)
+        proof.ready = True
+        lease = {"metadata": {"namespace": "ns", "name": "canary", "resourceVersion": "5"}}
+        proof.written(LEASES, lease, 0.0)
+        assert (await code("/readyz"), await code("/healthz")) == (200, 200)
+        at[0] = 61.0
+        assert await code("/healthz") == 503
+        proof.seen(LEASES, lease)
+        assert await code("/healthz") == 200
+        assert await code("/metrics") == 200

@@ -1,0 +1,149 @@
+"""Reports over HTTP: who may report about what, and what is answered."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import pytest
+
+from omni_operator.api.names import report_audience
+from omni_operator.cluster.errors import Unavailable
+from omni_operator.cluster.fake import FakeCluster
+from omni_operator.cluster.kinds import JOBS, PODS, Key
+from omni_operator.cluster.protocol import Identity
+from omni_operator.cluster.store import Store
+from omni_operator.handlers.http import serving
+from omni_operator.reports import BODY_LIMIT, Book, Endpoint, Gatekeeper, job_of
+
+KEY: Key = ("team-a", "red")
+STEP = {"attempt": 1, "event": "step", "step": 3}
+USER = "system:serviceaccount:team-a:default"
+
+
+def token(*audiences: str, word: str = "sig") -> str:
+    claims = base64.urlsafe_b64encode(json.dumps({"aud": list(audiences)}).encode()).decode().rstrip("=")
+    return f"header.{claims}.{word}"
+
+
+GOOD = token(report_audience(*KEY))
+
+
+class Desk:
+    """The endpoint with what is behind it."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.cluster, self.store, self.book = FakeCluster(lambda: self.now), Store(), Book()
+        self.heard: list[Key] = []
+        self.counted: list[str] = []
+        self.port = 0
+        job = {"metadata": {"namespace": KEY[0], "name": KEY[1], "uid": "u", "resourceVersion": "1"}}
+        self.store.put(JOBS, job)
+        self.cluster.tokens[GOOD, report_audience(*KEY)] = Identity(USER, "red-worker")
+
+    def endpoint(self) -> Endpoint:
+        gatekeeper = Gatekeeper(self.cluster, self.store, lambda: self.now)
+        return Endpoint(self.book, gatekeeper, self.store, lambda: self.now, self.heard.append, self.counted.append)
+
+    async def post(self, bearer: str | None, body: Any) -> tuple[int, dict[str, Any]]:
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer is not None else {}
+        data = body if isinstance(body, (str, bytes)) else json.dumps(body)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"http://127.0.0.1:{self.port}/v1/reports", data=data, headers=headers) as response,
+        ):
+            text = await response.text()
+            return response.status, json.loads(text) if text.startswith("{") else {}
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    made = Desk()
+    async with serving(made.endpoint().routes(), 0, BODY_LIMIT, "127.0.0.1") as port:
+        made.port = port
+        yield made
+
+
+async def test_a_report_is_taken_and_wakes_its_job(desk: Desk) -> None:
+    assert await desk.post(GOOD, STEP) == (200, {})
+    report = desk.book.newest(KEY)
+    assert report is not None
+    assert (report.step, desk.heard, desk.counted) == (3, [KEY], ["taken"])
+
+
+async def test_the_answer_asks_for_a_checkpoint_until_there_is_one(desk: Desk) -> None:
+    desk.book.ask_checkpoint(KEY, desk.now)
+    assert await desk.post(GOOD, STEP) == (200, {"checkpoint": True})
+    assert await desk.post(GOOD, {"attempt": 1, "event": "checkpoint", "path": "/c/step_000003"}) == (200, {})
+    assert await desk.post(GOOD, STEP) == (200, {})
+
+
+@pytest.mark.parametrize(
+    ("bearer", "code"),
+    [
+        (None, 401), ("", 401), ("nonsense", 401), ("a.b.c", 401), (token("https://kubernetes.default.svc"), 401),
+        (token(report_audience(*KEY), word="forged"), 403), (token(report_audience("team-a", "blue")), 403),
+    ],
+)  # fmt: skip
+async def test_other_tokens_are_refused(desk: Desk, bearer: str | None, code: int) -> None:
+    assert (await desk.post(bearer, STEP))[0] == code
+    assert desk.book.newest(KEY) is None
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        Identity("system:serviceaccount:team-b:default"), Identity("system:serviceaccount:team-a-b:default"),
+        Identity("jane"), Identity(USER, "somebody-elses-pod"),
+    ],
+)  # fmt: skip
+async def test_other_identities_are_refused(desk: Desk, identity: Identity) -> None:
+    labels = {"diffusionrl.io/job": "red", "diffusionrl.io/attempt": "1"}
+    desk.store.put(PODS, {"metadata": {"namespace": "team-a", "name": "red-worker", "uid": "p", "labels": labels}})
+    desk.cluster.tokens[GOOD, report_audience(*KEY)] = identity
+    assert (await desk.post(GOOD, STEP))[0] == 403
+    assert desk.counted == ["denied"]
+
+
+@pytest.mark.parametrize("body", ["", "[]", "null", "{", {"event": "step"}, "[" * 50_000])
+async def test_senseless_bodies_are_refused(desk: Desk, body: Any) -> None:
+    assert (await desk.post(GOOD, body))[0] == 400
+
+
+async def test_a_body_has_a_limit(desk: Desk) -> None:
+    assert (await desk.post(GOOD, "x" * (BODY_LIMIT + 1)))[0] == 413
+
+
+async def test_a_job_that_is_gone_is_told_so(desk: Desk) -> None:
+    desk.store.remove(JOBS, {"metadata": {"namespace": KEY[0], "name": KEY[1], "uid": "u"}})
+    assert (await desk.post(GOOD, STEP))[0] == 404
+
+
+async def test_one_review_serves_many_reports_and_not_for_ever(desk: Desk) -> None:
+    for _ in range(50):
+        await desk.post(GOOD, STEP)
+    assert desk.cluster.counts() == {("create", "tokenreviews"): 1}
+    desk.now += timedelta(seconds=61)
+    await desk.post(GOOD, STEP)
+    assert desk.cluster.counts() == {("create", "tokenreviews"): 1}
+
+
+async def test_without_the_api_server_the_trainer_is_asked_to_try_again(desk: Desk) -> None:
+    async def away(token: str, audience: str) -> Identity | None:
+        raise Unavailable("away")
+
+    desk.cluster.identify = away  # type: ignore[method-assign]
+    assert (await desk.post(GOOD, STEP))[0] == 503
+
+
+def test_the_job_is_read_from_the_audience_alone() -> None:
+    assert job_of(GOOD) == KEY
+    assert job_of(token("other", report_audience("a", "b"))) == ("a", "b")
+    others = (report_audience("A/../B", "x"), report_audience("a", "b") + "/x", "")
+    for bad in ("", "x", "a.b.c", token(), *map(token, others)):
+        assert job_of(bad) is None
