@@ -54,14 +54,9 @@ What the operator does, as RBAC rules. An apply that makes an object asks for `c
   verbs: [create]
 {{- end -}}
 
-{{/* Whether KubeRay, the Prometheus operator or a watched namespace is made later. */}}
-{{- define "omni.rules.discovery" -}}
+{{/* Whether KubeRay or the Prometheus operator is installed later. In some namespaces alone the next start finds it. */}}
+{{- define "omni.rules.kinds" -}}
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   verbs: [list, watch]
-{{- if .Values.watch.namespaces }}
-- apiGroups: [""]
-  resources: [namespaces]
-  verbs: [list, watch]
-{{- end }}
 {{- end -}}

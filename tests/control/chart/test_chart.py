@@ -197,7 +197,6 @@ def test_monitoring_and_network_policy_are_made_when_asked_for(chart: Render) ->
         ("jobs.resourceNames.AMD=amd.com/gpu", "additional properties 'AMD' not allowed"),
         ("watch.namespaces={One}", "/watch/namespaces/0"),
         ("terminationGracePeriodSeconds=5", "/terminationGracePeriodSeconds"),
-        ("rbac.cluster=false", "rbac.cluster=false needs watch.namespaces, and reports.enabled=false"),
     ],
 )
 def test_what_is_wrong_is_refused_in_words(helm: Path, option: str, words: str) -> None:

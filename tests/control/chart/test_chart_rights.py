@@ -19,7 +19,6 @@ Render = Callable[..., list[Body]]
 Right = tuple[str, str, str]  # group, resource, verb
 NAME = "omni-omni-operator"
 CRDS = {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
-NAMESPACES = {("", "namespaces", verb) for verb in ("list", "watch")}
 REPORTS = {(TOKEN_REVIEWS.group, TOKEN_REVIEWS.plural, "create")}
 NAMESPACED = "--set=watch.namespaces={one,two}"
 
@@ -94,7 +93,7 @@ def test_over_the_whole_cluster_it_may_do_what_it_does(chart: Render) -> None:
 
 def test_in_some_namespaces_it_may_do_what_it_does_there(chart: Render) -> None:
     assert by_place(chart(NAMESPACED)) == {
-        "*": CRDS | NAMESPACES | REPORTS,
+        "*": REPORTS,
         "one": needed() | rights(LEASES, "create", "patch"),
         "two": needed(),
     }
@@ -103,8 +102,8 @@ def test_in_some_namespaces_it_may_do_what_it_does_there(chart: Render) -> None:
     assert own["one"] == needed()
 
 
-def test_without_rights_of_the_cluster_it_keeps_to_its_namespaces(chart: Render) -> None:
-    options = (NAMESPACED, "--set=rbac.cluster=false,rbac.aggregate=false,reports.enabled=false")
+def test_without_reports_it_has_no_right_outside_its_namespaces(chart: Render) -> None:
+    options = (NAMESPACED, "--set=rbac.aggregate=false,reports.enabled=false")
     bodies = chart(*options)
     assert set(by_place(bodies)) == {"one", "two"}
     assert not [body for body in bodies if body["kind"].startswith("Cluster")]
