@@ -14,8 +14,9 @@ from e2e.cluster import waits
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailed, ToolMissing
+from e2e.cluster.processes import run
 from e2e.conftest import leave_out
-from e2e.operator_process import JOB_SEEN, JobOnPlane, RunningOperator, install_kuberay, operator
+from e2e.operator_process import JOB_SEEN, JobOnPlane, RunningOperator, operator
 
 pytestmark = pytest.mark.cluster
 
@@ -50,6 +51,23 @@ def own(tmp_path: Path) -> Iterator[ControlPlane]:
 def api(own: ControlPlane) -> Iterator[Api]:
     with own.api() as made:
         yield made
+
+
+def install_kuberay(plane: ControlPlane) -> None:
+    """KubeRay's kinds, served; what KubeRay would do, the tests do."""
+    for name in ("rayjobs", "rayclusters"):
+        file = plane.layout.tools.kuberay / "crd" / "bases" / f"ray.io_{name}.yaml"
+        plane.kubectl("apply", "--server-side", f"--filename={file}")
+    with plane.api("e2e-install") as api:
+        for name in ("rayjobs", "rayclusters"):
+            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}.ray.io"
+            waits.until(f"{name} to be served", waits.API_READY, lambda path=path: established(api.get(path)))
+
+
+def established(crd: dict[str, Any]) -> bool:
+    """Whether the API server serves a kind."""
+    conditions = crd.get("status", {}).get("conditions") or ()
+    return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
 
 
 def run_helm(program: Path, plane: ControlPlane, *arguments: str) -> str:
@@ -148,7 +166,7 @@ def test_in_some_namespaces_its_operator_is_denied_nothing_there_and_all_elsewhe
 def answer(command: list[str]) -> str:
     """What `kubectl auth can-i` says, whose exit status says the same."""
     try:
-        return helm.run(command).strip()
+        return run(command).strip()
     except CommandFailed as error:
         return str(error).rsplit("\n", maxsplit=1)[-1].strip()
 
@@ -198,7 +216,11 @@ def test_uninstalling_leaves_jobs_and_installing_again_takes_them_up(
         job.await_condition("Ready", "True")
     said = run_helm(program, own, "uninstall", "omni", "--wait")
     assert "[CustomResourceDefinition] diffusionrljobs.diffusionrl.io" in said
-    for path in (DEPLOYMENT, f"{RBAC}/clusterroles/{NAME}-{SYSTEM}", f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{NAME}"):
+    for path in (
+        DEPLOYMENT,
+        f"{RBAC}/clusterroles/{NAME}-{SYSTEM}",
+        f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{NAME}",
+    ):
         assert gone(api, path)
     assert api.get(f"{job.path}/{job.name}")["status"]["attempts"] == 1
     uid = api.get(job.ray("rayjobs", job.attempt(1)))["metadata"]["uid"]
@@ -212,7 +234,10 @@ def test_uninstalling_leaves_jobs_and_installing_again_takes_them_up(
 
 def test_the_pod_meets_the_restricted_standard(program: Path, own: ControlPlane, api: Api) -> None:
     """The API server itself enforces it."""
-    labels = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest"}
+    labels = {
+        "pod-security.kubernetes.io/enforce": "restricted",
+        "pod-security.kubernetes.io/enforce-version": "latest",
+    }
     api.post("/api/v1/namespaces", {"metadata": {"name": SYSTEM, "labels": labels}})
     installed(program, own, "--set=metrics.podMonitor.enabled=false,networkPolicy.enabled=true")
     (pod,) = api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
