@@ -13,7 +13,7 @@ from e2e.cluster.tools import Say, locked
 
 from .catalog import GB, Image
 from .engines import Engine
-from .recipe import Recipe, recipe
+from .recipe import Recipe, recipe, stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +48,24 @@ def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | Non
         BuildFailed: a step failed; its last lines are in the message.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, say, "build of images"):
-        base = given or engine.base(image.dockerfile.read_text(encoding="utf-8"), say)
-        made = recipe(image, base)
+    with locked(folder, say, "build of images"), tempfile.TemporaryDirectory(dir=folder) as context:
+        staged = Path(context)
+        stage(image, staged)
+        base = given or engine.base((staged / image.dockerfile).read_text(encoding="utf-8"), say)
+        made = recipe(image, base, staged)
         archive = made.archive(folder)
         if archive.exists():
             say(f"{image.folder} is built: {made.name}")
         else:
             check_room(image, folder, shutil.disk_usage(folder).free)
             say(f"building {image.folder} (the first time {image.note})")
-            _build(made, engine, folder, say)
+            _build(made, engine, staged, folder, say)
         return Built(made.name, archive)
 
 
-def _build(made: Recipe, engine: Engine, folder: Path, say: Say) -> None:
+def _build(made: Recipe, engine: Engine, staged: Path, folder: Path, say: Say) -> None:
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=folder) as context:
-        made.stage(Path(context))
-        engine.build(made, Path(context), say)
+    engine.build(made, staged, say)
     # What is older goes first: two archives of training fit on few disks.
     for old in folder.glob(f"{made.image.folder}-????????????????.tar"):
         old.unlink()

@@ -25,12 +25,14 @@ class Image:
     note: str
 
     @property
-    def dockerfile(self) -> Path:
-        return ROOT / "images" / self.folder / "Dockerfile"
+    def dockerfile(self) -> str:
+        """Path of its Dockerfile in a checkout."""
+        return f"images/{self.folder}/Dockerfile"
 
     @property
-    def ignore(self) -> Path:
-        return self.dockerfile.with_name("Dockerfile.dockerignore")
+    def ignore(self) -> str:
+        """Path of the list of files that go in."""
+        return f"{self.dockerfile}.dockerignore"
 
 
 OPERATOR = Image("operator", "localhost/omni-operator", 2 * GB, "2 minutes")

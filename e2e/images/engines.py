@@ -114,7 +114,12 @@ class Docker:
 
     def build(self, recipe: Recipe, context: Path, say: Say) -> None:
         command = ["docker", "build", "--progress=plain", f"--build-arg=BASE={recipe.base}", f"--tag={recipe.name}"]
-        follow([*command, f"--file={recipe.image.dockerfile}", str(context)], {"DOCKER_BUILDKIT": "1"}, BUILD_S, say)
+        follow(
+            [*command, f"--file={context / recipe.image.dockerfile}", str(context)],
+            {"DOCKER_BUILDKIT": "1"},
+            BUILD_S,
+            say,
+        )
 
     def write(self, recipe: Recipe, archive: Path) -> None:
         run(["docker", "save", f"--output={archive}", recipe.name], deadline=ARCHIVE_S)
@@ -144,7 +149,7 @@ class Buildah:
     def build(self, recipe: Recipe, context: Path, say: Say) -> None:
         command = [
             "nice", "-n", "19", "buildah", "bud", "--pull-never", "--format=docker", "--layers",
-            f"--build-arg=BASE={recipe.base}", f"--tag={recipe.name}", f"--file={recipe.image.dockerfile}",
+            f"--build-arg=BASE={recipe.base}", f"--tag={recipe.name}", f"--file={context / recipe.image.dockerfile}",
         ]  # fmt: skip
         for source, target in self._mounted().items():
             command.append(f"--volume={source}:{target}:ro")

@@ -19,22 +19,11 @@ NO_TIME = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An image and its inputs, `files` by their path below `root`."""
+    """An image to build. `key` names its content: base, Dockerfile, and every file that goes in."""
 
     image: Image
     base: str
-    files: tuple[str, ...]
-    root: Path = ROOT
-
-    @property
-    def key(self) -> str:
-        """A name for the content: it changes with the Dockerfile, the base and every file that goes in."""
-        digest = hashlib.sha256(self.base.encode() + b"\0" + self.image.dockerfile.read_bytes())
-        for name in self.files:
-            path = self.root / name
-            mode = b"x" if os.access(path, os.X_OK) else b"-"
-            digest.update(b"\0" + name.encode() + b"\0" + mode + hashlib.sha256(path.read_bytes()).digest())
-        return digest.hexdigest()[:16]
+    key: str
 
     @property
     def name(self) -> str:
@@ -45,26 +34,36 @@ class Recipe:
         """Where its archive lies."""
         return folder / f"{self.image.folder}-{self.key}.tar"
 
-    def stage(self, folder: Path) -> None:
-        """Copy the files into a folder that holds nothing else, without times: layers depend on content alone."""
-        for name in self.files:
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(self.root / name, target)
-            target.chmod(0o755 if os.access(target, os.X_OK) else 0o644)
-        for path in sorted(folder.rglob("*"), reverse=True):
-            if path.is_dir():
-                path.chmod(0o755)
-            os.utime(path, NO_TIME)
 
+def stage(image: Image, target: Path, root: Path = ROOT) -> None:
+    """Copy what goes into an image, and its Dockerfile, into an empty folder, without times.
 
-def recipe(image: Image, base: str, root: Path = ROOT) -> Recipe:
-    """The recipe of an image of a checkout.
+    From there it is named and built: a working tree that changes in the meantime changes nothing, and layers depend on
+    content alone.
 
     Raises:
         BuildFailed: the image's ignore file names a file that is not there.
     """
-    return Recipe(image, base, tuple(inputs(root, image.ignore.read_text(encoding="utf-8").splitlines())), root)
+    lines = (root / image.ignore).read_text(encoding="utf-8").splitlines()
+    for name in [*inputs(root, lines), image.dockerfile]:
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, copy)
+        copy.chmod(0o755 if os.access(copy, os.X_OK) else 0o644)
+    for path in sorted(target.rglob("*"), reverse=True):
+        if path.is_dir():
+            path.chmod(0o755)
+        os.utime(path, NO_TIME)
+
+
+def recipe(image: Image, base: str, staged: Path) -> Recipe:
+    """The recipe of staged files."""
+    digest = hashlib.sha256(base.encode())
+    for path in sorted(path for path in staged.rglob("*") if path.is_file()):
+        mode = b"x" if os.access(path, os.X_OK) else b"-"
+        digest.update(path.relative_to(staged).as_posix().encode() + b"\0" + mode)
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return Recipe(image, base, digest.hexdigest()[:16])
 
 
 def inputs(root: Path, lines: Iterable[str]) -> list[str]:
