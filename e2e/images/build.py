@@ -11,7 +11,7 @@ from pathlib import Path
 from e2e.cluster.errors import ToolMissing
 from e2e.cluster.tools import Say, locked
 
-from .catalog import GB, Image
+from .catalog import GB, ROOT, Image
 from .engines import Engine
 from .recipe import Recipe, recipe, stage
 
@@ -36,12 +36,13 @@ def check_room(image: Image, folder: Path, free: int) -> None:
         )
 
 
-def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | None = None) -> Built:
+def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | None = None, root: Path = ROOT) -> Built:
     """The image; built where there is no archive of exactly this content. Archives of other contents go.
 
     Args:
         folder: where everything lies that is built.
         given: the base, where it is not the engine's own.
+        root: the checkout.
 
     Raises:
         ToolMissing: the disk has no room, or the base cannot be made here.
@@ -50,7 +51,7 @@ def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | Non
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, say, "build of images"), tempfile.TemporaryDirectory(dir=folder) as context:
         staged = Path(context)
-        stage(image, staged)
+        stage(image, staged, root)
         base = given or engine.base((staged / image.dockerfile).read_text(encoding="utf-8"), say)
         made = recipe(image, base, staged)
         archive = made.archive(folder)

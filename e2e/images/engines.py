@@ -139,10 +139,8 @@ class Buildah:
 
     def base(self, dockerfile: str, say: Say) -> str:
         name = base.name()
-        wanted = default_base(dockerfile)
-        if f":{base.version()}-" not in wanted:
-            say(f"the Dockerfile's base is {wanted}; here it is Python {base.version()}, which runs this")
         if not self._has(name):
+            say(f"the Dockerfile's base is {default_base(dockerfile)}; here it is made of what this machine has")
             self._make_base(name, say)
         return name
 
