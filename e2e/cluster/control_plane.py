@@ -19,7 +19,7 @@ from pathlib import Path
 from . import commands, pki, waits
 from .api import Api
 from .audit import AuditLog
-from .errors import ClusterError
+from .errors import ToolMissing
 from .fake_nodes import fake_node, is_ready
 from .ports import free_ports
 from .processes import Daemons, Identity, identify, run, runs
@@ -164,16 +164,19 @@ def control_plane(
         parent: where its folder is made; the system's temporary folder if not given.
 
     Raises:
-        ToolMissing: the programs are not built and there is no Go to build them.
+        ToolMissing: this is not Linux, or the programs are not built and there is no Go to build them.
         ProcessEnded: a daemon ended while it started.
     """
+    owner = identify("owner", os.getpid())
+    if owner is None:
+        raise ToolMissing("there is no /proc here: a control plane for tests needs Linux")
     tools = ensure((KUBE, KWOK), say)
     parent = parent or Path(tempfile.gettempdir())
     sweep(parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     daemons: Daemons | None = None
     try:
-        remember_owner(folder)
+        (folder / "owner.json").write_text(json.dumps(asdict(owner)), encoding="utf-8")
         daemons = Daemons(folder, bound=True)
         layout = layout_of(folder, tools, random.Random())
         programs = {
@@ -188,11 +191,3 @@ def control_plane(
         if daemons is not None:
             daemons.stop_all()
         shutil.rmtree(folder)
-
-
-def remember_owner(folder: Path) -> None:
-    """Write down which process a folder belongs to."""
-    owner = identify("owner", os.getpid())
-    if owner is None:
-        raise ClusterError("this process cannot be found in /proc: a Linux machine is needed")
-    (folder / "owner.json").write_text(json.dumps(asdict(owner)), encoding="utf-8")

@@ -43,15 +43,24 @@ def configuration(nodes: Sequence[NodeSpec], folder: Path) -> dict[str, Any]:
         "audit-log-mode": "blocking",
     }
     volume = {"name": "audit", "hostPath": AUDIT, "mountPath": AUDIT, "readOnly": False, "pathType": "Directory"}
-    # kubeadm's v1beta3 has a mapping of arguments; kind turns it into what its version wants.
+    # Added to kind's own arguments, which a patch by merging would replace.
+    steps = [_argument("apiServer", name, value) for name, value in extra.items()]
+    steps.append(_argument("controllerManager", "node-monitor-grace-period", "16s"))
+    steps.append({"op": "add", "path": "/apiServer/extraVolumes", "value": [volume]})
     patch = {
+        "group": "kubeadm.k8s.io",
+        "version": "v1beta4",  # what this version of kind writes for its node image
         "kind": "ClusterConfiguration",
-        "apiServer": {"extraArgs": extra, "extraVolumes": [volume]},
-        "controllerManager": {"extraArgs": {"node-monitor-grace-period": "16s"}},
+        "patch": json.dumps(steps),
     }
-    first = {"role": "control-plane", "extraMounts": [mount], "kubeadmConfigPatches": [json.dumps(patch)]}
+    first = {"role": "control-plane", "extraMounts": [mount], "kubeadmConfigPatchesJSON6902": [patch]}
     workers = [{"role": "worker", "labels": dict(node.labels)} for node in nodes]
     return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "name": NAME, "nodes": [first, *workers]}
+
+
+def _argument(component: str, name: str, value: str) -> dict[str, Any]:
+    """A step that gives a component of the control plane one argument more."""
+    return {"op": "add", "path": f"/{component}/extraArgs/-", "value": {"name": name, "value": value}}
 
 
 def worker_names(count: int) -> list[str]:

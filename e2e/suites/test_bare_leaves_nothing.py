@@ -11,9 +11,10 @@ import pytest
 from e2e.cluster import waits
 from e2e.cluster.api import ApiUnavailable
 from e2e.cluster.bare import machine
+from e2e.cluster.bare.network import links_up
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import CommandFailed
-from e2e.cluster.processes import runs
+from e2e.cluster.processes import identify, run, runs
 from e2e.cluster.provider import NodeSpec
 
 pytestmark = pytest.mark.bare
@@ -88,6 +89,25 @@ def test_a_cluster_that_lost_a_process_is_made_again(second: BareCluster) -> Non
     second.create(ONE)
     assert second.stands(ONE)
     second.delete()
+    assert traces(second) == before
+
+
+def test_a_node_that_nobody_wrote_down_is_ended(second: BareCluster) -> None:
+    """As after a start that was killed: the namespace stands, a process runs in it, and no record tells of them."""
+    before = traces(second)
+    for command in links_up(second.network, ["lost"]):
+        run(command)
+    inside = ["nsenter", f"--net={machine.NETNS / second.network.namespace('lost')}", "sleep", "600"]
+    lost = subprocess.Popen(inside)
+    identity = identify("lost", lost.pid)
+    assert identity is not None
+    try:
+        waits.until("it to be inside", waits.COMMAND, lambda: bool(machine.inside([second.network.namespace("lost")])))
+        second.delete()
+        assert not runs(identity)
+    finally:
+        lost.kill()
+        lost.wait()
     assert traces(second) == before
 
 

@@ -31,6 +31,11 @@ class Node:
         """containerd's root: images and what runs."""
         return self.folder / "containerd"
 
+    @property
+    def images(self) -> Path:
+        """What is known of the images it has."""
+        return self.folder / "images.json"
+
 
 def containerd_store(root: Path, run: Path, socket: Path) -> str:
     """containerd that only keeps images."""

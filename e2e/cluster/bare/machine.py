@@ -11,7 +11,7 @@ from pathlib import Path
 
 from e2e.cluster import waits
 from e2e.cluster.errors import ClusterError, ToolMissing
-from e2e.cluster.processes import run, search_path
+from e2e.cluster.processes import Identity, identify, run, search_path
 from e2e.cluster.tools import Say
 
 # A program that shows that its Debian package is there.
@@ -62,6 +62,12 @@ def install_packages(say: Say) -> None:
             raise ToolMissing(f"{' '.join(step)} ended with {done.returncode}:\n{done.stderr.strip()[-1000:]}")
 
 
+def inside(namespaces: Iterable[str]) -> list[Identity]:
+    """The processes in these network namespaces; the first process of a node is one of them."""
+    pids = [int(pid) for name in namespaces for pid in run(["ip", "netns", "pids", name]).split()]
+    return [identity for pid in pids if (identity := identify(f"process {pid}", pid)) is not None]
+
+
 def prepare_folders(record: Path) -> None:
     """Make the mount points that nodes need and write down which were not there before."""
     made = [str(path) for path in map(Path, MOUNT_POINTS) if not path.exists()]
@@ -72,9 +78,17 @@ def prepare_folders(record: Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
-def give_back_folders(record: Path) -> None:
-    """Remove what `prepare_folders` made, as far as it is empty; others may have begun to use it."""
+def give_back_folders(record: Path, others: Iterable[Path] = ()) -> None:
+    """Remove what `prepare_folders` made, as far as it is empty; others may have begun to use it.
+
+    Nodes of another cluster mount over the same folders, and would lose those mounts: its record, one of `others`,
+    inherits the duty.
+    """
     made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else []
+    for heir in others:
+        inherited = {*json.loads(heir.read_text(encoding="utf-8")), *made}
+        heir.write_text(json.dumps(sorted(inherited)), encoding="utf-8")
+        return
     for path in map(Path, made):
         if not path.is_dir() or any(path.iterdir()):
             continue

@@ -19,13 +19,13 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.fake_nodes import is_ready
 from e2e.cluster.images import infrastructure
 from e2e.cluster.paths import SOURCES, cache
-from e2e.cluster.processes import Daemons, run, runs
+from e2e.cluster.processes import Daemons, kill, run, runs
 from e2e.cluster.provider import NODES, NodeSpec
 from e2e.cluster.tools import COREDNS, KUBE, KUBERAY, PAUSE, Say, Tools, ensure, key, locked
 
 from . import configuration, machine
 from .network import Network, collisions, links_down, links_up
-from .store import ImageStore, import_command
+from .store import ImageStore, Known, load
 
 PROGRAMS = (KUBE, PAUSE, COREDNS, KUBERAY)
 NODE_SCRIPT = Path(__file__).parent / "node.sh"
@@ -135,8 +135,8 @@ class BareCluster:
         archive = archive.resolve()
         with self._alone():
             self._store.add([archive], self._say)
-        for name in self.nodes():
-            run(import_command(self._node(name).socket, archive), deadline=waits.IMPORT_IMAGE)
+            for node in map(self._node, self.nodes()):
+                load(node.socket, Known(node.images), archive)
 
     def nodes(self) -> list[str]:
         if not self._record.exists():
@@ -173,10 +173,13 @@ class BareCluster:
             Daemons(self.folder, bound=False).stop_all()
         links = [str(item["ifname"]) for item in json.loads(run(["ip", "-json", "link"]) or "[]")]
         namespaces = [path.name for path in machine.NETNS.iterdir()] if machine.NETNS.exists() else []
+        # A node that was never written down, because its start was cut short, is found in its namespace.
+        kill(machine.inside([name for name in namespaces if name.startswith(self.network.namespace(""))]))
         for command in links_down(self.network, links, namespaces):
             run(command)
         machine.remove_cgroups(f"{self.network.bridge}-")
-        machine.give_back_folders(self.folder / "folders.json")
+        own = self.folder / "folders.json"
+        machine.give_back_folders(own, [path for path in self.folder.parent.glob("omni*/folders.json") if path != own])
         if self.folder.exists():
             run(["rm", "-rf", "--one-file-system", str(self.folder)], deadline=waits.IMPORT_IMAGE)
 
@@ -212,7 +215,7 @@ class BareCluster:
             path.write_text(text, encoding="utf-8")
         # Not among the logs of pods: there the kubelet removes whatever is none.
         (node.folder / "output").mkdir()
-        self._store.copy(node.store)
+        self._store.copy(node.store, Known(node.images))
         address, namespace = self.network.address(number), self.network.namespace(spec.name)
         kubeconfig = authority.kubeconfig(pki.node(spec.name, address), layout.server)
         machine.make_cgroup(namespace)

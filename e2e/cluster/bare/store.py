@@ -37,6 +37,22 @@ def import_command(socket: Path, archive: Path) -> list[str]:
     return ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "import", str(archive)]
 
 
+class Known:
+    """A file that says from which archive each image came last: its fingerprint, by the image's name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, str]:
+        found: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        return found
+
+    def add(self, archive: Path) -> None:
+        """Remember the images of an archive that was taken in."""
+        taken = dict.fromkeys(names(archive), fingerprint(archive))
+        self.path.write_text(json.dumps(self.read() | taken, indent=1), encoding="utf-8")
+
+
 class ImageStore:
     """Images unpacked by a containerd of their own, in `folder`; they outlive clusters.
 
@@ -46,12 +62,7 @@ class ImageStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.root = folder / "containerd"
-        self._known = folder / "known.json"
-
-    def known(self) -> dict[str, str]:
-        """Fingerprints of the archives that images came from, by the image's name."""
-        known: dict[str, str] = json.loads(self._known.read_text(encoding="utf-8")) if self._known.exists() else {}
-        return known
+        self.known = Known(folder / "known.json")
 
     def add(self, archives: Sequence[Path], say: Say) -> None:
         """Unpack those archives that are new.
@@ -60,7 +71,7 @@ class ImageStore:
             ClusterError: an archive cannot be read, or the disk has no room for what is unpacked.
             CommandFailed: containerd refuses one.
         """
-        new = outdated(archives, self.known())
+        new = outdated(archives, self.known.read())
         if not new:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -74,21 +85,35 @@ class ImageStore:
             for archive in new:
                 say(f"unpacking the image {archive.name}")
                 run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
-                taken = dict.fromkeys(names(archive), fingerprint(archive))
-                self._known.write_text(json.dumps(self.known() | taken, indent=1), "utf-8")
+                self.known.add(archive)
         finally:
             daemons.stop_all()
             shutil.rmtree(self.folder / "run", ignore_errors=True)
             for left in self.folder.glob("containerd.sock*"):
                 left.unlink()
 
-    def copy(self, target: Path) -> None:
-        """Give a node its own store. Both have to lie on one file system."""
+    def copy(self, target: Path, known: Known) -> None:
+        """Give a node its own store, and what is known of it. Both have to lie on one file system."""
         run(["cp", "--archive", "--link", str(self.root), str(target)], deadline=waits.IMPORT_IMAGE)
         for database in sorted(self.root.rglob("*.db")):
             own = target / database.relative_to(self.root)
             own.unlink()
             shutil.copy2(database, own)
+        shutil.copy2(self.known.path, known.path)
+
+
+def load(socket: Path, known: Known, archive: Path) -> None:
+    """Take an archive into the containerd of a node that runs, unless it has it.
+
+    Raises:
+        ClusterError: it cannot be read, or the disk has no room for what is unpacked.
+        CommandFailed: containerd refuses it.
+    """
+    if not outdated([archive], known.read()):
+        return
+    refuse_full(known.path.parent, [archive])
+    run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
+    known.add(archive)
 
 
 def answers(daemons: Daemons, socket: Path) -> bool:

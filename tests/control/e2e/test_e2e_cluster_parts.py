@@ -21,7 +21,7 @@ from e2e.cluster.__main__ import choose, main
 from e2e.cluster.bare import configuration, machine
 from e2e.cluster.bare.network import Network, collisions, links_down, links_up
 from e2e.cluster.bare.provider import BareCluster
-from e2e.cluster.bare.store import ImageStore, fingerprint, import_command, outdated, refuse_full
+from e2e.cluster.bare.store import ImageStore, Known, fingerprint, import_command, load, outdated, refuse_full
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.images import (
     COREDNS_IMAGE,
@@ -71,7 +71,9 @@ def test_every_link_that_is_made_is_removed(names: list[str]) -> None:
     assert len(links) == len(names) + 1
     assert len(namespaces) == len(names)
     removed = links_down(network, ["eth0", "docker0", "omni30", *links], ["other", "omni30-a", *namespaces])
-    assert sorted(line[3] for line in removed) == sorted([*links, *namespaces])
+    gone = [line[3] for line in removed if line[:3] == ["ip", "link", "del"]]
+    assert sorted(gone) == sorted(links)
+    assert sorted(line[3] for line in removed if line[:3] == ["ip", "netns", "del"]) == sorted(namespaces)
     assert links_down(network, ["eth0"], ["other"]) == []
 
 
@@ -157,6 +159,18 @@ def test_folders_that_were_there_before_or_are_in_use_stay(tmp_path: Path) -> No
     machine.give_back_folders(tmp_path / "no-record")
 
 
+def test_another_cluster_inherits_what_has_to_be_given_back(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    own, heir = tmp_path / "own.json", tmp_path / "heir.json"
+    own.write_text(json.dumps([str(folder)]))
+    heir.write_text(json.dumps([str(tmp_path / "absent")]))
+    machine.give_back_folders(own, [heir])
+    assert folder.exists()
+    machine.give_back_folders(heir)
+    assert not folder.exists()
+
+
 def test_mounts_are_counted_by_their_place() -> None:
     text = "30 1 0:5 / /run/netns rw - tmpfs t rw\n31 1 0:5 / /run/netns rw - tmpfs t rw\n32 1 0:5 / /run rw - t t rw\n"
     assert machine.mounted(Path("/run/netns"), text) == 2
@@ -209,7 +223,7 @@ def test_only_new_and_changed_archives_are_unpacked(tmp_path: Path) -> None:
     known = {"localhost/old:1": fingerprint(old), "localhost/changed:1": "other"}
     assert outdated([old, changed, new], known) == [changed, new]
     store = ImageStore(tmp_path / "store")
-    assert store.known() == {}
+    assert store.known.read() == {}
     store.add([], print)
     assert not store.folder.exists()
 
@@ -248,6 +262,14 @@ def test_names_are_read_from_archives_of_both_kinds(tmp_path: Path) -> None:
         names(tmp_path / "words.tar")
     with pytest.raises(ClusterError, match=r"absent\.tar is no image archive"):
         names(tmp_path / "absent.tar")
+
+
+def test_what_is_known_is_asked_before_a_node_takes_an_archive(tmp_path: Path) -> None:
+    archive, known = tmp_path / "a.tar", Known(tmp_path / "known.json")
+    write_archive(StaticImage("localhost/a:1", "p", "/p"), b"program", archive)
+    known.add(archive)
+    assert known.read() == {"localhost/a:1": fingerprint(archive)}
+    load(tmp_path / "no-containerd-here.sock", known, archive)
 
 
 def test_a_full_disk_is_said_before_unpacking(tmp_path: Path) -> None:
@@ -340,11 +362,17 @@ def test_kind_gets_a_worker_for_each_node_and_writes_the_audit_log(count: int) -
     first, *workers = settings["nodes"]
     assert first["role"] == "control-plane"
     assert [item["labels"]["pool"] for item in workers] == [str(number) for number in range(count)]
-    patch = json.loads(first["kubeadmConfigPatches"][0])
+    patch = first["kubeadmConfigPatchesJSON6902"][0]
+    assert (patch["group"], patch["version"], patch["kind"]) == ("kubeadm.k8s.io", "v1beta4", "ClusterConfiguration")
+    steps = json.loads(patch["patch"])
+    assert all(step["op"] == "add" for step in steps)
+    arguments = {step["value"]["name"]: step["value"]["value"] for step in steps if step["path"].endswith("/-")}
     mount = first["extraMounts"][0]
     assert mount["hostPath"] == "/audit"
-    assert patch["apiServer"]["extraArgs"]["audit-log-path"] == f"{mount['containerPath']}/audit.jsonl"
-    assert patch["apiServer"]["extraVolumes"][0]["hostPath"] == mount["containerPath"]
+    assert arguments["audit-log-path"] == f"{mount['containerPath']}/audit.jsonl"
+    assert [step["value"][0]["hostPath"] for step in steps if step["path"] == "/apiServer/extraVolumes"] == [
+        mount["containerPath"]
+    ]
     assert len(set(kind.worker_names(count))) == count
     assert kind.worker_names(2) == ["omni-e2e-worker", "omni-e2e-worker2"]
 
