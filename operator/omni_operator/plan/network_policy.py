@@ -14,6 +14,8 @@ from .head import DASHBOARD
 
 Object = dict[str, Any]
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+# Its chart and its manifests name it differently.
+KUBERAY: Object = {"key": "app.kubernetes.io/name", "operator": "In", "values": ["kuberay", "kuberay-operator"]}
 DNS = 53
 HTTPS = 443
 
@@ -46,7 +48,7 @@ def _from_kuberay(settings: ClusterSettings) -> Object:
     namespace: Object = {"matchLabels": {NAMESPACE_LABEL: known}} if known else {}
     kuberay = {
         "namespaceSelector": namespace,
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+        "podSelector": {"matchExpressions": [KUBERAY]},
     }
     return {"from": [kuberay], **_ports(("TCP", DASHBOARD))}
 

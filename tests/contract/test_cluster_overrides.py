@@ -1,0 +1,30 @@
+"""What a RayJob's entry point says is what the trainer reads, on the Ray cluster that is there."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from omni_operator import plan
+from omni_operator.api import load_job
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_entry_point_of_an_example_loads_in_the_trainers_settings(path: Path) -> None:
+    from verl_omni.trainer import settings
+
+    job = load_job(path).job
+    _, _, line = plan.entrypoint(job).partition(" exec ")
+    config = settings.load(shlex.split(line)[3:])
+    made, place = plan.in_pods(job)
+    for name, value in plan.settings(made, place).items():
+        found = OmegaConf.select(config, name)
+        wanted = list(value) if isinstance(value, tuple) else value
+        assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == wanted, name
+    assert config.ray_kwargs.ray_init.address == "auto"
+    assert config.trainer.default_local_dir == f"/runs/{path.stem}"
