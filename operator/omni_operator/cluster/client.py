@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +20,8 @@ from .protocol import Identity, Listing
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-PAGE = 500
+PAGE, SMALL_PAGE = 500, 100
+CONNECTIONS = 24  # each holds 128 KiB for TLS
 # verb, resource, code (0: no answer), seconds
 Meter = Callable[[str, str, int, float], None]
 
@@ -34,7 +35,7 @@ class ApiServer:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(ssl=self._access.tls or True, limit=64)
+        connector = aiohttp.TCPConnector(ssl=self._access.tls or True, limit=CONNECTIONS)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=self._timeout, headers={"User-Agent": self._agent}
         )
@@ -82,14 +83,27 @@ class ApiServer:
 
     async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         found: list[Meta] = []
-        parameters = {"labelSelector": selector, "limit": str(PAGE)}
-        while True:
-            path = kind.path(namespace)
-            page = await self._send("list", kind, "GET", path, parameters=parameters, accept=METADATA)
+        version = 0
+        async for page in self._pages(kind, namespace, selector, METADATA, PAGE):
             found.extend(item["metadata"] for item in page.get("items") or ())
+            version = int(page["metadata"].get("resourceVersion") or 0)
+        return Listing(found, version)
+
+    async def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
+        names = {"apiVersion": kind.api_version, "kind": kind.kind}  # items of a list do not say what they are
+        async for page in self._pages(kind, namespace, selector, "application/json", SMALL_PAGE):
+            yield [{**names, **item} for item in page.get("items") or ()]
+
+    async def _pages(
+        self, kind: Kind, namespace: str | None, selector: str, accept: str, size: int
+    ) -> AsyncIterator[Body]:
+        parameters = {"labelSelector": selector, "limit": str(size)}
+        while True:
+            page = await self._send("list", kind, "GET", kind.path(namespace), parameters=parameters, accept=accept)
+            yield page
             token = page["metadata"].get("continue")
             if not token:
-                return Listing(found, int(page["metadata"].get("resourceVersion") or 0))
+                return
             parameters = {**parameters, "continue": token}
 
     async def identify(self, token: str, audience: str) -> Identity | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any
 
@@ -98,6 +98,10 @@ class FakeCluster:
             if found_kind == kind and namespace in (None, place) and (not selector or _label(body, name) == value)
         ]
         return Listing(found, next(self._versions))
+
+    async def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
+        for meta in (await self.listing(kind, namespace, selector)).items:
+            yield [copy.deepcopy(self._objects[kind, meta["namespace"], meta["name"]])]
 
     async def identify(self, token: str, audience: str) -> Identity | None:
         self.log.append(("create", "tokenreviews"))

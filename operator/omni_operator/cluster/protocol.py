@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,6 +50,9 @@ class Cluster(Protocol):
 
     async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         """Metadata of all objects with these labels."""
+
+    def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
+        """All objects with these labels, some at a time, so that they need not be in memory together."""
 
     async def identify(self, token: str, audience: str) -> Identity | None:
         """Whose token this is; None where it is not good for this audience."""

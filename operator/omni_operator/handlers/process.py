@@ -32,7 +32,7 @@ from .watching import CHILDREN, Watches, configure
 from .workers import Workers
 
 LEASE = "omni-operator-canary"
-SERVED_PAUSE = 5.0
+LIST_PAUSE, AFTER_START = 5.0, 30.0
 log = logging.getLogger(__name__)
 
 
@@ -76,25 +76,50 @@ class Canary:
 
 
 @dataclass(slots=True)
-class Pruner:
-    """Finds, now and then, what was deleted while a watch was broken."""
+class Lists:
+    """Fills the store at the start, and finds, now and then, what was deleted while no watch told of it."""
 
     cluster: Cluster
     store: Store
     settings: Settings
     wake: Callable[[Key], None]
 
+    async def fill(self) -> None:
+        """Read everything once, jobs last: whoever sees a job sees its children.
+
+        Kinds that are not served have no objects; while anything else goes wrong it is tried again.
+        """
+        for kind in (*CHILDREN, JOBS):
+            while True:
+                try:
+                    await self._fill(kind)
+                except KindAbsent:
+                    break
+                except ClusterError as error:
+                    log.warning("%s cannot be listed; again in %.0f s: %s", kind.plural, LIST_PAUSE, error)
+                    await asyncio.sleep(LIST_PAUSE)
+                else:
+                    break
+
+    async def _fill(self, kind: Kind) -> None:
+        for namespace in self.settings.namespaces or (None,):
+            async for page in self.cluster.pages(kind, namespace, _selector(kind)):
+                for body in page:
+                    self.store.put(kind, body)
+
     async def run(self) -> None:
+        pause = AFTER_START  # between our first list and kopf's something may have been deleted
         while True:
-            await asyncio.sleep(self.settings.prune_seconds * random.uniform(0.9, 1.1))
+            await asyncio.sleep(pause)
             for kind in (JOBS, *CHILDREN):
                 await self.prune(kind)
+            pause = self.settings.prune_seconds * random.uniform(0.9, 1.1)
 
     async def prune(self, kind: Kind) -> None:
         """Compare what is remembered of a kind with what there is."""
         try:
             for namespace in self.settings.namespaces or (None,):
-                listing = await self.cluster.listing(kind, namespace, "" if kind == JOBS else SELECTOR)
+                listing = await self.cluster.listing(kind, namespace, _selector(kind))
                 for key in self.store.prune(kind, listing.items, listing.version, namespace):
                     log.info("%s/%s: the watch had missed a deletion among %s", *key, kind.plural)
                     self.wake(key)
@@ -126,13 +151,19 @@ async def run(settings: Settings, access: Access, version: str) -> None:
         )  # fmt: skip
         metrics.follow(lambda: workers.depth, lambda: len(proof.late(time.monotonic())))
         endpoint = Endpoint(book, Gatekeeper(cluster, store, utc_now), store, utc_now, workers.wake, metrics.reported)
-        loops = [Canary(cluster, proof, settings).run(), Pruner(cluster, store, settings, workers.wake).run()]
+        lists = Lists(cluster, store, settings, workers.wake)
+        loops = [Canary(cluster, proof, settings).run(), lists.run()]
         async with (
             serving(probes(proof, metrics, time.monotonic), settings.http_port),
             serving(endpoint.routes(), settings.reports_port, BODY_LIMIT),
         ):
+            await lists.fill()
             watches = Watches(store, proof, workers.wake, metrics.watched)
             await _together(_watch(settings, cluster, watches, workers), loops)
+
+
+def _selector(kind: Kind) -> str:
+    return "" if kind == JOBS else SELECTOR
 
 
 def _unseen(store: Store, key: Key) -> bool:
@@ -147,8 +178,8 @@ async def _served(cluster: Cluster, namespace: str) -> None:
         try:
             await cluster.listing(JOBS, namespace, "")
         except ClusterError as error:
-            log.warning("jobs cannot be listed yet; again in %.0f s: %s", SERVED_PAUSE, error)
-            await asyncio.sleep(SERVED_PAUSE)
+            log.warning("jobs cannot be listed yet; again in %.0f s: %s", LIST_PAUSE, error)
+            await asyncio.sleep(LIST_PAUSE)
         else:
             return
 

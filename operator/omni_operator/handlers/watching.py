@@ -1,7 +1,7 @@
 """kopf's watches: every event goes into the store, and wakes the worker of its job.
 
-Events come in by index functions too, because kopf lets no other handler run before everything indexed was listed
-once: the first pass over a job therefore knows all of its children.
+The store is filled by an own list before kopf starts, so the first pass over a job knows all of its children. kopf's
+indices would do the same, but hold every object of a first list in memory until all lists are read.
 """
 
 from __future__ import annotations
@@ -53,16 +53,10 @@ class Watches:
             self._register(registry, kind)
 
     def _register(self, registry: kopf.OperatorRegistry, kind: Kind) -> None:
-        def index(*, body: kopf.Body, **_: Any) -> None:
-            if kind != LEASES and not self.proof.ready:
-                self.store.put(kind, _plain(body, kind))
-
         async def event(*, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name for it
-            self.proof.ready = True
             self.take(kind, type, _plain(body, kind))
 
         where = (kind.group, kind.version, kind.plural)
-        kopf.index(*where, id=f"index-{kind.plural}", registry=registry)(index)
         kopf.on.event(*where, id=f"event-{kind.plural}", registry=registry)(event)
 
     def take(self, kind: Kind, change: str | None, body: Body) -> None:
@@ -70,10 +64,11 @@ class Watches:
         self.watched(kind.plural)
         self.proof.seen(kind, body)
         if kind == LEASES:
+            self.proof.ready = True  # the store was filled before, and now the watches live
             return
         key = self.store.remove(kind, body) if change == "DELETED" else self.store.put(kind, body)
         if key is None and kind == JOBS and change in (None, "ADDED"):
-            # The index has stored it before anybody was to be woken.
+            # The first list has stored it before anybody was to be woken.
             key = str(body["metadata"]["namespace"]), str(body["metadata"]["name"])
         if key is not None:
             self.wake(key)
@@ -86,7 +81,7 @@ def configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     settings.scanning.disabled = bool(ours.namespaces)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for every event
     watching, networking = settings.watching, settings.networking
-    watching.chunk_size = 500
+    watching.chunk_size = 100  # objects that are in memory at once, managedFields and all
     for kind in (*CHILDREN, LEASES):
         watching.label_selectors[kind.group, kind.version, kind.plural] = SELECTOR
     networking.request_timeout, networking.connect_timeout = 30, 10

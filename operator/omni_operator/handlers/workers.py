@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import heapq
 import itertools
 import logging
@@ -94,7 +95,9 @@ class Workers:
         worker = self._workers.get(key)
         if worker is None:
             worker = self._workers[key] = _Worker()
-            worker.task = asyncio.create_task(self._work(key, worker), name=f"job {key[0]}/{key[1]}")
+            # A context of its own: the caller's, kopf's, would keep the event's object for as long as the worker lives.
+            name, context = f"job {key[0]}/{key[1]}", contextvars.Context()
+            worker.task = asyncio.create_task(self._work(key, worker), name=name, context=context)
         worker.woken.set()
 
     @property

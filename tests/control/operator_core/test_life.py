@@ -163,6 +163,10 @@ async def test_a_refused_child_is_a_condition_and_is_tried_ever_more_rarely(
     await world.after(3600)
     assert world.condition("Ready").reason == reason
     assert world.cluster.counts()["apply", "rayjobs"] < 25
+    for number in range(10):  # nothing that was asked has changed
+        world.cluster.change(JOBS, *KEY, metadata={"annotations": {"example.com/touched": str(number)}})
+        await world.settle()
+    assert not world.cluster.counts()
     world.cluster.refusals = lambda verb, kind, name: None
     world.edit(seed=1)  # a change is tried at once
     await world.settle()
