@@ -81,6 +81,10 @@ cluster-down: setup ## remove that cluster; nothing of it stays
 	@PYTHONPATH=. $(BIN)/python -m e2e.cluster down
 .PHONY: cluster cluster-down
 
+images: setup ## build the images of operator and training, by Docker or buildah
+	@PYTHONPATH=. $(BIN)/python -u -m e2e.images
+.PHONY: images
+
 clean: ## remove what the commands made here (not the cache outside)
 	@rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
 

@@ -34,7 +34,7 @@ def last_stage(image: Image) -> list[Instruction]:
 @IMAGES
 def test_the_base_is_an_argument_with_a_short_name(image: Image) -> None:
     base = default_base((ROOT / image.dockerfile).read_text())
-    assert re.fullmatch(r"[a-z0-9-]+:[A-Za-z0-9._-]+", base)  # no registry, and never `latest`
+    assert re.fullmatch(r"([a-z0-9-]+/)?[a-z0-9-]+:[A-Za-z0-9._-]+", base)  # no registry, and never `latest`
     assert not base.endswith(":latest")
     assert {argument.split()[0] for argument in of(image, "FROM")} == {"${BASE}"}
 
