@@ -1,0 +1,29 @@
+"""The settings that kind gets are read by kind itself; without a daemon it goes no further."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import kind, waits
+from e2e.cluster.provider import NODES
+from e2e.cluster.tools import KIND, ensure
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize(("extra", "word"), [({}, "docker"), ({"nodez": []}, "unable to decode config")])
+def test_kind_reads_its_settings(tmp_path: Path, extra: dict[str, object], word: str) -> None:
+    """Settings are decoded before the daemon is asked, so that an error names the daemon only where they are right."""
+    command = kind.create_command(ensure((KIND,)), tmp_path / "kubeconfig")
+    settings = json.dumps(kind.configuration(NODES, tmp_path) | extra)
+    nowhere = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "KIND_EXPERIMENTAL_PROVIDER": "docker"}
+    done = subprocess.run(
+        command, input=settings, env=nowhere, capture_output=True, text=True, timeout=waits.COMMAND, check=False
+    )
+    assert done.returncode == 1
+    assert word in done.stderr
