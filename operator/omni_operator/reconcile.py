@@ -56,7 +56,7 @@ from omni_operator.status.situation import (
 from omni_operator.status.terms import Patience, Terms
 
 SOON = timedelta(seconds=1)
-ABSENT_FOR = timedelta(seconds=30)
+ABSENT_FOR = timedelta(seconds=15)
 REFUSED_FIRST, REFUSED_MOST = timedelta(seconds=5), timedelta(minutes=5)
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,7 @@ class Reconciler:
                 conflict = True
                 break
             except (Refused, KindAbsent) as error:
+                log.warning("%s/%s: refused: %s", *key, error)
                 refusal = self._refused(memory, terms, error, now)
                 break
         else:
@@ -281,7 +282,7 @@ class Reconciler:
     def _refused(self, memory: _Memory, terms: Terms, error: ClusterError, now: datetime) -> Refusal:
         memory.refusals += 1
         pause = min(REFUSED_FIRST * 2 ** min(memory.refusals - 1, 16), REFUSED_MOST)
-        if isinstance(error, KindAbsent):
+        if isinstance(error, KindAbsent):  # whoever installs KubeRay waits to see it work
             pause = min(pause, ABSENT_FOR)
         memory.refusal, memory.refused_until, memory.refused_generation = _refusal(error), now + pause, terms.generation
         return memory.refusal

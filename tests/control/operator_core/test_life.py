@@ -137,7 +137,7 @@ async def test_without_kuberay_a_condition_says_so_until_it_is_installed(world: 
     assert "KubeRayNotInstalled" in world.told()
     world.cluster.counts()
     await world.after(300)
-    assert world.cluster.counts()["apply", "rayjobs"] <= 11
+    assert world.cluster.counts()["apply", "rayjobs"] <= 21
     world.cluster.absent = set()
     await world.after(31)
     assert world.attempts() == ["red-a01"]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -86,6 +86,7 @@ FIELDS = st.fixed_dictionaries(
 
 
 @given(st.lists(FIELDS, min_size=1, max_size=20))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_row_of_posts_leaves_a_report_of_the_newest_attempt(posts: list[dict[str, Any]]) -> None:
     report = None
     for post in posts:
