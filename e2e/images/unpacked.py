@@ -27,7 +27,7 @@ class Unpacked:
         Args:
             path: of the script.
             variables: besides the image's and those that the script is started with.
-            mounted: where each of these folders is seen.
+            mounted: where each of these folders is seen; by a path without links.
         """
         user, group = self.config["User"].split(":")
         own = dict(item.split("=", maxsplit=1) for item in self.config["Env"])
@@ -46,14 +46,17 @@ class Unpacked:
             f"mount --bind '{self.root}' '{self.root}'",
             *binds,
             f"mount -o remount,bind,ro '{self.root}'",
+            'chroot="$(PATH="$PATH:/usr/sbin:/sbin"; command -v chroot)"',
             "unset PYTHONPATH KUBECONFIG HOME",
             *exports,
-            f"""exec chroot '{self.root}' /bin/sh -c '{inside}' sh "$@" """,
+            f"""exec "$chroot" '{self.root}' /bin/sh -c '{inside}' sh "$@" """,
         ]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         path.chmod(0o755)
         for target in mounted.values():
-            (self.root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
+            place = self.root / target.lstrip("/")
+            assert place.resolve().is_relative_to(self.root.resolve()), f"{target} leads out of the image"
+            place.mkdir(parents=True, exist_ok=True)
         return path
 
 

@@ -24,7 +24,7 @@ from e2e.suites.test_chart_installed import ACCOUNT, NAME, SYSTEM, install_kuber
 
 pytestmark = pytest.mark.bare
 
-ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
+ACCOUNT_FOLDER = "/run/account"
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +53,16 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 
 def account_folder(plane: ControlPlane, folder: Path) -> Path:
-    """What kubelets put into a pod: the account's token, the authority and the namespace."""
-    with plane.api() as api:
-        path = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{NAME}/token"
-        token = api.post(path, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
+    """A folder that nobody's process can read, with the kubeconfig of the operator's account.
+
+    Not the files that a kubelet puts into a pod: with those kopf asks a name for the API server that only DNS knows.
+    """
     made = folder / "account"
     made.mkdir()
-    made.joinpath("token").write_text(token)
-    made.joinpath("ca.crt").write_bytes(plane.authority.certificate.read_bytes())
-    made.joinpath("namespace").write_text(SYSTEM)
-    for path in (folder, *folder.parents[:2], made):  # nobody's process has to reach it
+    made.joinpath("config").write_bytes(plane.kubeconfig_of_account(SYSTEM, NAME).read_bytes())
+    for path in (folder, *folder.parents[:2], made):
         path.chmod(0o755)
+    made.joinpath("config").chmod(0o644)
     return made
 
 
@@ -102,7 +101,7 @@ def test_without_an_account_it_says_so(image: Unpacked, tmp_path: Path) -> None:
 def test_it_runs_a_job_and_can_write_nowhere(
     image: Unpacked, plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variables = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(plane.layout.api_port)}
+    variables = {"KUBECONFIG": f"{ACCOUNT_FOLDER}/config"}
     mounted = {Path("/dev"): "/dev", account_folder(plane, tmp_path): ACCOUNT_FOLDER}
     runner = image.runner(tmp_path / "run", variables, mounted)
     code = (
