@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,12 @@ def install_kuberay(plane: ControlPlane) -> None:
     with plane.api("e2e-install") as api:
         for name in ("rayjobs", "rayclusters"):
             path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}.ray.io"
-            waits.until(f"{name} to be served", waits.API_READY, lambda path=path: established(api.get(path)))
+            waits.until(f"{name} to be served", waits.API_READY, partial(established, api, path))
 
 
-def established(crd: dict[str, Any]) -> bool:
+def established(api: Api, crd: str) -> bool:
     """Whether the API server serves a kind."""
-    conditions = crd.get("status", {}).get("conditions") or ()
+    conditions = api.get(crd).get("status", {}).get("conditions") or ()
     return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
 
 

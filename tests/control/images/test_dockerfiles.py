@@ -102,10 +102,14 @@ def test_the_operator_has_neither_training_stack_nor_compiler() -> None:
     assert "--requirement requirements/all.txt" not in commands
 
 
-def test_training_images_share_the_layer_of_the_environment() -> None:
-    """Up to it, and including it, both Dockerfiles say the same."""
-    cpu, nvidia = (instructions(ROOT / image.dockerfile) for image in ALL[1:3])
-    environment = next(index for index, (_, argument) in enumerate(cpu) if "uv pip install" in argument)
-    assert cpu[: environment + 1] == nvidia[: environment + 1]
-    code = next(index for index, (_, argument) in enumerate(cpu) if "verl_omni" in argument)
+@pytest.mark.parametrize("image", ALL[2:], ids=lambda image: image.folder)
+def test_training_images_share_the_layer_of_the_environment(image: Image) -> None:
+    """On one base. Up to that layer, and including it, the Dockerfiles say the same."""
+    steps, others = (
+        [instruction for instruction in instructions(ROOT / one.dockerfile) if instruction[0] != "ARG"]
+        for one in (ALL[1], image)
+    )
+    environment = next(index for index, (_, argument) in enumerate(steps) if "uv pip install" in argument)
+    assert steps[: environment + 1] == others[: environment + 1]
+    code = next(index for index, (_, argument) in enumerate(steps) if "verl_omni" in argument)
     assert environment < code
