@@ -70,7 +70,7 @@ static: setup ## format, lint, types, walls, locks
 	@echo "types" && $(BIN)/mypy
 	@echo "walls" && PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache >/dev/null || { PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache; exit 1; }
 	@echo "locks" && $(BIN)/python requirements/lock.py --check
-	@echo "generated files" && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.crd --check && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.reference --check
+	@echo "generated files" && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.crd --check && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files --check && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.reference --check
 
 format: setup ## rewrite the code in its format
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
@@ -80,7 +80,8 @@ bench: setup ## every figure in the docs
 	@$(BIN)/python benchmarks/main_job.py
 
 crds: setup ## write crds/ and docs/job.md again, from the models
-	@$(BIN)/python -m omni_operator.api.crd && $(BIN)/python -m omni_operator.api.reference
+	@$(BIN)/python -m omni_operator.api.crd && $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files
+	@$(BIN)/python -m omni_operator.api.reference
 
 lock: $(UV) ## resolve the locked sets again
 	@$(PYTHON) requirements/lock.py --uv $(UV)
@@ -90,6 +91,10 @@ cluster: setup ## a Kubernetes on this machine, with KubeRay and nodes that seem
 cluster-down: setup ## remove that cluster; nothing of it stays
 	@PYTHONPATH=. $(BIN)/python -m e2e.cluster down
 .PHONY: cluster cluster-down
+
+images: setup ## build the images of operator and training, by Docker or buildah
+	@PYTHONPATH=. $(BIN)/python -u -m e2e.images
+.PHONY: images
 
 clean: ## remove what the commands made here (not the cache outside)
 	@rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,65 @@
+{{- define "omni.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "omni.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "omni.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "omni.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "omni.selector" -}}
+app.kubernetes.io/name: {{ include "omni.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* managed-by stays Helm's: children of jobs are found by another value of that label. */}}
+{{- define "omni.labels" -}}
+{{ include "omni.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "omni.account" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "omni.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "omni.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Watched namespaces, comma-separated; empty: all. */}}
+{{- define "omni.namespaces" -}}
+{{- join "," .Values.watch.namespaces -}}
+{{- end -}}
+
+{{/* Where the operator's Lease lies: its own namespace, or the first of those it watches if that is none of them. */}}
+{{- define "omni.leaseNamespace" -}}
+{{- if or (not .Values.watch.namespaces) (has .Release.Namespace .Values.watch.namespaces) -}}
+{{- .Release.Namespace -}}
+{{- else -}}
+{{- first .Values.watch.namespaces -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "omni.subject" -}}
+- kind: ServiceAccount
+  name: {{ include "omni.account" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end -}}

@@ -1,0 +1,64 @@
+"""Helm, built like the other programs of a test cluster; and what it makes of our chart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from e2e.cluster import waits
+from e2e.cluster.errors import CommandFailed
+from e2e.cluster.processes import run
+from e2e.cluster.tools import Program, Say, ensure
+
+HELM = Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", note="5 to 10 minutes")
+CHART = Path(__file__).resolve().parents[1] / "charts" / "omni-operator"
+# `helm template` asks no API server which version it has; without this it takes a very old one for granted.
+KUBERNETES = "1.34.4"
+Body = dict[str, Any]
+
+
+def helm(say: Say = print) -> Path:
+    """The program, built where it is missing.
+
+    Raises:
+        ToolMissing: it has to be built and there is no Go.
+        BuildFailed: the build failed.
+    """
+    return ensure((HELM,), say).path(HELM)
+
+
+def rendered(program: Path, *options: str, namespace: str = "omni-system", chart: Path = CHART) -> list[Body]:
+    """The objects that the chart makes with these options.
+
+    Raises:
+        CommandFailed: Helm refuses; its words are in the message.
+    """
+    command = [str(program), "template", "omni", str(chart), f"--namespace={namespace}", f"--kube-version={KUBERNETES}"]
+    text = run([*command, *options], deadline=waits.COMMAND)
+    return [body for body in YAML(typ="safe").load_all(text) if body]
+
+
+def refusal(program: Path, *options: str) -> str:
+    """What Helm says when it refuses these options.
+
+    Raises:
+        AssertionError: it does not.
+    """
+    try:
+        rendered(program, *options)
+    except CommandFailed as error:
+        return str(error)
+    raise AssertionError(f"Helm takes {' '.join(options)}")
+
+
+def on_cluster(program: Path, kubeconfig: Path, arguments: Sequence[str], deadline: float = waits.COMMAND) -> str:
+    """What a command of Helm prints that talks to a cluster.
+
+    Raises:
+        CommandFailed: it failed.
+        ToolMissing: the program is not there.
+    """
+    return run([str(program), f"--kubeconfig={kubeconfig}", *arguments], deadline=deadline)

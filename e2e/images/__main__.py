@@ -1,0 +1,40 @@
+"""`python -m e2e.images [NAME ...] [--base BASE] [--kept FOLDER]`: build images from the working tree."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.paths import cache
+
+from .build import build
+from .catalog import ALL, TESTED
+from .engines import choose
+
+
+def main() -> int:
+    """Build what was asked for; the exit status."""
+    by_folder = {image.folder: image for image in ALL}
+    parser = argparse.ArgumentParser(prog="python -m e2e.images", description="Build images from the working tree.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(by_folder)}; default: those of tests")
+    parser.add_argument("--base", help="image to build on, instead of the Dockerfile's own")
+    parser.add_argument("--kept", type=Path, default=cache() / "archives", help="where builds and archives lie")
+    chosen = parser.parse_args()
+    if unknown := sorted(set(chosen.names) - set(by_folder)):
+        parser.error(f"no image {', '.join(unknown)}; there are {', '.join(by_folder)}")
+    images = [by_folder[name] for name in chosen.names] or list(TESTED)
+    try:
+        engine = choose(chosen.kept / "buildah", print)
+        for image in images:
+            built = build(image, engine, chosen.kept, print, chosen.base)
+            print(f"{built.name}\t{built.archive}")
+    except ClusterError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The images that there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GB = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a folder below `images/`.
+
+    Attributes:
+        repository: its name without the tag, which comes from its content.
+        room: bytes of disk that building it may take: what is built, and the archive of it.
+        note: what to expect of a first build.
+    """
+
+    folder: str
+    repository: str
+    room: int
+    note: str
+
+    @property
+    def dockerfile(self) -> str:
+        """Path of its Dockerfile in a checkout."""
+        return f"images/{self.folder}/Dockerfile"
+
+    @property
+    def ignore(self) -> str:
+        """Path of the list of files that go in."""
+        return f"{self.dockerfile}.dockerignore"
+
+
+OPERATOR = Image("operator", "localhost/omni-operator", 2 * GB, "2 minutes")
+ROLLOUT_CPU = Image("rollout-cpu", "localhost/omni-rollout-cpu", 30 * GB, "10 to 20 minutes, 4 GB to download")
+ROLLOUT = Image("rollout", "localhost/omni-rollout", 30 * GB, "a minute after rollout-cpu, whose layers it shares")
+ROLLOUT_ASCEND = Image("rollout-ascend", "localhost/omni-rollout-ascend", 40 * GB, "10 to 20 minutes, on a CANN image")
+# What the tests run; the others are for machines with such devices.
+TESTED = (OPERATOR, ROLLOUT_CPU)
+ALL = (*TESTED, ROLLOUT, ROLLOUT_ASCEND)

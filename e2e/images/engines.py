@@ -1,0 +1,230 @@
+"""What builds: Docker where its daemon answers, else Debian's buildah, which needs no daemon but root."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from e2e.cluster.errors import BuildFailed, CommandFailed, ToolMissing
+from e2e.cluster.kind import docker_answers
+from e2e.cluster.processes import environment, run
+from e2e.cluster.tools import Say
+
+from . import base
+from .recipe import Recipe, default_base
+
+BUILD_S = 7200.0
+ARCHIVE_S = 1800.0
+PACKAGES_S = 900.0
+SAY_EVERY_S = 30.0
+# Of buildah ("[1/2] STEP 3/9: RUN ...") and of Docker ("#5 [build 3/9] RUN ...").
+STEP = re.compile(r"(\[\d+/\d+\] )?STEP \d+/\d+: |#\d+ \[[^\]]*\d+/\d+\] ")
+PACKAGES = ("buildah", "debootstrap")
+CERTIFICATES = Path("/etc/ssl/certs")
+SETTINGS = {Path("/etc/pip.conf"): "/etc/pip.conf", Path("/etc/uv/uv.toml"): "/etc/uv/uv.toml"}
+PIP = "[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n"
+
+
+class Engine(Protocol):
+    """Something that builds images from Dockerfiles."""
+
+    def base(self, dockerfile: str, say: Say) -> str:
+        """Name of the base that a Dockerfile gets where none was given; made first, where it has to be."""
+
+    def build(self, recipe: Recipe, context: Path, say: Say) -> None:
+        """Build the image from its staged files."""
+
+    def write(self, recipe: Recipe, archive: Path) -> None:
+        """Write a built image as an archive."""
+
+    def forget(self, repository: str, kept: str) -> None:
+        """Remove the images of a repository, but one."""
+
+
+class Step:
+    """Says which step runs, and while a long one does, now and then for how long."""
+
+    def __init__(self, say: Say) -> None:
+        self._say, self._over = say, threading.Event()
+
+    def begin(self, text: str) -> None:
+        self.end()
+        self._over = threading.Event()
+        self._say(f"  {text[:110]}")
+        threading.Thread(target=self._wait, args=(self._over, time.monotonic()), daemon=True).start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _wait(self, over: threading.Event, begun: float) -> None:
+        while not over.wait(SAY_EVERY_S):
+            self._say(f"    {time.monotonic() - begun:.0f} s")
+
+
+def follow(command: Sequence[str], variables: dict[str, str], deadline: float, say: Say) -> None:
+    """Run a build and say each step that it begins.
+
+    Raises:
+        BuildFailed: it failed or passed its deadline; its last lines are in the message.
+    """
+    process = subprocess.Popen(
+        command, env={**environment(os.environ), **proxies(), **variables}, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    timer = threading.Timer(deadline, process.kill)
+    timer.start()
+    last: deque[str] = deque(maxlen=40)
+    step = Step(say)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            last.append(line.rstrip())
+            if STEP.match(line):
+                step.begin(line.strip())
+        code = process.wait()
+    finally:
+        step.end()
+        timer.cancel()
+        process.kill()
+        process.wait()
+    if code != 0:
+        raise BuildFailed(f"{' '.join(command[:2])} ended with {code}:\n" + "\n".join(last))
+
+
+def proxies() -> dict[str, str]:
+    """Variables of a proxy: builds fetch packages, so these they need."""
+    return {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+
+
+class Docker:
+    """Docker's own builder. A base is pulled by its daemon."""
+
+    def base(self, dockerfile: str, say: Say) -> str:
+        return default_base(dockerfile)
+
+    def build(self, recipe: Recipe, context: Path, say: Say) -> None:
+        command = ["docker", "build", "--progress=plain", f"--build-arg=BASE={recipe.base}", f"--tag={recipe.name}"]
+        follow(
+            [*command, f"--file={context / recipe.image.dockerfile}", str(context)],
+            {"DOCKER_BUILDKIT": "1"},
+            BUILD_S,
+            say,
+        )
+
+    def write(self, recipe: Recipe, archive: Path) -> None:
+        run(["docker", "save", f"--output={archive}", recipe.name], deadline=ARCHIVE_S)
+
+    def forget(self, repository: str, kept: str) -> None:
+        found = run(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", repository]).split()
+        for name in set(found) - {kept}:
+            with suppress(CommandFailed):  # a container uses it: then it stays
+                run(["docker", "image", "rm", name], deadline=ARCHIVE_S)
+
+
+class Buildah:
+    """Debian's buildah with a storage of its own in `folder`; RUN steps in a changed root, without namespaces."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def base(self, dockerfile: str, say: Say) -> str:
+        name = base.name()
+        if not self._has(name):
+            say(f"the Dockerfile's base is {default_base(dockerfile)}; here it is made of what this machine has")
+            self._make_base(name, say)
+        return name
+
+    def build(self, recipe: Recipe, context: Path, say: Say) -> None:
+        command = [
+            "nice", "-n", "19", "buildah", "bud", "--pull-never", "--format=docker", "--layers",
+            f"--build-arg=BASE={recipe.base}", f"--tag={recipe.name}", f"--file={context / recipe.image.dockerfile}",
+        ]  # fmt: skip
+        for source, target in self._mounted().items():
+            command.append(f"--volume={source}:{target}:ro")
+        follow([*command, str(context)], self._variables(), BUILD_S, say)
+
+    def write(self, recipe: Recipe, archive: Path) -> None:
+        self._run("push", "--quiet", recipe.name, f"docker-archive:{archive}:{recipe.name}", deadline=ARCHIVE_S)
+
+    def forget(self, repository: str, kept: str) -> None:
+        listed = self._run("images", "--format={{.Name}}:{{.Tag}}", "--noheading")
+        for name in {line for line in listed.split() if line.startswith(f"{repository}:")} - {kept}:
+            self._run("rmi", name, deadline=ARCHIVE_S)
+
+    def _make_base(self, name: str, say: Say) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            archive = Path(folder) / "base.tar"
+            base.write_archive(archive, say)
+            container = self._run("from", "scratch").strip()
+            self._run("add", "--quiet", container, str(archive), "/", deadline=ARCHIVE_S)
+            path = "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+            self._run("config", "--env", path, "--env", "LANG=C.UTF-8", "--cmd", "python3", container)
+            self._run("commit", "--quiet", "--rm", container, name, deadline=ARCHIVE_S)
+
+    def _has(self, name: str) -> bool:
+        try:
+            self._run("inspect", "--type=image", name)
+        except CommandFailed:
+            return False
+        return True
+
+    def _mounted(self) -> dict[Path, str]:
+        """Certificates and package settings of this machine: they are there for RUN and do not stay in the image."""
+        mounted = {path: target for path, target in SETTINGS.items() if path.exists()}
+        if CERTIFICATES.exists():
+            mounted[CERTIFICATES] = str(CERTIFICATES)
+            if Path("/etc/pip.conf") not in mounted:
+                settings = self._folder / "pip.conf"
+                settings.write_text(PIP, encoding="utf-8")
+                mounted[settings] = "/etc/pip.conf"
+        return mounted
+
+    def _variables(self) -> dict[str, str]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        storage = self._folder / "storage.conf"
+        storage.write_text(
+            f'[storage]\ndriver = "overlay"\ngraphroot = "{self._folder}/images"\nrunroot = "{self._folder}/run"\n',
+            encoding="utf-8",
+        )
+        return {
+            "CONTAINERS_STORAGE_CONF": str(storage), "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(self._folder),
+        }  # fmt: skip
+
+    def _run(self, *arguments: str, deadline: float = 60.0) -> str:
+        settings = [f"{name}={value}" for name, value in self._variables().items()]
+        return run(["env", *settings, "buildah", *arguments], deadline=deadline)
+
+
+def choose(folder: Path, say: Say) -> Engine:
+    """Docker where it answers, else buildah, installed where it is missing.
+
+    Raises:
+        ToolMissing: there is neither, and the message says what would help.
+    """
+    if docker_answers():
+        return Docker()
+    if os.geteuid() != 0:
+        raise ToolMissing("images are built by Docker, whose daemon does not answer here, or as root by buildah")
+    missing = [name for name in PACKAGES if shutil.which(name) is None]
+    if missing and shutil.which("apt-get") is None:
+        raise ToolMissing(f"images need Docker, or {' and '.join(missing)}, which there is no apt-get to install")
+    if missing:
+        say(f"installing Debian's packages {', '.join(missing)}")
+        debian = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]
+        try:
+            run([*debian, "update", "-qq"], deadline=PACKAGES_S)
+            run([*debian, "install", "-y", "-qq", "--no-install-recommends", *missing], deadline=PACKAGES_S)
+        except CommandFailed as error:
+            raise ToolMissing(f"{', '.join(missing)} cannot be installed: {error}") from error
+    return Buildah(folder)

@@ -1,0 +1,96 @@
+"""What decides how an image turns out: its Dockerfile, its base, and the files that go in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.errors import BuildFailed
+
+from .catalog import ROOT, Image
+
+NO_TIME = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An image to build. `key` names its content: base, Dockerfile, and every file that goes in."""
+
+    image: Image
+    base: str
+    key: str
+
+    @property
+    def name(self) -> str:
+        """The image's name with its tag: another content is another image, so no node runs an old one."""
+        return f"{self.image.repository}:{self.key}"
+
+    def archive(self, folder: Path) -> Path:
+        """Where its archive lies."""
+        return folder / f"{self.image.folder}-{self.key}.tar"
+
+
+def stage(image: Image, target: Path, root: Path = ROOT) -> None:
+    """Copy what goes into an image, and its Dockerfile, into an empty folder, without times.
+
+    From there it is named and built: a working tree that changes in the meantime changes nothing, and layers depend on
+    content alone.
+
+    Raises:
+        BuildFailed: the image's ignore file names a file that is not there.
+    """
+    lines = (root / image.ignore).read_text(encoding="utf-8").splitlines()
+    for name in [*inputs(root, lines), image.dockerfile]:
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, copy)
+        copy.chmod(0o755 if os.access(copy, os.X_OK) else 0o644)
+    for path in sorted(target.rglob("*"), reverse=True):
+        if path.is_dir():
+            path.chmod(0o755)
+        os.utime(path, NO_TIME)
+
+
+def recipe(image: Image, base: str, staged: Path) -> Recipe:
+    """The recipe of staged files."""
+    digest = hashlib.sha256(base.encode())
+    for path in sorted(path for path in staged.rglob("*") if path.is_file()):
+        mode = b"x" if os.access(path, os.X_OK) else b"-"
+        digest.update(path.relative_to(staged).as_posix().encode() + b"\0" + mode)
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return Recipe(image, base, digest.hexdigest()[:16])
+
+
+def inputs(root: Path, lines: Iterable[str]) -> list[str]:
+    """Files that an ignore file of the form `*`, `!wanted`, `**/unwanted` lets in, as paths below `root`.
+
+    Raises:
+        BuildFailed: one of those it names is not there.
+    """
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    unwanted = {line.removeprefix("**/") for line in said if line.startswith("**/")}
+    found: list[str] = []
+    for name in (line[1:] for line in said if line.startswith("!")):
+        path = root / name
+        if not path.exists():
+            raise BuildFailed(f"{name} goes into the image and is not there")
+        files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
+        found += [item.relative_to(root).as_posix() for item in files]
+    return sorted(name for name in found if not unwanted & set(name.split("/")))
+
+
+def default_base(dockerfile: str) -> str:
+    """The base that a Dockerfile takes where none is given.
+
+    Raises:
+        BuildFailed: it names none.
+    """
+    found = re.search(r"^ARG BASE=(\S+)$", dockerfile, re.MULTILINE)
+    if found is None:
+        raise BuildFailed("the Dockerfile has no ARG BASE")
+    return found[1]

@@ -1,0 +1,91 @@
+"""An image as a folder, and a program in it without a container: for tests of what it may and may not do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REMOVED = ".wh."
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """`config` is the image's: User, Env, Entrypoint and so on."""
+
+    root: Path
+    config: dict[str, Any]
+
+    def runner(self, path: Path, variables: dict[str, str], mounted: dict[Path, str]) -> Path:
+        """A script that runs its arguments as the image's program would run: its user, its environment, a read-only
+        root, no capability, and these folders mounted. The process keeps its id, so signals reach it.
+
+        Args:
+            path: of the script.
+            variables: besides the image's and those that the script is started with.
+            mounted: where each of these folders is seen; by a path without links.
+        """
+        user, group = self.config["User"].split(":")
+        own = dict(item.split("=", maxsplit=1) for item in self.config["Env"])
+        exports = [f"export {name}='{value}'" for name, value in {**own, **variables}.items()]
+        binds = [f"mount --bind '{source}' '{self.root}{target}'" for source, target in mounted.items()]
+        inside = (
+            f"exec setpriv --reuid={user} --regid={group} --clear-groups --no-new-privs "
+            '--bounding-set=-all --inh-caps=-all -- "$@"'
+        )
+        lines = [
+            "#!/bin/sh",
+            "set -e",
+            # In mounts of its own, which end with it.
+            '[ "$1" = --inside ] || exec unshare --mount "$0" --inside "$@"',
+            "shift",
+            f"mount --bind '{self.root}' '{self.root}'",
+            *binds,
+            f"mount -o remount,bind,ro '{self.root}'",
+            'chroot="$(PATH="$PATH:/usr/sbin:/sbin"; command -v chroot)"',
+            "unset PYTHONPATH KUBECONFIG HOME",
+            *exports,
+            f"""exec "$chroot" '{self.root}' /bin/sh -c '{inside}' sh "$@" """,
+        ]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        path.chmod(0o755)
+        for target in mounted.values():
+            place = self.root / target.lstrip("/")
+            assert place.resolve().is_relative_to(self.root.resolve()), f"{target} leads out of the image"
+            place.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def unpack(archive: Path, target: Path) -> Unpacked:
+    """Unpack a Docker archive of one image, layer over layer. Owners are kept, so this needs root."""
+    with tarfile.open(archive) as outer:
+        (described,) = json.load(_member(outer, "manifest.json"))
+        config = json.load(_member(outer, described["Config"]))["config"]
+        target.mkdir(parents=True)
+        for name in described["Layers"]:
+            with tarfile.open(fileobj=_member(outer, name)) as layer:
+                _apply(layer, target)
+    return Unpacked(target, config)
+
+
+def _member(archive: tarfile.TarFile, name: str) -> Any:
+    file = archive.extractfile(name)
+    assert file is not None, name
+    return file
+
+
+def _apply(layer: tarfile.TarFile, target: Path) -> None:
+    """Lay a layer over what is there; it also says what of that is removed."""
+    for item in layer:
+        path = target / item.name
+        if path.name.startswith(REMOVED):
+            gone = path.with_name(path.name.removeprefix(REMOVED))
+            shutil.rmtree(gone) if gone.is_dir() and not gone.is_symlink() else gone.unlink(missing_ok=True)
+            continue
+        if not item.isdir() and os.path.lexists(path):
+            path.unlink()
+        layer.extract(item, target, filter="fully_trusted")

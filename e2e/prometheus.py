@@ -1,0 +1,141 @@
+"""Prometheus and its promtool: the machine's, or Debian's package unpacked beside the other programs, not installed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from e2e.cluster import waits
+from e2e.cluster.errors import CommandFailed, ToolMissing
+from e2e.cluster.paths import cache
+from e2e.cluster.ports import free_ports
+from e2e.cluster.processes import run
+from e2e.cluster.tools import Say, locked
+
+PROGRAMS = ("prometheus", "promtool")
+FETCH_S = 300.0
+SCRAPED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Where the two programs are."""
+
+    prometheus: Path
+    promtool: Path
+
+    def check(self, page: str) -> str:
+        """What promtool finds wrong with a page of metrics; nothing if all is well."""
+        done = subprocess.run(
+            [self.promtool, "check", "metrics"], input=page, capture_output=True, text=True, timeout=waits.COMMAND,
+            check=False,
+        )  # fmt: skip
+        return (done.stdout + done.stderr).strip() if done.returncode or done.stderr else ""
+
+
+def ensure(say: Say = print, folder: Path | None = None) -> Programs:
+    """The programs; fetched where the machine has none.
+
+    Raises:
+        ToolMissing: there is neither the programs nor Debian's archive.
+    """
+    found = [shutil.which(name) for name in PROGRAMS]
+    if all(found):
+        return Programs(*(Path(str(path)) for path in found))
+    kept = (folder or cache()) / "prometheus"
+    unpacked = Programs(*(kept / "usr" / "bin" / name for name in PROGRAMS))
+    if not unpacked.promtool.exists():
+        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+            raise ToolMissing(
+                "prometheus and promtool are missing: install Prometheus (Debian: apt-get install prometheus)"
+            )
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with locked(kept.parent, say):
+            say(f"fetching Debian's Prometheus (20 MB; kept in {kept})")
+            _fetch(kept)
+    return unpacked
+
+
+def _fetch(kept: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        try:
+            # Unpacked, its programs run as they are; installed, it would start a service.
+            run(["sh", "-c", 'cd "$0" && apt-get -qq download prometheus', folder], deadline=FETCH_S)
+            (package,) = Path(folder).glob("*.deb")
+            run(["dpkg-deb", "--extract", str(package), f"{folder}/files"], deadline=FETCH_S)
+        except (CommandFailed, ValueError) as error:
+            raise ToolMissing(f"Debian's prometheus cannot be fetched (apt-get update?): {error}") from error
+        shutil.rmtree(kept, ignore_errors=True)
+        (Path(folder) / "files").rename(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A Prometheus that scrapes one target."""
+
+    server: str
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples that an expression has now."""
+        answer = httpx.get(f"{self.server}/api/v1/query", params={"query": expression}, timeout=10, trust_env=False)
+        answer.raise_for_status()
+        found: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return found
+
+    def await_value(self, expression: str) -> float:
+        """The value of an expression of one sample, once there is one.
+
+        Raises:
+            DeadlinePassed: there is none.
+        """
+        found = waits.until(expression, SCRAPED_S, lambda: self.query(expression) or None)
+        assert len(found) == 1, found
+        return float(found[0]["value"][1])
+
+
+@contextmanager
+def scraping(programs: Programs, target: str, folder: Path) -> Iterator[Running]:
+    """A Prometheus that scrapes `host:port` every second; it ends with the context."""
+    (port,) = free_ports(1, random.Random())
+    settings = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "scrape_configs": [{"job_name": "omni", "static_configs": [{"targets": [target]}]}],
+    }
+    config = folder / "prometheus.yml"
+    config.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
+    command = [
+        str(programs.prometheus), f"--config.file={config}", f"--storage.tsdb.path={folder / 'prometheus'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+    log = folder / "prometheus.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+    running = Running(f"http://127.0.0.1:{port}")
+
+    def ready() -> bool:
+        assert process.poll() is None, log.read_text(encoding="utf-8")[-2000:]
+        try:
+            return httpx.get(f"{running.server}/-/ready", timeout=5, trust_env=False).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    try:
+        waits.until("Prometheus to be ready", waits.API_READY, ready)
+        yield running
+    finally:
+        process.terminate()
+        try:
+            process.wait(waits.PROCESS_END)
+        finally:
+            process.kill()
+            process.wait()

@@ -1,0 +1,246 @@
+"""The chart on a real API server: installed, upgraded and removed by Helm, its operator under exactly its account."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e import helm
+from e2e.cluster import waits
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.control_plane import ControlPlane, control_plane
+from e2e.cluster.errors import CommandFailed, ToolMissing
+from e2e.cluster.processes import run
+from e2e.conftest import leave_out
+from e2e.operator_process import JOB_SEEN, JobOnPlane, RunningOperator, operator
+
+pytestmark = pytest.mark.cluster
+
+SYSTEM, NAME = "omni-system", "omni-omni-operator"
+ACCOUNT = f"system:serviceaccount:{SYSTEM}:{NAME}"
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/diffusionrljobs.diffusionrl.io"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{NAME}"
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    try:
+        return helm.helm()
+    except ToolMissing as error:
+        leave_out(error)
+        raise
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[ControlPlane]:
+    """A control plane of the test's own, with KubeRay's kinds and without ours."""
+    try:
+        with control_plane({"node-0": {}}, parent=tmp_path) as running:
+            install_kuberay(running)
+            yield running
+    except ToolMissing as error:
+        leave_out(error)
+
+
+@pytest.fixture
+def api(own: ControlPlane) -> Iterator[Api]:
+    with own.api() as made:
+        yield made
+
+
+def install_kuberay(plane: ControlPlane) -> None:
+    """KubeRay's kinds, served; what KubeRay would do, the tests do."""
+    for name in ("rayjobs", "rayclusters"):
+        file = plane.layout.tools.kuberay / "crd" / "bases" / f"ray.io_{name}.yaml"
+        plane.kubectl("apply", "--server-side", f"--filename={file}")
+    with plane.api("e2e-install") as api:
+        for name in ("rayjobs", "rayclusters"):
+            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}.ray.io"
+            waits.until(f"{name} to be served", waits.API_READY, partial(established, api, path))
+
+
+def established(api: Api, crd: str) -> bool:
+    """Whether the API server serves a kind."""
+    conditions = api.get(crd).get("status", {}).get("conditions") or ()
+    return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
+
+
+def run_helm(program: Path, plane: ControlPlane, *arguments: str) -> str:
+    return helm.on_cluster(program, plane.kubeconfig, [*arguments, f"--namespace={SYSTEM}"], waits.ADDONS_READY)
+
+
+def installed(program: Path, plane: ControlPlane, *options: str) -> str:
+    """Install the chart and wait for its pod, which a fake node runs in words alone."""
+    return run_helm(program, plane, "install", "omni", str(helm.CHART), "--create-namespace", "--wait", *options)
+
+
+def settings(api: Api) -> dict[str, str]:
+    """The variables of the Deployment's pod, without their prefix."""
+    (container,) = api.get(DEPLOYMENT)["spec"]["template"]["spec"]["containers"]
+    return {item["name"].removeprefix("OMNI_OPERATOR_"): item["value"] for item in container["env"]}
+
+
+def as_its_account(plane: ControlPlane, api: Api, folder: Path) -> Any:
+    """The operator as a process with the settings of its Deployment and a token of its account."""
+    kept = {name: value for name, value in settings(api).items() if not name.endswith("_PORT")}
+    kubeconfig = plane.kubeconfig_of_account(SYSTEM, NAME)
+    return operator(plane, folder, kubeconfig, **{**kept, "IMAGE": "rollout:1", "RETRY_SECONDS": "0.1"})
+
+
+def denied(plane: ControlPlane) -> set[tuple[str, str, str]]:
+    """What the account was refused."""
+    return {
+        (call.verb, call.resource, call.namespace)
+        for call in plane.audit.calls()
+        if call.user == ACCOUNT and call.code in (401, 403)
+    }
+
+
+def gone(api: Api, path: str) -> bool:
+    try:
+        api.get(path)
+    except ApiError as error:
+        return error.code == 404
+    return False
+
+
+def whole_life(api: Api, namespace: str, running: RunningOperator) -> None:
+    """A job that loses its head, goes on, succeeds, and is deleted; another one that is deleted by its time to live."""
+    job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
+    job.submit()
+    job.run(1)
+    job.await_condition("Ready", "True")
+    job.head(1, "False", "HeadPodNotFound")
+    job.run(2)
+    job.await_condition("Ready", "True")
+    job.end(2)
+    job.await_condition("Succeeded", "True")
+    api.delete(f"{job.path}/{job.name}")
+    waits.until("the job to be gone", JOB_SEEN, lambda: gone(api, f"{job.path}/{job.name}"))
+    short = JobOnPlane(api, namespace, name="short", spec={"ttlSecondsAfterFinished": 0})
+    short.submit()
+    short.run(1)
+    short.await_condition("Ready", "True")
+    short.end(1)
+    waits.until("the finished job to be removed", JOB_SEEN, lambda: gone(api, f"{short.path}/short"))
+    assert running.page("/healthz").status_code == 200
+
+
+def test_its_operator_is_denied_nothing(program: Path, own: ControlPlane, api: Api, tmp_path: Path) -> None:
+    notes = installed(program, own)
+    assert "watches all namespaces" in notes
+    assert "KubeRay is missing" not in notes
+    with as_its_account(own, api, tmp_path) as running:
+        whole_life(api, "default", running)
+    assert {call.verb for call in own.audit.calls() if call.user == ACCOUNT} >= {"list", "watch", "patch", "create"}
+    assert denied(own) == set()
+
+
+def test_in_some_namespaces_its_operator_is_denied_nothing_there_and_all_elsewhere(
+    program: Path, own: ControlPlane, api: Api, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        api.post("/api/v1/namespaces", {"metadata": {"name": name}})
+    installed(program, own, "--set=watch.namespaces={one,two}")
+    with as_its_account(own, api, tmp_path) as running:
+        whole_life(api, "two", running)
+        JobOnPlane(api, "default").submit()
+        assert denied(own) == set()
+    kubectl = [own.layout.tools.program("kubectl"), f"--kubeconfig={own.kubeconfig_of_account(SYSTEM, NAME)}"]
+    for allowed, question in (
+        ("yes", ("patch", "rayjobs.ray.io", "--namespace=one")),
+        ("no", ("list", "diffusionrljobs.diffusionrl.io", "--namespace=default")),
+        ("no", ("get", "secrets", "--namespace=one")),
+        ("no", ("create", "pods/exec", "--namespace=one")),
+        ("no", ("create", "roles.rbac.authorization.k8s.io", "--namespace=one")),
+    ):
+        assert answer([*kubectl, "auth", "can-i", *question]) == allowed, question
+    assert JobOnPlane(api, "default").status() == {}
+
+
+def answer(command: list[str]) -> str:
+    """What `kubectl auth can-i` says, whose exit status says the same."""
+    try:
+        return run(command).strip()
+    except CommandFailed as error:
+        return str(error).rsplit("\n", maxsplit=1)[-1].strip()
+
+
+def test_an_upgrade_changes_the_custom_resource_and_disturbs_no_job(
+    program: Path, own: ControlPlane, api: Api, tmp_path: Path
+) -> None:
+    installed(program, own)
+    with as_its_account(own, api, tmp_path):
+        job = JobOnPlane(api, "default")
+        job.submit()
+        job.run(1)
+        job.await_condition("Ready", "True")
+    before = api.get(job.ray("rayjobs", job.attempt(1)))
+    # The next version of the chart, whose custom resource has one column more.
+    newer = tmp_path / "newer"
+    shutil.copytree(helm.CHART, newer)
+    (path,) = (newer / "files").glob("*.yaml")
+    text = path.read_text()
+    column = "    additionalPrinterColumns:\n"
+    assert column in text
+    added = "    - {name: Newer, type: string, jsonPath: .metadata.name}\n"
+    path.write_text(text.replace(column, column + added))
+    run_helm(program, own, "upgrade", "omni", str(newer), "--wait", "--set=tuning.passes=3")
+    columns = api.get(CRD)["spec"]["versions"][0]["additionalPrinterColumns"]
+    assert "Newer" in {item["name"] for item in columns}
+    assert settings(api)["PASSES"] == "3"
+    with as_its_account(own, api, tmp_path):
+        api.patch(f"{job.path}/{job.name}", {"metadata": {"annotations": {"example.com/looked": "again"}}})
+        after = api.get(job.ray("rayjobs", job.attempt(1)))
+        assert after["metadata"]["uid"] == before["metadata"]["uid"]
+        assert after["metadata"]["generation"] == before["metadata"]["generation"]
+        assert len(api.get(job.ray("rayjobs"))["items"]) == 1
+        job.end(1)
+        job.await_condition("Succeeded", "True")
+    assert job.status()["attempts"] == 1
+
+
+def test_uninstalling_leaves_jobs_and_installing_again_takes_them_up(
+    program: Path, own: ControlPlane, api: Api, tmp_path: Path
+) -> None:
+    installed(program, own)
+    with as_its_account(own, api, tmp_path):
+        job = JobOnPlane(api, "default")
+        job.submit()
+        job.run(1)
+        job.await_condition("Ready", "True")
+    said = run_helm(program, own, "uninstall", "omni", "--wait")
+    assert "[CustomResourceDefinition] diffusionrljobs.diffusionrl.io" in said
+    for path in (
+        DEPLOYMENT,
+        f"{RBAC}/clusterroles/{NAME}-{SYSTEM}",
+        f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{NAME}",
+    ):
+        assert gone(api, path)
+    assert api.get(f"{job.path}/{job.name}")["status"]["attempts"] == 1
+    uid = api.get(job.ray("rayjobs", job.attempt(1)))["metadata"]["uid"]
+    installed(program, own)
+    with as_its_account(own, api, tmp_path):
+        job.end(1)
+        job.await_condition("Succeeded", "True")
+    assert api.get(job.ray("rayjobs", job.attempt(1)))["metadata"]["uid"] == uid
+    assert denied(own) == set()
+
+
+def test_the_pod_meets_the_restricted_standard(program: Path, own: ControlPlane, api: Api) -> None:
+    """The API server itself enforces it."""
+    labels = {
+        "pod-security.kubernetes.io/enforce": "restricted",
+        "pod-security.kubernetes.io/enforce-version": "latest",
+    }
+    api.post("/api/v1/namespaces", {"metadata": {"name": SYSTEM, "labels": labels}})
+    installed(program, own, "--set=metrics.podMonitor.enabled=false,networkPolicy.enabled=true")
+    (pod,) = api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    assert pod["status"]["phase"] == "Running"
+    assert pod["spec"]["serviceAccountName"] == NAME

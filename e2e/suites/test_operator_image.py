@@ -1,0 +1,137 @@
+"""The operator's image: what is in it, and that it runs a job on a read-only root, as nobody, by the pod's account."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e import helm
+from e2e.cluster import waits
+from e2e.cluster.control_plane import ControlPlane, control_plane
+from e2e.cluster.errors import ToolMissing
+from e2e.cluster.paths import cache
+from e2e.conftest import leave_out
+from e2e.images.build import build
+from e2e.images.catalog import OPERATOR, ROOT
+from e2e.images.engines import choose
+from e2e.images.unpacked import Unpacked, unpack
+from e2e.operator_process import JobOnPlane, operator
+from e2e.suites.test_chart_installed import ACCOUNT, NAME, SYSTEM, install_kuberay, installed
+
+pytestmark = pytest.mark.bare
+
+ACCOUNT_FOLDER = "/run/account"
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Unpacked:
+    kept = cache() / "archives"
+    try:
+        built = build(OPERATOR, choose(kept / "buildah", print), kept, print)
+    except ToolMissing as error:
+        leave_out(error)
+        raise
+    return unpack(built.archive, tmp_path_factory.mktemp("image") / "root")
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    """A control plane with the chart on it."""
+    try:
+        program = helm.helm()
+        with control_plane({"node-0": {}}, parent=tmp_path) as running:
+            install_kuberay(running)
+            installed(program, running)
+            yield running
+    except ToolMissing as error:
+        leave_out(error)
+        raise
+
+
+def account_folder(plane: ControlPlane, folder: Path) -> Path:
+    """A folder that nobody's process can read, with the kubeconfig of the operator's account.
+
+    Not the files that a kubelet puts into a pod: with those kopf asks a name for the API server that only DNS knows.
+    """
+    made = folder / "account"
+    made.mkdir()
+    made.joinpath("config").write_bytes(plane.kubeconfig_of_account(SYSTEM, NAME).read_bytes())
+    for path in (folder, *folder.parents[:2], made):
+        path.chmod(0o755)
+    made.joinpath("config").chmod(0o644)
+    return made
+
+
+def test_it_holds_what_is_locked_and_nothing_else(image: Unpacked) -> None:
+    locked = re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements" / "operator.txt").read_text(), re.MULTILINE)
+    (site,) = (image.root / "opt/omni/env/lib").glob("python3.*/site-packages")
+    found = {path.name.removesuffix(".dist-info").replace("_", "-").lower() for path in site.glob("*.dist-info")}
+    wanted = {f"{name}-{version}" for name, version in locked}
+    assert {name.replace(".", "-") for name in found if not name.startswith("omni-operator-")} == {
+        name.replace(".", "-") for name in wanted
+    }
+    assert (site / "omni_operator/main.py").exists()
+    assert list((site / "omni_operator/__pycache__").glob("main.*.pyc"))
+    assert not (site / "verl_omni").exists()
+
+
+def test_it_says_who_runs_it_and_how(image: Unpacked) -> None:
+    assert image.config["User"] == "65532:65532"
+    assert image.config["Entrypoint"] == ["python", "-m", "omni_operator.main"]
+    assert set(image.config["ExposedPorts"]) == {"8080/tcp", "8090/tcp"}
+    assert "PYTHONSAFEPATH=1" in image.config["Env"]
+
+
+def test_without_an_account_it_says_so(image: Unpacked, tmp_path: Path) -> None:
+    runner = image.runner(tmp_path / "run", {}, {Path("/dev"): "/dev"})
+    done = subprocess.run(
+        [runner, *image.config["Entrypoint"]], capture_output=True, text=True, timeout=waits.COMMAND, check=False,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "no service account in this pod, no KUBECONFIG, no ~/.kube/config",
+    )
+
+
+def test_it_runs_a_job_and_can_write_nowhere(
+    image: Unpacked, plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {"KUBECONFIG": f"{ACCOUNT_FOLDER}/config"}
+    mounted = {Path("/dev"): "/dev", account_folder(plane, tmp_path): ACCOUNT_FOLDER}
+    runner = image.runner(tmp_path / "run", variables, mounted)
+    code = (
+        "import os\n"
+        "writable = [folder for folder, _, _ in os.walk('/') if not folder.startswith(('/proc', '/sys', '/dev'))"
+        " and os.access(folder, os.W_OK)]\n"
+        "print(os.getuid(), writable, open('/proc/self/status').read().count('0000000000000000') if"
+        " os.path.exists('/proc/self/status') else '')"
+    )
+    said = subprocess.run(
+        [runner, "python", "-c", code], capture_output=True, text=True, timeout=waits.COMMAND, check=True
+    )
+    assert said.stdout.split(maxsplit=1)[0] == "65532"
+    assert "[]" in said.stdout
+    # `python -m omni_operator.main`, but in the image.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {runner} python "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("OPERATOR_PYTHON", str(python))
+    with operator(plane, tmp_path, NAMESPACE=SYSTEM) as running, plane.api() as api:
+        assert Path(f"/proc/{running.process.pid}/root").resolve() == image.root.resolve()
+        status = Path(f"/proc/{running.process.pid}/status").read_text()
+        assert re.search(r"^Uid:\s+65532\s+65532", status, re.MULTILINE)
+        assert re.search(r"^CapBnd:\s+0000000000000000$", status, re.MULTILINE)
+        job = JobOnPlane(api, "default")
+        job.submit()
+        job.run(1)
+        job.await_condition("Ready", "True")
+        job.end(1)
+        job.await_condition("Succeeded", "True")
+    calls = [call for call in plane.audit.calls() if call.user == ACCOUNT]
+    assert calls
+    assert [call for call in calls if call.code in (401, 403)] == []

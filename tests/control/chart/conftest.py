@@ -1,0 +1,36 @@
+"""What tests of the chart share: a real Helm, built once for each version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e import helm as tool
+from e2e.cluster.errors import ToolMissing
+
+Body = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """Helm's program."""
+    try:
+        return tool.helm()
+    except ToolMissing as error:
+        if os.environ.get("E2E_REQUIRED"):
+            raise
+        pytest.skip(f"left out: {error}")
+
+
+@pytest.fixture(scope="session")
+def chart(helm: Path) -> Callable[..., list[Body]]:
+    """The chart's objects, for some values as `--set` takes them."""
+
+    def render(*options: str, namespace: str = "omni-system") -> list[Body]:
+        return tool.rendered(helm, *options, namespace=namespace)
+
+    return render

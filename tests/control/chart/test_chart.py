@@ -1,0 +1,216 @@
+"""The chart: what it makes of its values, and which of them it refuses. Rendered by a real Helm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from e2e import helm as tool
+from omni_operator.api import crd
+from omni_operator.settings import _READERS, PREFIX, Settings, from_environ
+
+pytestmark = pytest.mark.cluster
+
+Body = dict[str, Any]
+Render = Callable[..., list[Body]]
+CRD = "diffusionrljobs.diffusionrl.io"
+# What each setting is made from; a setting that is not here cannot be set by the chart.
+FROM = {
+    "IMAGE": ["jobs.image=rollout:1"],
+    "KUBERAY_NAMESPACE": ["jobs.kuberayNamespace=ray-system"],
+    "RESOURCE_NAMES": ["jobs.resourceNames.NVIDIA=example.com/gpu"],
+    "NAMESPACES": ["watch.namespaces={one,two}"],
+}
+
+
+def of_kind(bodies: Iterable[Body], kind: str) -> list[Body]:
+    return [body for body in bodies if body["kind"] == kind]
+
+
+def operator_pod(bodies: list[Body]) -> Body:
+    (deployment,) = of_kind(bodies, "Deployment")
+    return deployment["spec"]["template"]
+
+
+def container(bodies: list[Body]) -> Body:
+    (only,) = operator_pod(bodies)["spec"]["containers"]
+    return only
+
+
+def environ(bodies: list[Body]) -> dict[str, str]:
+    return {item["name"]: item["value"] for item in container(bodies)["env"]}
+
+
+def settings(bodies: list[Body]) -> Settings:
+    return from_environ(environ(bodies), "omni-system")
+
+
+def with_values(folder: Path, values: Body) -> str:
+    path = folder / "values.json"
+    path.write_text(json.dumps(values))
+    return f"--values={path}"
+
+
+def test_by_default_it_makes_these_and_nothing_else(chart: Render) -> None:
+    found = sorted((body["kind"], body["metadata"]["name"]) for body in chart())
+    assert found == [
+        ("ClusterRole", "omni-omni-operator-omni-system"),
+        ("ClusterRole", "omni-omni-operator-omni-system-edit"),
+        ("ClusterRole", "omni-omni-operator-omni-system-view"),
+        ("ClusterRoleBinding", "omni-omni-operator-omni-system"),
+        ("CustomResourceDefinition", CRD),
+        ("Deployment", "omni-omni-operator"),
+        ("Role", "omni-omni-operator-own"),
+        ("RoleBinding", "omni-omni-operator-own"),
+        ("Service", "omni-omni-operator"),
+        ("ServiceAccount", "omni-omni-operator"),
+    ]
+
+
+def test_the_pod_is_restricted_and_can_write_nowhere(chart: Render) -> None:
+    bodies = chart()
+    pod, only = operator_pod(bodies)["spec"], container(bodies)
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    assert only["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert "volumes" not in pod
+    assert {"requests", "limits"} <= set(only["resources"])
+
+
+def test_there_is_one_writer_and_it_has_time_to_stop(chart: Render) -> None:
+    (deployment,) = of_kind(chart(), "Deployment")
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > settings(chart()).stop_seconds
+
+
+def test_probes_and_services_meet_the_ports_that_the_operator_listens_on(chart: Render) -> None:
+    bodies = chart("--set=metrics.port=9001,reports.port=9002")
+    ports = {port["name"]: port["containerPort"] for port in container(bodies)["ports"]}
+    read = settings(bodies)
+    assert ports == {"metrics": 9001, "reports": 9002}
+    assert (read.http_port, read.reports_port) == (9001, 9002)
+    paths = {
+        probe: container(bodies)[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
+    assert {name: (get["path"], get["port"]) for name, get in paths.items()} == {
+        "startupProbe": ("/healthz", "metrics"), "livenessProbe": ("/healthz", "metrics"),
+        "readinessProbe": ("/readyz", "metrics"),
+    }  # fmt: skip
+    (service,) = of_kind(bodies, "Service")
+    assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == ports
+    assert service["spec"]["selector"].items() <= operator_pod(bodies)["metadata"]["labels"].items()
+    assert read.cluster.report_url == f"http://{service['metadata']['name']}.omni-system.svc:9002"
+
+
+def test_every_setting_of_the_operator_can_be_set(chart: Render, tmp_path: Path) -> None:
+    schema = json.loads((tool.CHART / "values.schema.json").read_text())
+    tuning = dict.fromkeys(schema["properties"]["tuning"]["properties"], 86400000)
+    options = [f"--set={text}" for texts in FROM.values() for text in texts]
+    found = environ(chart(*options, with_values(tmp_path, {"tuning": tuning})))
+    assert set(found) == {PREFIX + name for name in _READERS}
+    # Figures of a values file are floats to Helm; the operator reads whole numbers.
+    assert from_environ(found, "omni-system").jobs_shown == 86_400_000
+
+
+def test_values_reach_the_operator(chart: Render, tmp_path: Path) -> None:
+    values = {
+        "jobs": {"image": "rollout:1", "rayVersion": "2.61.0", "resourceNames": {"NVIDIA": "example.com/gpu"}},
+        "log": {"format": "json", "verbose": True},
+        "tuning": {"stallSeconds": 0.5, "passes": 3},
+        "reports": {"enabled": False},
+    }
+    read = settings(chart(with_values(tmp_path, values)))
+    assert read.cluster.image == "rollout:1"
+    assert read.cluster.ray_version == "2.61.0"
+    assert read.cluster.resource_names == {"NVIDIA": "example.com/gpu", "Ascend": "huawei.com/Ascend910"}
+    assert read.cluster.report_url is None
+    assert (read.log_format, read.verbose, read.passes, read.patience.stall.total_seconds()) == ("json", True, 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "image"),
+    [
+        ([], "omni-operator:0.1.0"),
+        (["--set=image.repository=mirror/omni,image.tag=abc"], "mirror/omni:abc"),
+        (["--set=image.tag=abc,image.digest=sha256:" + "0" * 64], "omni-operator@sha256:" + "0" * 64),
+    ],
+)
+def test_the_image_is_a_tag_or_a_digest(chart: Render, options: list[str], image: str) -> None:
+    assert container(chart(*options))["image"] == image
+
+
+def test_the_custom_resource_is_the_generated_one_and_stays_when_the_chart_goes(chart: Render) -> None:
+    (found,) = of_kind(chart(), "CustomResourceDefinition")
+    metadata = found.pop("metadata")
+    wanted = YAML(typ="safe").load(crd.text())
+    del wanted["metadata"]
+    assert found == wanted
+    assert metadata["name"] == CRD
+    assert metadata["annotations"]["helm.sh/resource-policy"] == "keep"
+    # Helm upgrades what is among the templates, and never what is in `crds/`.
+    assert not (tool.CHART / "crds").exists()
+    assert of_kind(chart("--set=crds.install=false"), "CustomResourceDefinition") == []
+
+
+def test_the_charts_copy_of_the_custom_resource_is_fresh() -> None:
+    assert crd.main(["--check", "--out", str(tool.CHART / "files")]) == 0
+
+
+def test_monitoring_and_network_policy_are_made_when_asked_for(chart: Render) -> None:
+    bodies = chart(
+        "--set=metrics.podMonitor.enabled=true,metrics.podMonitor.labels.release=prom,networkPolicy.enabled=true"
+    )
+    (monitor,) = of_kind(bodies, "PodMonitor")
+    labels = operator_pod(bodies)["metadata"]["labels"]
+    assert monitor["metadata"]["labels"]["release"] == "prom"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]] == ["metrics"]
+    (policy,) = of_kind(bodies, "NetworkPolicy")
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    outward = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
+    assert outward == [53, 53, 443, 6443]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("imag.tag=1", "additional properties 'imag' not allowed"),
+        ("image.tga=1", "additional properties 'tga' not allowed"),
+        ("tuning.resyncSecond=1", "additional properties 'resyncSecond' not allowed"),
+        ("tuning.resyncSeconds=0", "/tuning/resyncSeconds"),
+        ("replicas=2", "additional properties 'replicas' not allowed"),
+        ("log.format=xml", "/log/format"),
+        ("metrics.port=80", "/metrics/port"),
+        ("image.digest=abc", "/image/digest"),
+        ("jobs.rayVersion=latest", "/jobs/rayVersion"),
+        ("jobs.resourceNames.AMD=amd.com/gpu", "additional properties 'AMD' not allowed"),
+        ("watch.namespaces={One}", "/watch/namespaces/0"),
+        ("terminationGracePeriodSeconds=5", "/terminationGracePeriodSeconds"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_words(helm: Path, option: str, words: str) -> None:
+    # Helm spells an index of a list either way.
+    assert words in tool.refusal(helm, f"--set={option}").replace("/watch/namespaces.0", "/watch/namespaces/0")
+
+
+def test_every_value_is_in_the_schema_and_has_its_words() -> None:
+    schema = json.loads((tool.CHART / "values.schema.json").read_text())
+    values = YAML().load(tool.CHART / "values.yaml")
+    assert set(values) == set(schema["properties"]) - {"global"}
+    closed = [schema, *(part for part in schema["properties"].values() if "properties" in part)]
+    assert all(part["additionalProperties"] is False for part in closed)
+
+
+def test_an_old_cluster_is_refused_in_words(helm: Path) -> None:
+    assert "chart requires kubeVersion: >=1.29.0-0" in tool.refusal(helm, "--kube-version=1.28.0")

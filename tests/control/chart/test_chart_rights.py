@@ -1,0 +1,144 @@
+"""What the chart lets the operator do: every call that it makes, and not one more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.cluster.kinds import EVENTS, JOBS, LEASES, RAYJOBS, TOKEN_REVIEWS, Kind, kind_of
+from omni_operator.handlers.watching import CHILDREN
+
+pytestmark = pytest.mark.cluster
+
+Body = dict[str, Any]
+Render = Callable[..., list[Body]]
+Right = tuple[str, str, str]  # group, resource, verb
+NAME = "omni-omni-operator"
+CRDS = {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
+REPORTS = {(TOKEN_REVIEWS.group, TOKEN_REVIEWS.plural, "create")}
+NAMESPACED = "--set=watch.namespaces={one,two}"
+
+
+def rights(kind: Kind, *verbs: str, subresource: str = "") -> set[Right]:
+    return {(kind.group, kind.plural + subresource, verb) for verb in verbs}
+
+
+def applied() -> set[Kind]:
+    """Kinds that the operator applies: of a job that makes use of everything."""
+    spec = {
+        "model": {"base": "m"},
+        "data": {"train": ["t.jsonl"]},
+        "reward": {"scorers": [{"name": "color", "settings": {"color": "red"}}]},
+        "observability": {"podMonitor": {"enabled": True}},
+        "trainer": {"totalSteps": 1, "accelerator": {"vendor": "NVIDIA", "count": 1}},
+    }
+    job = DiffusionRLJob.model_validate({
+        "apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"name": "j", "namespace": "n"}, "spec": spec,
+    })  # fmt: skip
+    settings = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
+    return {kind_of(body) for body in (*plan.job_objects(job, settings), *plan.attempt_objects(job, 1, settings))}
+
+
+def needed() -> set[Right]:
+    """What the operator does in the namespaces that it watches."""
+    found = rights(JOBS, "patch", "delete") | rights(JOBS, "patch", subresource="/status")
+    # Where the cluster protects owners, a child that holds up its owner's deletion needs this.
+    found |= rights(JOBS, "update", subresource="/finalizers")
+    found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
+    for kind in (JOBS, *CHILDREN, LEASES):
+        found |= rights(kind, "list", "watch")
+    for kind in applied():
+        found |= rights(kind, "create", "patch")
+    return found
+
+
+def granted(rules: Iterable[Body]) -> set[Right]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def by_place(bodies: list[Body]) -> dict[str, set[Right]]:
+    """What the account may do by namespace; everywhere: "*". Follows the bindings, as the API server does."""
+    roles = {
+        (body["kind"], body["metadata"].get("namespace"), body["metadata"]["name"]): granted(body["rules"])
+        for body in bodies
+        if body["kind"] in ("Role", "ClusterRole")
+    }
+    account = {"kind": "ServiceAccount", "name": NAME, "namespace": "omni-system"}
+    found: dict[str, set[Right]] = {}
+    for body in bodies:
+        if body["kind"] in ("RoleBinding", "ClusterRoleBinding"):
+            assert body["subjects"] == [account]
+            place = body["metadata"].get("namespace")
+            role = roles[body["roleRef"]["kind"], place, body["roleRef"]["name"]]
+            found.setdefault(place or "*", set()).update(role)
+    return found
+
+
+def test_over_the_whole_cluster_it_may_do_what_it_does(chart: Render) -> None:
+    assert by_place(chart()) == {
+        "*": needed() | CRDS | REPORTS,
+        "omni-system": rights(LEASES, "create", "patch"),
+    }
+
+
+def test_in_some_namespaces_it_may_do_what_it_does_there(chart: Render) -> None:
+    assert by_place(chart(NAMESPACED)) == {
+        "*": REPORTS,
+        "one": needed() | rights(LEASES, "create", "patch"),
+        "two": needed(),
+    }
+    own = by_place(chart("--set=watch.namespaces={one,omni-system}"))
+    assert own["omni-system"] == needed() | rights(LEASES, "create", "patch")
+    assert own["one"] == needed()
+
+
+def test_without_reports_it_has_no_right_outside_its_namespaces(chart: Render) -> None:
+    options = (NAMESPACED, "--set=rbac.aggregate=false,reports.enabled=false")
+    bodies = chart(*options)
+    assert set(by_place(bodies)) == {"one", "two"}
+    assert not [body for body in bodies if body["kind"].startswith("Cluster")]
+
+
+@pytest.mark.parametrize("options", [(), (NAMESPACED,), ("--set=reports.enabled=false",)])
+def test_nothing_dangerous_is_ever_granted(chart: Render, options: tuple[str, ...]) -> None:
+    bodies = chart(*options)
+    found = set().union(*by_place(bodies).values())
+    resources = {resource for _, resource, _ in found}
+    assert resources & {"secrets", "pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"} == set()
+    assert {group for group, _, _ in found} & {"rbac.authorization.k8s.io", "admissionregistration.k8s.io"} == set()
+    assert {verb for _, _, verb in found} & {"*", "escalate", "bind", "impersonate", "deletecollection"} == set()
+    assert "*" not in resources | {group for group, _, _ in found}
+    # The one thing that it writes over the whole cluster and that is not a job's own: whether a token is good.
+    written = {right for right in found if right[2] not in ("list", "watch")}
+    assert {resource for group, resource, _ in written if group == ""} == {"configmaps", "services"}
+
+
+def test_people_read_and_write_jobs_by_the_clusters_own_roles(chart: Render) -> None:
+    by_name = {body["metadata"]["name"]: body for body in chart() if body["kind"] == "ClusterRole"}
+    view, edit = (by_name[f"{NAME}-omni-system-{role}"] for role in ("view", "edit"))
+    label = "rbac.authorization.k8s.io/aggregate-to-"
+    assert {name for name in view["metadata"]["labels"] if name.startswith(label)} == {
+        f"{label}{role}" for role in ("view", "edit", "admin")
+    }
+    assert f"{label}view" not in edit["metadata"]["labels"]
+    assert {verb for _, _, verb in granted(view["rules"])} == {"get", "list", "watch"}
+    assert {group for group, _, _ in granted(view["rules"]) | granted(edit["rules"])} == {"diffusionrl.io"}
+    # The status is the operator's alone.
+    assert {verb for _, resource, verb in granted(edit["rules"]) if resource.endswith("/status")} == set()
+
+
+def test_an_account_of_the_platforms_own_is_used_as_it_is(chart: Render) -> None:
+    bodies = chart("--set=serviceAccount.create=false,serviceAccount.name=given,rbac.create=false")
+    assert {body["kind"] for body in bodies} == {"CustomResourceDefinition", "Deployment", "Service"}
+    (deployment,) = (body for body in bodies if body["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == "given"

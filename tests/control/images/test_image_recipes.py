@@ -1,0 +1,176 @@
+"""What goes into an image names it, and an image is built once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.cluster.errors import BuildFailed, ToolMissing
+from e2e.images.base import suite
+from e2e.images.build import build, check_room
+from e2e.images.catalog import ALL, GB, Image
+from e2e.images.engines import STEP
+from e2e.images.recipe import Recipe, default_base, inputs, recipe, stage
+
+SMALL = Image("small", "localhost/small", 0, "a moment")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout with an image of two files, and one that stays out."""
+    root = tmp_path / "tree"
+    files = {
+        "images/small/Dockerfile": "ARG BASE=python:3.12-slim\nFROM ${BASE}\nCOPY code /code\n",
+        "images/small/Dockerfile.dockerignore": "# why\n*\n!code\n!one.txt\n**/__pycache__\n",
+        "code/a.py": "a", "code/__pycache__/a.pyc": "x", "one.txt": "1", "two.txt": "2",
+    }  # fmt: skip
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+class Bench:
+    """An engine that writes down what it is asked for."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.calls: list[str] = []
+        self.staged: list[str] = []
+        self.fails = fails
+
+    def base(self, dockerfile: str, say: object) -> str:
+        return default_base(dockerfile)
+
+    def build(self, recipe: Recipe, context: Path, say: object) -> None:
+        self.calls.append(f"build {recipe.name} on {recipe.base}")
+        self.staged = sorted(path.relative_to(context).as_posix() for path in context.rglob("*") if path.is_file())
+        if self.fails:
+            raise BuildFailed("no")
+
+    def write(self, recipe: Recipe, archive: Path) -> None:
+        self.calls.append("write")
+        archive.write_text(recipe.name)
+
+    def forget(self, repository: str, kept: str) -> None:
+        self.calls.append(f"forget all of {repository} but {kept}")
+
+
+def made(tree: Path, tmp_path: Path, engine: Bench, base: str | None = None) -> str:
+    return build(SMALL, engine, tmp_path / "kept", lambda _: None, base, tree).name
+
+
+def test_only_what_is_named_goes_in(tree: Path) -> None:
+    lines = (tree / SMALL.ignore).read_text().splitlines()
+    assert inputs(tree, lines) == ["code/a.py", "one.txt"]
+    with pytest.raises(BuildFailed, match="gone goes into the image and is not there"):
+        inputs(tree, ["*", "!gone"])
+
+
+def test_an_image_is_built_once(tree: Path, tmp_path: Path) -> None:
+    engine = Bench()
+    name = made(tree, tmp_path, engine)
+    assert engine.calls == [
+        f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}", "write",
+    ]  # fmt: skip
+    assert engine.staged == ["code/a.py", "images/small/Dockerfile", "one.txt"]
+    again = Bench()
+    assert made(tree, tmp_path, again) == name
+    assert again.calls == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "same"),
+    [
+        ("code/a.py", "b", False),
+        ("code/b.py", "new", False),
+        ("images/small/Dockerfile", "ARG BASE=python:3.12-slim\nFROM ${BASE}\n", False),
+        ("two.txt", "3", True),
+        ("code/__pycache__/a.pyc", "y", True),
+        ("code/a.py", "a", True),  # written again: another time, the same content
+    ],
+)
+def test_another_content_is_another_image(tree: Path, tmp_path: Path, path: str, text: str, same: bool) -> None:
+    before = made(tree, tmp_path, Bench())
+    (tree / path).write_text(text)
+    after = made(tree, tmp_path, Bench())
+    assert (after == before) is same
+    # The archive of what there was before is gone.
+    assert [file.read_text() for file in (tmp_path / "kept").glob("*.tar")] == [after]
+
+
+def test_another_base_or_mode_is_another_image(tree: Path, tmp_path: Path) -> None:
+    plain = made(tree, tmp_path, Bench())
+    assert made(tree, tmp_path, Bench(), "other:1") != plain
+    (tree / "code/a.py").chmod(0o755)
+    assert made(tree, tmp_path, Bench()) != plain
+
+
+def test_a_tree_that_changes_while_it_is_built_changes_nothing(tree: Path, tmp_path: Path) -> None:
+    class Changing(Bench):
+        def build(self, recipe: Recipe, context: Path, say: object) -> None:
+            (tree / "code/a.py").write_text("changed")
+            super().build(recipe, context, say)
+
+    engine = Changing()
+    name = made(tree, tmp_path, engine)
+    assert engine.calls[1] == f"forget all of localhost/small but {name}"
+    assert made(tree, tmp_path, Bench()) != name
+
+
+def test_a_build_that_fails_leaves_no_archive(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed):
+        made(tree, tmp_path, Bench(fails=True))
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+@given(free=st.integers(0, 100), room=st.integers(0, 100))
+def test_a_full_disk_is_told_in_words_before_anything_is_done(free: int, room: int) -> None:
+    image = Image("big", "localhost/big", room * GB, "")
+    if free >= room:
+        check_room(image, Path("kept"), free * GB)
+        return
+    with pytest.raises(ToolMissing, match=f"takes up to {room} GB at its peak, and kept has {free} GB free"):
+        check_room(image, Path("kept"), free * GB)
+
+
+def test_staged_files_have_no_time(tree: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+        stage(SMALL, folder, tree)
+        (tree / "code/a.py").touch()
+    assert {path.stat().st_mtime for path in one.rglob("*")} == {0.0}
+    assert recipe(SMALL, "b", one) == recipe(SMALL, "b", two)
+
+
+def test_a_base_is_made_of_debian_alone() -> None:
+    assert suite('ID=debian\nVERSION_CODENAME=bookworm\nPRETTY_NAME="x"\n') == "bookworm"
+    with pytest.raises(ToolMissing, match="give one"):
+        suite("ID=fedora\nVERSION_ID=42\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "is_step"),
+    [
+        ("STEP 4/15: RUN python3", True),
+        ("[1/2] STEP 4/11: COPY a b", True),
+        ("#7 [build 3/9] RUN apt-get", True),
+        ("#7 [2/9] RUN apt-get", True),
+        ("Collecting uv", False),
+        ("#7 sha256:abc", False),
+    ],
+)
+def test_steps_of_both_engines_are_known(line: str, is_step: bool) -> None:
+    assert bool(STEP.match(line)) is is_step
+
+
+def test_every_image_has_its_files_in_this_checkout(tmp_path: Path) -> None:
+    for image in ALL:
+        folder = tmp_path / image.folder
+        folder.mkdir()
+        stage(image, folder)
+        assert (folder / image.dockerfile).exists()
