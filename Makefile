@@ -45,7 +45,7 @@ run: setup ## train the example model by reinforcement learning, and write a rep
 
 test: static ## every check and every test, the ones on the real engine too
 	@echo "fast tests"
-	@$(BIN)/python -m pytest -q -m '$(FAST)'
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
 	@echo "tests of training"
 	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not cluster and not bare' --durations=8
 	@for file in $(ENGINE); do echo "on the real engine: $$file"; \
@@ -55,7 +55,7 @@ test: static ## every check and every test, the ones on the real engine too
 
 test-fast: setup ## tests without the engine
 	@echo "fast tests"
-	@$(BIN)/python -m pytest -q -m '$(FAST)'
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
 
 test-bare: setup ## tests on whole clusters made of network namespaces (as root)
 	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m bare e2e

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,13 @@ def measure(example: Path, seed: int, steps: int | None, runs: Path, *, control:
     began = time.time()
     process = subprocess.Popen(command)
     with Peak(process.pid) as peak:
-        if process.wait() != 0:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+        if code != 0:
             raise SystemExit(f"{' '.join(command)} failed")
     whole = time.time() - began
     lines = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
