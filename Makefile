@@ -20,7 +20,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv with everything, from the locked set
 
@@ -43,22 +43,20 @@ $(STAMP): | $(UV)
 run: setup ## train the example model by reinforcement learning, and write a report
 	@$(BIN)/drl run examples/red-grpo.yaml
 
-test: static ## every check and every test, the ones on the real engine too
+test: static ## every check and every test but those on Kubernetes; the ones on the real engine too
 	@echo "fast tests"
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
 	@echo "tests of training"
 	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not cluster and not bare' --durations=8
 	@for file in $(ENGINE); do echo "on the real engine: $$file"; \
 	  $(BIN)/python -m pytest -q -W default -m 'engine and not gpu' --durations=8 "$$file"; done
-	@echo "on a real control plane of Kubernetes; its programs are built the first time, which takes minutes"
-	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m cluster e2e tests
 
 test-fast: setup ## tests without the engine
 	@echo "fast tests"
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
 
-test-bare: setup ## tests on whole clusters made of network namespaces (as root)
-	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m bare e2e
+test-cluster: setup ## tests on a real Kubernetes (as root); builds its programs the first time: 20 minutes
+	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m 'cluster or bare' e2e tests
 
 test-gpu: setup ## the suite for a machine with an NVIDIA device
 	@$(BIN)/python -m pytest -q -m gpu
@@ -102,4 +100,4 @@ clean: ## remove what the commands made here (not the cache outside)
 changelog: setup ## what CHANGELOG.md would gain from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 
-.PHONY: help setup run crds static changelog test test-bare test-fast test-gpu check format bench lock clean
+.PHONY: help setup run crds static changelog test test-cluster test-fast test-gpu check format bench lock clean
