@@ -51,10 +51,8 @@ def find(environ: Mapping[str, str]) -> Access:
     if environ.get("KUBECONFIG"):
         return from_kubeconfig(Path(environ["KUBECONFIG"].split(os.pathsep)[0]))
     if (ACCOUNT / "token").exists():
-        host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
-        host = f"[{host}]" if ":" in host else host
         return Access(
-            f"https://{host}:{port}",
+            in_pod_server(environ),
             ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt")),
             (ACCOUNT / "token").read_text,
             (ACCOUNT / "namespace").read_text().strip(),
@@ -63,6 +61,12 @@ def find(environ: Mapping[str, str]) -> Access:
     if default.exists():
         return from_kubeconfig(default)
     raise NoCredentials("no service account in this pod, no KUBECONFIG, no ~/.kube/config")
+
+
+def in_pod_server(environ: Mapping[str, str]) -> str:
+    """The API server's address in a pod, by number: it answers where the cluster's name service does not."""
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
 def from_kubeconfig(path: Path) -> Access:

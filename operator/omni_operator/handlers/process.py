@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +17,7 @@ from prometheus_client import disable_created_metrics
 
 from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER, SELECTOR
 from omni_operator.cluster.client import ApiServer
-from omni_operator.cluster.credentials import Access
+from omni_operator.cluster.credentials import Access, in_pod_server
 from omni_operator.cluster.errors import ClusterError, KindAbsent
 from omni_operator.cluster.kinds import JOBS, LEASES, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.proof import Proof
@@ -194,7 +195,10 @@ async def _watch(settings: Settings, cluster: Cluster, watches: Watches, workers
 
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
+        if found := kopf.login_with_kubeconfig(**kwargs):
+            return found
+        account = kopf.login_with_service_account(**kwargs)  # by name, which needs the cluster's name service
+        return account and replace(account, server=in_pod_server(os.environ))
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: object) -> None:
