@@ -99,7 +99,7 @@ class Run:
 
 
 def in_use() -> set[str]:
-    """Files of shared memory that a process has mapped: none of a run whose processes are gone, but of other programs."""
+    """Files of shared memory that some process has mapped: other programs', where a run's own processes are gone."""
     found: set[str] = set()
     for process in psutil.process_iter():
         try:
