@@ -80,6 +80,7 @@ def test_the_root_does_not_hide_the_standard_library(root: Path) -> None:
     assert found.stdout.strip() == "5"
 
 
+@pytest.mark.slow
 def test_the_control_side_loads_without_the_training_stack(root: Path, modules: list[Any]) -> None:
     names = [module.name for module in modules if module.name.startswith("omni_operator")]
     names = [name for name in names if not name.endswith("__main__")]

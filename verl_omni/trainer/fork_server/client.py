@@ -12,6 +12,8 @@ import signal
 import socket
 import sys
 
+PASSED_ON = (signal.SIGTERM, signal.SIGINT)
+
 
 def main() -> int:
     """Returns the exit code of the fork."""
@@ -21,6 +23,8 @@ def main() -> int:
         connection.connect(f"\0{name}")
     except OSError:
         os.execv(sys.executable, [sys.executable, *arguments])
+    # From here a signal waits until there is a fork to pass it on to.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     request = json.dumps({"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
     standard = array.array("i", [0, 1, 2])
     try:
@@ -32,8 +36,9 @@ def main() -> int:
     if not pid:
         print("no fork: the server refused or is gone", file=sys.stderr)
         return 1
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in PASSED_ON:
         signal.signal(number, lambda received, frame: _pass_on(pid, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     status = connection.recv(1)  # nothing, if the server is gone; the fork ends when this process does
     return status[0] if status else 1
 

@@ -28,6 +28,7 @@ FACTS = """JSON.stringify({
 })"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1200, 400])
 async def test_a_browser_shows_everything_without_an_error(run: Path, tmp_path: Path, width: int) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
