@@ -27,7 +27,8 @@ def group_advantages(
         raise ValueError(f"{len(rewards)} rewards for {len(groups)} rows")
     if not bool(torch.isfinite(rewards).all()):
         raise ValueError("a reward is not finite")
-    rewards = rewards.float()
+    # In float32 the mean of equal rewards is not quite them, and the division would make advantages of what is left.
+    rewards = rewards.double()
     centred, spread = torch.empty_like(rewards), torch.empty_like(rewards)
     for group in dict.fromkeys(groups):
         rows = torch.tensor([row for row, name in enumerate(groups) if name == group])
@@ -35,7 +36,7 @@ def group_advantages(
         centred[rows] = own - own.mean()
         spread[rows] = own.std() if len(own) > 1 else 1.0
     if not normalize:
-        return centred
+        return centred.float()
     if global_std:
         spread = rewards.std().expand_as(rewards) if len(rewards) > 1 else torch.ones_like(rewards)
-    return centred / (spread + EPSILON)
+    return (centred / (spread + EPSILON)).float()

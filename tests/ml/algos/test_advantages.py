@@ -28,6 +28,12 @@ def test_advantages_against_float64(groups: list[list[float]], global_std: bool)
     assert found.tolist() == pytest.approx(want, rel=2e-3, abs=2e-3)
 
 
+def test_equal_rewards_have_no_advantage() -> None:
+    found = advantages.group_advantages(torch.full((3,), 3.488598273467498), ["a"] * 3, global_std=False)
+    assert found.dtype == torch.float32
+    assert found.abs().max() < 1e-9
+
+
 def test_a_single_sample_has_no_advantage() -> None:
     assert advantages.group_advantages(torch.tensor([3.0, 1.0, 2.0]), ["a", "b", "b"])[0] == 0
 
