@@ -115,9 +115,9 @@ def main() -> int:
         for metric in metrics:
             first, last = each["held_out"][0], each["held_out"][-1]
             rise, error = gain(each, metric)
+            errors = f", {rise / error:.1f} standard errors" if error else ""
             said.append(
-                f"{metric} {first[f'{metric}/mean']:.3f} -> {last[f'{metric}/mean']:.3f} "
-                f"({rise:+.3f}, {rise / error if error else 0:.1f} standard errors)"
+                f"{metric} {first[f'{metric}/mean']:.3f} -> {last[f'{metric}/mean']:.3f} ({rise:+.3f}{errors})"
             )
         print(
             f"seed {each['seed']}{' control' if each['control'] else ''}: {', '.join(said)}, "
