@@ -116,9 +116,7 @@ def main() -> int:
             first, last = each["held_out"][0], each["held_out"][-1]
             rise, error = gain(each, metric)
             errors = f", {rise / error:.1f} standard errors" if error else ""
-            said.append(
-                f"{metric} {first[f'{metric}/mean']:.3f} -> {last[f'{metric}/mean']:.3f} ({rise:+.3f}{errors})"
-            )
+            said.append(f"{metric} {first[f'{metric}/mean']:.3f} -> {last[f'{metric}/mean']:.3f} ({rise:+.3f}{errors})")
         print(
             f"seed {each['seed']}{' control' if each['control'] else ''}: {', '.join(said)}, "
             f"{each['seconds']:.0f} s, {each['seconds_in_steps']:.0f} s in steps, "
