@@ -13,6 +13,8 @@ import pytest
 
 from verl_omni.trainer import fork_server
 
+pytestmark = pytest.mark.slow  # each server imports torch
+
 CLIENT = str(Path(fork_server.__file__).with_name("client.py"))
 # Prints its name, then serves until standard input is closed.
 SERVER = """
@@ -116,7 +118,6 @@ def test_without_a_server_the_client_runs_the_script_itself(tmp_path: Path) -> N
     assert done.stdout == "['one']\n"
 
 
-@pytest.mark.slow
 def test_ray_runs_its_workers_in_forks_and_nothing_is_left(tmp_path: Path) -> None:
     script = Path(__file__).with_name("forked_ray.py")
     done = subprocess.run(
@@ -127,7 +128,6 @@ def test_ray_runs_its_workers_in_forks_and_nothing_is_left(tmp_path: Path) -> No
     assert [pid for pid in left if psutil.pid_exists(pid)] == []
 
 
-@pytest.mark.slow
 def test_a_ray_that_does_not_start_is_tried_again_and_then_named() -> None:
     script = "from verl_omni.trainer.fork_server import ForkingCluster; ForkingCluster(no_such_option=1)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
