@@ -15,6 +15,10 @@ KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum 
 ENGINE := $(wildcard tests/ml/engine/test_*.py)
 FAST   := not engine and not slow and not gpu and not cluster and not bare
 STAMP  := .venv/.ready-$(KEY)
+# Written from the models, or checked with `--check`; the chart has a copy of the CRD, which Helm installs.
+generated = $(BIN)/python -m omni_operator.api.crd $(1) \
+  && $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files $(1) \
+  && $(BIN)/python -m omni_operator.api.reference $(1)
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
@@ -68,7 +72,7 @@ static: setup ## format, lint, types, walls, locks
 	@echo "types" && $(BIN)/mypy
 	@echo "walls" && PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache >/dev/null || { PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache; exit 1; }
 	@echo "locks" && $(BIN)/python requirements/lock.py --check
-	@echo "generated files" && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.crd --check && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files --check && PYTHONPATH=operator $(BIN)/python -m omni_operator.api.reference --check
+	@echo "generated files" && $(call generated,--check)
 
 format: setup ## rewrite the code in its format
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
@@ -78,8 +82,7 @@ bench: setup ## every figure in the docs
 	@$(BIN)/python benchmarks/main_job.py
 
 crds: setup ## write crds/ and docs/job.md again, from the models
-	@$(BIN)/python -m omni_operator.api.crd && $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files
-	@$(BIN)/python -m omni_operator.api.reference
+	@$(call generated,)
 
 lock: $(UV) ## resolve the locked sets again
 	@$(PYTHON) requirements/lock.py --uv $(UV)
