@@ -14,6 +14,10 @@ KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum 
 # Each in a process of its own: what has loaded Ray once cannot fork its workers (docs/adr/0007).
 ENGINE := $(wildcard tests/ml/engine/test_*.py)
 FAST   := not engine and not slow and not gpu and not cluster and not bare
+# Two processes, because one of them needs half a minute to import torch and verl, and one half of the tests does not.
+fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml >.venv/ml.log 2>&1 & ml=$$!; \
+  $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml || { wait $$ml || cat .venv/ml.log; exit 1; }; \
+  wait $$ml && cat .venv/ml.log || { cat .venv/ml.log; exit 1; }
 STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`; the chart has a copy of the CRD, which Helm installs.
 generated = $(BIN)/python -m omni_operator.api.crd $(1) \
@@ -49,7 +53,7 @@ run: setup ## train the example model by reinforcement learning, and write a rep
 
 test: static ## every check and every test but those on Kubernetes; the ones on the real engine too
 	@echo "fast tests"
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
+	@$(fast)
 	@echo "tests of training"
 	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not cluster and not bare' --durations=8
 	@for file in $(ENGINE); do echo "on the real engine: $$file"; \
@@ -57,7 +61,7 @@ test: static ## every check and every test but those on Kubernetes; the ones on 
 
 test-fast: setup ## tests without the engine
 	@echo "fast tests"
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
+	@$(fast)
 
 test-cluster: setup ## tests on a real Kubernetes (as root); builds its programs the first time: 20 minutes
 	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m 'cluster or bare' e2e tests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -15,7 +16,7 @@ from e2e.cluster.provider import NODES
 FAKE_NODES = {"gpu-0": {"nvidia.com/gpu": 8}, "npu-0": {"huawei.com/Ascend910": 8}, "other-0": {"example.com/tpu": 4}}
 
 
-def leave_out(error: ToolMissing) -> None:
+def leave_out(error: ToolMissing) -> NoReturn:
     """Skip in one line what this machine cannot run; where `E2E_REQUIRED` is set, that is a failure."""
     if os.environ.get("E2E_REQUIRED"):
         raise error

@@ -199,6 +199,19 @@ class JobOnPlane:
             }
         })  # fmt: skip
 
+    def run_and_lose_a_head(self) -> None:
+        """A new job runs, loses its head, and runs again in a second attempt; it needs `backoffLimit`."""
+        self.submit()
+        self.run(1)
+        self.await_condition("Ready", "True")
+        self.head(1, "False", "HeadPodNotFound")
+        self.run(2)
+        self.await_condition("Ready", "True")
+
+    def await_gone(self) -> None:
+        """The job is there no longer."""
+        waits.until(f"{self.name} to be gone", JOB_SEEN, lambda: self.api.gone(f"{self.path}/{self.name}"))
+
     def head(self, number: int, status: str, reason: str) -> None:
         """KubeRay says how the head is."""
         conditions = [

@@ -29,8 +29,3 @@ WATCHED: tuple[Rule, ...] = (
 )
 # In the whole cluster: whose token it is.
 CLUSTER: tuple[Rule, ...] = (rule("authentication.k8s.io", "tokenreviews", "create"),)
-# Where all namespaces are watched, also which kinds and namespaces there are.
-SCANNING: tuple[Rule, ...] = (
-    rule("apiextensions.k8s.io", "customresourcedefinitions", "list watch"),
-    rule("", "namespaces", "list watch"),
-)

@@ -60,6 +60,14 @@ class Api:
     def get(self, path: str, **query: str) -> dict[str, Any]:
         return self._call("GET", path, query=query)
 
+    def gone(self, path: str) -> bool:
+        """Whether there is nothing at `path`; any other refusal says nothing about that."""
+        try:
+            self.get(path)
+        except ApiError as error:
+            return error.code == httpx.codes.NOT_FOUND
+        return False
+
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._call("POST", path, body=body)
 

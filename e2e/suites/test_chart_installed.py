@@ -12,12 +12,12 @@ import pytest
 
 from e2e import helm
 from e2e.cluster import waits
-from e2e.cluster.api import Api, ApiError
+from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailed, ToolMissing
 from e2e.cluster.processes import run
 from e2e.conftest import leave_out
-from e2e.operator_process import JOB_SEEN, JobOnPlane, RunningOperator, operator
+from e2e.operator_process import JobOnPlane, RunningOperator, operator
 
 pytestmark = pytest.mark.cluster
 
@@ -102,33 +102,20 @@ def denied(plane: ControlPlane) -> set[tuple[str, str, str]]:
     }
 
 
-def gone(api: Api, path: str) -> bool:
-    try:
-        api.get(path)
-    except ApiError as error:
-        return error.code == 404
-    return False
-
-
 def whole_life(api: Api, namespace: str, running: RunningOperator) -> None:
     """A job that loses its head, goes on, succeeds, and is deleted; another one that is deleted by its time to live."""
     job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
-    job.submit()
-    job.run(1)
-    job.await_condition("Ready", "True")
-    job.head(1, "False", "HeadPodNotFound")
-    job.run(2)
-    job.await_condition("Ready", "True")
+    job.run_and_lose_a_head()
     job.end(2)
     job.await_condition("Succeeded", "True")
     api.delete(f"{job.path}/{job.name}")
-    waits.until("the job to be gone", JOB_SEEN, lambda: gone(api, f"{job.path}/{job.name}"))
+    job.await_gone()
     short = JobOnPlane(api, namespace, name="short", spec={"ttlSecondsAfterFinished": 0})
     short.submit()
     short.run(1)
     short.await_condition("Ready", "True")
     short.end(1)
-    waits.until("the finished job to be removed", JOB_SEEN, lambda: gone(api, f"{short.path}/short"))
+    short.await_gone()
     assert running.page("/healthz").status_code == 200
 
 
@@ -222,7 +209,7 @@ def test_uninstalling_leaves_jobs_and_installing_again_takes_them_up(
         f"{RBAC}/clusterroles/{NAME}-{SYSTEM}",
         f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{NAME}",
     ):
-        assert gone(api, path)
+        assert api.gone(path)
     assert api.get(f"{job.path}/{job.name}")["status"]["attempts"] == 1
     uid = api.get(job.ray("rayjobs", job.attempt(1)))["metadata"]["uid"]
     installed(program, own)

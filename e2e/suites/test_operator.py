@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from e2e.cluster import waits
-from e2e.cluster.api import Api, ApiError
+from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.operator_process import AGENT, JOB_SEEN, JobOnPlane, RunningOperator, install, operator
 
@@ -33,14 +33,6 @@ def running(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -
 def api(installed: ControlPlane) -> Iterator[Api]:
     with installed.api() as made:
         yield made
-
-
-def gone(api: Api, path: str) -> bool:
-    try:
-        api.get(path)
-    except ApiError as error:
-        return error.code == httpx.codes.NOT_FOUND
-    return False
 
 
 def test_create_rest_and_delete_are_counted(
@@ -66,7 +58,7 @@ def test_create_rest_and_delete_are_counted(
     api.get("/version")
     assert not installed.audit.counts(user_agent=AGENT, since=mark)
     api.delete(f"{job.path}/{job.name}")
-    waits.until("the job to be gone", JOB_SEEN, lambda: gone(api, f"{job.path}/{job.name}"))
+    job.await_gone()
     expected = Counter({("delete", "rayjobs"): 1, ("patch", "diffusionrljobs"): 1})
     assert installed.audit.settled(expected, user_agent=AGENT, since=mark) == expected
     for path in (job.ray("rayjobs"), job.ray("rayclusters"), f"/api/v1/namespaces/{namespace}/services"):
@@ -91,12 +83,7 @@ def test_a_job_succeeds_and_its_conditions_carry_the_generation(
 
 def test_a_lost_head_ends_in_a_second_attempt(running: RunningOperator, api: Api, namespace: str) -> None:
     job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
-    job.submit()
-    job.run(1)
-    job.await_condition("Ready", "True")
-    job.head(1, "False", "HeadPodNotFound")
-    job.run(2)
-    job.await_condition("Ready", "True")
+    job.run_and_lose_a_head()
     assert [failure["reason"] for failure in job.status()["failures"]] == ["HeadLost"]
     job.end(2)
     job.await_condition("Succeeded", "True")

@@ -29,7 +29,8 @@ def main() -> int:
     kopf.configure(log_format=kopf.LogFormat[settings.log_format.upper()], verbose=settings.verbose)
     where = ", ".join(settings.namespaces) or "all namespaces"
     log.info("Omni Operator %s watches %s", _version(), where)
-    asyncio.run(run(settings, access, _version()))
+    while asyncio.run(run(settings, access, _version())):
+        log.info("Omni Operator starts anew")
     return 0
 
 

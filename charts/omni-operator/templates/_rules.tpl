@@ -53,10 +53,3 @@ What the operator does, as RBAC rules. An apply that makes an object asks for `c
   resources: [tokenreviews]
   verbs: [create]
 {{- end -}}
-
-{{/* Whether KubeRay or the Prometheus operator is installed later. In some namespaces alone the next start finds it. */}}
-{{- define "omni.rules.kinds" -}}
-- apiGroups: [apiextensions.k8s.io]
-  resources: [customresourcedefinitions]
-  verbs: [list, watch]
-{{- end -}}

@@ -13,7 +13,7 @@ import aiohttp
 from omni_operator.api.names import FIELD_MANAGER
 
 from .credentials import Access
-from .errors import Conflict, Unavailable, error_of
+from .errors import Conflict, KindAbsent, Unavailable, error_of
 from .kinds import TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import Identity, Listing
 
@@ -105,6 +105,13 @@ class ApiServer:
             if not token:
                 return
             parameters = {**parameters, "continue": token}
+
+    async def serves(self, kind: Kind) -> bool:
+        try:
+            found = await self._send("get", kind, "GET", kind.root)
+        except KindAbsent:
+            return False
+        return any(resource["name"] == kind.plural for resource in found.get("resources") or ())
 
     async def identify(self, token: str, audience: str) -> Identity | None:
         body = {

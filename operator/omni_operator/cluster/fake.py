@@ -103,6 +103,10 @@ class FakeCluster:
         for meta in (await self.listing(kind, namespace, selector)).items:
             yield [copy.deepcopy(self._objects[kind, meta["namespace"], meta["name"]])]
 
+    async def serves(self, kind: Kind) -> bool:
+        self.log.append(("get", kind.plural))
+        return kind not in self.absent
+
     async def identify(self, token: str, audience: str) -> Identity | None:
         self.log.append(("create", "tokenreviews"))
         return self.tokens.get((token, audience))

@@ -29,10 +29,14 @@ class Kind:
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    @property
+    def root(self) -> str:
+        """The URL's path of its group and version, where the API server says which kinds there are."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
         """Its URL's path; without a namespace, that of all namespaces or of a kind that has none."""
-        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        parts = [root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
+        parts = [self.root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
         return "/".join(part for part in parts if part)
 
 

@@ -54,6 +54,9 @@ class Cluster(Protocol):
     def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
         """All objects with these labels, some at a time, so that they need not be in memory together."""
 
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the API server says that there is such a kind."""
+
     async def identify(self, token: str, audience: str) -> Identity | None:
         """Whose token this is; None where it is not good for this audience."""
 

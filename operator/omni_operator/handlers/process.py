@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,6 +34,7 @@ from .workers import Workers
 
 LEASE = "omni-operator-canary"
 LIST_PAUSE, AFTER_START = 5.0, 30.0
+LOOK_FIRST, LOOK_MOST, SETTLE = 5.0, 60.0, 2.0
 log = logging.getLogger(__name__)
 
 
@@ -130,8 +131,46 @@ class Lists:
             log.warning("%s cannot be listed: %s", kind.plural, error)
 
 
-async def run(settings: Settings, access: Access, version: str) -> None:
-    """Run the operator until it is told to stop.
+@dataclass(slots=True)
+class Arrivals:
+    """Kinds that are not served yet, as where KubeRay is installed after the operator: kopf watches only what it finds
+    at its start, so it has to start anew for them.
+
+    Attributes:
+        came: set once one of them is served.
+    """
+
+    cluster: Cluster
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    absent: set[Kind] = field(default_factory=set)
+
+    async def look(self) -> None:
+        """See what is served before kopf looks. Jobs are waited for: without them there is nothing to do."""
+        while not await self._serves(JOBS):
+            log.warning("there are no jobs here yet: the CRD is missing (crds/)")
+            await asyncio.sleep(LOOK_FIRST)
+        self.absent = {kind for kind in CHILDREN if not await self._serves(kind)}
+
+    async def run(self) -> None:
+        pause = LOOK_FIRST
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, LOOK_MOST)
+            if found := {kind for kind in self.absent if await self._serves(kind)}:
+                await asyncio.sleep(SETTLE)  # kinds of one project come together
+                log.info("%s can be watched now: starting anew", ", ".join(sorted(kind.plural for kind in found)))
+                self.came.set()
+
+    async def _serves(self, kind: Kind) -> bool:
+        try:
+            return await self.cluster.serves(kind)
+        except ClusterError as error:
+            log.warning("nobody says whether there are %s: %s", kind.plural, error)
+            return False
+
+
+async def run(settings: Settings, access: Access, version: str) -> bool:
+    """Run the operator until it is told to stop, or has to start anew; whether it has to.
 
     Raises:
         OSError: a port is taken.
@@ -153,14 +192,17 @@ async def run(settings: Settings, access: Access, version: str) -> None:
         metrics.follow(lambda: workers.depth, lambda: len(proof.late(time.monotonic())))
         endpoint = Endpoint(book, Gatekeeper(cluster, store, utc_now), store, utc_now, workers.wake, metrics.reported)
         lists = Lists(cluster, store, settings, workers.wake)
-        loops = [Canary(cluster, proof, settings).run(), lists.run()]
+        arrivals = Arrivals(cluster)
+        loops = [Canary(cluster, proof, settings).run(), lists.run(), arrivals.run()]
         async with (
             serving(probes(proof, metrics, time.monotonic), settings.http_port),
             serving(endpoint.routes(), settings.reports_port, BODY_LIMIT),
         ):
+            await arrivals.look()
             await lists.fill()
             watches = Watches(store, proof, workers.wake, metrics.watched)
-            await _together(_watch(settings, cluster, watches, workers), loops)
+            await _together(_watch(settings, arrivals.came, watches, workers), loops)
+    return arrivals.came.is_set()
 
 
 def _selector(kind: Kind) -> str:
@@ -173,22 +215,8 @@ def _unseen(store: Store, key: Key) -> bool:
     return body is not None and not body.get("status")
 
 
-async def _served(cluster: Cluster, namespace: str) -> None:
-    """Wait until the API server knows jobs: without scanning, kopf never watches what it does not know at its start."""
-    while True:
-        try:
-            await cluster.listing(JOBS, namespace, "")
-        except ClusterError as error:
-            log.warning("jobs cannot be listed yet; again in %.0f s: %s", LIST_PAUSE, error)
-            await asyncio.sleep(LIST_PAUSE)
-        else:
-            return
-
-
-async def _watch(settings: Settings, cluster: Cluster, watches: Watches, workers: Workers) -> None:
-    """kopf's part; ends when the process is told to stop, after the workers have stopped."""
-    if settings.namespaces:
-        await _served(cluster, settings.namespaces[0])
+async def _watch(settings: Settings, enough: asyncio.Event, watches: Watches, workers: Workers) -> None:
+    """kopf's part; ends when the process is told to stop or has had enough, after the workers have stopped."""
     registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
     configure(kopf_settings, settings)
     watches.register(registry)
@@ -206,7 +234,7 @@ async def _watch(settings: Settings, cluster: Cluster, watches: Watches, workers
 
     await kopf.operator(
         registry=registry, settings=kopf_settings, standalone=True, clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
+        namespaces=settings.namespaces, stop_flag=enough,
     )  # fmt: skip
 
 

@@ -76,9 +76,9 @@ class Watches:
 
 def configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     """kopf as this operator needs it."""
-    # Looking for new kinds and namespaces takes rights in the whole cluster; without them kopf tries for 88 seconds. A
-    # KubeRay that comes later is then found by the next start, which the proof of RayJobs brings about.
-    settings.scanning.disabled = bool(ours.namespaces)
+    # Looking for new kinds and namespaces takes rights in the whole cluster, and kopf looks once for each change of a
+    # CRD, which may be before the API server serves it: then never again. `Arrivals` finds what comes later.
+    settings.scanning.disabled = True
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for every event
     watching, networking = settings.watching, settings.networking
     watching.chunk_size = 100  # objects that are in memory at once, managedFields and all

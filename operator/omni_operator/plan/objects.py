@@ -42,7 +42,11 @@ def attempt_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings
 
 
 def config_map(job: DiffusionRLJob, attempt: int) -> Object:
-    """The job and its overrides as the attempt was started with, for the run folder."""
+    """The job and its overrides as the attempt was started with, for the run folder.
+
+    Not marked immutable: where its RayJob is refused (no KubeRay, a quota) and the spec is changed meanwhile, the
+    attempt is made from the changed spec, and this with it.
+    """
     spec, place = in_pods(job)
     document = {
         "apiVersion": API_VERSION,
@@ -55,7 +59,6 @@ def config_map(job: DiffusionRLJob, attempt: int) -> Object:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": Names(job.metadata.name).config(attempt)},
-        "immutable": True,
         "data": {JOB: "".join(lines), OVERRIDES: "".join(f"{line}\n" for line in overrides_in_pods(job))},
     }
 

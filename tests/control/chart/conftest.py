@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from e2e import helm as tool
 from e2e.cluster.errors import ToolMissing
+from e2e.conftest import leave_out
 
 Body = dict[str, Any]
 
@@ -21,9 +21,7 @@ def helm() -> Path:
     try:
         return tool.helm()
     except ToolMissing as error:
-        if os.environ.get("E2E_REQUIRED"):
-            raise
-        pytest.skip(f"left out: {error}")
+        leave_out(error)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ Body = dict[str, Any]
 Render = Callable[..., list[Body]]
 Right = tuple[str, str, str]  # group, resource, verb
 NAME = "omni-omni-operator"
-CRDS = {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
 REPORTS = {(TOKEN_REVIEWS.group, TOKEN_REVIEWS.plural, "create")}
 NAMESPACED = "--set=watch.namespaces={one,two}"
 
@@ -86,7 +85,7 @@ def by_place(bodies: list[Body]) -> dict[str, set[Right]]:
 
 def test_over_the_whole_cluster_it_may_do_what_it_does(chart: Render) -> None:
     assert by_place(chart()) == {
-        "*": needed() | CRDS | REPORTS,
+        "*": needed() | REPORTS,
         "omni-system": rights(LEASES, "create", "patch"),
     }
 

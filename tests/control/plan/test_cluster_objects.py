@@ -322,7 +322,7 @@ def test_a_job_without_anything_special_runs_here(make_job: MakeJob) -> None:
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=25)
 def test_every_valid_job_renders_the_same_each_time_and_safely(documents: ModuleType, data: st.DataObject) -> None:
     document = data.draw(documents.jobs(crd.schema()["properties"]["spec"]))
     try:

@@ -188,7 +188,7 @@ def serve() -> Iterator[Callable[..., Server]]:
     def made(*answers: tuple[int, str]) -> Server:
         server = Server(("127.0.0.1", 0), Answer)
         server.answers, server.received = list(answers), []
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         started.append((server, thread))
         return server

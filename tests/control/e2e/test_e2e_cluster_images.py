@@ -1,0 +1,120 @@
+"""How images come into clusters: archives, and what a node has of them already; without a cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.cluster.bare.store import ImageStore, Known, fingerprint, import_command, load, outdated, refuse_full
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.images import (
+    INFRASTRUCTURE,
+    StaticImage,
+    entry,
+    names,
+    write_archive,
+)
+
+
+@given(st.binary(max_size=200), st.sampled_from(INFRASTRUCTURE))
+def test_an_archive_says_the_truth_about_its_content(
+    tmp_path_factory: pytest.TempPathFactory, program: bytes, image: StaticImage
+) -> None:
+    target = tmp_path_factory.mktemp("image") / "a.tar"
+    write_archive(image, program, target)
+    first = target.read_bytes()
+    with tarfile.open(target) as archive:
+        files = {item.name: archive.extractfile(item).read() for item in archive}  # type: ignore[union-attr]
+    for name, data in files.items():
+        if name.startswith("blobs/sha256/"):
+            assert hashlib.sha256(data).hexdigest() == name.rpartition("/")[2]
+
+    def blob(description: dict[str, Any]) -> bytes:
+        data = files["blobs/" + description["digest"].replace(":", "/")]
+        assert len(data) == description["size"]
+        return data
+
+    top = json.loads(files["index.json"])["manifests"][0]
+    assert top["annotations"]["io.containerd.image.name"] == image.name
+    manifest = json.loads(blob(top))
+    config = json.loads(blob(manifest["config"]))
+    assert config["config"]["Entrypoint"] == [image.path]
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(blob(manifest['layers'][0])).hexdigest()}"]
+    write_archive(image, program, target)
+    assert target.read_bytes() == first
+
+
+def test_only_new_and_changed_archives_are_unpacked(tmp_path: Path) -> None:
+    old, changed, new = (tmp_path / name for name in ("old", "changed", "new"))
+    for path in (old, changed, new):
+        write_archive(StaticImage(f"localhost/{path.name}:1", "p", "/p"), b"program", path)
+    known = {"localhost/old:1": fingerprint(old), "localhost/changed:1": "other"}
+    assert outdated([old, changed, new], known) == [changed, new]
+    store = ImageStore(tmp_path / "store")
+    assert store.known.read() == {}
+    store.add([], print)
+    assert not store.folder.exists()
+
+
+def test_an_image_that_another_archive_took_over_is_unpacked_again(tmp_path: Path) -> None:
+    """Two checkouts with other versions build other images of one name."""
+    image = StaticImage("localhost/same:1", "p", "/p")
+    one, other = tmp_path / "one", tmp_path / "other"
+    write_archive(image, b"program", one)
+    write_archive(image, b"another program", other)
+    known = {"localhost/same:1": fingerprint(one)}
+    assert outdated([one], known) == []
+    known |= {name: fingerprint(other) for name in names(other)}
+    assert outdated([one], known) == [one]
+
+
+def test_names_are_read_from_archives_of_both_kinds(tmp_path: Path) -> None:
+    def archive(name: str, files: dict[str, Any]) -> Path:
+        with tarfile.open(tmp_path / name, "w") as file:
+            for inner, content in files.items():
+                data = json.dumps(content).encode()
+                file.addfile(entry(inner, len(data)), io.BytesIO(data))
+        return tmp_path / name
+
+    docker = [{"RepoTags": ["localhost/a:1", "localhost/b:2"]}, {"RepoTags": None}]
+    assert names(archive("docker.tar", {"manifest.json": docker})) == ["localhost/a:1", "localhost/b:2"]
+    described = {"manifests": [{"annotations": {"org.opencontainers.image.ref.name": "localhost/c:3"}}]}
+    assert names(archive("oci.tar", {"index.json": described})) == ["localhost/c:3"]
+    # Written by `docker save`, which speaks both.
+    both = {"manifest.json": docker, "index.json": {"manifests": [{}]}}
+    assert names(archive("both.tar", both)) == ["localhost/a:1", "localhost/b:2"]
+    with pytest.raises(ClusterError, match=r"nameless\.tar names no image"):
+        names(archive("nameless.tar", {"index.json": {"manifests": [{}]}}))
+    (tmp_path / "words.tar").write_text("no archive")
+    with pytest.raises(ClusterError, match=r"words\.tar is no image archive"):
+        names(tmp_path / "words.tar")
+    with pytest.raises(ClusterError, match=r"absent\.tar is no image archive"):
+        names(tmp_path / "absent.tar")
+
+
+def test_what_is_known_is_asked_before_a_node_takes_an_archive(tmp_path: Path) -> None:
+    archive, known = tmp_path / "a.tar", Known(tmp_path / "known.json")
+    write_archive(StaticImage("localhost/a:1", "p", "/p"), b"program", archive)
+    known.add(archive)
+    assert known.read() == {"localhost/a:1": fingerprint(archive)}
+    load(tmp_path / "no-containerd-here.sock", known, archive)
+
+
+def test_a_full_disk_is_said_before_unpacking(tmp_path: Path) -> None:
+    archive = tmp_path / "large.tar"
+    with archive.open("wb") as file:
+        file.truncate(1 << 43)  # sparse: it only seems that large
+    with pytest.raises(ClusterError, match=r"unpacking large\.tar needs 24576\.0 GiB"):
+        refuse_full(tmp_path, [archive])
+
+
+def test_images_go_where_the_kubelet_looks() -> None:
+    assert "--namespace=k8s.io" in import_command(Path("/s"), Path("/a.tar"))
