@@ -97,6 +97,10 @@ cluster-down: setup ## remove that cluster; nothing of it stays
 	@PYTHONPATH=. $(BIN)/python -m e2e.cluster down
 .PHONY: cluster cluster-down
 
+demo: setup ## all of it on a Kubernetes on this machine: cluster, operator, a training in pods, its report
+	@PYTHONPATH=. $(BIN)/python -m e2e.demo
+.PHONY: demo
+
 images: setup ## build the images of operator and training, by Docker or buildah
 	@PYTHONPATH=. $(BIN)/python -u -m e2e.images
 .PHONY: images

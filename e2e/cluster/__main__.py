@@ -22,6 +22,11 @@ def choose(kind: bool, say: Say) -> Cluster:
     return KindCluster(say) if kind else BareCluster(say=say)
 
 
+def chosen(say: Say) -> Cluster:
+    """The provider that `OMNI_CLUSTER` names, or that this machine has."""
+    return choose(os.environ.get("OMNI_CLUSTER", "kind" if docker_answers() else "bare") == "kind", say)
+
+
 def main(arguments: list[str]) -> int:
     """Run one command; 0 if it did what it says."""
     started = time.monotonic()
@@ -29,8 +34,7 @@ def main(arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {text}", flush=True)
 
-    with_docker = os.environ.get("OMNI_CLUSTER", "kind" if docker_answers() else "bare") == "kind"
-    cluster = choose(with_docker, say)
+    cluster = chosen(say)
     try:
         match arguments:
             case ["up"]:

@@ -34,8 +34,12 @@ def docker_answers() -> bool:
     return done.returncode == 0
 
 
-def configuration(nodes: Sequence[NodeSpec], folder: Path) -> dict[str, Any]:
-    """kind's own settings: a worker for each node, and an API server that writes its audit log into `folder`. PURE."""
+def configuration(nodes: Sequence[NodeSpec], folder: Path, volumes: Path) -> dict[str, Any]:
+    """kind's own settings: a worker for each node, and an API server that writes its audit log into `folder`. PURE.
+
+    Args:
+        volumes: a folder that every worker has under the same path.
+    """
     mount = {"hostPath": str(folder), "containerPath": AUDIT}
     extra = {
         "audit-policy-file": f"{AUDIT}/audit-policy.json",
@@ -54,7 +58,8 @@ def configuration(nodes: Sequence[NodeSpec], folder: Path) -> dict[str, Any]:
         "patch": json.dumps(steps),
     }
     first = {"role": "control-plane", "extraMounts": [mount], "kubeadmConfigPatchesJSON6902": [patch]}
-    workers = [{"role": "worker", "labels": dict(node.labels)} for node in nodes]
+    shared = {"hostPath": str(volumes), "containerPath": str(volumes)}
+    workers = [{"role": "worker", "labels": dict(node.labels), "extraMounts": [shared]} for node in nodes]
     return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "name": NAME, "nodes": [first, *workers]}
 
 
@@ -115,7 +120,11 @@ class KindCluster:
     def audit(self) -> AuditLog:
         return AuditLog(self.folder / "audit" / commands.AUDIT_LOG)
 
-    def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
+    @property
+    def volumes(self) -> Path:
+        return self.folder / "volumes"
+
+    def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[Path] = ()) -> Path:
         """Bring the cluster up; where it stands already with as many nodes, only say so.
 
         Raises:
@@ -125,12 +134,20 @@ class KindCluster:
         tools = ensure((KUBE, KIND, KUBERAY), self._say)
         if self._names(tools) == worker_names(len(nodes)):
             self._say("the cluster stands already")
-            return self.kubeconfig
+        else:
+            self._make(tools, nodes)
+        for archive in images:
+            self._say(f"loading the image {archive.name}")
+            self.load(archive)
+        return self.kubeconfig
+
+    def _make(self, tools: Tools, nodes: Sequence[NodeSpec]) -> None:
         self.delete()
+        self.volumes.mkdir(parents=True)
         self.audit.path.parent.mkdir(parents=True)
         policy = self.audit.path.parent / "audit-policy.json"
         policy.write_text(json.dumps(commands.AUDIT_POLICY), encoding="utf-8")
-        settings = json.dumps(configuration(nodes, policy.parent))
+        settings = json.dumps(configuration(nodes, policy.parent, self.volumes))
         self._say("kind makes the cluster; the first time it fetches its node image")
         run(create_command(tools, self.kubeconfig), text=settings, deadline=waits.IMPORT_IMAGE)
         for archive in infrastructure(tools, [KUBERAY_IMAGE]):
@@ -140,14 +157,8 @@ class KindCluster:
         rendered = addons.kuberay(self.kubectl, tools.kuberay)
         addons.apply(self.kubectl, [rendered])
         addons.await_available(self.kubectl, [(addons.KUBERAY_NAMESPACE, "kuberay-operator")])
-        return self.kubeconfig
 
     def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:
-        """What kubectl prints.
-
-        Raises:
-            CommandFailed: kubectl failed.
-        """
         program = ensure((KUBE,), self._say).program("kubectl")
         return run([program, f"--kubeconfig={self.kubeconfig}", *arguments], text=text, deadline=deadline)
 

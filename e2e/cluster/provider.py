@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from . import waits
 from .audit import AuditLog
 
 
@@ -35,8 +36,19 @@ class Cluster(Protocol):
     def audit(self) -> AuditLog:
         """The log of every call to its API server."""
 
-    def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
-        """Bring it up, with CoreDNS and KubeRay, and return an administrator's kubeconfig."""
+    @property
+    def volumes(self) -> Path:
+        """A folder of this machine that pods find under the same path on every node; it ends with the cluster."""
+
+    def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[Path] = ()) -> Path:
+        """Bring it up, with CoreDNS, KubeRay and these archives, and return an administrator's kubeconfig."""
+
+    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:
+        """What kubectl prints.
+
+        Raises:
+            CommandFailed: kubectl failed.
+        """
 
     def load(self, archive: Path) -> None:
         """Put an image archive (OCI or Docker) on every node, and on those of later clusters."""

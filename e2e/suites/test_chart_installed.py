@@ -17,7 +17,8 @@ from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailed, ToolMissing
 from e2e.cluster.processes import run
 from e2e.conftest import leave_out
-from e2e.operator_process import JobOnPlane, RunningOperator, operator
+from e2e.jobs import JobOnPlane
+from e2e.operator_process import RunningOperator, operator
 
 pytestmark = pytest.mark.cluster
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 def test_kind_reads_its_settings(tmp_path: Path, extra: dict[str, object], word: str) -> None:
     """Settings are decoded before the daemon is asked, so that an error names the daemon only where they are right."""
     command = kind.create_command(ensure((KIND,)), tmp_path / "kubeconfig")
-    settings = json.dumps(kind.configuration(NODES, tmp_path) | extra)
+    settings = json.dumps(kind.configuration(NODES, tmp_path, tmp_path / "volumes") | extra)
     nowhere = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "KIND_EXPERIMENTAL_PROVIDER": "docker"}
     done = subprocess.run(
         command, input=settings, env=nowhere, capture_output=True, text=True, timeout=waits.COMMAND, check=False

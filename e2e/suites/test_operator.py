@@ -12,7 +12,8 @@ import pytest
 from e2e.cluster import waits
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
-from e2e.operator_process import AGENT, JOB_SEEN, JobOnPlane, RunningOperator, install, operator
+from e2e.jobs import JOB_SEEN, JobOnPlane
+from e2e.operator_process import AGENT, RunningOperator, install, operator
 
 pytestmark = pytest.mark.cluster
 

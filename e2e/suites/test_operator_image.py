@@ -19,7 +19,8 @@ from e2e.images.build import build
 from e2e.images.catalog import OPERATOR, ROOT
 from e2e.images.engines import choose
 from e2e.images.unpacked import Unpacked, unpack
-from e2e.operator_process import JobOnPlane, operator
+from e2e.jobs import JobOnPlane
+from e2e.operator_process import operator
 from e2e.suites.test_chart_installed import ACCOUNT, NAME, SYSTEM, install_kuberay, installed
 
 pytestmark = pytest.mark.bare

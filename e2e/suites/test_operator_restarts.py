@@ -12,7 +12,8 @@ import pytest
 from e2e.cluster import waits
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
-from e2e.operator_process import AGENT, JobOnPlane, install, operator
+from e2e.jobs import JobOnPlane
+from e2e.operator_process import AGENT, install, operator
 from e2e.operator_rights import CLUSTER, WATCHED, Rule
 
 pytestmark = pytest.mark.cluster

@@ -12,7 +12,8 @@ from e2e.cluster import waits
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
-from e2e.operator_process import JobOnPlane, RunningOperator, install, operator
+from e2e.jobs import JobOnPlane
+from e2e.operator_process import RunningOperator, install, operator
 
 pytestmark = pytest.mark.cluster
 

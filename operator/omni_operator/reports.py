@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from omni_operator.api.names import report_audience
+from omni_operator.api.names import REPORTS_PATH, report_audience
 from omni_operator.cluster.errors import ClusterError
 from omni_operator.cluster.kinds import Key
 from omni_operator.cluster.protocol import Cluster, Identity
@@ -149,7 +149,7 @@ class Endpoint:
     counted: Callable[[str], None]
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/reports", self._post)]
+        return [web.post(REPORTS_PATH, self._post)]
 
     async def _post(self, request: web.Request) -> web.Response:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")

@@ -25,7 +25,7 @@ from e2e.cluster.tools import COREDNS, KUBE, KUBERAY, PAUSE, Say, Tools, ensure,
 
 from . import configuration, machine
 from .network import Network, collisions, links_down, links_up
-from .store import ImageStore, Known, load
+from .store import ImageStore, Known, load, outdated
 
 PROGRAMS = (KUBE, PAUSE, COREDNS, KUBERAY)
 NODE_SCRIPT = Path(__file__).parent / "node.sh"
@@ -62,8 +62,17 @@ class BareCluster:
     def audit(self) -> AuditLog:
         return AuditLog(self.folder / commands.AUDIT_LOG)
 
-    def create(self, nodes: Sequence[NodeSpec] = NODES) -> Path:
-        """Bring the cluster up; where it stands already with these nodes and versions, only say so.
+    @property
+    def volumes(self) -> Path:
+        return self.folder / "volumes"
+
+    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:
+        return self.plane().kubectl(*arguments, text=text, deadline=deadline)
+
+    def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[Path] = ()) -> Path:
+        """Bring the cluster up; where it stands already with these nodes, versions and images, only say so.
+
+        One that lacks an image is made anew: nodes share what was unpacked before they began.
 
         Raises:
             ToolMissing: no root, or packages that cannot be installed.
@@ -73,16 +82,16 @@ class BareCluster:
         machine.install_packages(self._say)
         tools = ensure(PROGRAMS, self._say)
         with self._alone():
-            return self._create(tools, nodes)
+            return self._create(tools, nodes, images)
 
-    def _create(self, tools: Tools, nodes: Sequence[NodeSpec]) -> Path:
-        if self.stands(nodes):
+    def _create(self, tools: Tools, nodes: Sequence[NodeSpec], images: Sequence[Path]) -> Path:
+        if self.stands(nodes) and not self._lacks(images):
             self._say("the cluster stands already")
             return self.kubeconfig
         self._delete()
         self._refuse_collisions()
-        self._store.add(infrastructure(tools), self._say)
-        self.folder.mkdir(parents=True)
+        self._store.add([*infrastructure(tools), *images], self._say)
+        self.volumes.mkdir(parents=True)
         machine.prepare_folders(self.folder / "folders.json")
         try:
             plane = self._start(tools, nodes)
@@ -118,6 +127,9 @@ class BareCluster:
             return self._all_ready(self.plane())
         except ApiUnavailable:
             return False
+
+    def _lacks(self, images: Sequence[Path]) -> bool:
+        return any(outdated(images, Known(node.images).read()) for node in map(self._node, self.nodes()))
 
     def plane(self) -> ControlPlane:
         """The control plane of the standing cluster: kubectl, a client, the audit log.

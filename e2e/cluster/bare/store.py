@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from e2e.cluster.processes import Daemons, run
 from e2e.cluster.tools import Say
 
 from .configuration import containerd_store
+
+# Where a containerd keeps blobs, below its root.
+BLOBS = Path("io.containerd.content.v1.content/blobs/sha256")
+PACKED_GROWS = 3  # a compressed layer, unpacked
 
 
 def fingerprint(archive: Path) -> str:
@@ -30,6 +35,18 @@ def outdated(archives: Iterable[Path], known: dict[str, str]) -> list[Path]:
         known: fingerprint of the archive that each image came from last, by the image's name.
     """
     return [archive for archive in archives if any(known.get(name) != fingerprint(archive) for name in names(archive))]
+
+
+def replaced(archives: Iterable[Path], known: Iterable[str]) -> list[str]:
+    """Images of the same repositories as these archives, by other tags: earlier builds, each of gigabytes."""
+    new = {name for archive in archives for name in names(archive)}
+    repositories = {name.rpartition(":")[0] for name in new}
+    return sorted(name for name in known if name not in new and name.rpartition(":")[0] in repositories)
+
+
+def remove_command(socket: Path, name: str) -> list[str]:
+    """Remove an image from a containerd, and what no other needs."""
+    return ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "remove", "--sync", name]
 
 
 def import_command(socket: Path, archive: Path) -> list[str]:
@@ -50,7 +67,14 @@ class Known:
     def add(self, archive: Path) -> None:
         """Remember the images of an archive that was taken in."""
         taken = dict.fromkeys(names(archive), fingerprint(archive))
-        self.path.write_text(json.dumps(self.read() | taken, indent=1), encoding="utf-8")
+        self._write(self.read() | taken)
+
+    def forget(self, name: str) -> None:
+        """An image is gone."""
+        self._write({known: came for known, came in self.read().items() if known != name})
+
+    def _write(self, content: dict[str, str]) -> None:
+        self.path.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 class ImageStore:
@@ -71,11 +95,13 @@ class ImageStore:
             ClusterError: an archive cannot be read, or the disk has no room for what is unpacked.
             CommandFailed: containerd refuses one.
         """
-        new = outdated(archives, self.known.read())
+        known = self.known.read()
+        new = outdated(archives, known)
         if not new:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        refuse_full(self.folder, new)
+        old = replaced(new, known)
+        refuse_full(self.folder, new, self.root / BLOBS)
         daemons = Daemons(self.folder, bound=True)
         socket, settings = self.folder / "containerd.sock", self.folder / "containerd.toml"
         settings.write_text(containerd_store(self.root, self.folder / "run", socket), encoding="utf-8")
@@ -86,6 +112,10 @@ class ImageStore:
                 say(f"unpacking the image {archive.name}")
                 run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
                 self.known.add(archive)
+            # After those that are new, which may share layers with them.
+            for name in old:
+                run(remove_command(socket, name), deadline=waits.IMPORT_IMAGE)
+                self.known.forget(name)
         finally:
             daemons.stop_all()
             shutil.rmtree(self.folder / "run", ignore_errors=True)
@@ -111,7 +141,7 @@ def load(socket: Path, known: Known, archive: Path) -> None:
     """
     if not outdated([archive], known.read()):
         return
-    refuse_full(known.path.parent, [archive])
+    refuse_full(known.path.parent, [archive], known.path.parent / "containerd" / BLOBS)
     run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
     known.add(archive)
 
@@ -123,13 +153,32 @@ def answers(daemons: Daemons, socket: Path) -> bool:
     return subprocess.run(command, capture_output=True, timeout=waits.COMMAND, check=False).returncode == 0
 
 
-def refuse_full(folder: Path, archives: Sequence[Path]) -> None:
-    """An unpacked image takes up to three times its archive, which may be compressed.
+def room(archive: Path, blobs: Path) -> int:
+    """Bytes that an archive takes: each layer that is not among the blobs yet is kept as it is, and unpacked.
 
-    Raises:
-        ClusterError: there is less room than that.
+    Args:
+        blobs: folder of a containerd's blobs, named by their SHA-256, as layers are in archives of either kind.
     """
-    needed = 3 * sum(archive.stat().st_size for archive in archives)
+    with tarfile.open(archive) as file:
+        return sum(
+            member.size * (1 + (PACKED_GROWS if packed(file, member) else 1))
+            for member in file
+            if member.isfile() and not (blobs / Path(member.name).stem).exists()
+        )
+
+
+def packed(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
+    """Whether a layer is compressed."""
+    content = archive.extractfile(member)
+    return content is not None and content.read(2) == b"\x1f\x8b"
+
+
+def refuse_full(folder: Path, archives: Sequence[Path], blobs: Path) -> None:
+    """
+    Raises:
+        ClusterError: there is less room than unpacking takes.
+    """
+    needed = sum(room(archive, blobs) for archive in archives)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ClusterError(

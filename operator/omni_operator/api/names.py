@@ -52,6 +52,10 @@ def attempt_of(labels: dict[str, str]) -> int | None:
     return int(text) if text.isdigit() and text.isascii() else None
 
 
+# Where the operator takes reports, below its address.
+REPORTS_PATH = "/v1/reports"
+
+
 def report_audience(namespace: str, job: str) -> str:
     """Audience of the token that a job's reports carry."""
     return f"{API_VERSION}/namespaces/{namespace}/diffusionrljobs/{job}/report"

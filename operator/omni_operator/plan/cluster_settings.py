@@ -23,7 +23,9 @@ class ClusterSettings(Strict):
     resource_names: Annotated[dict[Vendor, ResourceName], NullFree] = Field(
         default=RESOURCE_NAMES, description="What device plug-ins call a device, where a job does not say it."
     )
-    report_url: str | None = Field(default=None, description="Where running jobs report. None: they do not.")
+    report_url: str | None = Field(
+        default=None, description="The operator's address, to which running jobs report. None: they do not."
+    )
     operator_namespace: str = Field(default="omni-operator", description="Where the operator runs.")
     kuberay_namespace: str | None = Field(default=None, description="Where KubeRay runs. None: it may be anywhere.")
     linger_seconds: int = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import TRAINER_GROUP, Names, report_audience
+from omni_operator.api.names import REPORTS_PATH, TRAINER_GROUP, Names, report_audience
 
 from . import quantity
 from .accelerators import Devices, devices
@@ -96,7 +96,7 @@ def _reports(job: DiffusionRLJob, settings: ClusterSettings) -> Object:
     token = {"audience": audience, "expirationSeconds": TOKEN_SECONDS, "path": TOKEN_FILE}
     volume = {"projected": {"defaultMode": 0o440, "sources": [{"serviceAccountToken": token}]}}
     variables = {
-        "DIFFUSIONRL_REPORT_URL": settings.report_url,
+        "DIFFUSIONRL_REPORT_URL": settings.report_url.rstrip("/") + REPORTS_PATH,
         "DIFFUSIONRL_REPORT_TOKEN_FILE": f"{TOKEN_FOLDER}/{TOKEN_FILE}",
     }
     env = [{"name": name, "value": value} for name, value in variables.items()]

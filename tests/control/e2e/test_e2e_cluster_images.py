@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
+import secrets
+import shutil
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.cluster.bare.store import ImageStore, Known, fingerprint, import_command, load, outdated, refuse_full
+from e2e.cluster.bare.store import (
+    ImageStore,
+    Known,
+    fingerprint,
+    import_command,
+    load,
+    outdated,
+    refuse_full,
+    replaced,
+    room,
+)
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.images import (
     INFRASTRUCTURE,
@@ -108,12 +122,38 @@ def test_what_is_known_is_asked_before_a_node_takes_an_archive(tmp_path: Path) -
     load(tmp_path / "no-containerd-here.sock", known, archive)
 
 
-def test_a_full_disk_is_said_before_unpacking(tmp_path: Path) -> None:
-    archive = tmp_path / "large.tar"
-    with archive.open("wb") as file:
-        file.truncate(1 << 43)  # sparse: it only seems that large
-    with pytest.raises(ClusterError, match=r"unpacking large\.tar needs 24576\.0 GiB"):
-        refuse_full(tmp_path, [archive])
+def layered(target: Path, layers: dict[str, bytes]) -> Path:
+    with tarfile.open(target, "w") as file:
+        for name, data in layers.items():
+            file.addfile(entry(name, len(data)), io.BytesIO(data))
+    return target
+
+
+def test_only_layers_that_are_new_take_room(tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (blobs / "aa").touch()
+    plain, compressed = b"x" * 1000, gzip.compress(secrets.token_bytes(1000))
+    docker = layered(tmp_path / "docker.tar", {"aa.tar": plain, "bb.tar": plain})
+    assert room(docker, blobs) == 2 * 1000
+    oci = layered(tmp_path / "oci.tar", {"blobs/sha256/aa": plain, "blobs/sha256/cc": compressed})
+    assert room(oci, blobs) == 4 * len(compressed)
+
+
+def test_a_full_disk_is_said_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = layered(tmp_path / "large.tar", {"aa.tar": b"x" * 4096})
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=8191))
+    with pytest.raises(ClusterError, match=r"unpacking large\.tar needs 0\.0 GiB"):
+        refuse_full(tmp_path, [archive], tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=8192))
+    refuse_full(tmp_path, [archive], tmp_path)
+
+
+def test_earlier_builds_of_an_image_go(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar"
+    write_archive(StaticImage("localhost:5000/a:2", "p", "/p"), b"program", archive)
+    known = ["localhost:5000/a:1", "localhost:5000/a:2", "localhost:5000/ab:1", "localhost/a:1"]
+    assert replaced([archive], known) == ["localhost:5000/a:1"]
 
 
 def test_images_go_where_the_kubelet_looks() -> None:

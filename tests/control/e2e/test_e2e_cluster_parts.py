@@ -253,7 +253,7 @@ def test_addons_are_applied_in_order_and_then_awaited() -> None:
 @given(st.integers(0, 6))
 def test_kind_gets_a_worker_for_each_node_and_writes_the_audit_log(count: int) -> None:
     nodes = [NodeSpec(f"n{number}", labels={"pool": str(number)}) for number in range(count)]
-    settings = kind.configuration(nodes, Path("/audit"))
+    settings = kind.configuration(nodes, Path("/audit"), Path("/volumes"))
     first, *workers = settings["nodes"]
     assert first["role"] == "control-plane"
     assert [item["labels"]["pool"] for item in workers] == [str(number) for number in range(count)]

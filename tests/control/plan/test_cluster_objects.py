@@ -190,6 +190,7 @@ def test_the_report_token_is_good_for_this_job_alone(make_job: MakeJob) -> None:
     (volume,) = [entry for entry in pod(group)["volumes"] if entry["name"] == "report-token"]
     (source,) = volume["projected"]["sources"]
     assert source["serviceAccountToken"]["audience"] == report_audience("team", "a-job")
+    assert env(group)["DIFFUSIONRL_REPORT_URL"] == "http://operator.ns:8081/v1/reports"
     assert env(group)["DIFFUSIONRL_REPORT_TOKEN_FILE"] == "/var/run/secrets/diffusionrl.io/report/token"
     quiet = ray_job(make_job(), plan.ClusterSettings(image="i"))
     assert "report" not in json.dumps(quiet).lower()

@@ -1,0 +1,136 @@
+"""`make demo`: from nothing to a trained model on Kubernetes, on this machine, and its report.
+
+Cluster, KubeRay, operator and pods are real; the device that the pods ask for is not, so the processor computes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from e2e.cluster.__main__ import chosen
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.paths import cache
+from e2e.cluster.provider import Cluster
+from e2e.cluster.tools import Tools
+from e2e.system import bring_up
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = Path("examples/red-grpo-cluster.yaml")
+NAMESPACE, JOB, CLAIM = "demo", "red-grpo-cluster", "runs"
+LOOK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a status says to somebody who waits.
+
+    Attributes:
+        over: whether it succeeded or failed for good; None while it runs.
+    """
+
+    text: str
+    step: int = 0
+    total: int | None = None
+    over: bool | None = None
+
+
+def view(status: dict[str, Any]) -> View:
+    """The newest of a status in a line. PURE."""
+    conditions = {item["type"]: item for item in status.get("conditions", ())}
+    progress, weights = status.get("progress", {}), status.get("weights", {})
+    step, total = progress.get("globalStep") or 0, progress.get("totalSteps")
+    for kind, over in (("Succeeded", True), ("Failed", False)):
+        if conditions.get(kind, {}).get("status") == "True":
+            return View(conditions[kind].get("message") or kind, step, total, over)
+    again = f"attempt {status['attempts']}, " if status.get("attempts", 0) > 1 else ""
+    if step:
+        reward = progress.get("rewardSummary", "")
+        return View(f"{again}reward {reward}, weights {weights.get('minReplicaVersion', '?')}", step, total)
+    ready = conditions.get("Ready", {})
+    return View(f"{again}{ready.get('message') or ready.get('reason') or 'the operator has not seen it yet'}", 0, total)
+
+
+def follow(cluster: Cluster, console: Console) -> View:
+    """Show the job until it ends; without a terminal, a line for each change."""
+    columns = (TextColumn("[bold]{task.fields[name]}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    last = ""
+    with Progress(*columns, TextColumn("{task.description}"), console=console) as shown:
+        task = shown.add_task("", name=JOB, total=None, visible=console.is_terminal)
+        while True:
+            found = view(job(cluster).get("status") or {})
+            text = f"step {found.step}/{found.total}: {found.text}" if found.step else found.text
+            shown.update(task, completed=found.step, total=found.total, description=text)
+            if text != last and not console.is_terminal:
+                console.print(text, soft_wrap=True)
+            last = text
+            if found.over is not None:
+                return found
+            time.sleep(LOOK_S)
+
+
+def job(cluster: Cluster) -> dict[str, Any]:
+    """The job, as the API server has it."""
+    body: dict[str, Any] = json.loads(cluster.kubectl("get", "drl", JOB, f"--namespace={NAMESPACE}", "--output=json"))
+    return body
+
+
+def submit(cluster: Cluster, runs: Path) -> None:
+    """Apply the example; what an earlier demo left of it goes first."""
+    cluster.kubectl("delete", "drl", JOB, f"--namespace={NAMESPACE}", "--ignore-not-found", deadline=120)
+    shutil.rmtree(runs / JOB, ignore_errors=True)
+    cluster.kubectl("apply", f"--namespace={NAMESPACE}", f"--filename={ROOT / EXAMPLE}")
+
+
+def demo(console: Console) -> int:
+    """Show all of it; 0 if the training succeeded."""
+    begun = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"{time.monotonic() - begun:6.1f} s  {text}", soft_wrap=True, highlight=False)
+
+    cluster = chosen(say)
+    system = bring_up(cluster, say)
+    namespace = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    cluster.kubectl("apply", "--server-side", "--filename=-", text=namespace)
+    runs = system.claim(NAMESPACE, CLAIM)
+    say(f"kubectl apply --namespace {NAMESPACE} --filename {EXAMPLE}")
+    submit(cluster, runs)
+    hint = f"export KUBECONFIG={system.kubeconfig} PATH={Tools(cache()).bin}:$PATH"
+    say(f"to look at it from another terminal: {hint}; kubectl get drl --namespace {NAMESPACE} --watch")
+    ended = follow(cluster, console)
+    say(ended.text)
+    if not ended.over:
+        console.print(cluster.kubectl("describe", "drl", JOB, f"--namespace={NAMESPACE}"), soft_wrap=True)
+        return 1
+    kept = ROOT / "runs" / JOB
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(runs / JOB, kept)
+    say(f"the report: {kept / 'report.html'}")
+    say("the cluster stands on; to remove all of it: make cluster-down")
+    return 0
+
+
+def main() -> int:
+    """Run the demo in words for whoever started it."""
+    console = Console()
+    try:
+        return demo(console)
+    except ClusterError as error:
+        console.print(str(error), soft_wrap=True, highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("the job goes on without being watched; to remove all of it: make cluster-down")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

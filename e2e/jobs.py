@@ -1,0 +1,179 @@
+"""Jobs on an API server: what tests write, read and wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from e2e.cluster import waits
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.errors import DeadlinePassed
+
+JOB_SEEN = 30.0
+
+
+@dataclass
+class Job:
+    """A job, as its owner sees it.
+
+    Attributes:
+        patience: seconds that the operator may take.
+    """
+
+    api: Api
+    namespace: str
+    name: str
+    patience: float = JOB_SEEN
+
+    @property
+    def path(self) -> str:
+        return f"/apis/diffusionrl.io/v1alpha1/namespaces/{self.namespace}/diffusionrljobs"
+
+    @property
+    def own_path(self) -> str:
+        return f"{self.path}/{self.name}"
+
+    def ray(self, plural: str, name: str = "") -> str:
+        return f"/apis/ray.io/v1/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    def create(self, spec: dict[str, Any]) -> None:
+        body = {"apiVersion": "diffusionrl.io/v1alpha1", "kind": "DiffusionRLJob", "metadata": {"name": self.name}}
+        self.api.post(self.path, {**body, "spec": spec})
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.get(self.own_path).get("status") or {}
+        return found
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        return condition(self.status(), kind)
+
+    def await_condition(
+        self, kind: str, status: str, reason: str = "", *, within: float | None = None
+    ) -> dict[str, Any]:
+        """The condition, once it says this."""
+
+        def there(found: dict[str, Any]) -> bool:
+            said = condition(found, kind)
+            return said.get("status") == status and reason in ("", said.get("reason"))
+
+        return condition(self.await_status(f"{kind}={status} {reason}", there, within), kind)
+
+    def await_status(
+        self, what: str, good: Callable[[dict[str, Any]], bool], within: float | None = None
+    ) -> dict[str, Any]:
+        """The status, once it is good."""
+        seen: dict[str, Any] = {}
+
+        def there() -> bool:
+            seen.clear()
+            seen.update(self.status())
+            return good(seen)
+
+        try:
+            waits.until(what, self.patience if within is None else within, there)
+        except DeadlinePassed as error:
+            raise AssertionError(f"{error}; the status is {seen}") from error
+        return seen
+
+    def attempt(self, number: int) -> str:
+        return f"{self.name}-a{number:02d}"
+
+    def await_gone(self) -> None:
+        """The job is there no longer."""
+        waits.until(f"{self.name} to be gone", self.patience, lambda: self.api.gone(self.own_path))
+
+
+def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    """What a status says of one thing; nothing, if it does not."""
+    return next((item for item in status.get("conditions", ()) if item["type"] == kind), {})
+
+
+@dataclass
+class JobOnPlane(Job):
+    """A job and its children on a control plane; what KubeRay and kubelets would write, the test writes."""
+
+    name: str = "red"
+    spec: dict[str, Any] = field(default_factory=dict)
+
+    def submit(self) -> None:
+        spec = {
+            "model": {"base": "/models/shapes-sd3"},
+            "data": {"train": ["/data/prompts.jsonl"]},
+            "reward": {"scorers": [{"name": "color"}]},
+            "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}},
+            "rollout": {"replicas": 1},
+            "checkpoint": {"claimName": "ckpt"},
+            **self.spec,
+        }
+        self.create(spec)
+
+    def await_attempt(self, number: int) -> dict[str, Any]:
+        """Its RayJob, once it is there."""
+
+        def there() -> dict[str, Any] | None:
+            try:
+                return self.api.get(self.ray("rayjobs", self.attempt(number)))
+            except ApiError as error:
+                if error.code == httpx.codes.NOT_FOUND:
+                    return None
+                raise
+
+        return waits.until(f"attempt {number}", JOB_SEEN, there)
+
+    def run(self, number: int) -> None:
+        """KubeRay makes the RayCluster, its head is ready, and Ray runs the job."""
+        rayjob = self.await_attempt(number)
+        name, cluster = self.attempt(number), f"{self.attempt(number)}-x1"
+        owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": name, "uid": rayjob["metadata"]["uid"]}
+        self.api.post(self.ray("rayclusters"), {
+            "apiVersion": "ray.io/v1", "kind": "RayCluster",
+            "metadata": {
+                "name": cluster, "labels": rayjob["metadata"]["labels"],
+                "ownerReferences": [{**owner, "controller": True}],
+            },
+            "spec": rayjob["spec"]["rayClusterSpec"],
+        })  # fmt: skip
+        self.head(number, "True", "HeadPodRunningAndReady")
+        self.api.patch(f"{self.ray('rayjobs', name)}/status", {
+            "status": {
+                "jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "rayClusterName": cluster, "startTime": now(),
+            }
+        })  # fmt: skip
+
+    def run_and_lose_a_head(self) -> None:
+        """A new job runs, loses its head, and runs again in a second attempt; it needs `backoffLimit`."""
+        self.submit()
+        self.run(1)
+        self.await_condition("Ready", "True")
+        self.head(1, "False", "HeadPodNotFound")
+        self.run(2)
+        self.await_condition("Ready", "True")
+
+    def head(self, number: int, status: str, reason: str) -> None:
+        """KubeRay says how the head is."""
+        conditions = [
+            {"type": kind, "status": value, "reason": why, "message": "", "lastTransitionTime": now()}
+            for kind, value, why in (
+                ("HeadPodReady", status, reason), ("RayClusterProvisioned", "True", "AllPodRunningAndReadyFirstTime"),
+            )
+        ]  # fmt: skip
+        path = f"{self.ray('rayclusters', self.attempt(number) + '-x1')}/status"
+        status_ = {"conditions": conditions, "state": "ready", "desiredWorkerReplicas": 1, "readyWorkerReplicas": 1}
+        self.api.patch(path, {"status": status_})
+
+    def end(self, number: int, job: str = "SUCCEEDED", message: str = "") -> None:
+        """KubeRay sees the end of the Ray job."""
+        deployment = "Complete" if job == "SUCCEEDED" else "Failed"
+        status = {"jobDeploymentStatus": deployment, "jobStatus": job, "message": message, "endTime": now()}
+        if job != "SUCCEEDED":
+            status["reason"] = "AppFailed"
+        self.api.patch(f"{self.ray('rayjobs', self.attempt(number))}/status", {"status": status})
+
+
+def now() -> str:
+    """A Kubernetes timestamp."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,210 @@
+"""Training in Ray pods: our operator, KubeRay, kubelets and Ray are the real ones; only the devices are fake.
+
+One cluster serves all of these tests, and each job has the processor for itself: they run one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from e2e.cluster import waits
+from e2e.cluster.api import Api
+from e2e.cluster.bare.provider import BareCluster
+from e2e.cluster.errors import ToolMissing
+from e2e.conftest import leave_out, own_namespace
+from e2e.jobs import Job
+from e2e.system import System, bring_up
+
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
+
+NAME = "red-grpo-cluster"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / f"{NAME}.yaml"
+LABEL = f"diffusionrl.io/job={NAME}"
+# Generous, as all deadlines here: on two cores a pod's Ray takes a minute to start, and a step some seconds.
+FIRST_STEP, WHOLE_RUN, GONE, NAMED, HEAD_SEEN = 420.0, 1500.0, 60.0, 120.0, 120.0
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    """The bare cluster with the operator on it; it ends with these tests unless it stood before them."""
+    cluster = BareCluster()
+    stood = bool(cluster.nodes())
+    try:
+        yield bring_up(cluster, print)
+    except ToolMissing as error:
+        leave_out(error)
+    finally:
+        if not stood:
+            cluster.delete()
+
+
+@pytest.fixture
+def api(system: System) -> Iterator[Api]:
+    assert isinstance(system.cluster, BareCluster)
+    with system.cluster.plane().api("e2e-training") as client:
+        yield client
+
+
+@pytest.fixture
+def space(system: System, request: pytest.FixtureRequest) -> Iterator[str]:
+    assert isinstance(system.cluster, BareCluster)
+    yield from own_namespace(system.cluster.plane(), request)
+
+
+@pytest.fixture
+def run(system: System, space: str) -> Path:
+    """The run folder, behind the claim that the example names."""
+    return system.claim(space, "runs") / NAME
+
+
+def example(**changed: Any) -> dict[str, Any]:
+    """The spec of the example; `a__b` stands for the field b of a."""
+    spec: dict[str, Any] = YAML(typ="safe").load(EXAMPLE.read_text(encoding="utf-8"))["spec"]
+    for path, value in changed.items():
+        *parents, last = path.split("__")
+        place = spec
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return spec
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    """What the trainer wrote of each step."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def items(api: Api, space: str, plural: str, group: str = "") -> list[dict[str, Any]]:
+    """The objects of a kind that carry the job's label."""
+    root = f"/apis/{group}" if group else "/api/v1"
+    found: list[dict[str, Any]] = api.get(f"{root}/namespaces/{space}/{plural}", labelSelector=LABEL)["items"]
+    return found
+
+
+def pods(api: Api, space: str, role: str) -> list[dict[str, Any]]:
+    return [pod for pod in items(api, space, "pods") if pod["metadata"]["labels"].get("ray.io/node-type") == role]
+
+
+def await_step(job: Job, step: int) -> dict[str, Any]:
+    def there(status: dict[str, Any]) -> bool:
+        assert not status.get("failures"), status["failures"]
+        return (status.get("progress", {}).get("globalStep") or 0) >= step
+
+    return job.await_status(f"step {step}", there, FIRST_STEP)
+
+
+def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, space: str, run: Path) -> None:
+    """The main job: what `kubectl apply` of the example does, and what the status says of it."""
+    system.cluster.kubectl("apply", f"--namespace={space}", f"--filename={EXAMPLE}")
+    job = Job(api, space, NAME)
+    first = await_step(job, 1)
+    assert first["progress"]["totalSteps"] == 60
+    (worker,) = pods(api, space, "worker")
+    assert worker["spec"]["nodeName"] == "nvidia"
+    assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    # The operator is replaced in the middle: the job does not notice.
+    system.install("--set=podAnnotations.e2e=upgraded")
+    job.await_condition("Succeeded", "True", within=WHOLE_RUN)
+    status, written = job.status(), steps(run)
+    assert (status["attempts"], status.get("failures", [])) == (1, [])
+    assert [row["step"] for row in written] == list(range(1, 61))
+    last = written[-1]
+    assert status["progress"]["globalStep"] == 60
+    assert status["progress"]["percent"] == 100
+    assert status["progress"]["reward"] == pytest.approx(last["reward/mean"])
+    assert status["progress"]["validationReward"] == pytest.approx(last["val/reward/mean"])
+    assert status["weights"]["trainerVersion"] == last["weights/version"] == 60
+    assert (status["weights"]["minReplicaVersion"], status["weights"]["lag"]) == (60, 0)
+    assert status["progress"]["samples"] == sum(row["samples"] for row in written)
+    assert last["reward/mean"] > written[0]["reward/mean"] + 0.3, "nothing was learned"
+    assert "<svg" in (run / "report.html").read_text(encoding="utf-8")
+    assert (run / "checkpoints").is_dir()
+    waits.until("the pods to end", GONE, lambda: not items(api, space, "pods"))
+
+
+def test_the_same_on_a_pool_of_npus(api: Api, space: str, run: Path) -> None:
+    device = {"vendor": "Mock", "resourceName": "huawei.com/Ascend910", "preset": "Atlas-A2", "count": 1}
+    job = Job(api, space, NAME)
+    job.create(example(trainer__accelerator=device, trainer__totalSteps=3))
+    await_step(job, 1)
+    (worker,) = pods(api, space, "worker")
+    assert worker["spec"]["nodeName"] == "ascend"
+    rayjob = api.get(job.ray("rayjobs", job.attempt(1)))
+    (group,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert (group["resources"]["NPU"], "GPU" in group["resources"]) == ("1", False)
+    job.await_condition("Succeeded", "True", within=FIRST_STEP)
+    assert [row["step"] for row in steps(run)] == [1, 2, 3]
+
+
+def test_a_lost_head_is_named_and_the_next_attempt_goes_on(api: Api, space: str, run: Path) -> None:
+    job = Job(api, space, NAME)
+    job.create(example(trainer__totalSteps=8, trainer__evalEverySteps=8, checkpoint__everySteps=2))
+    saved = job.await_status("a checkpoint", lambda status: bool(status.get("checkpoint", {}).get("step")), FIRST_STEP)
+    (head,) = pods(api, space, "head")
+    api.delete(f"/api/v1/namespaces/{space}/pods/{head['metadata']['name']}", gracePeriodSeconds="0")
+    lost = job.await_status("the loss to be seen", lambda status: bool(status.get("failures")), HEAD_SEEN)
+    assert (lost["failures"][0]["attempt"], lost["failures"][0]["reason"]) == (1, "HeadLost")
+    job.await_condition("Succeeded", "True", within=FIRST_STEP)
+    status = job.status()
+    assert (status["attempts"], status["failuresCounted"]) == (2, 1)
+    assert [row["step"] for row in steps(run)] == list(range(1, 9))
+    said = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+    resumed = [event for event in said if event["event"] == "start"][-1]
+    assert resumed["resumed_from"] >= saved["checkpoint"]["step"] >= 2
+
+
+def test_a_suspended_job_saves_first_and_goes_on_later(api: Api, space: str, run: Path) -> None:
+    job = Job(api, space, NAME)
+    job.create(example(trainer__totalSteps=12, trainer__evalEverySteps=12, checkpoint__everySteps=100))
+    await_step(job, 2)
+    api.patch(job.own_path, {"spec": {"suspend": True}})
+    job.await_condition("Suspended", "True", within=FIRST_STEP)
+    step = job.status()["checkpoint"]["step"]
+    assert 2 <= step < 12
+    waits.until("the pods to end", GONE, lambda: not items(api, space, "pods"))
+    api.patch(job.own_path, {"spec": {"suspend": False}})
+    job.await_condition("Succeeded", "True", within=FIRST_STEP)
+    assert (job.status()["attempts"], job.status().get("failures", [])) == (2, [])
+    assert [row["step"] for row in steps(run)] == list(range(1, 13))
+
+
+def test_a_job_deleted_in_the_middle_leaves_nothing(api: Api, space: str, run: Path) -> None:
+    job = Job(api, space, NAME)
+    job.create(example())
+    await_step(job, 1)
+    api.delete(job.own_path)
+
+    def left() -> dict[str, int]:
+        found = {
+            "pods": items(api, space, "pods"),
+            "services": items(api, space, "services"),
+            "configmaps": items(api, space, "configmaps"),
+            "networkpolicies": items(api, space, "networkpolicies", "networking.k8s.io/v1"),
+            "rayjobs": items(api, space, "rayjobs", "ray.io/v1"),
+            "rayclusters": items(api, space, "rayclusters", "ray.io/v1"),
+            "jobs": api.get(job.path)["items"],
+        }
+        # KubeRay's own objects do not carry our label: whatever is in this namespace counts.
+        found["secrets"] = api.get(f"/api/v1/namespaces/{space}/secrets")["items"]
+        found["all services"] = api.get(f"/api/v1/namespaces/{space}/services")["items"]
+        found["all pods"] = api.get(f"/api/v1/namespaces/{space}/pods")["items"]
+        return {kind: len(bodies) for kind, bodies in found.items() if bodies}
+
+    waits.until("everything to be gone", GONE, lambda: not left())
+    assert (run / "metrics.jsonl").exists(), "the data stays"
+
+
+def test_an_image_that_is_not_there_is_named(api: Api, space: str) -> None:
+    job = Job(api, space, NAME)
+    job.create(example(runtime={"image": "localhost/no-such-image:1"}, checkpoint={}, backoffLimit=0))
+
+    def named(status: dict[str, Any]) -> bool:
+        return "localhost/no-such-image:1" in json.dumps(status)
+
+    job.await_status("the image to be named", named, NAMED)

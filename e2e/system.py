@@ -1,0 +1,98 @@
+"""The whole of it on a cluster, as users install it: our images, KubeRay, our chart, and a place for runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e import helm
+from e2e.cluster import waits
+from e2e.cluster.paths import cache
+from e2e.cluster.provider import NODES, Cluster, NodeSpec
+from e2e.cluster.tools import Say
+from e2e.images.build import Built, build
+from e2e.images.catalog import OPERATOR, ROLLOUT_CPU
+from e2e.images.engines import choose
+
+NAMESPACE, RELEASE = "omni-system", "omni"
+RUNS_SIZE = "20Gi"  # a claim has to say one; a folder of this machine knows no limit
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A cluster with the operator on it.
+
+    Attributes:
+        rollout: the image that jobs run.
+    """
+
+    cluster: Cluster
+    kubeconfig: Path
+    helm: Path
+    operator: Built
+    rollout: Built
+
+    def install(self, *options: str) -> str:
+        """Install the chart, or upgrade it to these options, and wait until its operator is ready; Helm's words."""
+        repository, _, tag = self.operator.name.rpartition(":")
+        return self.run_helm(
+            "upgrade", "--install", RELEASE, str(helm.CHART), "--create-namespace", "--wait",
+            f"--timeout={waits.ADDONS_READY:g}s", f"--set=image.repository={repository},image.tag={tag}",
+            f"--set=jobs.image={self.rollout.name}", *options,
+        )  # fmt: skip
+
+    def run_helm(self, *arguments: str) -> str:
+        """What Helm prints."""
+        command = [*arguments, f"--namespace={NAMESPACE}"]
+        return helm.on_cluster(self.helm, self.kubeconfig, command, waits.ADDONS_READY)
+
+    def claim(self, namespace: str, name: str) -> Path:
+        """Make a claim whose volume is a folder of this machine, and return the folder."""
+        folder = self.cluster.volumes / namespace / name
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o777)  # a volume of this kind is not given to the pod's group
+        for body in volume(namespace, name, folder):
+            self.cluster.kubectl("apply", "--server-side", "--filename=-", text=json.dumps(body))
+        return folder
+
+
+def volume(namespace: str, name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A folder as a volume, and the claim that it is for. Bound by name, so that no provisioner is asked. PURE."""
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    size, both = {"storage": RUNS_SIZE}, f"{namespace}-{name}"
+    return (
+        {
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": both},
+            "spec": {
+                **common, "capacity": size, "persistentVolumeReclaimPolicy": "Retain",
+                "hostPath": {"path": str(folder), "type": "Directory"},
+                "claimRef": {"namespace": namespace, "name": name},
+            },
+        },
+        {
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {**common, "resources": {"requests": size}, "volumeName": both},
+        },
+    )  # fmt: skip
+
+
+def bring_up(cluster: Cluster, say: Say, nodes: Sequence[NodeSpec] = NODES) -> System:
+    """Build what is missing, start the cluster unless it stands, and install the operator.
+
+    Raises:
+        ToolMissing: this machine lacks a program, a right or room.
+        ClusterError: a part does not come up.
+    """
+    kept = cache() / "archives"
+    engine = choose(kept / "buildah", say)
+    operator, rollout = (build(image, engine, kept, say) for image in (OPERATOR, ROLLOUT_CPU))
+    program = helm.helm(say)
+    kubeconfig = cluster.create(nodes, [operator.archive, rollout.archive])
+    system = System(cluster, kubeconfig, program, operator, rollout)
+    say("installing the operator")
+    system.install()
+    return system

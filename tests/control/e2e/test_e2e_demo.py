@@ -1,0 +1,68 @@
+"""What a demo shows of a job, and the volume that it gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.demo import EXAMPLE, JOB, ROOT, View, view
+from e2e.system import volume
+from omni_operator.api import load_job
+
+
+def condition(kind: str, status: str = "True", message: str = "") -> dict[str, str]:
+    return {"type": kind, "status": status, "message": message}
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ({}, View("the operator has not seen it yet")),
+        (
+            {"conditions": [condition("Ready", "False", "waiting for 1 of 2 pods")], "attempts": 1},
+            View("waiting for 1 of 2 pods"),
+        ),
+        (
+            {
+                "attempts": 2,
+                "progress": {"globalStep": 7, "totalSteps": 60, "rewardSummary": "0.41"},
+                "weights": {"minReplicaVersion": 6},
+            },
+            View("attempt 2, reward 0.41, weights 6", 7, 60),
+        ),
+        (
+            {
+                "conditions": [condition("Succeeded", message="60 of 60 steps")],
+                "progress": {"globalStep": 60, "totalSteps": 60},
+            },
+            View("60 of 60 steps", 60, 60, over=True),
+        ),
+        ({"conditions": [condition("Failed", message="no more retries")]}, View("no more retries", over=False)),
+    ],
+    ids=["new", "waiting", "running", "succeeded", "failed"],
+)
+def test_the_newest_is_shown_in_a_line(status: dict[str, Any], shown: View) -> None:
+    assert view(status) == shown
+
+
+def test_the_example_is_the_main_job_with_a_device_and_a_claim() -> None:
+    on_cluster, here = load_job(ROOT / EXAMPLE).job, load_job(ROOT / "examples" / "red-grpo.yaml").job
+    assert on_cluster.metadata.name == JOB
+    device = on_cluster.spec.trainer.accelerator
+    assert (device.vendor, device.resource_name) == ("Mock", "nvidia.com/gpu")
+    changed = {
+        "trainer": on_cluster.spec.trainer.model_copy(update={"accelerator": here.spec.trainer.accelerator}),
+        "checkpoint": on_cluster.spec.checkpoint.model_copy(update={"claim_name": None}),
+        "backoff_limit": here.spec.backoff_limit,
+    }
+    assert on_cluster.spec.model_copy(update=changed) == here.spec
+
+
+def test_a_volume_and_its_claim_know_each_other() -> None:
+    made, claim = volume("demo", "runs", Path("/kept/demo/runs"))
+    assert made["spec"]["claimRef"] == {name: claim["metadata"][name] for name in ("namespace", "name")}
+    assert claim["spec"]["volumeName"] == made["metadata"]["name"]
+    assert made["spec"]["hostPath"]["path"] == "/kept/demo/runs"
+    assert made["spec"]["storageClassName"] == claim["spec"]["storageClassName"] == ""
