@@ -58,17 +58,24 @@ def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | Non
         if archive.exists():
             say(f"{image.folder} is built: {made.name}")
         else:
-            check_room(image, folder, shutil.disk_usage(folder).free)
+            # The archives of earlier builds go before the new one is written.
+            old = sum(path.stat().st_size for path in archives(image, folder))
+            check_room(image, folder, shutil.disk_usage(folder).free + old)
             say(f"building {image.folder} (the first time {image.note})")
             _build(made, engine, staged, folder, say)
         return Built(made.name, archive)
+
+
+def archives(image: Image, folder: Path) -> list[Path]:
+    """What is there of an image, of any content."""
+    return sorted(folder.glob(f"{image.folder}-????????????????.tar"))
 
 
 def _build(made: Recipe, engine: Engine, staged: Path, folder: Path, say: Say) -> None:
     started = time.monotonic()
     engine.build(made, staged, say)
     # What is older goes first: two archives of training fit on few disks.
-    for old in folder.glob(f"{made.image.folder}-????????????????.tar"):
+    for old in archives(made.image, folder):
         old.unlink()
     engine.forget(made.image.repository, made.name)
     archive = made.archive(folder)

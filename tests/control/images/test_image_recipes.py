@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -135,6 +137,16 @@ def test_a_full_disk_is_told_in_words_before_anything_is_done(free: int, room: i
         return
     with pytest.raises(ToolMissing, match=f"takes up to {room} GB at its peak, and kept has {free} GB free"):
         check_room(image, Path("kept"), free * GB)
+
+
+def test_the_archive_that_goes_counts_as_room(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, kept = Image("small", "localhost/small", 100, ""), tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=60))
+    with pytest.raises(ToolMissing, match="more are needed"):
+        build(image, Bench(), kept, lambda _: None, None, tree)
+    (kept / "small-0123456789abcdef.tar").write_bytes(b"x" * 40)
+    assert build(image, Bench(), kept, lambda _: None, None, tree).archive.exists()
 
 
 def test_staged_files_have_no_time(tree: Path, tmp_path: Path) -> None:
