@@ -56,7 +56,9 @@ def view(status: dict[str, Any]) -> View:
         reward = progress.get("rewardSummary", "")
         return View(f"{again}reward {reward}, weights {weights.get('minReplicaVersion', '?')}", step, total)
     ready = conditions.get("Ready", {})
-    return View(f"{again}{ready.get('message') or ready.get('reason') or 'the operator has not seen it yet'}", 0, total)
+    # Once pods are ready, the trainer says what it waits for.
+    said = conditions["Succeeded"].get("message") if ready.get("status") == "True" else ready.get("message")
+    return View(f"{again}{said or ready.get('reason') or 'the operator has not seen it yet'}", 0, total)
 
 
 def follow(cluster: Cluster, console: Console) -> View:

@@ -52,14 +52,14 @@ class DiffusionTrainer:
 
         Raises:
             Interrupted: `stop_requested` became true; a checkpoint of the last whole step is there.
-            StaleSample, LogProbMismatch: samples and weights do not belong together.
+            StaleSample, StaleReplica, LogProbMismatch: samples and weights do not belong together.
         """
         step = resumed_from or 0
         if resumed_from is not None:
             self.stack.workers.load_checkpoint(str(checkpoints.path_of(self.checkpoints, step)))
-        self._publish(step)
+        served = self._publish(step)
         if self._evaluates(step) and not self.folder.has_evaluation(step):
-            self._record({"step": step, "weights/version": step, **self._evaluate(step)})
+            self._record({"step": step, "weights/version": step, **served, **self._evaluate(step)})
         while step < self.total:
             if self.stop_requested():
                 self._save(step)
@@ -83,7 +83,7 @@ class DiffusionTrainer:
         with _timer(line, "update"):
             line |= self._update(samples)
         with _timer(line, "sync"):
-            self._publish(step)
+            line |= self._publish(step)
         line["timing_s/generate"] = samples.seconds
         line["timing_s/reward"] = samples.scoring_seconds
         line["timing_s/step"] = time.perf_counter() - began
@@ -126,8 +126,10 @@ class DiffusionTrainer:
         proto = DataProto.from_dict(tensors=batch, meta_info={"sampler": sampler})
         return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
 
-    def _publish(self, step: int) -> None:
+    def _publish(self, step: int) -> dict[str, int]:
+        """Send the weights to every engine; the versions that they serve then."""
         self.stack.weights.update_weights(global_steps=step)
+        return metrics.replica_versions(self.stack.versions(), step)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         line: dict[str, float] = {}

@@ -14,6 +14,21 @@ class StaleSample(RuntimeError):
     """A sample was made by other weights than those that were last published."""
 
 
+class StaleReplica(RuntimeError):
+    """A rollout replica serves other weights than those that were last published."""
+
+
+def replica_versions(found: Sequence[int | None], published: int) -> dict[str, int]:
+    """Lowest and highest version that replicas serve after an update.
+
+    Raises:
+        StaleReplica: one does not serve what was published; the message has all versions.
+    """
+    if set(found) != {published}:
+        raise StaleReplica(f"weight version {published} was published, and the replicas serve {list(found)}")
+    return {"weights/min_replica_version": published, "weights/max_replica_version": published}
+
+
 def check_versions(stamps: Sequence[Any], expected: int) -> None:
     """Every sample must carry the version of the weights that were published last.
 

@@ -52,6 +52,13 @@ class Stack:
     weights: Any  # CheckpointEngineManager
     ray: Cluster
 
+    def versions(self) -> list[int]:
+        """Version of the weights that each rollout replica says it serves."""
+        import ray
+
+        found: list[int] = ray.get([server.get_global_steps.remote() for server in self.servers.server_handles])
+        return found
+
     def stop(self) -> None:
         """End engines before Ray, so that they remove their shared memory. Safe after a failure."""
         import ray

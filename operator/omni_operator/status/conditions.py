@@ -133,7 +133,7 @@ def _active(
     return _table(
         admitted,
         trouble or _serving(seen, attempt),
-        Said("Unknown", "Running"),
+        Said("Unknown", "Running", (report.phase if report else None) or ""),
         updated=updated,
         weights=_weights(report, heard),
         stalled=_stalled(heard, now),

@@ -44,6 +44,7 @@ class Post(BaseModel):
     step_seconds: Number | None = Field(default=None, alias="timing_s/step")
     eta_s: Number | None = None
     samples: Count | None = None
+    text: Annotated[str, Field(max_length=1024)] | None = None
     path: Annotated[str, Field(max_length=1024)] | None = None
     message: Annotated[str, Field(max_length=16_384)] | None = None
     reason: Annotated[str, Field(max_length=64)] | None = None
@@ -69,6 +70,8 @@ def remember(previous: Report | None, post: Post, now: datetime) -> Report:
         )
         if (value := getattr(post, name)) is not None
     }  # fmt: skip
+    if post.event in ("phase", "step", "done"):
+        said["phase"] = post.text if post.event == "phase" else None
     if post.eta_s is not None:
         said["eta_seconds"] = post.eta_s
     if post.sync_seconds is not None and post.version is not None:

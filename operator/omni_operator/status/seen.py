@@ -128,6 +128,7 @@ class Report:
         samples: drawn since this attempt began.
         checkpoint: name of the newest one that can be resumed from.
         checkpoint_at: when the report of it arrived here.
+        phase: what it waits for, before and between steps.
         error: what ended the trainer, in its words.
     """
 
@@ -149,6 +150,7 @@ class Report:
     checkpoint: str | None = None
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
+    phase: str | None = None
     error: str | None = None
     error_kind: FailureReason | None = None
 

@@ -25,6 +25,10 @@ def condition(kind: str, status: str = "True", message: str = "") -> dict[str, s
             View("waiting for 1 of 2 pods"),
         ),
         (
+            {"conditions": [condition("Ready"), condition("Succeeded", "Unknown", "starting the engine")]},
+            View("starting the engine"),
+        ),
+        (
             {
                 "attempts": 2,
                 "progress": {"globalStep": 7, "totalSteps": 60, "rewardSummary": "0.41"},
@@ -41,7 +45,7 @@ def condition(kind: str, status: str = "True", message: str = "") -> dict[str, s
         ),
         ({"conditions": [condition("Failed", message="no more retries")]}, View("no more retries", over=False)),
     ],
-    ids=["new", "waiting", "running", "succeeded", "failed"],
+    ids=["new", "waiting", "starting", "running", "succeeded", "failed"],
 )
 def test_the_newest_is_shown_in_a_line(status: dict[str, Any], shown: View) -> None:
     assert view(status) == shown

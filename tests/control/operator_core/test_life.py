@@ -218,6 +218,18 @@ async def test_reports_become_progress_in_few_writes(world: Any) -> None:
     assert 580 <= status.usage.accelerator_seconds <= 600
 
 
+async def test_what_a_trainer_waits_for_is_said_until_it_trains(world: Any) -> None:
+    await running(world)
+    for text in ("starting the rollout engine", "evaluating"):
+        world.report("phase", text=text)
+        await world.after(20)
+        found = world.condition("Succeeded")
+        assert (found.status, found.reason, found.message) == ("Unknown", "Running", text)
+    world.report(step=1)
+    await world.after(20)
+    assert world.condition("Succeeded").message == ""
+
+
 async def test_usage_adds_up_over_attempts_and_restarts(world: Any) -> None:
     await running(world, backoffLimit=3)
     await world.after(100)

@@ -102,6 +102,7 @@ def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(runn
     stack.weights.update_weights(global_steps=2)
     restored = evaluate(running)
     assert torch.equal(before.images, restored.images) and restored.versions == [2, 2, 2]
+    assert stack.versions() == [2]
     assert segments() == []
 
 

@@ -57,6 +57,15 @@ def test_a_stale_sample_stops_the_run() -> None:
         metrics.check_versions([3, None], 3)
 
 
+def test_a_replica_that_serves_other_weights_stops_the_run() -> None:
+    assert metrics.replica_versions([3, 3], 3) == {
+        "weights/min_replica_version": 3, "weights/max_replica_version": 3,
+    }  # fmt: skip
+    for served in ([3, 2], [None, 3], []):
+        with pytest.raises(metrics.StaleReplica, match="weight version 3 was published, and the replicas serve"):
+            metrics.replica_versions(served, 3)
+
+
 def test_a_resumed_run_drops_the_steps_it_makes_again(tmp_path: Path) -> None:
     settings_ = OmegaConf.create({"trainer": {"total_training_steps": 4}})
     folder = RunFolder(tmp_path)

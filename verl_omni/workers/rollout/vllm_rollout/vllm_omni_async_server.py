@@ -247,6 +247,10 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         self.global_steps = global_steps
         self._lora_loaded = None
 
+    async def get_global_steps(self) -> int | None:
+        """Version of the weights that new samples are made by; None before the first update."""
+        return self.global_steps
+
     @override
     async def wait_for_requests_to_drain(self, deadline: float = DRAIN_SECONDS) -> None:
         """Wait until no request is in flight.
