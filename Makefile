@@ -51,20 +51,22 @@ $(STAMP): | $(UV)
 run: setup ## train the example model by reinforcement learning, and write a report
 	@$(BIN)/drl run examples/red-grpo.yaml
 
-test: static ## every check and every test but those on Kubernetes; the ones on the real engine too
+test: static ## every check and every test but those that need root; on the real engine and a real control plane
 	@echo "fast tests"
 	@$(fast)
 	@echo "tests of training"
 	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not cluster and not bare' --durations=8
 	@for file in $(ENGINE); do echo "on the real engine: $$file"; \
 	  $(BIN)/python -m pytest -q -W default -m 'engine and not gpu' --durations=8 "$$file"; done
+	@echo "on a Kubernetes control plane (its programs are built the first time)"
+	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m 'cluster and not bare' --durations=8 e2e tests
 
 test-fast: setup ## tests without the engine
 	@echo "fast tests"
 	@$(fast)
 
-test-cluster: setup ## tests on a real Kubernetes (as root); builds its programs the first time: 20 minutes
-	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m 'cluster or bare' e2e tests
+test-cluster: setup ## tests on whole clusters, training in pods among them (as root); builds images the first time
+	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m bare --durations=8 e2e tests
 
 test-gpu: setup ## the suite for a machine with an NVIDIA device
 	@$(BIN)/python -m pytest -q -m gpu
