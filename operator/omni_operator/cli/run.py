@@ -56,7 +56,7 @@ def run(
     folder = Path(place.run_folder)
     try:
         with run_folder.locked(folder) as lock:
-            run_folder.prepare(folder, job, loaded.document, plan.overrides(job, place), fresh=fresh)
+            run_folder.prepare(folder, job, loaded.document, lambda each: plan.overrides(each, place), fresh=fresh)
             if run_folder.is_finished(folder, job.spec.trainer.total_steps):
                 _say_finished(job, folder)
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from .processes import having_open
 JOB, OVERRIDES, LOG, PROGRESS, METRICS, REPORT = (
     "job.yaml", "overrides.txt", "train.log", "progress.jsonl", "metrics.jsonl", "report.html",
 )  # fmt: skip
-# What may differ when a run goes on: how long it is and what it leaves, not what it computes.
-PACE = {
-    "spec.trainer.totalSteps", "spec.trainer.evalEverySteps", "spec.checkpoint.everySteps", "spec.checkpoint.keep",
-    "spec.checkpoint.resume",
-}  # fmt: skip
+# Settings of the trainer that may differ when a run goes on: how long it is and what it leaves, not what it computes.
+PACE = (
+    "trainer.total_training_steps", "trainer.test_freq", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep",
+    "trainer.resume_mode",
+)  # fmt: skip
+Render = Callable[[DiffusionRLJob], Sequence[str]]
 _CHECKPOINT = re.compile(r"^step_(\d+)$")
 
 
@@ -31,12 +32,13 @@ class Unusable(ValueError):
     """The folder cannot be used for this job; the message says what to do."""
 
 
-def prepare(folder: Path, job: DiffusionRLJob, document: Document, overrides: Sequence[str], *, fresh: bool) -> None:
+def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Render, *, fresh: bool) -> None:
     """Make the folder ready for the trainer.
 
     Args:
         job: with absolute paths.
         document: what the job was read from; it is kept with absolute paths too, so that the copy is the same job.
+        render: a job's settings of the trainer, which tell whether two jobs compute the same.
         fresh: keep an earlier run of that name aside, and start from nothing.
 
     Raises:
@@ -45,11 +47,11 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, overrides: Se
     if fresh and folder.exists():
         folder.rename(_aside(folder))
     if folder.exists() and any(folder.iterdir()):
-        _must_match(folder, job)
+        _must_match(folder, job, render)
     folder.mkdir(parents=True, exist_ok=True)
     _write_paths(document, job)
     (folder / JOB).write_text(document.dump(), encoding="utf-8")
-    (folder / OVERRIDES).write_text("".join(f"{line}\n" for line in overrides), encoding="utf-8")
+    (folder / OVERRIDES).write_text("".join(f"{line}\n" for line in render(job)), encoding="utf-8")
 
 
 def last_checkpoint(folder: Path) -> int | None:
@@ -90,14 +92,14 @@ def locked(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _must_match(folder: Path, job: DiffusionRLJob) -> None:
+def _must_match(folder: Path, job: DiffusionRLJob, render: Render) -> None:
     again = "--fresh keeps it aside and starts anew; or give the job another metadata.name"
     try:
         earlier = load_job(folder / JOB).job
     except JobError as error:
         raise Unusable(f"{folder} holds something that is not a run of this version: {error}\n{again}") from error
-    if differing := sorted(_differing(_values(earlier), _values(job)) - PACE):
-        lines = "\n".join(f"  {name}" for name in differing)
+    if _computed(render(earlier)) != _computed(render(job)):
+        lines = "\n".join(f"  {name}" for name in sorted(_differing(_values(earlier), _values(job))))
         raise Unusable(f"{folder} holds a run of another job; what differs:\n{lines}\n{again}")
 
 
@@ -110,6 +112,10 @@ def _write_paths(document: Document, job: DiffusionRLJob) -> None:
     for place, scorer in enumerate(spec.reward.scorers):
         if scorer.function:
             document.replace(("spec", "reward", "scorers", place, "function", "path"), scorer.function.path)
+
+
+def _computed(overrides: Sequence[str]) -> list[str]:
+    return [line for line in overrides if not line.startswith(tuple(f"{name}=" for name in PACE))]
 
 
 def _values(job: DiffusionRLJob) -> dict[str, Any]:

@@ -110,6 +110,13 @@ def test_another_job_in_the_folder_is_refused_and_fresh_keeps_it_aside(
     assert (tmp_path / "runs" / "a-job-before-1" / "report.html").is_file()
 
 
+def test_what_only_a_cluster_reads_makes_no_other_job(write_job: WriteJob, drl: Drl) -> None:
+    job = write_job()
+    drl("run", job, "--set", "spec.trainer.totalSteps=2")
+    code, said = drl("run", job, "--set", "spec.cleanupPolicy=Retain", "--set", "spec.checkpoint.claimName=runs")
+    assert (code, "going on" in said) == (0, True)
+
+
 def test_a_folder_that_is_no_run_is_refused(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     (tmp_path / "runs" / "a-job").mkdir(parents=True)
     (tmp_path / "runs" / "a-job" / "thesis.tex").write_text("years of work")
