@@ -48,25 +48,33 @@ def view(status: dict[str, Any]) -> View:
     conditions = {item["type"]: item for item in status.get("conditions", ())}
     progress, weights = status.get("progress", {}), status.get("weights", {})
     step, total = progress.get("globalStep") or 0, progress.get("totalSteps")
-    for kind, over in (("Succeeded", True), ("Failed", False)):
-        if conditions.get(kind, {}).get("status") == "True":
-            return View(conditions[kind].get("message") or kind, step, total, over)
+    if conditions.get("Succeeded", {}).get("status") == "True":
+        held_out = progress.get("validationReward")
+        found = f", reward of held-out prompts {held_out:.3f}" if held_out is not None else ""
+        return View(f"succeeded{found}", step, total, over=True)
+    if conditions.get("Failed", {}).get("status") == "True":
+        return View(conditions["Failed"].get("message") or "failed", step, total, over=False)
     again = f"attempt {status['attempts']}, " if status.get("attempts", 0) > 1 else ""
     if step:
         reward = progress.get("rewardSummary", "")
         return View(f"{again}reward {reward}, weights {weights.get('minReplicaVersion', '?')}", step, total)
     ready = conditions.get("Ready", {})
     # Once pods are ready, the trainer says what it waits for.
-    said = conditions["Succeeded"].get("message") if ready.get("status") == "True" else ready.get("message")
-    return View(f"{again}{said or ready.get('reason') or 'the operator has not seen it yet'}", 0, total)
+    if ready.get("status") == "True":
+        said = conditions["Succeeded"].get("message") or "the pods are ready"
+    else:
+        said = ready.get("message") or ready.get("reason") or "the operator has not seen it yet"
+    return View(f"{again}{said}", 0, total)
 
 
 def follow(cluster: Cluster, console: Console) -> View:
     """Show the job until it ends; without a terminal, a line for each change."""
     columns = (TextColumn("[bold]{task.fields[name]}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     last = ""
-    with Progress(*columns, TextColumn("{task.description}"), console=console) as shown:
-        task = shown.add_task("", name=JOB, total=None, visible=console.is_terminal)
+    with Progress(
+        *columns, TextColumn("{task.description}"), console=console, disable=not console.is_terminal
+    ) as shown:
+        task = shown.add_task("", name=JOB, total=None)
         while True:
             found = view(job(cluster).get("status") or {})
             text = f"step {found.step}/{found.total}: {found.text}" if found.step else found.text

@@ -28,6 +28,7 @@ def condition(kind: str, status: str = "True", message: str = "") -> dict[str, s
             {"conditions": [condition("Ready"), condition("Succeeded", "Unknown", "starting the engine")]},
             View("starting the engine"),
         ),
+        ({"conditions": [condition("Ready"), condition("Succeeded", "Unknown")]}, View("the pods are ready")),
         (
             {
                 "attempts": 2,
@@ -38,14 +39,14 @@ def condition(kind: str, status: str = "True", message: str = "") -> dict[str, s
         ),
         (
             {
-                "conditions": [condition("Succeeded", message="60 of 60 steps")],
-                "progress": {"globalStep": 60, "totalSteps": 60},
+                "conditions": [condition("Succeeded", message="attempt 1")],
+                "progress": {"globalStep": 60, "totalSteps": 60, "validationReward": 0.98848},
             },
-            View("60 of 60 steps", 60, 60, over=True),
+            View("succeeded, reward of held-out prompts 0.988", 60, 60, over=True),
         ),
         ({"conditions": [condition("Failed", message="no more retries")]}, View("no more retries", over=False)),
     ],
-    ids=["new", "waiting", "starting", "running", "succeeded", "failed"],
+    ids=["new", "waiting", "starting", "ready", "running", "succeeded", "failed"],
 )
 def test_the_newest_is_shown_in_a_line(status: dict[str, Any], shown: View) -> None:
     assert view(status) == shown
