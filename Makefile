@@ -58,7 +58,8 @@ test: static ## every check and every test but those that need root; on the real
 	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not cluster and not bare' --durations=8
 	@for file in $(ENGINE); do echo "on the real engine: $$file"; \
 	  $(BIN)/python -m pytest -q -W default -m 'engine and not gpu' --durations=8 "$$file"; done
-	@echo "on a Kubernetes control plane (its programs are built the first time)"
+	@echo "on a Kubernetes control plane (its programs are built the first time: 20 minutes)"
+	@PYTHONPATH=. $(BIN)/python -m e2e.programs
 	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m 'cluster and not bare' --durations=8 e2e tests
 
 test-fast: setup ## tests without the engine

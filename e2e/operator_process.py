@@ -18,6 +18,7 @@ from e2e.cluster import waits
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.ports import free_ports
+from e2e.cluster.tools import kuberay_files
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENT = "diffusionrl-operator/"
@@ -95,7 +96,7 @@ def install(plane: ControlPlane, *, kuberay: bool = True) -> None:
     plane.kubectl("apply", "--server-side", f"--filename={ROOT / 'crds'}")
     served = ["/apis/diffusionrl.io/v1alpha1/diffusionrljobs"]
     if kuberay:
-        crds = plane.layout.tools.kuberay / "crd" / "bases"
+        crds = kuberay_files() / "crd" / "bases"
         for name in ("rayjobs", "rayclusters"):
             plane.kubectl("apply", "--server-side", f"--filename={crds / f'ray.io_{name}.yaml'}")
             served.append(f"/apis/ray.io/v1/{name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -140,6 +141,22 @@ def ensure(programs: Iterable[Program], say: Say = print, folder: Path | None = 
     return tools
 
 
+def kuberay_files(say: Say = print, folder: Path | None = None) -> Path:
+    """KubeRay's kustomization alone, whose custom resources a control plane serves without KubeRay itself.
+
+    Raises:
+        ToolMissing: it is not there yet, and there is no `go` to fetch it.
+        BuildFailed: it cannot be fetched.
+    """
+    tools = Tools(folder or cache())
+    if not tools.kuberay.exists():
+        tools.base.mkdir(parents=True, exist_ok=True)
+        with locked(tools.base, say):
+            refuse_without_go()
+            copy_kuberay(tools, SOURCES / KUBERAY.module)
+    return tools.kuberay
+
+
 def missing(tools: Tools, programs: Iterable[Program]) -> list[Program]:
     """Those that are not built yet; a program appears last, and in one step, so it is never half there."""
     return [program for program in programs if not tools.path(program).exists()]
@@ -162,10 +179,7 @@ def locked(folder: Path, say: Say, what: str = "build") -> Iterator[None]:
 
 def build(tools: Tools, program: Program, say: Say) -> None:
     """Build one program, its companions first, and put it in place."""
-    if shutil.which("go") is None:
-        raise ToolMissing(
-            "Go 1.26 or later is missing: it builds Kubernetes for the tests. Install it from your system"
-        )
+    refuse_without_go()
     root = tools.root(program.module)
     (root / "bin").mkdir(parents=True, exist_ok=True)
     say(f"building {program.name} (the first time {program.note}; kept in {root})")
@@ -186,6 +200,17 @@ def build(tools: Tools, program: Program, say: Say) -> None:
         (root / "bin" / link).symlink_to(program.name)
     part.rename(root / "bin" / program.name)
     say(f"built {program.name} in {time.monotonic() - started:.0f} s")
+
+
+def refuse_without_go() -> None:
+    """
+    Raises:
+        ToolMissing: there is no `go`.
+    """
+    if shutil.which("go") is None:
+        raise ToolMissing(
+            "Go 1.26 or later is missing: it builds Kubernetes for the tests. Install it from your system"
+        )
 
 
 def compile_program(command: list[str], module: Path, name: str, say: Say) -> None:
@@ -216,13 +241,13 @@ def compile_program(command: list[str], module: Path, name: str, say: Say) -> No
 
 def module_folder(name: str, module: Path) -> Path:
     """Where Go keeps the source of a module that `module` requires."""
-    listed = subprocess.run(
-        ["go", "list", "-m", "-f", "{{.Dir}}", name],
-        cwd=module, capture_output=True, text=True, timeout=waits.COMMAND, check=False,
+    fetched = subprocess.run(
+        ["go", "mod", "download", "-json", name],
+        cwd=module, capture_output=True, text=True, timeout=waits.ADDONS_READY, check=False,
     )  # fmt: skip
-    if listed.returncode != 0 or not listed.stdout.strip():
-        raise BuildFailed(f"the source of {name} cannot be found: {listed.stderr.strip()}")
-    return Path(listed.stdout.strip())
+    if fetched.returncode != 0:
+        raise BuildFailed(f"the source of {name} cannot be fetched: {(fetched.stderr or fetched.stdout).strip()}")
+    return Path(json.loads(fetched.stdout)["Dir"])
 
 
 def write_stages(tools: Tools, module: Path) -> None:
@@ -233,11 +258,15 @@ def write_stages(tools: Tools, module: Path) -> None:
 
 
 def copy_kuberay(tools: Tools, module: Path) -> None:
-    """The kustomization of KubeRay; the module's own files are read-only, copies need not be."""
+    """The kustomization of KubeRay; the module's own files are read-only, copies need not be. Whole, or not there."""
+    if tools.kuberay.exists():
+        return
     folder = module_folder("github.com/ray-project/kuberay/ray-operator", module) / "config"
-    shutil.rmtree(tools.kuberay, ignore_errors=True)
+    part = tools.kuberay.with_name(".kuberay.part")
+    shutil.rmtree(part, ignore_errors=True)
     for name in ("crd", "default", "manager", "rbac"):
         for source in sorted(path for path in (folder / name).rglob("*") if path.is_file()):
-            target = tools.kuberay / source.relative_to(folder)
+            target = part / source.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
+    part.rename(tools.kuberay)

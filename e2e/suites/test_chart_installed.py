@@ -16,6 +16,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailed, ToolMissing
 from e2e.cluster.processes import run
+from e2e.cluster.tools import kuberay_files
 from e2e.conftest import leave_out
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import RunningOperator, operator
@@ -58,7 +59,7 @@ def api(own: ControlPlane) -> Iterator[Api]:
 def install_kuberay(plane: ControlPlane) -> None:
     """KubeRay's kinds, served; what KubeRay would do, the tests do."""
     for name in ("rayjobs", "rayclusters"):
-        file = plane.layout.tools.kuberay / "crd" / "bases" / f"ray.io_{name}.yaml"
+        file = kuberay_files() / "crd" / "bases" / f"ray.io_{name}.yaml"
         plane.kubectl("apply", "--server-side", f"--filename={file}")
     with plane.api("e2e-install") as api:
         for name in ("rayjobs", "rayclusters"):
