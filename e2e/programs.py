@@ -6,6 +6,8 @@ import os
 import sys
 import time
 
+from rich.console import Console
+
 from e2e import helm, prometheus
 from e2e.cluster.errors import ClusterError, ToolMissing
 from e2e.cluster.tools import KUBE, KWOK, ensure, kuberay_files
@@ -13,10 +15,10 @@ from e2e.cluster.tools import KUBE, KWOK, ensure, kuberay_files
 
 def main() -> int:
     """Have all of it ready; what is there is not touched. A machine that cannot is no failure, unless E2E_REQUIRED."""
-    started = time.monotonic()
+    console, started = Console(), time.monotonic()
 
     def say(text: str) -> None:
-        print(f"{time.monotonic() - started:6.1f} s  {text}", flush=True)
+        console.print(f"{time.monotonic() - started:6.1f} s  {text}", soft_wrap=True, highlight=False)
 
     try:
         ensure((KUBE, KWOK), say)
