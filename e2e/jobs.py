@@ -27,7 +27,7 @@ class Job:
     api: Api
     namespace: str
     name: str
-    patience: float = JOB_SEEN
+    patience: float = field(default=JOB_SEEN, kw_only=True)
 
     @property
     def path(self) -> str:
