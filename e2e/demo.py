@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from e2e.cluster import addons
 from e2e.cluster.__main__ import chosen
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import cache
@@ -109,8 +110,7 @@ def demo(console: Console) -> int:
 
     cluster = chosen(say)
     system = bring_up(cluster, say)
-    namespace = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    cluster.kubectl("apply", "--server-side", "--filename=-", text=namespace)
+    cluster.kubectl("apply", "--server-side", "--filename=-", text=addons.namespace(NAMESPACE))
     runs = system.claim(NAMESPACE, CLAIM)
     say(f"kubectl apply --namespace {NAMESPACE} --filename {EXAMPLE}")
     submit(cluster, runs)

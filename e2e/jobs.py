@@ -144,11 +144,15 @@ class JobOnPlane(Job):
             }
         })  # fmt: skip
 
-    def run_and_lose_a_head(self) -> None:
-        """A new job runs, loses its head, and runs again in a second attempt; it needs `backoffLimit`."""
+    def start(self) -> None:
+        """A new job, until its first attempt runs."""
         self.submit()
         self.run(1)
         self.await_condition("Ready", "True")
+
+    def run_and_lose_a_head(self) -> None:
+        """A new job runs, loses its head, and runs again in a second attempt; it needs `backoffLimit`."""
+        self.start()
         self.head(1, "False", "HeadPodNotFound")
         self.run(2)
         self.await_condition("Ready", "True")

@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,14 +94,22 @@ def operator(
 def install(plane: ControlPlane, *, kuberay: bool = True) -> None:
     """Our CRD and KubeRay's, served."""
     plane.kubectl("apply", "--server-side", f"--filename={ROOT / 'crds'}")
-    served = ["/apis/diffusionrl.io/v1alpha1/diffusionrljobs"]
+    _await_served(plane, ["/apis/diffusionrl.io/v1alpha1/diffusionrljobs"])
     if kuberay:
-        crds = kuberay_files() / "crd" / "bases"
-        for name in ("rayjobs", "rayclusters"):
-            plane.kubectl("apply", "--server-side", f"--filename={crds / f'ray.io_{name}.yaml'}")
-            served.append(f"/apis/ray.io/v1/{name}")
+        install_kuberay(plane)
+
+
+def install_kuberay(plane: ControlPlane) -> None:
+    """KubeRay's kinds, served; what KubeRay would do, the tests do."""
+    crds, names = kuberay_files() / "crd" / "bases", ("rayjobs", "rayclusters")
+    for name in names:
+        plane.kubectl("apply", "--server-side", f"--filename={crds / f'ray.io_{name}.yaml'}")
+    _await_served(plane, [f"/apis/ray.io/v1/{name}" for name in names])
+
+
+def _await_served(plane: ControlPlane, paths: Sequence[str]) -> None:
     with plane.api("e2e-install") as api:
-        for path in served:
+        for path in paths:
             waits.until(f"{path} to be served", waits.API_READY, functools.partial(_served, api, path))
 
 

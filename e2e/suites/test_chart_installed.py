@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailed, ToolMissing
 from e2e.cluster.processes import run
-from e2e.cluster.tools import kuberay_files
 from e2e.conftest import leave_out
 from e2e.jobs import JobOnPlane
-from e2e.operator_process import RunningOperator, operator
+from e2e.operator_process import RunningOperator, install_kuberay, operator
 
 pytestmark = pytest.mark.cluster
 
@@ -54,23 +52,6 @@ def own(tmp_path: Path) -> Iterator[ControlPlane]:
 def api(own: ControlPlane) -> Iterator[Api]:
     with own.api() as made:
         yield made
-
-
-def install_kuberay(plane: ControlPlane) -> None:
-    """KubeRay's kinds, served; what KubeRay would do, the tests do."""
-    for name in ("rayjobs", "rayclusters"):
-        file = kuberay_files() / "crd" / "bases" / f"ray.io_{name}.yaml"
-        plane.kubectl("apply", "--server-side", f"--filename={file}")
-    with plane.api("e2e-install") as api:
-        for name in ("rayjobs", "rayclusters"):
-            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}.ray.io"
-            waits.until(f"{name} to be served", waits.API_READY, partial(established, api, path))
-
-
-def established(api: Api, crd: str) -> bool:
-    """Whether the API server serves a kind."""
-    conditions = api.get(crd).get("status", {}).get("conditions") or ()
-    return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
 
 
 def run_helm(program: Path, plane: ControlPlane, *arguments: str) -> str:
@@ -167,9 +148,7 @@ def test_an_upgrade_changes_the_custom_resource_and_disturbs_no_job(
     installed(program, own)
     with as_its_account(own, api, tmp_path):
         job = JobOnPlane(api, "default")
-        job.submit()
-        job.run(1)
-        job.await_condition("Ready", "True")
+        job.start()
     before = api.get(job.ray("rayjobs", job.attempt(1)))
     # The next version of the chart, whose custom resource has one column more.
     newer = tmp_path / "newer"
@@ -201,9 +180,7 @@ def test_uninstalling_leaves_jobs_and_installing_again_takes_them_up(
     installed(program, own)
     with as_its_account(own, api, tmp_path):
         job = JobOnPlane(api, "default")
-        job.submit()
-        job.run(1)
-        job.await_condition("Ready", "True")
+        job.start()
     said = run_helm(program, own, "uninstall", "omni", "--wait")
     assert "[CustomResourceDefinition] diffusionrljobs.diffusionrl.io" in said
     for path in (

@@ -92,9 +92,7 @@ def test_a_lost_head_ends_in_a_second_attempt(running: RunningOperator, api: Api
 
 def test_suspend_and_resume(running: RunningOperator, api: Api, namespace: str) -> None:
     job = JobOnPlane(api, namespace)
-    job.submit()
-    job.run(1)
-    job.await_condition("Ready", "True")
+    job.start()
     api.patch(f"{job.path}/{job.name}", {"spec": {"suspend": True}})
     job.await_condition("Suspended", "True")
     api.patch(f"{job.path}/{job.name}", {"spec": {"suspend": False}})
@@ -107,9 +105,7 @@ def test_reports_need_the_jobs_own_token(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
 ) -> None:
     job = JobOnPlane(api, namespace)
-    job.submit()
-    job.run(1)
-    job.await_condition("Ready", "True")
+    job.start()
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"
 
     def token(name: str) -> str:

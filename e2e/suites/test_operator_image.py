@@ -20,8 +20,8 @@ from e2e.images.catalog import OPERATOR, ROOT
 from e2e.images.engines import choose
 from e2e.images.unpacked import Unpacked, unpack
 from e2e.jobs import JobOnPlane
-from e2e.operator_process import operator
-from e2e.suites.test_chart_installed import ACCOUNT, NAME, SYSTEM, install_kuberay, installed
+from e2e.operator_process import install_kuberay, operator
+from e2e.suites.test_chart_installed import ACCOUNT, NAME, SYSTEM, installed
 
 pytestmark = pytest.mark.bare
 
@@ -128,9 +128,7 @@ def test_it_runs_a_job_and_can_write_nowhere(
         assert re.search(r"^Uid:\s+65532\s+65532", status, re.MULTILINE)
         assert re.search(r"^CapBnd:\s+0000000000000000$", status, re.MULTILINE)
         job = JobOnPlane(api, "default")
-        job.submit()
-        job.run(1)
-        job.await_condition("Ready", "True")
+        job.start()
         job.end(1)
         job.await_condition("Succeeded", "True")
     calls = [call for call in plane.audit.calls() if call.user == ACCOUNT]

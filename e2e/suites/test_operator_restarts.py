@@ -56,9 +56,7 @@ def test_what_happened_while_no_operator_ran_is_caught_up_with(
     running, lost, deleted = (JobOnPlane(api, namespace, name, {"backoffLimit": 1}) for name in names)
     with operator(installed, tmp_path, NAMESPACES=namespace, **QUICK):
         for job in (running, lost, deleted):
-            job.submit()
-            job.run(1)
-            job.await_condition("Ready", "True")
+            job.start()
     running.end(1)
     lost.head(1, "False", "HeadPodNotFound")
     api.delete(f"{deleted.path}/{deleted.name}")
