@@ -109,6 +109,9 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, spa
     (worker,) = pods(api, space, "worker")
     assert worker["spec"]["nodeName"] == "nvidia"
     assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    # What the trainer prints is in the pod's own log.
+    printed = system.cluster.kubectl("logs", f"--namespace={space}", worker["metadata"]["name"])
+    assert "\nstep 1: reward" in printed
     # The operator is replaced in the middle: the job does not notice.
     system.install("--set=podAnnotations.e2e=upgraded")
     job.await_condition("Succeeded", "True", within=WHOLE_RUN)
@@ -124,6 +127,7 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, spa
     assert (status["weights"]["minReplicaVersion"], status["weights"]["lag"]) == (60, 0)
     assert status["progress"]["samples"] == 60 * 4 * 8
     assert last["reward/mean"] > written[0]["reward/mean"] + 0.3, "nothing was learned"
+    assert "\nstep 60: reward" in (run / "train.log").read_text(encoding="utf-8")
     assert "<svg" in (run / "report.html").read_text(encoding="utf-8")
     assert (run / "checkpoints").is_dir()
     waits.until("the pods to end", GONE, lambda: not items(api, space, "pods"))

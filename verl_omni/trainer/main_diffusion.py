@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(config: Any, stop: _StopOnSignal) -> int:
-    from verl_omni.trainer import reports
+    from verl_omni.trainer import narration, reports
     from verl_omni.trainer.run_folder import RunFolder
 
     with reports.from_environment() as reporter:
-        folder = RunFolder(Path(config.trainer.default_local_dir), reporter.tell)
+
+        def tell(event: Mapping[str, Any]) -> None:
+            print(narration.line(event), flush=True)
+            reporter.tell(event)
+
+        folder = RunFolder(Path(config.trainer.default_local_dir), tell)
         return _run_in(folder, config, stop, reporter)
 
 

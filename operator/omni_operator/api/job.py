@@ -80,7 +80,8 @@ class Spec(Strict):
     )
     active_deadline_seconds: Seconds | None = Field(
         default=None,
-        description="The whole job, all attempts and what lies between, may take so long. Default: no limit.",
+        description="The whole job, all attempts and what lies between, may take so long. A suspension starts the "
+        "time anew, as it does for Jobs. Default: no limit.",
     )
     pre_running_deadline_seconds: Seconds | None = Field(
         default=None, description="An admitted attempt may take so long until its trainer starts. Default: no limit."

@@ -12,7 +12,8 @@ from .place import Place, rooted
 from .storage import model_path
 from .workers import JOB_FOLDER
 
-JOB, OVERRIDES = "job.yaml", "overrides.txt"
+JOB, OVERRIDES, LOG = "job.yaml", "overrides.txt", "train.log"
+CONTAINER_OUTPUT = "/proc/1/fd/1"
 JOIN_RAY = "ray_kwargs.ray_init.address=auto"
 
 
@@ -32,9 +33,18 @@ def overrides_in_pods(job: DiffusionRLJob) -> list[str]:
 
 
 def entrypoint(job: DiffusionRLJob) -> str:
-    """`spec.entrypoint` of a RayJob, for a shell: the run folder gets what a local one has, then the trainer starts."""
+    """`spec.entrypoint` of a RayJob, for a shell: the run folder gets what a local one has, then the trainer starts.
+
+    What the trainer prints goes to Ray's log of the job, to the run folder, and to the container's own output, where
+    `kubectl logs` finds it.
+    """
     made, place = in_pods(job)
     folder = shlex.quote(place.run_folder)
     copied = " ".join(f"{JOB_FOLDER}/{name}" for name in (JOB, OVERRIDES))
+    # Ray stops a job by signals to its whole process group: the copier stays until the trainer has said its last word.
+    copier = f'(trap \'\' INT TERM; exec <"$pipe"; rm "$pipe"; exec tee -a {folder}/{LOG} {CONTAINER_OUTPUT})'
     trainer = shlex.join([*command(made, place), JOIN_RAY])
-    return f"mkdir -p {folder} && cp -f {copied} {folder}/ && exec {trainer}"
+    return (
+        f'mkdir -p {folder} && cp -f {copied} {folder}/ && pipe=$(mktemp -u) && mkfifo "$pipe" '
+        f'&& {{ {copier} & exec {trainer} >"$pipe" 2>&1; }}'
+    )

@@ -91,7 +91,7 @@ def heard_of(terms: Terms, status: Status, report: Report | None, context: Conte
 
 
 def _finished(terms: Terms, seen: Observed, previous: Status) -> Status:
-    """What still can come in after the end: the last report, and a generation that was looked at."""
+    """What still can come in after the end: the last report, pods that go, and a generation that was looked at."""
     report = seen.report_of(previous.attempts)
     return previous.model_copy(
         update={
@@ -99,6 +99,7 @@ def _finished(terms: Terms, seen: Observed, previous: Status) -> Status:
             "progress": figures.progress(previous.progress, report, terms),
             "weights": figures.weights(previous.weights, report),
             "checkpoint": figures.checkpoint(previous.checkpoint, report),
+            "rollout": _rollout(seen, previous.attempts, terms),
         }
     )
 

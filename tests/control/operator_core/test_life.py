@@ -320,6 +320,7 @@ async def test_an_api_server_that_is_away_is_left_to_the_worker(world: Any) -> N
 
 async def test_a_finished_job_keeps_its_words_and_stops_what_kuberay_does_not(world: Any) -> None:
     await running(world)
+    assert world.status().rollout.summary == "1/1"
     world.lose_head(1)
     await world.settle()
     said = world.condition("Failed")
@@ -327,6 +328,7 @@ async def test_a_finished_job_keeps_its_words_and_stops_what_kuberay_does_not(wo
     assert world.attempts() == []
     await world.after(3600)
     assert world.condition("Failed") == said
+    assert world.status().rollout.summary == "0/1", "the pods are gone"
 
 
 async def test_retain_keeps_what_a_failed_attempt_left(world: Any) -> None:

@@ -73,8 +73,8 @@ def test_readiness_is_asked_every_second_where_no_token_is_needed(make_job: Make
 def test_the_training_program_is_that_of_a_local_run_in_another_folder(make_job: MakeJob) -> None:
     job = make_job("spec.checkpoint={claimName: c, path: /data}", "spec.runtime.workingDir=/opt/x")
     entry = ray_job(job)["spec"]["entrypoint"]
-    before, _, line = entry.partition(" exec ")
-    words = shlex.split(line)
+    before, _, line = entry.partition(" & exec ")
+    words = shlex.split(line.removesuffix(' >"$pipe" 2>&1; }'))
     local = plan.overrides(plan.rooted(job, "/opt/x"), plan.Place("/data/a-job", nodes=1, devices_per_node=1))
     assert words[:3] == ["python3", "-m", "verl_omni.trainer.main_diffusion"]
     assert words[3:] == [*local, "ray_kwargs.ray_init.address=auto"]
