@@ -51,22 +51,32 @@ $(STAMP): | $(UV)
 run: setup ## train the example model by reinforcement learning, and write a report
 	@$(BIN)/drl run examples/red-grpo.yaml
 
-test: static ## every check and every test but those that need root; on the real engine and a real control plane
+# What clusters need takes half an hour the first time: it is built beside the tests of training, at the lowest priority,
+# in a process group of its own, which ends with this command.
+test: static ## every check and every test that this machine can run, on the real engine and on real clusters
+	@echo "building what clusters need, beside the tests (log: .venv/programs.log)"
+	@PYTHONPATH=. setsid nice -n 19 $(BIN)/python -u -m e2e.programs >.venv/programs.log 2>&1 & builds=$$!; \
+	  trap 'kill -- -$$builds 2>/dev/null || true' EXIT; \
+	  $(MAKE) --no-print-directory test-training; \
+	  echo "what clusters need"; tail -n +1 -f --pid=$$builds .venv/programs.log; wait $$builds
+	@echo "on a Kubernetes control plane"
+	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m 'cluster and not bare' --durations=8 e2e tests
+	@$(MAKE) --no-print-directory test-cluster
+
+test-training: setup # the tests that need no Kubernetes
 	@echo "fast tests"
 	@$(fast)
 	@echo "tests of training"
 	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not cluster and not bare' --durations=8
 	@for file in $(ENGINE); do echo "on the real engine: $$file"; \
 	  $(BIN)/python -m pytest -q -W default -m 'engine and not gpu' --durations=8 "$$file"; done
-	@echo "on a Kubernetes control plane (its programs are built the first time: 20 minutes)"
-	@PYTHONPATH=. $(BIN)/python -m e2e.programs
-	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m 'cluster and not bare' --durations=8 e2e tests
 
 test-fast: setup ## tests without the engine
 	@echo "fast tests"
 	@$(fast)
 
 test-cluster: setup ## tests on whole clusters, training in pods among them (as root); builds images the first time
+	@echo "on whole clusters"
 	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m bare --durations=8 e2e tests
 
 test-gpu: setup ## the suite for a machine with an NVIDIA device
@@ -114,4 +124,4 @@ clean: ## remove what the commands made here (not the cache outside)
 changelog: setup ## what CHANGELOG.md would gain from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 
-.PHONY: help setup run crds static changelog test test-cluster test-fast test-gpu check format bench lock clean
+.PHONY: help setup run crds static changelog test test-training test-cluster test-fast test-gpu check format bench lock clean

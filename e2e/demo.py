@@ -73,7 +73,7 @@ def follow(cluster: Cluster, console: Console) -> View:
     columns = (TextColumn("[bold]{task.fields[name]}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     last = ""
     with Progress(
-        *columns, TextColumn("{task.description}"), console=console, disable=not console.is_terminal
+        *columns, TextColumn("{task.description}", markup=False), console=console, disable=not console.is_terminal
     ) as shown:
         task = shown.add_task("", name=JOB, total=None)
         while True:
@@ -106,7 +106,7 @@ def demo(console: Console) -> int:
     begun = time.monotonic()
 
     def say(text: str) -> None:
-        console.print(f"{time.monotonic() - begun:6.1f} s  {text}", soft_wrap=True, highlight=False)
+        console.print(f"{time.monotonic() - begun:6.1f} s  {text}", soft_wrap=True)
 
     cluster = chosen(say)
     system = bring_up(cluster, say)
@@ -131,11 +131,12 @@ def demo(console: Console) -> int:
 
 def main() -> int:
     """Run the demo in words for whoever started it."""
-    console = Console()
+    # What is said has brackets and colons of its own.
+    console = Console(markup=False, emoji=False, highlight=False)
     try:
         return demo(console)
     except ClusterError as error:
-        console.print(str(error), soft_wrap=True, highlight=False)
+        console.print(str(error), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("the job goes on without being watched; to remove all of it: make cluster-down")

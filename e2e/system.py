@@ -80,6 +80,18 @@ def volume(namespace: str, name: str, folder: Path) -> tuple[dict[str, Any], dic
     )  # fmt: skip
 
 
+def images(say: Say) -> tuple[Built, Built]:
+    """The images of operator and training, of the working tree as it is now.
+
+    Raises:
+        ToolMissing: nothing here builds images, or the disk has no room.
+        BuildFailed: a step failed.
+    """
+    kept = cache() / "archives"
+    engine = choose(kept / "buildah", say)
+    return build(OPERATOR, engine, kept, say), build(ROLLOUT_CPU, engine, kept, say)
+
+
 def bring_up(cluster: Cluster, say: Say, nodes: Sequence[NodeSpec] = NODES) -> System:
     """Build what is missing, start the cluster unless it stands, and install the operator.
 
@@ -87,9 +99,7 @@ def bring_up(cluster: Cluster, say: Say, nodes: Sequence[NodeSpec] = NODES) -> S
         ToolMissing: this machine lacks a program, a right or room.
         ClusterError: a part does not come up.
     """
-    kept = cache() / "archives"
-    engine = choose(kept / "buildah", say)
-    operator, rollout = (build(image, engine, kept, say) for image in (OPERATOR, ROLLOUT_CPU))
+    operator, rollout = images(say)
     program = helm.helm(say)
     kubeconfig = cluster.create(nodes, [operator.archive, rollout.archive])
     system = System(cluster, kubeconfig, program, operator, rollout)

@@ -36,8 +36,8 @@ class Image:
 
 
 OPERATOR = Image("operator", "localhost/omni-operator", 2 * GB, "2 minutes")
-ROLLOUT_CPU = Image("rollout-cpu", "localhost/omni-rollout-cpu", 30 * GB, "10 to 20 minutes, 4 GB to download")
-ROLLOUT = Image("rollout", "localhost/omni-rollout", 30 * GB, "a minute after rollout-cpu, whose layers it shares")
+ROLLOUT_CPU = Image("rollout-cpu", "localhost/omni-rollout-cpu", 25 * GB, "10 to 20 minutes, 4 GB to download")
+ROLLOUT = Image("rollout", "localhost/omni-rollout", 25 * GB, "a minute after rollout-cpu, whose layers it shares")
 ROLLOUT_ASCEND = Image("rollout-ascend", "localhost/omni-rollout-ascend", 40 * GB, "10 to 20 minutes, on a CANN image")
 # What the tests run; the others are for machines with such devices.
 TESTED = (OPERATOR, ROLLOUT_CPU)

@@ -20,6 +20,7 @@ from .configuration import containerd_store
 # Where a containerd keeps blobs, below its root.
 BLOBS = Path("io.containerd.content.v1.content/blobs/sha256")
 PACKED_GROWS = 3  # a compressed layer, unpacked
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how they begin (RFC 1952, RFC 8878)
 
 
 def fingerprint(archive: Path) -> str:
@@ -170,7 +171,7 @@ def room(archive: Path, blobs: Path) -> int:
 def packed(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
     """Whether a layer is compressed."""
     content = archive.extractfile(member)
-    return content is not None and content.read(2) == b"\x1f\x8b"
+    return content is not None and content.read(4).startswith((GZIP, ZSTD))
 
 
 def refuse_full(folder: Path, archives: Sequence[Path], blobs: Path) -> None:

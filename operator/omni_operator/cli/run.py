@@ -91,7 +91,7 @@ class Session:
 
     def run(self, lock: int, variables: Mapping[str, str], *, plain: bool) -> int:
         """Returns the exit code of the program."""
-        out = Console(file=sys.stdout)
+        out = Console(file=sys.stdout, emoji=False)
         log = self.folder / run_folder.LOG
         log_start = log.stat().st_size if log.exists() else 0
         memory, kills = shared_memory.Before.look(), machine.out_of_memory_kills()
