@@ -18,8 +18,8 @@ def row_params(
 ) -> list[dict[str, Any]]:
     """Parameters of each row, independent copies.
 
-    Validation takes its overrides and seed from `val_kwargs`, and asks for no log-probabilities; a column
-    `seed` gives rows seeds of their own. Training carries the version of the weights, and seeds only where
+    Validation takes its overrides and seed from `val_kwargs`, and asks for nothing that only training needs; a
+    column `seed` gives rows seeds of their own. Training carries the version of the weights, and seeds only where
     `rollout_seed` is given; otherwise the engine draws its own.
 
     Raises:
@@ -28,7 +28,8 @@ def row_params(
     base = {**as_params(rollout.pipeline), **as_params(rollout.algo), "logprobs": rollout.calculate_log_probs}
     if meta_info.get("validate"):
         chosen = rollout.val_kwargs
-        base |= {**as_params(chosen.pipeline), **as_params(chosen.algo), "seed": chosen.seed, "logprobs": False}
+        base |= {**as_params(chosen.pipeline), **as_params(chosen.algo), "seed": chosen.seed}
+        base |= {"logprobs": False, "clean_latents": False}
         seeds = columns.get("seed")
         return [base | ({} if seeds is None else {"seed": int(seeds[row])}) for row in range(size)]
     base["global_steps"] = meta_info["global_steps"]

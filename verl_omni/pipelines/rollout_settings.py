@@ -1,24 +1,44 @@
-"""PURE: the extra arguments of a request -> the window of its SDE steps."""
+"""PURE: the extra arguments of a request -> where it draws noise, and what is recorded of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from verl_omni.algos import window
 from verl_omni.pipelines.recording import Window
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What goes back beside the picture; how the picture is drawn does not depend on it.
+
+    Attributes:
+        steps: the window's steps and their log-probabilities, for algorithms that compare likelihoods.
+        clean_latents: what the decoder is given, for algorithms that add noise of their own to it.
+    """
+
+    steps: bool
+    clean_latents: bool
+
+
+def wanted_of(extra: Mapping[str, Any]) -> Wanted:
+    """What the extra arguments of one request ask for: `logprobs` and `clean_latents`."""
+    return Wanted(steps=bool(extra.get("logprobs")), clean_latents=bool(extra.get("clean_latents")))
+
+
 def window_of(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None:
-    """The window of one request, or None when it follows the ODE and nothing is recorded.
+    """The window of one request, or None when it follows the ODE from end to end.
 
     Args:
-        extra: the fields of `DiffusionRolloutAlgoConfig`, and `logprobs` and `global_steps`.
+        extra: the fields of `DiffusionRolloutAlgoConfig`, and `global_steps`, the version of the weights, which is
+            the number of training steps that are done: a progressive window is where that number says.
         steps: denoising steps.
-        seed: of the request; a random window starts where it says.
+        seed: what the request's noise is drawn from; a random window starts where it says.
     """
     noise_level = float(extra.get("noise_level") or 0.0)
-    if noise_level <= 0 or not extra.get("logprobs"):
+    if noise_level <= 0:
         return None
     start, size = window.place(
         steps=steps,

@@ -12,8 +12,8 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
-from verl_omni.pipelines.recording import Trajectory, denoise
-from verl_omni.pipelines.rollout_settings import window_of
+from verl_omni.pipelines.recording import denoise
+from verl_omni.pipelines.rollout_settings import wanted_of, window_of
 from verl_omni.utils.vllm_omni.utils import load_tensor_adapter
 
 
@@ -50,10 +50,12 @@ class SD3RolloutPipeline(StableDiffusion3Pipeline):
         for request in req.requests:
             request.prompt = self._with_text(request.prompt)
         self._generators = [_generator(p, self.device) for p in params]
+        # The generator's own seed: a request that brought none must have a window of its own too.
         self._windows = [
-            window_of(p.extra_args or {}, int(p.num_inference_steps or 28), int(p.seed or 0)) for p in params
+            window_of(p.extra_args or {}, int(p.num_inference_steps or 28), generator.initial_seed())
+            for p, generator in zip(params, self._generators, strict=True)
         ]
-        self._recorded: list[Trajectory | None] = [None] * len(params)
+        self._wanted = [wanted_of(p.extra_args or {}) for p in params]
         outputs = super().forward(req)
         if req.is_dummy_run():
             return outputs
@@ -68,7 +70,7 @@ class SD3RolloutPipeline(StableDiffusion3Pipeline):
         final, self._recorded = denoise(
             lambda x, t: self._velocity(x, t, **conditions), latents, timesteps, sigmas, self._windows, self._generators
         )
-        self._sigma_max = float(sigmas[1])
+        self._sigma_max, self._final = float(sigmas[1]), final
         return final.to(latents.dtype)
 
     def _velocity(
@@ -101,24 +103,24 @@ class SD3RolloutPipeline(StableDiffusion3Pipeline):
         )
 
     def _attach(self, row: int, output: DiffusionOutput) -> None:
-        """Put the recorded steps of one row, and the embeddings it was made from, beside its picture."""
-        one = slice(row, row + 1)
+        """Put what was asked for of one row, and the embeddings it was made from, beside its picture."""
+        one, wanted, trajectory = slice(row, row + 1), self._wanted[row], self._recorded[row]
+        rl: dict[str, Any] = {}
+        if wanted.steps and trajectory is not None:
+            output.trajectory_latents = trajectory.latents[None].cpu()
+            output.trajectory_timesteps = trajectory.timesteps[None].cpu()
+            output.trajectory_log_probs = trajectory.log_probs[None].cpu()
+            rl |= {"all_sigmas": trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[self._sigma_max]])}
+        if wanted.clean_latents:
+            rl["clean_latents"] = self._final[one].detach().float().cpu()
+        if not rl:
+            return
         embeds = {
             name: value[one].detach().float().cpu()
             for name, value in self._conditions.items()
             if isinstance(value, Tensor)
         }
-        trajectory = self._recorded[row]
-        rl: dict[str, Any] = {}
-        if trajectory is not None:
-            output.trajectory_latents = trajectory.latents[None].cpu()
-            output.trajectory_timesteps = trajectory.timesteps[None].cpu()
-            output.trajectory_log_probs = trajectory.log_probs[None].cpu()
-            rl = {"all_sigmas": trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[self._sigma_max]])}
-            output.output = {
-                "payload": {"image": output.output},
-                "metadata": {"rl": rl, "prompt_embeddings": embeds},
-            }
+        output.output = {"payload": {"image": output.output}, "metadata": {"rl": rl, "prompt_embeddings": embeds}}
 
     def _with_text(self, prompt: Any) -> Any:
         """The three encoders have tokenizers of their own, so ids of the first become text again."""

@@ -48,6 +48,7 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
         sample_strategy: `random` draws the window's start for each request, `progressive` moves it.
         iters_per_group: training steps for which a progressive window stays; > 0.
         sde_window_seed: seed of the random window's start.
+        clean_latents: return the final latents of training samples, for algorithms without a likelihood.
     """
 
     noise_level: float = 1.0
@@ -57,6 +58,7 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
     sample_strategy: str = "random"
     iters_per_group: int = 25
     sde_window_seed: int = 0
+    clean_latents: bool = False
 
     def __post_init__(self) -> None:
         if self.sample_strategy not in SAMPLE_STRATEGIES:

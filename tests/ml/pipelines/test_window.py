@@ -1,0 +1,104 @@
+"""MixGRPO's window, from a request's arguments to what is recorded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.agent_loop.sampling import row_params
+from verl_omni.pipelines import rollout_settings
+from verl_omni.pipelines.recording import Trajectory, Window, denoise
+from verl_omni.workers.config import DiffusionPipelineConfig, DiffusionRolloutAlgoConfig, DiffusionSamplingConfig
+
+STEPS = 6
+SIGMAS = torch.tensor([1.0, 0.9, 0.75, 0.5, 0.3, 0.1, 0.0])
+
+
+def params(
+    version: int, rows: int = 1, seed: int | None = 5, log_probs: bool = True, **algo: Any
+) -> list[dict[str, Any]]:
+    """What the agent loop asks of the engine for the rows of a training batch."""
+    rollout = SimpleNamespace(
+        pipeline=DiffusionPipelineConfig(), algo=DiffusionRolloutAlgoConfig(**algo), calculate_log_probs=log_probs,
+        val_kwargs=DiffusionSamplingConfig(),
+    )  # fmt: skip
+    return row_params(rollout, {"global_steps": version, "rollout_seed": seed}, rows, {})
+
+
+def drawn(windows: list[Window | None]) -> tuple[torch.Tensor, list[Trajectory | None]]:
+    """Denoise a row for each window with a model that pulls to zero."""
+    start = torch.randn(len(windows), 2, 3, 3, generator=torch.Generator().manual_seed(1))
+    generators = [torch.Generator().manual_seed(row) for row in range(len(windows))]
+    return denoise(lambda x, t: 0.5 * x + t / 1000, start, SIGMAS[:-1] * 1000, SIGMAS, windows, generators)
+
+
+def test_a_progressive_window_moves_with_the_training_step() -> None:
+    """The samples of step s carry version s - 1, and the window is where that many finished steps put it."""
+    algo = {"sde_window_size": 2, "sde_window_range": [0, 5], "sample_strategy": "progressive", "iters_per_group": 2}
+    starts = []
+    for step in range(1, 11):
+        asked = params(step - 1, rows=3, **algo)
+        windows = [rollout_settings.window_of(row, STEPS, seed=row["seed"]) for row in asked]
+        _, recorded = drawn(windows)
+        kept = [
+            (r.sigmas.tolist(), tuple(r.latents.shape), tuple(r.log_probs.shape)) for r in recorded if r is not None
+        ]
+        assert len(kept) == 3 and all(kept[0] == other for other in kept), "one place for all samples of a step"
+        sigmas, latents, log_probs = kept[0]
+        assert latents == (3, 2, 3, 3) and log_probs == (2,)
+        starts.append(SIGMAS.tolist().index(sigmas[0]))
+        assert sigmas == SIGMAS[starts[-1] : starts[-1] + 3].tolist()
+    assert starts == [0, 0, 1, 1, 2, 2, 3, 3, 0, 0]
+
+
+def test_a_random_window_is_each_place_equally_often_and_belongs_to_its_seed() -> None:
+    algo = {"sde_window_size": 2, "sde_window_range": [1, 6], "sample_strategy": "random"}
+    asked = params(0, rows=2000, **algo)
+    starts = [found.start for row in asked if (found := rollout_settings.window_of(row, STEPS, seed=row["seed"]))]
+    assert [starts.count(place) for place in range(1, 5)] == pytest.approx([500] * 4, abs=80)
+    again = [rollout_settings.window_of(row, STEPS, seed=row["seed"]) for row in params(7, rows=2000, **algo)]
+    assert [found.start for found in again if found] == starts, "it does not move with the step"
+    other = [
+        rollout_settings.window_of(row, STEPS, seed=row["seed"])
+        for row in params(0, rows=2000, sde_window_seed=1, **algo)
+    ]
+    assert [found.start for found in other if found] != starts
+
+
+@given(st.integers(0, 3), st.integers(1, 3), st.floats(0.1, 1.0), st.sampled_from(["sde", "cps", "dance_sde"]))
+@settings(max_examples=30, deadline=None)
+def test_noise_is_drawn_inside_the_window_and_nowhere_else(start: int, size: int, noise: float, kind: str) -> None:
+    size = min(size, STEPS - 1 - start)
+    final, (recorded, none) = drawn([Window(start, size, noise, kind), None])
+    plain, _ = drawn([None, None])
+    assert none is None and torch.equal(final[1], plain[1])
+    assert recorded is not None and recorded.log_probs.shape == (size,)
+    x = recorded.latents[-1][None]
+    for step in range(start + size, STEPS):  # from the window's end on, the sample follows the ODE to its picture
+        x = x + (SIGMAS[step + 1] - SIGMAS[step]) * (0.5 * x + SIGMAS[step])
+    assert torch.allclose(x, final[:1], atol=1e-5)
+    assert not torch.equal(final[0], plain[0])
+
+
+def test_what_is_recorded_does_not_change_what_is_drawn() -> None:
+    (row,) = params(0, log_probs=False, noise_level=0.7, clean_latents=True)
+    assert rollout_settings.wanted_of(row) == rollout_settings.Wanted(steps=False, clean_latents=True)
+    (recorded,) = params(0, noise_level=0.7)
+    assert rollout_settings.wanted_of(recorded) == rollout_settings.Wanted(steps=True, clean_latents=False)
+    assert (
+        rollout_settings.window_of(row, STEPS, 1) == rollout_settings.window_of(recorded, STEPS, 1) == Window(0, 5, 0.7)
+    )
+    (held_out,) = row_params(
+        SimpleNamespace(
+            pipeline=None, algo=DiffusionRolloutAlgoConfig(clean_latents=True), calculate_log_probs=True,
+            val_kwargs=DiffusionSamplingConfig(algo={"noise_level": 0.0}),
+        ),
+        {"validate": True}, 1, {},
+    )  # fmt: skip
+    assert rollout_settings.wanted_of(held_out) == rollout_settings.Wanted(steps=False, clean_latents=False)
+    assert rollout_settings.window_of(held_out, STEPS, 1) is None
