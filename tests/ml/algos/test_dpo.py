@@ -1,0 +1,62 @@
+"""Online Diffusion-DPO against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.algos import dpo
+
+ERRORS = st.floats(0, 2)
+
+
+@given(ERRORS, ERRORS, ERRORS, ERRORS, st.floats(0.1, 20))
+@settings(max_examples=80, deadline=None)
+def test_the_loss_against_float64(
+    better: float, base_better: float, worse: float, base_worse: float, beta: float
+) -> None:
+    """Eq. 14 of the paper, with its signs: -log sigmoid(-beta/2 ((w - w_ref) - (l - l_ref)))."""
+    inside = -beta / 2 * ((better - base_better) - (worse - base_worse))
+    want = math.log1p(math.exp(-inside))
+    margin = dpo.margin(*(torch.tensor([value]) for value in (better, base_better, worse, base_worse)))
+    assert dpo.loss(margin, beta=beta).item() == pytest.approx(want, rel=1e-4, abs=1e-5)
+
+
+def test_the_base_has_the_loss_of_no_opinion_and_learns_towards_the_better_sample() -> None:
+    errors = torch.tensor([0.3, 0.7], requires_grad=True)
+    loss = dpo.loss(dpo.margin(errors[:1], torch.tensor([0.3]), errors[1:], torch.tensor([0.7])), beta=8.0)
+    assert loss.item() == pytest.approx(math.log(2))
+    loss.sum().backward()
+    assert errors.grad is not None and errors.grad.tolist() == pytest.approx([2.0, -2.0])  # beta / 4
+
+
+def test_a_large_margin_is_not_an_infinite_loss() -> None:
+    assert dpo.loss(torch.tensor([-1e4]), beta=2.0).item() == pytest.approx(1e4)
+    assert dpo.loss(torch.tensor([1e4]), beta=2.0).item() == 0
+
+
+@given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=5), min_size=1, max_size=4), st.randoms())
+@settings(max_examples=80, deadline=None)
+def test_a_pair_is_the_best_and_the_worst_of_its_group(groups: list[list[int]], random: object) -> None:
+    rows = [(reward, f"g{place}") for place, group in enumerate(groups) for reward in group]
+    random.shuffle(rows)  # type: ignore[attr-defined]
+    rewards, names = torch.tensor([float(r) for r, _ in rows]), [name for _, name in rows]
+    best, worst = dpo.pairs(rewards, names)
+    assert len(best) == len(worst) == len(groups)
+    for one, other in zip(best.tolist(), worst.tolist(), strict=True):
+        assert names[one] == names[other]
+        own = [reward for reward, name in rows if name == names[one]]
+        assert rewards[one] == max(own) and rewards[other] == min(own)
+        assert (one == other) == (len(set(own)) == 1)
+    assert sorted(names[row] for row in best.tolist()) == sorted({*names})
+
+
+def test_bad_rewards_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 rewards for 1 rows"):
+        dpo.pairs(torch.tensor([1.0, 2.0]), ["a"])
+    with pytest.raises(ValueError, match="not finite"):
+        dpo.pairs(torch.tensor([1.0, math.nan]), ["a", "a"])

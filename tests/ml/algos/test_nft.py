@@ -1,0 +1,76 @@
+"""DiffusionNFT against float64, and against what its theorem promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.algos import nft
+
+NUMBERS = st.floats(-3, 3)
+
+
+def reference(v: np.ndarray, old: np.ndarray, target: np.ndarray, r: float, beta: float) -> float:
+    """Theorem 3.2, written out for one row in float64, element by element."""
+    total = 0.0
+    for theta, before, wanted in zip(v.ravel(), old.ravel(), target.ravel(), strict=True):
+        step = theta - before
+        total += r * (before + beta * step - wanted) ** 2 + (1 - r) * (before - beta * step - wanted) ** 2
+    return total / v.size
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=4), st.floats(0, 1), st.floats(0.1, 2))
+@settings(max_examples=80, deadline=None)
+def test_the_loss_against_float64(values: list[tuple[float, float, float]], r: float, beta: float) -> None:
+    v, old, target = (np.array(column).reshape(1, 2, 2) for column in zip(*values, strict=True))
+    tensors = [torch.tensor(array, dtype=torch.float32) for array in (v, old, target)]
+    found = nft.loss(*tensors, torch.tensor([r]), beta=beta)
+    assert found.shape == (1,)
+    assert found.item() == pytest.approx(reference(v, old, target, r, beta), rel=1e-4, abs=1e-4)
+
+
+def test_its_minimum_is_the_improved_policy() -> None:
+    """Theorem 3.2: v* = v_old + (2 / beta) alpha (v+ - v_old), where v+ is what good samples alone would teach.
+
+    Two samples that look alike once they are noisy, one good and one bad, teach the way from the bad one to the good
+    one: with E[r] = 1/2 and alpha = E[r], v_old + (v+ - v_old) / beta.
+    """
+    beta, good, bad = 0.5, torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    old = (good + bad) / 2
+    v = old.clone().double().requires_grad_(True)
+    targets = torch.cat([good, bad]).double()
+    optimizer = torch.optim.LBFGS([v], max_iter=50)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        both = v.expand(2, 2)
+        total = nft.loss(both, old.double().expand(2, 2), targets, torch.tensor([1.0, 0.0]), beta=beta).mean()
+        total.backward()
+        return total
+
+    optimizer.step(closure)
+    assert torch.allclose(v.detach().float(), old + (good - old) / beta, atol=1e-5)
+
+
+def test_at_the_old_policy_good_samples_pull_and_bad_ones_push() -> None:
+    target = torch.tensor([[1.0], [1.0], [1.0]])
+    v = torch.zeros(3, 1, requires_grad=True)
+    nft.loss(v, torch.zeros(3, 1), target, torch.tensor([1.0, 0.5, 0.0]), beta=1.0).sum().backward()
+    assert v.grad is not None
+    assert v.grad.flatten().tolist() == pytest.approx([-2.0, 0.0, 2.0])
+
+
+@given(st.lists(st.floats(-20, 20), min_size=1, max_size=6), st.floats(0.5, 5))
+@settings(max_examples=40, deadline=None)
+def test_optimality_is_a_probability_in_the_order_of_the_advantages(advantages: list[float], clip: float) -> None:
+    found = nft.optimality(torch.tensor(advantages), clip)
+    assert bool(((found >= 0) & (found <= 1)).all())
+    assert found.tolist() == pytest.approx([0.5 + 0.5 * min(max(a / clip, -1), 1) for a in advantages], abs=1e-5)
+
+
+def test_the_old_policy_follows_wholly_at_first_and_ever_slower() -> None:
+    decays = [nft.old_decay(updates, rate=0.1, most=0.35) for updates in range(6)]
+    assert decays == pytest.approx([0, 0.1, 0.2, 0.3, 0.35, 0.35])
