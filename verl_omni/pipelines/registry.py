@@ -35,7 +35,7 @@ ROLLOUT_PIPELINES = {
     ),
 }
 TRAINING_ADAPTERS = {"StableDiffusion3Pipeline": "verl_omni.pipelines.sd3.training"}
-ALGORITHMS = ("flow_grpo",)
+ALGORITHMS = ("flow_grpo", "diffusion_nft", "diffusion_dpo")
 
 
 class TrainingAdapter(Protocol):

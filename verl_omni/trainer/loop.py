@@ -10,9 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 from verl import DataProto
+from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.algos import advantages
-from verl_omni.trainer import checkpoints, data, metrics, rollout
+from verl_omni.trainer import checkpoints, data, learning, metrics, rollout
 from verl_omni.trainer.run_folder import RunFolder, Sample
 
 
@@ -43,6 +43,7 @@ class DiffusionTrainer:
         self.train, self.held_out = train, held_out
         self.stop_requested, self.checkpoint_wanted, self.tracking = stop_requested, checkpoint_wanted, tracking
         self.checkpoints = folder.path / "checkpoints"
+        self.loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
         self._drawn = 0  # samples of this process
@@ -81,7 +82,7 @@ class DiffusionTrainer:
             **metrics.rewards(samples.scores, samples.extras),
         }
         with _timer(line, "update"):
-            line |= self._update(samples)
+            line |= self._update(samples, step)
         with _timer(line, "sync"):
             line |= self._publish(step)
         line["timing_s/generate"] = samples.seconds
@@ -108,22 +109,11 @@ class DiffusionTrainer:
         metrics.check_versions(samples.versions, step - 1)
         return samples
 
-    def _update(self, samples: rollout.Scored) -> dict[str, float]:
-        batch = dict(samples.tensors)
-        batch["advantages"] = advantages.group_advantages(
-            samples.scores,
-            samples.groups,
-            normalize=self.config.algorithm.norm_adv_by_std_in_grpo,
-            global_std=self.config.algorithm.global_std,
+    def _update(self, samples: rollout.Scored, step: int) -> dict[str, float]:
+        proto = DataProto.from_dict(
+            tensors=learning.training_batch(self.loss, samples, self.config, step),
+            meta_info={"request": learning.request(self.loss, self.config, step)},
         )
-        settings = self.config.actor_rollout_ref.rollout
-        sampler = {
-            "noise_level": settings.algo.noise_level,
-            "sde_type": settings.algo.sde_type,
-            "guidance_scale": settings.pipeline.guidance_scale or 1.0,
-        }
-        sampler["tolerance"] = self.config.trainer.max_log_prob_difference
-        proto = DataProto.from_dict(tensors=batch, meta_info={"sampler": sampler})
         return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
 
     def _publish(self, step: int) -> dict[str, int]:

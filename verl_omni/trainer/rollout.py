@@ -11,9 +11,10 @@ import torch
 from omegaconf import DictConfig
 from verl import DataProto
 
-# Per-sample tensors that a training batch is made of; the guidance ones are there only with guidance.
+# Per-sample tensors that a training batch is made of: those that the algorithm asks the engine for; the guidance ones
+# are there only with guidance.
 TRAINING_TENSORS = (
-    "all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs", "prompt_embeds",
+    "clean_latents", "all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs", "prompt_embeds",
     "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds",
 )  # fmt: skip
 

@@ -13,7 +13,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_omni.trainer import algorithms
+
 CONFIG_NAME = "diffusion_trainer"
+# Its value is the name of a file in config/loss.
+LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
 # Settings whose keys the user chooses.
 OPEN = (
     "reward.reward_functions",
@@ -35,20 +39,38 @@ def load(overrides: Sequence[str]) -> DictConfig:
     """Compose the defaults with `overrides`.
 
     Raises:
-        SettingsError: a name is unknown, a value cannot be parsed, or a required setting is missing.
+        SettingsError: a name is unknown, a value cannot be parsed, a required setting is missing, or one does not go
+            with the algorithm.
     """
+    loss, others = _loss(overrides)
     GlobalHydra.instance().clear()
     with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
-        known = list(_names(compose(CONFIG_NAME)))
-        if unknown := [line for override in overrides if (line := _unknown(override, known))]:
+        known = list(_names(compose(CONFIG_NAME, overrides=[f"loss={loss}"])))
+        if unknown := [line for override in others if (line := _unknown(override, known))]:
             raise SettingsError("\n".join(unknown))
         try:
-            config = compose(CONFIG_NAME, overrides=[_opened(override) for override in overrides])
+            config = compose(CONFIG_NAME, overrides=[f"loss={loss}", *(_opened(override) for override in others)])
         except (HydraException, OmegaConfBaseException) as error:
             raise SettingsError(str(error)) from error
     if missing := sorted(name for name in known if _is_missing(config, name)):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
+    if wrong := algorithms.contradictions(config):
+        raise SettingsError("\n".join(wrong))
     return config
+
+
+def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """The algorithm's name, and the overrides that do not say it. Each algorithm has settings of its own."""
+    loss, others = algorithms.FLOW_GRPO, []
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if name.lstrip("+") == LOSS:
+            loss = value
+        else:
+            others.append(override)
+    if loss not in algorithms.NAMES:
+        raise SettingsError(f"{LOSS}: no algorithm {loss!r}; one of {', '.join(algorithms.NAMES)}")
+    return loss, others
 
 
 def _names(config: Any, prefix: str = "") -> Iterator[str]:

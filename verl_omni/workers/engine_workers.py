@@ -65,18 +65,17 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
     def update_actor(self, data: DataProto) -> DataProto:
         """Update the policy on this rank's share of the samples.
 
-        `data.batch` is the training batch of `verl_omni.workers.actor`; `data.meta_info` has `noise_level`,
-        `sde_type` and `guidance_scale`.
+        `data.batch` and `data.meta_info["request"]` are what the objective of `actor.diffusion_loss` takes.
 
         Returns:
             A proto without rows; `meta_info["metrics"]` has this rank's metrics.
         """
-        metrics = self.actor.update(dict(data.batch), **data.meta_info["sampler"])
+        metrics = self.actor.update(dict(data.batch), **data.meta_info["request"])
         return DataProto(meta_info={"metrics": [metrics]})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, Any]:
-        """Send the trained weights to the replica and wait until every worker of it has confirmed them.
+        """Send the policy that draws (`rollout.rollout_adapter`) to the replica; every worker of it confirms.
 
         Returns:
             `seconds`, and on the rank that owns the server the worker's answer: `tensors`, `buckets`, `lora`, `bound`.
@@ -90,7 +89,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
             await self.rollout.resume(tags=["weights"])
         config = self.actor.peft_config()
         kind: Literal["lora", "full"] = "lora" if config is not None else "full"
-        weights = self.actor.weights(kind)
+        weights = self.actor.weights(kind, self.rollout_config.rollout_adapter)
         try:
             answer = await self.rollout.update_weights(
                 weights, peft_config=config, base_sync_done=config is not None, global_steps=global_steps

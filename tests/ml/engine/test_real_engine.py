@@ -92,7 +92,7 @@ def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(runn
     sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 1.0, "tolerance": 1e-4}
     for _ in range(3):
         sampler["tolerance"] = 10.0 if _ else 1e-4
-        answer = stack.workers.update_actor(DataProto.from_dict(tensors=batch, meta_info={"sampler": dict(sampler)}))
+        answer = stack.workers.update_actor(DataProto.from_dict(tensors=batch, meta_info={"request": dict(sampler)}))
     assert answer.meta_info["metrics"]["actor/grad_norm"][0] > 0
     stack.weights.update_weights(global_steps=1)
     changed = evaluate(running)

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-TIMESTEPS = 1000.0  # of flow matching in diffusers: timestep = 1000 sigma
-
 
 def velocity(
     transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float

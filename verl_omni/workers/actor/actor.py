@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl_omni.algos import agreement, losses, sde
+from verl_omni.algos import agreement
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor import build, export, optim, state
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig
-
-Batch = dict[str, Tensor]
+from verl_omni.workers.actor.objectives import GRPOObjective, Objective, objective_of
+from verl_omni.workers.actor.policy import Batch, Policy
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig, FlowGRPOLossConfig
 
 
 class DiffusionActor:
@@ -26,7 +26,7 @@ class DiffusionActor:
     and dropout would make it another.
 
     Args:
-        rollout_n: samples a prompt; a mini-batch is `ppo_mini_batch_size * rollout_n` samples over all ranks.
+        rollout_n: samples a prompt; a mini-batch is what `ppo_mini_batch_size` prompts make, over all ranks.
         mesh: shard over it with FSDP2; None for one process.
     """
 
@@ -40,12 +40,12 @@ class DiffusionActor:
         device: torch.device | None = None,
     ) -> None:
         self.model_config, self.config, self.mesh = model, actor, mesh
-        self.adapter = training_adapter(model.architecture)
         self.device = device or torch.device("cpu")
         self.ranks = mesh.size() if mesh is not None else 1
-        self.mini_batch = actor.ppo_mini_batch_size * rollout_n // self.ranks
+        per_prompt = actor.diffusion_loss.rows_per_prompt(rollout_n)
+        self.mini_batch = actor.ppo_mini_batch_size * per_prompt // self.ranks
         if self.mini_batch <= 0:
-            raise ValueError(f"{actor.ppo_mini_batch_size} x {rollout_n} samples do not reach {self.ranks} ranks")
+            raise ValueError(f"{actor.ppo_mini_batch_size} x {per_prompt} rows do not reach {self.ranks} ranks")
         self.module = build.transformer(model, dtype=getattr(torch, actor.dtype), seed=actor.seed).to(self.device)
         self.module.eval()
         if mesh is not None:
@@ -53,68 +53,73 @@ class DiffusionActor:
                 self.module, mesh, model.fsdp_layer_prefixes,
                 reshard_after_forward=actor.fsdp_config.reshard_after_forward,
             )  # fmt: skip
-        self.trained = [p for p in self.module.parameters() if p.requires_grad]
+        self.policy = Policy(
+            self.module, training_adapter(model.architecture),
+            lora=model.lora_rank > 0, keeps_old="old" in model.policy_state_adapters,
+        )  # fmt: skip
+        self.trained = list(self.policy.trained.values())
         self.optimizer = optim.optimizer(self.trained, actor.optim)
         self.scheduler = optim.scheduler(self.optimizer, actor.optim)
         self.generator = torch.Generator().manual_seed(actor.seed)
 
     # --- update -----------------------------------------------------------------------------------------
 
-    def update(
-        self,
-        batch: Batch,
-        *,
-        noise_level: float,
-        sde_type: str,
-        guidance_scale: float = 1.0,
-        tolerance: float = float("inf"),
-    ) -> dict[str, float]:
-        """One pass (or `ppo_epochs`) over this rank's samples.
+    def update(self, batch: Batch, **request: Any) -> dict[str, float]:
+        """One pass (or `ppo_epochs`) over this rank's rows.
+
+        Args:
+            batch: what the objective of `actor.diffusion_loss` learns from.
+            request: this update's arguments of that objective.
 
         Returns:
-            `actor/loss`, `actor/grad_norm`, `actor/clip_fraction`, `actor/ratio_max`, `actor/kl`, `actor/lr`.
-
-        `rollout_corr/…` compares the policy before the update with the engine's log-probabilities.
+            `actor/loss`, `actor/grad_norm`, `actor/lr`, and what the objective measures.
 
         Raises:
             FloatingPointError: the gradient is not finite; the weights are as they were before that step.
-            LogProbMismatch: engine and trainer disagree by more than `tolerance`; nothing was updated.
+            LogProbMismatch: engine and trainer disagree about likelihoods; nothing was updated.
         """
-        sampler = {"noise_level": noise_level, "sde_type": sde_type, "guidance_scale": guidance_scale}
-        rows = len(batch["advantages"])
+        objective = objective_of(self.policy, self.config, request)
+        rows = _size(batch)
         totals: dict[str, list[float]] = {}
-        self._unchecked_tolerance: float | None = tolerance
         for _ in range(self.config.ppo_epochs):
             order = torch.randperm(rows, generator=self.generator) if self.config.shuffle else torch.arange(rows)
             for chosen in order.split(self.mini_batch):
-                for name, value in self._optimizer_step(_rows(batch, chosen), sampler).items():
+                prepared = objective.prepared(_rows(batch, chosen))
+                for name, value in self._optimizer_step(prepared, objective).items():
                     totals.setdefault(name, []).append(value)
-        made = {name: sum(values) / len(values) for name, values in totals.items()}
-        made["actor/ratio_max"] = max(totals["actor/ratio_max"])
-        return made
+        objective.finished()
+        return {
+            name: max(values) if name.endswith("_max") else sum(values) / len(values) for name, values in totals.items()
+        }
 
-    def _optimizer_step(self, batch: Batch, sampler: dict[str, Any]) -> dict[str, float]:
-        rows, steps = batch["rollout_log_probs"].shape
-        # A row that is neither better nor worse than its group has no gradient, unless the KL gives it one.
-        learning = torch.arange(rows) if self.config.use_kl_loss else batch["advantages"].nonzero().flatten()
+    def _optimizer_step(self, batch: Batch, objective: Objective) -> dict[str, float]:
+        rows, passes = _size(batch), objective.passes(batch)
+        learning = objective.learning(batch).nonzero().flatten()
         if self.ranks > 1 or len(learning) == 0:  # every rank must take part in every collective
             learning = torch.arange(rows)
-        micro = self.config.ppo_micro_batch_size_per_gpu or rows
-        loss = clipped = kl = 0.0
-        differences: list[Tensor] = []
+        samples = self.config.ppo_micro_batch_size_per_gpu
+        micro = max(1, samples // objective.samples_per_row) if samples else rows
+        loss = 0.0
+        measured: dict[str, list[Tensor]] = {}
         for chosen in learning.split(micro):
             part = _rows(batch, chosen)
-            for step in range(steps):
-                term, difference, divergence = self._step_loss(part, step, sampler)
-                # The sum over all micro-batches and steps is the mean over the mini-batch.
-                share = term.sum() / (rows * steps)
+            for place in range(passes):
+                term, found = objective.term(part, place)
+                # The sum over all micro-batches and terms is the mean over the mini-batch.
+                share = term.sum() / (rows * passes)
                 share.backward()
                 loss += share.item()
-                kl += divergence.sum().item() / (rows * steps)
-                outside = (difference.exp() - 1).abs() > self.config.diffusion_loss.clip_ratio
-                clipped += outside.float().sum().item() / (rows * steps)
-                differences.append(difference)
-        found = self._check_agreement(torch.cat(differences))
+                for name, value in found.items():
+                    measured.setdefault(name, []).append(value)
+        try:
+            summary = objective.summary({name: torch.cat(values) for name, values in measured.items()}, rows * passes)
+        except agreement.LogProbMismatch:
+            self.optimizer.zero_grad()
+            raise
+        return {"actor/loss": loss, **self._stepped(), **summary}
+
+    def _stepped(self) -> dict[str, float]:
+        """Move the weights along the gradient that was gathered."""
         norm = float(build.gathered(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
         rate = self.scheduler.get_last_lr()[0]
         if not math.isfinite(norm):
@@ -123,74 +128,39 @@ class DiffusionActor:
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
-        return {
-            "actor/loss": loss, "actor/grad_norm": norm, "actor/lr": rate, "actor/clip_fraction": clipped,
-            "actor/ratio_max": float(torch.cat(differences).exp().max()), "actor/kl": kl, **found,
-        }  # fmt: skip
-
-    def _check_agreement(self, difference: Tensor) -> dict[str, float]:
-        """At the first optimizer step of an update the policy is still the one that the engine ran."""
-        tolerance, self._unchecked_tolerance = self._unchecked_tolerance, None
-        if tolerance is None:
-            return {}
-        try:
-            return agreement.metrics(difference, tolerance)
-        except agreement.LogProbMismatch:
-            self.optimizer.zero_grad()
-            raise
-
-    def _step_loss(self, part: Batch, step: int, sampler: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, difference of log-probabilities and KL of each row at one recorded step."""
-        settings = self.config.diffusion_loss
-        mean, std, log_prob = self._density(part, step, sampler)
-        old = part["rollout_log_probs"][:, step]
-        term = losses.clipped(
-            log_prob, old, part["advantages"], clip_ratio=settings.clip_ratio, adv_clip_max=settings.adv_clip_max
-        )
-        divergence = torch.zeros_like(old)
-        if self.config.use_kl_loss:
-            with torch.no_grad(), self._base():
-                base_mean, _, _ = self._density(part, step, sampler)
-            divergence = losses.kl_to_base(mean, base_mean, std)
-            term = term + self.config.kl_loss_coef * divergence
-        return term, log_prob.detach() - old, divergence.detach()
-
-    def _density(self, part: Batch, step: int, sampler: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, deviation and log-probability of the recorded transition under the current policy."""
-        x = part["all_latents"][:, step]
-        velocity = self.adapter.velocity(
-            self.module, part, x, part["all_timesteps"][:, step], float(sampler["guidance_scale"])
-        )
-        mean, std = sde.moments(
-            sampler["sde_type"], x, velocity,
-            sigma=part["all_sigmas"][:, step], sigma_next=part["all_sigmas"][:, step + 1],
-            sigma_max=part["sigma_max"].flatten(), noise_level=float(sampler["noise_level"]),
-        )  # fmt: skip
-        return mean, std, sde.log_prob(sampler["sde_type"], part["all_latents"][:, step + 1], mean, std)
-
-    def _base(self) -> Any:
-        """The model without its adapter: the base needs no second copy."""
-        if self.model_config.lora_rank <= 0:
-            raise ValueError("actor.use_kl_loss needs LoRA: full weights would need a second copy of the model")
-        return _AdapterOff(self.module)
+        return {"actor/grad_norm": norm, "actor/lr": rate}
 
     @torch.no_grad()
-    def log_probs(self, batch: Batch, *, noise_level: float, sde_type: str, guidance_scale: float = 1.0) -> Tensor:
-        """Log-probabilities of the recorded steps under the current policy, float32 [B, T]."""
-        sampler = {"noise_level": noise_level, "sde_type": sde_type, "guidance_scale": guidance_scale}
+    def log_probs(self, batch: Batch, **sampler: Any) -> Tensor:
+        """Log-probabilities of the recorded steps under the current policy, float32 [B, T].
+
+        Args:
+            sampler: `noise_level`, `sde_type` and `guidance_scale` of what drew them.
+        """
+        density = GRPOObjective(self.policy, FlowGRPOLossConfig(), kl_loss_coef=None, **sampler).density
         rows, steps = batch["rollout_log_probs"].shape
-        micro = self.config.ppo_micro_batch_size_per_gpu or rows
         parts = []
-        for chosen in torch.arange(rows).split(micro):
+        for chosen in torch.arange(rows).split(self.config.ppo_micro_batch_size_per_gpu or rows):
             part = _rows(batch, chosen)
-            parts.append(torch.stack([self._density(part, step, sampler)[2] for step in range(steps)], dim=1))
+            parts.append(torch.stack([density(part, step)[2] for step in range(steps)], dim=1))
         return torch.cat(parts)
 
     # --- what leaves and enters ---------------------------------------------------------------------------
 
-    def weights(self, kind: Literal["lora", "full"]) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor) of the adapter, or of all weights, named `transformer.<path>…`."""
-        return export.weights(self.module, kind)
+    def weights(
+        self, kind: Literal["lora", "full"], which: Literal["default", "old"] = "default"
+    ) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor) of the adapter, or of all weights, named `transformer.<path>…`.
+
+        Args:
+            which: the trained policy, or the old one.
+
+        Raises:
+            ValueError: there is no old policy.
+        """
+        if which == "default":
+            return export.weights(self.module, kind)
+        return export.weights(self.module, kind, instead=self.policy.require_old().values)
 
     def peft_config(self) -> dict[str, Any] | None:
         """The adapter's `PeftConfig` as plain data, or None for full weights."""
@@ -210,15 +180,8 @@ class DiffusionActor:
             export.save_adapter(self.module, folder, write=self.mesh is None or self.mesh.get_rank() == 0)
 
 
-class _AdapterOff:
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    def __enter__(self) -> None:
-        self.module.disable_adapters()
-
-    def __exit__(self, *error: object) -> None:
-        self.module.enable_adapters()
+def _size(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _rows(batch: Batch, chosen: Tensor) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +15,17 @@ COMPONENT = "transformer"
 LORA_FILE = "pytorch_lora_weights.safetensors"
 
 
-def weights(module: nn.Module, kind: Literal["lora", "full"]) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor): of the adapter, or of every base weight."""
+def weights(
+    module: nn.Module, kind: Literal["lora", "full"], instead: Mapping[str, Tensor] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, whole tensor): of the adapter, or of every base weight.
+
+    Args:
+        instead: values to take in the place of the parameters of these names.
+    """
     for name, parameter in module.named_parameters():
         if ("lora_" in name) == (kind == "lora"):
-            yield f"{COMPONENT}.{_public(name)}", gathered(parameter)
+            yield f"{COMPONENT}.{_public(name)}", gathered((instead or {}).get(name, parameter))
 
 
 def _public(name: str) -> str:

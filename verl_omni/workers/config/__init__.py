@@ -1,6 +1,14 @@
 """Typed settings of rollout, model and actor."""
 
-from .actor import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionLossConfig, DiffusionOptimizerConfig
+from .actor import (
+    DiffusionActorConfig,
+    DiffusionDPOLossConfig,
+    DiffusionFSDPConfig,
+    DiffusionLossConfig,
+    DiffusionNFTLossConfig,
+    DiffusionOptimizerConfig,
+    FlowGRPOLossConfig,
+)
 from .model import DiffusionModelConfig
 from .rollout import (
     DiffusionPipelineConfig,
@@ -11,12 +19,15 @@ from .rollout import (
 
 __all__ = [
     "DiffusionActorConfig",
+    "DiffusionDPOLossConfig",
     "DiffusionFSDPConfig",
     "DiffusionLossConfig",
+    "DiffusionNFTLossConfig",
     "DiffusionModelConfig",
     "DiffusionOptimizerConfig",
     "DiffusionPipelineConfig",
     "DiffusionRolloutAlgoConfig",
     "DiffusionRolloutConfig",
     "DiffusionSamplingConfig",
+    "FlowGRPOLossConfig",
 ]

@@ -1,0 +1,116 @@
+"""The choice of an algorithm: its settings, contradictions in words, and the batch that it learns from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl_omni.trainer import learning, settings
+from verl_omni.trainer.rollout import Scored
+from verl_omni.workers.config import DiffusionDPOLossConfig, DiffusionNFTLossConfig, FlowGRPOLossConfig
+
+REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+LOSS = "actor_rollout_ref.actor.diffusion_loss"
+NFT, DPO = f"{LOSS}.loss_mode=diffusion_nft", f"{LOSS}.loss_mode=diffusion_dpo"
+
+
+def load(*overrides: str) -> Any:
+    return settings.load([*REQUIRED, *overrides])
+
+
+def loss_of(config: Any) -> Any:
+    return omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("flow_grpo", FlowGRPOLossConfig),
+        ("diffusion_nft", DiffusionNFTLossConfig),
+        ("diffusion_dpo", DiffusionDPOLossConfig),
+    ],
+)
+def test_each_algorithm_loads_as_a_type_of_its_own(name: str, kind: type) -> None:
+    config = load(f"{LOSS}.loss_mode={name}", "actor_rollout_ref.model.lora_rank=4")
+    assert type(loss_of(config)) is kind
+    assert loss_of(config) == kind(), "the defaults are written in two places"
+    assert config.actor_rollout_ref.model.algorithm == name
+
+
+def test_a_setting_of_another_algorithm_is_unknown() -> None:
+    with pytest.raises(settings.SettingsError, match=rf"{LOSS}\.clip_ratio: unknown setting"):
+        load(NFT, f"{LOSS}.clip_ratio=0.1")
+    with pytest.raises(settings.SettingsError, match=rf"{LOSS}\.old_decay_max: unknown setting"):
+        load(f"{LOSS}.old_decay_max=0.1")
+    with pytest.raises(
+        settings.SettingsError, match="no algorithm 'ppo'; one of flow_grpo, diffusion_nft, diffusion_dpo"
+    ):
+        load(f"{LOSS}.loss_mode=ppo")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["actor_rollout_ref.rollout.calculate_log_probs=false"], "it compares log-probabilities"),
+        (["actor_rollout_ref.rollout.rollout_adapter=old"], "the policy that is trained must draw"),
+        (["actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: flow_grpo learns from noise"),
+        (["trainer.max_log_prob_difference=null"], "flow_grpo needs a number"),
+        ([NFT, "trainer.max_log_prob_difference=0.1"], "the check does not apply"),
+        ([NFT, "actor_rollout_ref.rollout.rollout_adapter=default"], "the old policy must draw"),
+        ([NFT, "actor_rollout_ref.model.policy_state_adapters=[default]"], "keeps an old policy"),
+        ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "the KL is of Flow-GRPO"),
+        ([DPO], "needs LoRA, to know the base"),
+        ([DPO, "actor_rollout_ref.rollout.n=1"], "at least 2 are needed"),
+        ([DPO, "trainer.n_gpus_per_node=3"], "3 ranks cannot share 8 pairs evenly"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_said_at_the_start(overrides: list[str], said: str) -> None:
+    with pytest.raises(settings.SettingsError, match=said):
+        load(*overrides)
+
+
+@pytest.mark.parametrize("wrong", ["draws=0", "beta=-1", "old_decay_max=1"])
+def test_numbers_out_of_range_are_refused(wrong: str) -> None:
+    with pytest.raises(Exception, match=f"diffusion_nft: .*{wrong.partition('=')[0]}"):
+        loss_of(load(NFT, f"{LOSS}.{wrong}"))
+
+
+def scored(scores: list[float]) -> Scored:
+    """Two prompts, the rows in turn; every tensor says its row."""
+    rows = torch.arange(len(scores)).float()
+    return Scored(
+        tensors={"clean_latents": rows.view(-1, 1, 1, 1).expand(-1, 2, 2, 2), "prompt_embeds": rows.view(-1, 1, 1)},
+        images=torch.zeros(len(scores), 3, 1, 1, dtype=torch.uint8), scores=torch.tensor(scores), extras={},
+        versions=[0] * len(scores), groups=["a", "b"] * (len(scores) // 2), seconds=0.0, scoring_seconds=0.0,
+    )  # fmt: skip
+
+
+def test_flow_grpo_is_told_the_sampler_and_the_advantages() -> None:
+    config = load("actor_rollout_ref.rollout.algo.sde_type=dance_sde", "actor_rollout_ref.rollout.algo.noise_level=0.3")
+    made = learning.training_batch(loss_of(config), scored([1.0, 0.0, 3.0, 0.0]), config, 1)
+    assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
+    assert learning.request(loss_of(config), config, 7) == {
+        "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.0, "tolerance": 1e-3,
+    }  # fmt: skip
+
+
+def test_nft_learns_from_every_sample_by_how_good_it_is() -> None:
+    config = load(NFT, f"{LOSS}.adv_clip_max=0.5")
+    made = learning.training_batch(loss_of(config), scored([1.0, 5.0, 3.0, 5.0]), config, 1)
+    assert made["optimality"].tolist() == [0.0, 0.5, 1.0, 0.5]
+    assert made["clean_latents"].shape == (4, 2, 2, 2) and len(set(made["draw_seeds"].tolist())) == 4
+    other = learning.training_batch(loss_of(config), scored([1.0, 5.0, 3.0, 5.0]), config, 2)
+    assert not set(other["draw_seeds"].tolist()) & set(made["draw_seeds"].tolist()), "each step has noise of its own"
+    assert learning.request(loss_of(config), config, 7) == {"step": 7}
+
+
+def test_dpo_learns_from_the_best_and_the_worst_of_each_prompt() -> None:
+    config = load(DPO, "actor_rollout_ref.model.lora_rank=4")
+    made = learning.training_batch(loss_of(config), scored([1.0, 5.0, 3.0, 5.0, 2.0, 5.0]), config, 1)
+    assert made["prompt_embeds"].flatten().tolist() == [2, 0, 1, 1], "prompt a: row 2 over row 0; prompt b: all equal"
+    assert made["preferred"].tolist() == [1, 0]
+    assert made["clean_latents"].shape == (2, 2, 2, 2, 2) and made["draw_seeds"].shape == (2,)
+    assert learning.request(loss_of(config), config, 7) == {}

@@ -1,0 +1,167 @@
+"""Algorithms without a likelihood, on the tiny model: they learn, keep their old policy, and go on bit-exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ml.workers.test_actor import adapter, make
+from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.workers.actor import DiffusionActor
+from verl_omni.workers.config import DiffusionDPOLossConfig, DiffusionNFTLossConfig
+
+pytestmark = pytest.mark.slow
+
+NFT = DiffusionNFTLossConfig(beta=1.0, draws=2, old_decay_rate=0.25, old_decay_max=0.5)
+DPO = DiffusionDPOLossConfig(beta=100.0, draws=2)
+BOTH = ("default", "old")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_sd3(folder)
+    return folder
+
+
+def clean(rows: int = 4) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {
+        "clean_latents": torch.randn(rows, 16, 8, 8, generator=generator),
+        "prompt_embeds": torch.randn(rows, 8, 64, generator=generator),
+        "pooled_prompt_embeds": torch.randn(rows, 64, generator=generator),
+    }
+
+
+def judged(rows: int = 4) -> dict[str, torch.Tensor]:
+    """Samples for DiffusionNFT: good and bad ones in turn."""
+    good = torch.tensor([1.0, 0.0] * rows)[:rows]
+    return {**clean(rows), "optimality": good, "draw_seeds": torch.arange(rows)}
+
+
+def compared(pairs: int = 2) -> dict[str, torch.Tensor]:
+    """Pairs for DPO: the better sample first, both of one prompt."""
+    made = {name: value.reshape(pairs, 2, *value.shape[1:]) for name, value in clean(2 * pairs).items()}
+    for name in ("prompt_embeds", "pooled_prompt_embeds"):
+        made[name] = made[name][:, :1].expand_as(made[name]).contiguous()
+    return {**made, "preferred": torch.ones(pairs), "draw_seeds": torch.arange(pairs)}
+
+
+def errors(actor: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Flow-matching error of each sample at noise levels and noise that no update used, [B]."""
+    from verl_omni.algos import flow_matching
+
+    rows = len(data["clean_latents"])
+    times, noise = flow_matching.draws(torch.arange(100, 100 + rows), 8, data["clean_latents"].shape[1:])
+    found = []
+    with torch.no_grad():
+        for place in range(8):
+            x, target = flow_matching.noised(data["clean_latents"], noise[:, place], times[:, place])
+            found.append(flow_matching.error(actor.policy.velocity_at(data, x, times[:, place]), target))
+    return torch.stack(found).mean(0)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_nft_fits_the_good_samples_rather_than_the_bad_ones(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged()
+    before = errors(actor, data)
+    found = [actor.update(data, step=step) for step in range(1, 7)]
+    gained = before - errors(actor, data)
+    assert found[0]["actor/distance_to_old"] < 1e-12 < found[-1]["actor/distance_to_old"]
+    assert gained[data["optimality"] == 1].mean() > gained[data["optimality"] == 0].mean() + 1e-3
+    assert not {name for name in found[0] if name.startswith("rollout_corr/")}, "there are no likelihoods to compare"
+
+
+def test_nft_learns_nothing_from_samples_that_are_neither(model_folder: Path) -> None:
+    """The control: the same samples with r = 1/2 leave the policy where it is."""
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged() | {"optimality": torch.full((4,), 0.5)}
+    assert actor.update(data, step=1)["actor/grad_norm"] < 1e-7
+
+
+def test_the_old_policy_follows_as_its_schedule_says(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged()
+    start = {name: tensor.clone() for name, tensor in actor.weights("lora", "old")}
+    assert same(start, adapter(actor))
+    want = start
+    for step, decay in ((1, 0.0), (2, 0.25), (3, 0.5), (4, 0.5)):
+        actor.update(data, step=step)
+        new, old = adapter(actor), dict(actor.weights("lora", "old"))
+        want = {name: decay * tensor + (1 - decay) * new[name] for name, tensor in want.items()}
+        assert all(torch.allclose(old[name], tensor, atol=1e-6) for name, tensor in want.items())
+        assert same(old, new) == (step == 1)
+
+
+def test_the_old_policy_draws_and_the_trained_one_is_untouched_by_it(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged()
+    for step in (1, 2):
+        actor.update(data, step=step)
+    trained, new = errors(actor, data), adapter(actor)
+    with actor.policy.as_old():
+        old = errors(actor, data)
+    assert same(new, adapter(actor)) and torch.equal(errors(actor, data), trained)
+    assert not torch.equal(old, trained)
+    with pytest.raises(ValueError, match="policy_state_adapters must have `old`"):
+        make(model_folder, diffusion_loss=NFT).update(data, step=1)
+
+
+def test_dpo_prefers_the_better_sample_of_each_pair(model_folder: Path) -> None:
+    actor = make(model_folder, diffusion_loss=DPO)
+    data = compared()
+    flat = {name: value.flatten(0, 1) for name, value in data.items() if value.ndim > 2}
+    before = errors(actor, flat)
+    found = [actor.update(data) for _ in range(6)]
+    gained = before - errors(actor, flat)
+    assert found[0]["actor/loss"] == pytest.approx(0.6931, abs=1e-4) and found[0]["actor/margin"] == 0
+    assert found[-1]["actor/loss"] < found[0]["actor/loss"] and found[-1]["actor/accuracy"] == 1
+    assert bool((gained[0::2] > gained[1::2] + 1e-3).all())
+
+
+def test_dpo_learns_nothing_where_there_is_no_preference(model_folder: Path) -> None:
+    actor = make(model_folder, diffusion_loss=DPO)
+    found = actor.update(compared() | {"preferred": torch.zeros(2)})
+    assert found["actor/grad_norm"] == 0 and found["actor/preferred_fraction"] == 0
+    one_of_two = actor.update(compared() | {"preferred": torch.tensor([0.0, 1.0])})
+    assert one_of_two["actor/grad_norm"] > 0 and one_of_two["actor/preferred_fraction"] == 0.5
+
+
+@pytest.mark.parametrize(("loss", "adapters", "request_"), [(NFT, BOTH, {"step": 1}), (DPO, ("default",), {})])
+def test_micro_batches_do_not_change_the_gradient(
+    model_folder: Path, loss: Any, adapters: tuple[str, ...], request_: dict[str, int]
+) -> None:
+    norms = []
+    for micro in (None, 1, 2):
+        actor = make(model_folder, adapters=adapters, diffusion_loss=loss, ppo_micro_batch_size_per_gpu=micro)
+        data = judged() if loss is NFT else compared()
+        norms.append(actor.update(data, **request_)["actor/grad_norm"])
+    assert norms[1:] == pytest.approx([norms[0]] * 2, rel=1e-4) and norms[0] > 0
+
+
+def test_a_loaded_checkpoint_goes_on_bit_exactly_with_its_old_policy(model_folder: Path, tmp_path: Path) -> None:
+    one = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = judged()
+    for step in (1, 2):
+        one.update(data, step=step)
+    one.save(tmp_path / "state")
+    two = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    two.load(tmp_path / "state")
+    assert [two.update(data, step=3), two.update(data, step=4)] == [one.update(data, step=3), one.update(data, step=4)]
+    for which in ("default", "old"):
+        assert same(dict(one.weights("lora", which)), dict(two.weights("lora", which)))  # type: ignore[arg-type]
+    make(model_folder, diffusion_loss=DPO).save(tmp_path / "other")
+    with pytest.raises(ValueError, match="no old policy"):
+        two.load(tmp_path / "other")
+
+
+def test_dpo_of_all_weights_is_refused(model_folder: Path) -> None:
+    with pytest.raises(ValueError, match="needs LoRA"):
+        make(model_folder, rank=0, diffusion_loss=DPO).update(compared())

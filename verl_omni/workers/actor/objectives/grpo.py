@@ -1,0 +1,83 @@
+"""Flow-GRPO, and DanceGRPO and MixGRPO, which differ from it in how samples are drawn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verl_omni.algos import agreement, losses, sde
+from verl_omni.workers.actor.policy import Batch, Policy
+from verl_omni.workers.config import FlowGRPOLossConfig
+
+
+class GRPOObjective:
+    """The clipped loss over the recorded steps of a sampler that draws noise.
+
+    Batch: `all_latents` [B, T + 1, ...], `all_timesteps` [B, T], `all_sigmas` [B, T + 1], `sigma_max` [B, 1],
+    `rollout_log_probs` [B, T], `advantages` [B], and the embeddings.
+
+    Args:
+        kl_loss_coef: weight of the KL to the base, None for none.
+        noise_level, sde_type, guidance_scale: of the sampler that drew the batch.
+        tolerance: how far the engine's log-probabilities and ours may be apart on average, before the first
+            optimizer step, where both have the same weights.
+    """
+
+    samples_per_row = 1
+
+    def __init__(
+        self, policy: Policy, config: FlowGRPOLossConfig, *, kl_loss_coef: float | None, noise_level: float,
+        sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"),
+    ) -> None:  # fmt: skip
+        self.policy, self.config, self.kl_loss_coef = policy, config, kl_loss_coef
+        self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
+        self._unchecked_tolerance: float | None = tolerance
+
+    def prepared(self, batch: Batch) -> Batch:
+        return batch
+
+    def passes(self, batch: Batch) -> int:
+        return batch["rollout_log_probs"].shape[1]
+
+    def learning(self, batch: Batch) -> Tensor:
+        # A row that is neither better nor worse than its group has no gradient, unless the KL gives it one.
+        return (batch["advantages"] != 0) | (self.kl_loss_coef is not None)
+
+    def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:
+        mean, std, log_prob = self.density(part, place)
+        old = part["rollout_log_probs"][:, place]
+        clip = self.config.clip_ratio
+        loss = losses.clipped(log_prob, old, part["advantages"], clip_ratio=clip, adv_clip_max=self.config.adv_clip_max)
+        divergence = torch.zeros_like(old)
+        if self.kl_loss_coef is not None:
+            with self.policy.as_base():
+                base_mean, _, _ = self.density(part, place)
+            divergence = losses.kl_to_base(mean, base_mean, std)
+            loss = loss + self.kl_loss_coef * divergence
+        difference = log_prob.detach() - old
+        clipped = ((difference.exp() - 1).abs() > clip).float()
+        return loss, {"difference": difference, "clip_fraction": clipped, "kl": divergence.detach()}
+
+    def density(self, part: Batch, place: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, deviation and log-probability [B] of a recorded transition under the policy as it is."""
+        x = part["all_latents"][:, place]
+        velocity = self.policy.velocity(part, x, part["all_timesteps"][:, place], self.guidance_scale)
+        mean, std = sde.moments(
+            self.sde_type, x, velocity,
+            sigma=part["all_sigmas"][:, place], sigma_next=part["all_sigmas"][:, place + 1],
+            sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
+        )  # fmt: skip
+        return mean, std, sde.log_prob(self.sde_type, part["all_latents"][:, place + 1], mean, std)
+
+    def summary(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
+        difference = measured["difference"]
+        found = {
+            "actor/clip_fraction": measured["clip_fraction"].sum().item() / count,
+            "actor/kl": measured["kl"].sum().item() / count,
+            "actor/ratio_max": difference.exp().max().item(),
+        }
+        tolerance, self._unchecked_tolerance = self._unchecked_tolerance, None
+        return found if tolerance is None else {**found, **agreement.metrics(difference, tolerance)}
+
+    def finished(self) -> None:
+        pass
