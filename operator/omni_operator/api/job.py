@@ -27,6 +27,10 @@ DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DEVICE_TRANSPORTS = {"NCCL": "NVIDIA", "HCCL": "Ascend"}
 ONLY_IPC = "Colocated engines get their weights over IPC; leave it out"
 NO_CLAIM = "another attempt goes on from a checkpoint, which needs checkpoint.claimName to outlive the pods"
+COMPARES = "the algorithm compares pictures of one prompt: at least 2 are needed"
+NO_NOISE = "FlowGRPO learns from the sampler's noise: it must be more than 0"
+NO_BASE = "DiffusionDPO compares with the base, which is the model without its adapter: it must be true"
+PAIRS = "DiffusionDPO makes one pair of each prompt: all devices must be able to share them evenly"
 _DEVICES = "self.trainer.replicas * self.trainer.accelerator.count"
 _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
 
@@ -153,9 +157,24 @@ class Spec(Strict):
             ".trainer.batch.prompts",
         ),
         Cel(
-            "self.algorithm.name != 'FlowGRPO' || self.rollout.samplesPerPrompt >= 2",
-            "rollout.samplesPerPrompt: FlowGRPO compares pictures of one prompt: at least 2 are needed",
+            "self.algorithm.name == 'Custom' || self.rollout.samplesPerPrompt >= 2",
+            f"rollout.samplesPerPrompt: {COMPARES}",
             ".rollout.samplesPerPrompt",
+        ),
+        Cel(
+            "self.algorithm.name != 'FlowGRPO' || self.rollout.sampler.noiseLevel > 0.0",
+            f"rollout.sampler.noiseLevel: {NO_NOISE}",
+            ".rollout.sampler.noiseLevel",
+        ),
+        Cel(
+            "self.algorithm.name != 'DiffusionDPO' || self.model.lora.enabled",
+            f"model.lora.enabled: {NO_BASE}",
+            ".model.lora.enabled",
+        ),
+        Cel(
+            f"self.algorithm.name != 'DiffusionDPO' || self.trainer.batch.prompts % ({_DEVICES}) == 0",
+            f"trainer.batch.prompts: {PAIRS}",
+            ".trainer.batch.prompts",
         ),
         *(
             Cel(
@@ -172,6 +191,7 @@ class Spec(Strict):
     def violations(self) -> Iterator[Violation]:
         yield from self._weights_rules()
         yield from self._size_rules()
+        yield from self._algorithm_rules()
         yield from self._cluster_rules()
 
     def _weights_rules(self) -> Iterator[Violation]:
@@ -201,10 +221,18 @@ class Spec(Strict):
                     ("trainer", "batch", "prompts"),
                     f"prompts x rollout.samplesPerPrompt is {samples}, which {parts} {what} cannot share evenly",
                 )
-        if self.algorithm.name == "FlowGRPO" and self.rollout.samples_per_prompt < 2:
-            yield Violation(
-                ("rollout", "samplesPerPrompt"), "FlowGRPO compares pictures of one prompt: at least 2 are needed"
-            )
+
+    def _algorithm_rules(self) -> Iterator[Violation]:
+        name = self.algorithm.name
+        if name != "Custom" and self.rollout.samples_per_prompt < 2:
+            yield Violation(("rollout", "samplesPerPrompt"), COMPARES)
+        if name == "FlowGRPO" and self.rollout.sampler.noise_level == 0:
+            yield Violation(("rollout", "sampler", "noiseLevel"), NO_NOISE)
+        if name == "DiffusionDPO":
+            if not self.model.lora.enabled:
+                yield Violation(("model", "lora", "enabled"), NO_BASE)
+            if self.trainer.batch.prompts % self.trainer.devices:
+                yield Violation(("trainer", "batch", "prompts"), PAIRS)
 
     def _cluster_rules(self) -> Iterator[Violation]:
         if self.backoff_limit and self.checkpoint.claim_name is None:

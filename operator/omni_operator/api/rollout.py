@@ -49,7 +49,15 @@ class Window(Strict):
 
     size: int = Field(ge=1, le=1000, description="How many in a row.")
     start: int = Field(default=0, ge=0, le=1000, description="First step they may begin at.")
-    end: int = Field(ge=1, le=1000, description="They end before this step. Wider than size: the place is random.")
+    end: int = Field(ge=1, le=1000, description="They end before this step. Wider than size: placement says where.")
+    placement: Literal["Random", "Progressive"] = Field(
+        default="Random",
+        description="Random: drawn for each picture. Progressive: from start to end and again, one place for all "
+        "(MixGRPO, arXiv:2507.21802).",
+    )
+    steps_per_place: int = Field(
+        default=25, ge=1, le=10_000_000, description="Training steps for which a Progressive window stays."
+    )
 
     cel = (Cel("self.start + self.size <= self.end", "size: so many steps do not fit between start and end", ".size"),)
 
@@ -66,7 +74,9 @@ class Sampler(Strict):
         default="sde",
         description="sde: Flow-GRPO (arXiv:2505.05470); cps: coefficient-preserving; dance_sde: DanceGRPO.",
     )
-    noise_level: float = Field(default=0.7, gt=0, le=10, description="Scale of the noise.")
+    noise_level: float = Field(
+        default=0.7, ge=0, le=10, description="Scale of the noise. 0, none: not for FlowGRPO, which learns from noise."
+    )
     window: Window | None = Field(default=None, description="Steps that draw noise. Default: all but the last.")
 
 

@@ -32,8 +32,11 @@ def _no_reserved() -> str:
 class Algorithm(Strict):
     """The algorithm, and whatever of the trainer's settings has no field here."""
 
-    name: Literal["FlowGRPO", "Custom"] = Field(
-        default="FlowGRPO", description="FlowGRPO (arXiv:2505.05470), or Custom: the overrides say it."
+    name: Literal["FlowGRPO", "DiffusionNFT", "DiffusionDPO", "Custom"] = Field(
+        default="FlowGRPO",
+        description="FlowGRPO (arXiv:2505.05470), DiffusionNFT (arXiv:2509.16117), DiffusionDPO (arXiv:2311.12908) "
+        "with pairs of its own, or Custom: the overrides say it. rollout.sampler makes DanceGRPO and MixGRPO of the "
+        "first. See docs/algorithms.md.",
     )
     entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=ENTRYPOINT, min_length=1, max_length=64, description="The trainer's command; overrides are appended."

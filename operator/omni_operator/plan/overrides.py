@@ -16,6 +16,8 @@ Settings = dict[str, Value]
 PYTHONS = ("python", "python3")
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
+# The trainer's names of algorithms; it has the settings of each.
+LOSSES = {"FlowGRPO": "flow_grpo", "DiffusionNFT": "diffusion_nft", "DiffusionDPO": "diffusion_dpo"}
 
 
 def overrides(job: DiffusionRLJob, place: Place) -> list[str]:
@@ -59,7 +61,9 @@ def _model(spec: Spec) -> Settings:
         }
     made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
     if spec.algorithm.name == "FlowGRPO":
-        made |= {"actor_rollout_ref.model.algorithm": "flow_grpo", "algorithm.adv_estimator": "flow_grpo"}
+        made |= {"algorithm.adv_estimator": "flow_grpo"}
+    if loss := LOSSES.get(spec.algorithm.name):
+        made |= {f"{ACTOR}.diffusion_loss.loss_mode": loss, "actor_rollout_ref.model.algorithm": loss}
     return made
 
 
@@ -94,6 +98,8 @@ def _rollout(spec: Spec) -> Settings:
     if window := sampler.window:
         made[f"{ROLLOUT}.algo.sde_window_size"] = window.size
         made[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
+        made[f"{ROLLOUT}.algo.sample_strategy"] = window.placement.lower()
+        made[f"{ROLLOUT}.algo.iters_per_group"] = window.steps_per_place
     return made
 
 

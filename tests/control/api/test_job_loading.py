@@ -115,6 +115,21 @@ def test_a_wrong_value_is_refused_in_words(change: tuple[str, str], said: str) -
         ),
         (["spec.rollout.sampler.window={size: 4, end: 11}"], "spec.rollout.sampler.window.end", "has 10 steps"),
         (["spec.rollout.sampler.window={size: 4, end: 3}"], "spec.rollout.sampler.window.size", "do not fit"),
+        (["spec.rollout.sampler.noiseLevel=0"], "spec.rollout.sampler.noiseLevel", "learns from the sampler's noise"),
+        (
+            ["spec.algorithm.name=DiffusionDPO", "spec.model.lora.enabled=false"],
+            "spec.model.lora.enabled",
+            "compares with the base",
+        ),
+        (
+            [
+                "spec.algorithm.name=DiffusionDPO",
+                "spec.trainer={replicas: 2, batch: {prompts: 5}, totalSteps: 1}",
+                "spec.rollout.replicas=2",
+            ],
+            "spec.trainer.batch.prompts",
+            "makes one pair of each prompt",
+        ),
         (["spec.rollout.pipeline.steps=1"], "spec.rollout.pipeline.steps", "trains on nothing"),
         (["spec.trainer.batch={prompts: 8, miniBatchPrompts: 3}"], "spec.trainer.batch.miniBatchPrompts", "divide"),
         (["spec.algorithm.overrides=[verbose]"], "spec.algorithm.overrides[0]", "is not name=value"),

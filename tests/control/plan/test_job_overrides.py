@@ -102,6 +102,26 @@ def test_without_an_adapter_all_weights_are_trained() -> None:
     assert "actor_rollout_ref.model.target_modules" not in made
 
 
+@pytest.mark.parametrize(
+    ("name", "loss"), [("FlowGRPO", "flow_grpo"), ("DiffusionNFT", "diffusion_nft"), ("DiffusionDPO", "diffusion_dpo")]
+)
+def test_an_algorithm_is_set_by_the_trainers_name(name: str, loss: str) -> None:
+    made = settings(f"spec.algorithm.name={name}")
+    assert made["actor_rollout_ref.actor.diffusion_loss.loss_mode"] == loss
+    assert made["actor_rollout_ref.model.algorithm"] == loss
+
+
+def test_a_custom_algorithm_is_left_to_the_overrides() -> None:
+    made = settings("spec.algorithm.name=Custom")
+    assert not {"actor_rollout_ref.actor.diffusion_loss.loss_mode", "algorithm.adv_estimator"} & made.keys()
+
+
+def test_a_progressive_window_is_told_how_long_it_stays() -> None:
+    made = settings("spec.rollout.sampler.window={size: 2, end: 4, placement: Progressive, stepsPerPlace: 3}")
+    assert made["actor_rollout_ref.rollout.algo.sample_strategy"] == "progressive"
+    assert made["actor_rollout_ref.rollout.algo.iters_per_group"] == 3
+
+
 def test_everything_that_is_rendered_is_reserved_and_the_other_way_round() -> None:
     every = settings() | settings("spec.reward.scorers=[{name: jpeg}, {name: shapes}]")
     every |= settings("spec.reward.scorers=[{name: a, function: {path: a.py}}]")
