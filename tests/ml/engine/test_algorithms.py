@@ -1,0 +1,164 @@
+"""Every algorithm on the real engine: what it needs is recorded, and it learns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[3]
+PROMPTS = ["a red circle", "a blue square on the left"]
+STEPS = 4
+RISE = 0.03  # of redness, in [-1, 1]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A stack that draws as DanceGRPO does in a progressive window of MixGRPO."""
+
+    config: Any
+    stack: Any
+    rows: list[dict[str, Any]]
+
+    def samples(self, version: int, n: int = 2) -> Any:
+        """A training batch that carries the version of the weights."""
+        from verl_omni.trainer import rollout
+
+        prompts = rollout.training_prompts(self.rows, n=n, step=version + 1, version=version, seed=3)
+        return rollout.scored(self.config, self.stack.agent_loop, prompts)
+
+    def drawn(self, request: str, **sampling: Any) -> Any:
+        """One sample straight from the server, with sampling parameters of its own."""
+        import ray
+
+        shape = {"height": 64, "width": 64, "num_inference_steps": STEPS, "max_sequence_length": 16}
+        server = self.stack.servers.server_handles[0]
+        return ray.get(server.generate.remote([3, 4, 5], {**shape, **sampling}, request))
+
+
+@pytest.fixture(scope="module")
+def running(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    from verl_omni.models.tiny import make_tiny_sd3
+
+    model = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_sd3(model)
+    rollout = "actor_rollout_ref.rollout"
+    config, stack = start(
+        PROMPTS,
+        "data.max_prompt_length=16", "data.train_batch_size=2", f"{rollout}.n=2",
+        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"{rollout}.pipeline.height=64",
+        f"{rollout}.pipeline.width=64", f"{rollout}.pipeline.num_inference_steps={STEPS}",
+        f"{rollout}.pipeline.max_sequence_length=16", f"{rollout}.algo.sde_type=dance_sde",
+        f"{rollout}.algo.sde_window_size=2", f"{rollout}.algo.sde_window_range=[0,{STEPS}]",
+        f"{rollout}.algo.sample_strategy=progressive", f"{rollout}.algo.iters_per_group=1",
+    )  # fmt: skip
+    stack.weights.update_weights(global_steps=0)
+    return Running(config, stack, rows(PROMPTS))
+
+
+def test_a_progressive_window_moves_in_what_the_engine_records(running: Running) -> None:
+    sigmas = [running.samples(version).tensors["all_sigmas"] for version in range(4)]
+    for found in sigmas:
+        assert found.shape == (4, 3) and bool((found == found[0]).all()), "one place for all samples of a step"
+    first, second, third, again = (found[0] for found in sigmas)
+    # Each place begins where the one before it took its first step, and the fourth is the first again.
+    assert first[1:].tolist() == second[:2].tolist() and second[1:].tolist() == third[:2].tolist()
+    assert third[-1] == 0 and torch.equal(first, again)
+
+
+def test_dance_sde_has_the_same_likelihoods_in_engine_and_trainer(running: Running) -> None:
+    from verl import DataProto
+
+    samples = running.samples(version=1)
+    batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
+    request = {"noise_level": 0.7, "sde_type": "dance_sde", "guidance_scale": 1.0, "tolerance": 1e-4}
+    answer = running.stack.workers.update_actor(DataProto.from_dict(tensors=batch, meta_info={"request": request}))
+    found = answer.meta_info["metrics"]
+    assert found["rollout_corr/max_abs_diff"][0] < 1e-4 and found["actor/grad_norm"][0] > 0
+    other = DataProto.from_dict(tensors=batch, meta_info={"request": {**request, "noise_level": 0.5}})
+    with pytest.raises(Exception, match="LogProbMismatch"):  # the check sees a wrong sampler
+        running.stack.workers.update_actor(other)
+
+
+def test_a_random_window_is_where_the_seed_says_and_elsewhere_without_one(running: Running) -> None:
+    window = {
+        "noise_level": 0.7, "sde_type": "sde", "logprobs": True, "sde_window_size": 1, "sde_window_range": [0, 4],
+        "sample_strategy": "random",
+    }  # fmt: skip
+    seeded = [running.drawn(f"s{seed}", **window, seed=seed).extra_fields["all_sigmas"][0].item() for seed in range(12)]
+    again = [running.drawn(f"a{seed}", **window, seed=seed).extra_fields["all_sigmas"][0].item() for seed in range(12)]
+    free = [running.drawn(f"f{number}", **window).extra_fields["all_sigmas"][0].item() for number in range(12)]
+    assert seeded == again and len(set(seeded)) > 1
+    assert len(set(free)) > 1, "requests without a seed must not all have the same window"
+
+
+def test_clean_latents_are_those_of_the_picture(running: Running) -> None:
+    asked = running.drawn("clean", seed=1, clean_latents=True)
+    latent = running.drawn("latent", seed=1, output_type="latent")
+    plain = running.drawn("plain", seed=1)
+    assert torch.equal(asked.diffusion_output, plain.diffusion_output)
+    assert torch.allclose(asked.extra_fields["clean_latents"], latent.diffusion_output, atol=1e-6)
+    assert {"prompt_embeds", "pooled_prompt_embeds"} <= asked.extra_fields.keys()
+    assert not {"all_latents", "clean_latents"} & plain.extra_fields.keys() and "all_latents" not in asked.extra_fields
+
+
+# Redness of a picture is what the held-out pictures are measured by; what is learned from is that, or chance.
+SCORERS = """
+import zlib
+
+def red(data_source, solution_image, ground_truth, extra_info):
+    means = solution_image.float().mean(dim=(-2, -1)) / 255
+    return float(means[0] - (means[1] + means[2]) / 2)
+
+def chance(data_source, solution_image, ground_truth, extra_info):
+    score = zlib.crc32(solution_image.numpy().tobytes()) / 2**32
+    return {"score": score, "red": red(data_source, solution_image, ground_truth, extra_info)}
+"""
+WINDOW = "spec.rollout.sampler.window={size: 3, start: 0, end: 6, placement: Progressive, stepsPerPlace: 2}"
+RUNS = {
+    "DanceGRPO in the window of MixGRPO": ("red", "FlowGRPO", "spec.rollout.sampler.type=dance_sde", WINDOW),
+    "DiffusionNFT": ("red", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0"),
+    "DiffusionDPO": ("red", "DiffusionDPO", "spec.rollout.sampler.noiseLevel=0"),
+    "chance": ("chance", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0"),
+}
+OVERRIDES = {"DiffusionDPO": ["actor_rollout_ref.actor.diffusion_loss.beta=100"]}
+
+
+def trained(folder: Path, scorer: str, algorithm: str, *assignments: str) -> tuple[list[float], list[dict[str, Any]]]:
+    """Redness of the held-out pictures before and after a short job, and what its steps reported."""
+    (folder / "scorers.py").write_text(SCORERS)
+    overrides = ["data.val_max_samples=64", *OVERRIDES.get(algorithm, [])]
+    function = {"path": str(folder / "scorers.py"), "name": scorer}
+    settings = [
+        f"spec.algorithm={json.dumps({'name': algorithm, 'overrides': overrides})}",
+        f"spec.reward.scorers={json.dumps([{'name': scorer, 'function': function}])}",
+        "spec.trainer.learningRate=0.01", "spec.trainer.evalEverySteps=0", "spec.checkpoint.everySteps=0",
+        *assignments,
+    ]  # fmt: skip
+    command = [str(Path(sys.executable).with_name("drl")), "run", "examples/red-grpo.yaml", "--runs", str(folder)]
+    command += ["--plain", "--steps", "8", *(part for one in settings for part in ("--set", one))]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = [json.loads(line) for line in (folder / "red-grpo" / "metrics.jsonl").read_text().splitlines()]
+    measure = "val/red/mean" if scorer == "chance" else "val/reward/mean"
+    return [line[measure] for line in lines if measure in line], lines[1:]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_algorithm_learns_and_chance_teaches_nothing(tmp_path: Path, name: str) -> None:
+    scorer, algorithm, *assignments = RUNS[name]
+    (before, after), steps = trained(tmp_path, scorer, algorithm, *assignments)
+    # The same prompts and seeds before and after, so the difference has none of their noise.
+    assert (after > before + RISE) == (scorer == "red"), (before, after)
+    assert [line["weights/version"] for line in steps] == list(range(1, 9))
+    compared = ["rollout_corr/mean_abs_diff" in line for line in steps]
+    assert all(compared) if algorithm == "FlowGRPO" else not any(compared)
