@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import logging
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import hydra
@@ -34,7 +39,7 @@ class DiffusionAgentLoopWorker:
         reward_loop_worker_handles: actors with `compute_score`; None leaves scoring to the trainer.
 
     Raises:
-        ValueError: prompt embeddings would have no length.
+        ValueError: prompt embeddings would have no length, or `agent_loop_config_path` is no list of named loops.
     """
 
     def __init__(
@@ -54,18 +59,39 @@ class DiffusionAgentLoopWorker:
         self.reward_loop_worker_handles = reward_loop_worker_handles
         self.tokenizer = self.model_config.tokenizer
         self.processor = self.model_config.processor
-        self.max_prompt_embed_length = (
-            self.rollout_config.max_prompt_embed_length or self.rollout_config.pipeline.max_sequence_length
-        )
+        self.max_prompt_embed_length = self.rollout_config.max_prompt_embed_length
+        if self.max_prompt_embed_length is None:
+            self.max_prompt_embed_length = self.rollout_config.pipeline.max_sequence_length
         if self.max_prompt_embed_length <= 0:
             raise ValueError(f"max_prompt_embed_length must be positive: {self.max_prompt_embed_length}")
         if path := self.rollout_config.agent.agent_loop_config_path:
-            for entry in OmegaConf.load(resolve_config_path(path)):
-                _agent_loop_registry[entry.name] = entry
+            _agent_loop_registry.update(configured_loops(resolve_config_path(path)))
         if template := self.model_config.custom_chat_template:
             for reader in (self.processor, self.tokenizer):
                 if reader is not None:
                     reader.chat_template = template
+        self._makers: dict[str, Callable[..., Any]] = {}
+        self._turns = itertools.count()
+        # For each loop, so for each row, it says that a diffusion model has no builder of its own.
+        logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").setLevel(logging.ERROR)
+
+    def _for_loops(self) -> dict[str, Any]:
+        """What every loop is made with. In their copy of the configuration, what they read for each row is resolved."""
+        config = copy.deepcopy(self.config)
+        OmegaConf.resolve(config.actor_rollout_ref.rollout)
+        OmegaConf.resolve(config.data)
+        offered = {
+            "trainer_config": DictConfigWrap(config=config),
+            "server_manager": self.server_manager,
+            "tokenizer": self.tokenizer,
+            "processor": self.processor,
+            "dataset_cls": self.dataset_cls,
+            "data_config": DictConfigWrap(config.data),
+        }
+        # A loop of somebody else's need not know this argument.
+        if extra := self.model_config.load_extra_tokenizers():
+            offered["extra_tokenizer_map"] = extra
+        return offered
 
     async def generate_sequences(self, batch: DataProto) -> DataProto:
         """Make and score a sample for each row; the keys of the result are in `batching.collate`.
@@ -80,35 +106,36 @@ class DiffusionAgentLoopWorker:
             columns["agent_name"] = np.array([self.rollout_config.agent.default_agent_loop] * size, dtype=object)
         params = row_params(self.rollout_config, batch.meta_info, size, columns)
         rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]
-        validate = bool(batch.meta_info.get("validate"))
+        validate, version = bool(batch.meta_info.get("validate")), batch.meta_info.get("global_steps")
         outputs = await run_rows(
             size,
             self.rollout_config.max_concurrent_requests,
-            lambda row: self._run_agent_loop(params[row], validate=validate, row=row, **rows[row]),
-            lambda row: f"row {row} of {size} ({_short(rows[row].get('raw_prompt'))})",
+            lambda row: self._run_agent_loop(params[row], validate, **rows[row]),
+            lambda row: f"row {row} of {size} at weight version {version} ({_short(rows[row].get('raw_prompt'))})",
         )
-        return collate(outputs, columns)
+        return self._postprocess(outputs, columns)
 
     async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], *, agent_name: str, validate: bool = False, row: int = 0, **kwargs: Any
+        self, sampling_params: dict[str, Any], validate: bool = False, /, *, agent_name: str, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
-        assert agent_name in _agent_loop_registry, (
-            f"Agent loop {agent_name} not registered, registered agent loops: {_agent_loop_registry.keys()}"
-        )
-        loop = hydra.utils.instantiate(
-            config=_agent_loop_registry[agent_name],
-            trainer_config=DictConfigWrap(config=self.config),
-            server_manager=self.server_manager,
-            tokenizer=self.tokenizer,
-            processor=self.processor,
-            dataset_cls=self.dataset_cls,
-            data_config=DictConfigWrap(self.config.data),
-        )
-        output: DiffusionAgentLoopOutput = await loop.run(sampling_params, **kwargs)
-        return await self._agent_loop_postprocess(output, validate=validate, row=row, **kwargs)
+        output: DiffusionAgentLoopOutput = await self._loop(agent_name).run(sampling_params, **kwargs)
+        return await self._agent_loop_postprocess(output, validate, **kwargs)
+
+    def _loop(self, name: str) -> Any:
+        """A new loop, because it may keep a row's state. What its entry instantiates on the way, rows share.
+
+        Hydra takes milliseconds to make an object of an entry, so it reads and checks each entry once.
+        """
+        if name not in self._makers:
+            assert name in _agent_loop_registry, (
+                f"Agent loop {name} not registered, registered agent loops: {_agent_loop_registry.keys()}"
+            )
+            made = hydra.utils.instantiate(_agent_loop_registry[name], _partial_=True)
+            self._makers[name] = partial(made.func, *made.args, **made.keywords, **self._for_loops())
+        return self._makers[name]()
 
     async def _agent_loop_postprocess(
-        self, output: DiffusionAgentLoopOutput, *, validate: bool = False, row: int = 0, **kwargs: Any
+        self, output: DiffusionAgentLoopOutput, validate: bool = False, /, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
         fields = padded_fields(output.extra_fields, self.max_prompt_embed_length)
         fields["raw_prompt"] = kwargs["raw_prompt"]
@@ -119,7 +146,7 @@ class DiffusionAgentLoopWorker:
         score = output.reward_score
         if score is None and self.reward_loop_worker_handles is not None:
             began = time.perf_counter()
-            result = await self._compute_score(output, ids, responses, kwargs, validate=validate, row=row)
+            result = await self._compute_score(output, ids, responses, kwargs, validate)
             metrics.compute_score = time.perf_counter() - began
             score, fields["reward_extra_info"] = result["reward_score"], result["reward_extra_info"]
         log_probs = output.response_logprobs
@@ -139,11 +166,9 @@ class DiffusionAgentLoopWorker:
         prompts: torch.Tensor,
         responses: torch.Tensor,
         kwargs: dict[str, Any],
-        *,
-        validate: bool,
-        row: int,
+        validate: bool = False,
     ) -> dict[str, Any]:
-        """Ask a reward worker, while other rows are still being generated.
+        """Ask the next reward worker, while other rows are still being generated.
 
         Only what scoring needs travels: the recorded latents stay here.
         """
@@ -157,9 +182,29 @@ class DiffusionAgentLoopWorker:
             non_tensor_batch=columns,
             meta_info={"validate": validate},
         )
-        worker = self.reward_loop_worker_handles[row % len(self.reward_loop_worker_handles)]
+        worker = self.reward_loop_worker_handles[next(self._turns) % len(self.reward_loop_worker_handles)]
         result: dict[str, Any] = await worker.compute_score.remote(data)
         return result
+
+    def _postprocess(
+        self, inputs: Sequence[_InternalDiffusionAgentLoopOutput], input_non_tensor_batch: dict[str, np.ndarray]
+    ) -> DataProto:
+        return collate(inputs, input_non_tensor_batch)
+
+
+def configured_loops(path: str) -> dict[str, Any]:
+    """The loops of a YAML list, by name; each has `name`, `_target_`, and arguments of its class.
+
+    Raises:
+        ValueError: it is not such a list.
+    """
+    entries = OmegaConf.load(path)
+    named = OmegaConf.is_list(entries) and all(
+        OmegaConf.is_dict(each) and {"name", "_target_"} <= each.keys() for each in entries
+    )
+    if not named:
+        raise ValueError(f"{path} must be a list of agent loops, each with `name` and `_target_`")
+    return {entry.name: entry for entry in entries}
 
 
 def _single(value: Any) -> np.ndarray:

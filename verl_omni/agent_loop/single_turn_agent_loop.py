@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -16,9 +17,24 @@ from verl_omni.agent_loop.output import DiffusionAgentLoopOutput
 logger = logging.getLogger(__name__)
 
 
+class SampleAborted(RuntimeError):
+    """A server cut a sample off, and nobody asked for it again."""
+
+
 @register("diffusion_single_turn_agent")
 class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Tokenize the prompt, ask a server for one sample, hand back all that it returned."""
+    """Tokenize the prompt, ask a server for one sample, hand back all that it returned.
+
+    Args:
+        extra_tokenizer_map: for the other text encoders of a model, {name: {"tokenizer": …, "max_length": int or
+            None}}; None cuts nothing. Their ids go out as `extra_prompt_ids`, by name.
+    """
+
+    def __init__(
+        self, *args: Any, extra_tokenizer_map: Mapping[str, Mapping[str, Any]] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.extra_tokenizer_map = extra_tokenizer_map
 
     @override
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> DiffusionAgentLoopOutput:
@@ -32,18 +48,21 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         Raises:
             KeyError: the row has no `raw_prompt`.
             ValueError: a prompt with images or videos is too long to be cut.
+            SampleAborted: the sample has no picture.
         """
         prompt = kwargs["raw_prompt"]
         media = await self.process_vision_info(prompt)
         images, videos = media.get("images"), media.get("videos")
         prompt_ids = await self._token_ids(prompt, images, videos)
-        negative = kwargs.get("raw_negative_prompt")
-        negative_ids = await self._token_ids(_messages(negative), images, videos) if negative is not None else None
+        negative = _messages(kwargs.get("raw_negative_prompt"))
+        negative_ids = await self._token_ids(negative, images, videos) if negative is not None else None
         began = time.perf_counter()
         output = await self.server_manager.generate(
             request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params,
-            image_data=images, video_data=videos, negative_prompt_ids=negative_ids,
+            image_data=images, video_data=videos, negative_prompt_ids=negative_ids, **self._extra_ids(prompt, negative),
         )  # fmt: skip
+        if output.stop_reason == "aborted":
+            raise SampleAborted("the server aborted the sample (DiffusionWholeSampleRetryLLMServerClient asks again)")
         seconds = time.perf_counter() - began
         preempted = output.num_preempted if output.num_preempted is not None else -1
         return DiffusionAgentLoopOutput(
@@ -56,10 +75,15 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         )
 
     async def _token_ids(self, messages: list[dict[str, Any]], images: Any, videos: Any) -> list[int]:
-        if getattr(self.processor or self.tokenizer, "chat_template", None):
+        if self._template_owner() is not None:
             ids: list[int] = await self.ct_build_initial_tokens(messages, images=images, videos=videos)
             return ids
-        return self._plain_ids(" ".join(str(message["content"]) for message in messages))
+        return self._plain_ids(_text(messages))
+
+    def _template_owner(self) -> Any:
+        """Who renders messages: the processor, else the tokenizer; None where it has no chat template."""
+        owner = self.processor or self.tokenizer
+        return owner if getattr(owner, "chat_template", None) else None
 
     def _plain_ids(self, text: str) -> list[int]:
         """Text encoders of diffusion models have no chat template: the text itself, with start and end tokens."""
@@ -70,6 +94,38 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         logger.warning("prompt of %d tokens is cut to rollout.prompt_length=%d: %.80s", len(ids), limit, text)
         return list(normalize_token_ids(self.tokenizer(text, truncation=True, max_length=limit)["input_ids"]))
 
+    def _extra_ids(self, prompt: list[dict[str, Any]], negative: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """`extra_prompt_ids` and `negative_extra_prompt_ids`, None without a negative prompt; nothing without a map."""
+        if not self.extra_tokenizer_map:
+            return {}
+        return {
+            "extra_prompt_ids": self._by_encoder(prompt),
+            "negative_extra_prompt_ids": self._by_encoder(negative) if negative is not None else None,
+        }
 
-def _messages(prompt: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _by_encoder(self, messages: list[dict[str, Any]]) -> dict[str, list[int]]:
+        """Unpadded ids of the same text, by each encoder's own tokenizer, with its special tokens."""
+        assert self.extra_tokenizer_map is not None
+        owner = self._template_owner()
+        text = _text(messages)
+        if owner is not None:
+            text = owner.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False, **self.apply_chat_template_kwargs
+            )
+        made = {}
+        for name, entry in self.extra_tokenizer_map.items():
+            length = entry["max_length"]
+            read = entry["tokenizer"](text, add_special_tokens=True, truncation=length is not None, max_length=length)
+            made[name] = list(normalize_token_ids(read["input_ids"]))
+        return made
+
+
+def _messages(prompt: str | list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def _text(messages: list[dict[str, Any]]) -> str:
+    """The words of messages, whose content is a text or a list of parts."""
+    contents = [message["content"] for message in messages]
+    parts = [[{"text": each}] if isinstance(each, str) else each for each in contents]
+    return " ".join(part["text"] for each in parts for part in each if "text" in part)

@@ -20,12 +20,15 @@ CONFIG_NAME = "diffusion_trainer"
 LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
 # Settings whose keys the user chooses.
 OPEN = (
+    "data.apply_chat_template_kwargs",
+    "data.mm_processor_kwargs",
     "reward.reward_functions",
     "reward.scorer_kwargs",
     "actor_rollout_ref.rollout.engine_kwargs",
     "actor_rollout_ref.rollout.val_kwargs.pipeline",
     "actor_rollout_ref.rollout.val_kwargs.algo",
     "actor_rollout_ref.model.lora",
+    "actor_rollout_ref.model.extra_tokenizers",
     "ray_kwargs.ray_init",
 )
 _KEY = re.compile(r"^(?P<mark>[+~]{0,2})(?P<key>[^=@]+)(?:=|$)")

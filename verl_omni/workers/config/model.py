@@ -22,10 +22,13 @@ class DiffusionModelConfig(BaseConfig):
         tokenizer_path: defaults to `<path>/tokenizer`, else `path`.
         lora_rank: 0 trains all weights of the transformer.
         target_modules: names (suffixes) that LoRA wraps.
+        extra_tokenizers: of the model's other text encoders, {name: {path, max_length}}; without `max_length`
+            nothing is cut.
         fsdp_layer_prefixes: children sharded one by one under FSDP2.
 
     Raises:
         FileNotFoundError: the folder or its `model_index.json` is missing.
+        ValueError: one of `extra_tokenizers` has no path.
         TypeError: `target_modules` is neither a string nor a list of strings.
     """
 
@@ -46,6 +49,7 @@ class DiffusionModelConfig(BaseConfig):
     trust_remote_code: bool = False
     external_lib: str | None = None
     custom_chat_template: str | None = None
+    extra_tokenizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     attn_backend: str = "native"
     lora_rank: int = 0
     lora_alpha: int = 64
@@ -64,6 +68,9 @@ class DiffusionModelConfig(BaseConfig):
         listed = isinstance(targets, Sequence) and all(isinstance(name, str) for name in targets)
         if targets is not None and not listed:
             raise TypeError(f"target_modules must be a string or a list of strings, not {targets!r}")
+        for name, entry in self.extra_tokenizers.items():
+            if not entry.get("path"):
+                raise ValueError(f"extra_tokenizers.{name} has no path")
         root = Path(self.path)
         index = root / "model_index.json"
         if not index.is_file():
@@ -78,3 +85,15 @@ class DiffusionModelConfig(BaseConfig):
         self.tokenizer = hf_tokenizer(self.tokenizer_path, trust_remote_code=self.trust_remote_code)
         if (root / "processor").is_dir():
             self.processor = hf_processor(str(root / "processor"), trust_remote_code=self.trust_remote_code)
+
+    def load_extra_tokenizers(self) -> dict[str, dict[str, Any]]:
+        """`extra_tokenizers` as an agent loop takes them: {name: {"tokenizer": …, "max_length": int or None}}."""
+        from verl.utils import hf_tokenizer
+
+        return {
+            name: {
+                "tokenizer": hf_tokenizer(entry["path"], trust_remote_code=self.trust_remote_code),
+                "max_length": entry.get("max_length"),
+            }
+            for name, entry in self.extra_tokenizers.items()
+        }

@@ -1,0 +1,151 @@
+"""How a row becomes a request: chat templates, negative prompts, pictures, other text encoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verl_omni.agent_loop.fanout import SampleFailed
+from verl_omni.workers.config import DiffusionModelConfig
+
+TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}red{% endif %}"
+MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
+IMAGE, VIDEO = 9, 8
+SENT = {"prompt_ids", "sampling_params", "image_data", "video_data", "negative_prompt_ids"}
+
+
+class Processor:
+    """Text as one token a word, then one for each picture and video."""
+
+    image_processor = SimpleNamespace(patch_size=14)
+    chat_template = "any"
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        return " ".join(part.get("text", "") for message in messages for part in message["content"])
+
+    def __call__(self, text: list[str], images: Any, videos: Any, **options: Any) -> dict[str, Any]:
+        media = [IMAGE] * len(images or []) + [VIDEO] * len(videos or [])
+        return {"input_ids": [[1] * len(text[0].split()) + media]}
+
+
+class Dataset:
+    """What verl's dataset class is asked."""
+
+    @classmethod
+    async def process_vision_info(cls, messages: list[dict[str, Any]], **options: Any) -> tuple[Any, Any]:
+        parts = [part for message in messages for part in message["content"]]
+        kinds = [[part[kind] for part in parts if kind in part] for kind in ("image", "video")]
+        return kinds[0] or None, kinds[1] or None
+
+
+async def one(worker: Any, batch: Any, prompt: Any, **columns: list[Any]) -> dict[str, Any]:
+    """The request that one row becomes."""
+    rows = batch([""], raw_prompt=[prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]])
+    for name, column in columns.items():
+        rows.non_tensor_batch[name] = batch(["" for _ in column], x=column).non_tensor_batch["x"]
+    await worker.generate_sequences(rows)
+    asked: dict[str, Any] = worker.server_manager.asked[-1]
+    return asked
+
+
+async def test_without_a_chat_template_the_text_itself_is_read(worker: Any, batch: Any) -> None:
+    made = worker()
+    request = await one(made, batch, "a red circle")
+    assert request.keys() == SENT, "a server need not know what is not used"
+    assert request["prompt_ids"] == made.tokenizer("a red circle")["input_ids"]
+    assert request["negative_prompt_ids"] is request["image_data"] is request["video_data"] is None
+
+
+async def test_a_long_text_is_cut_and_keeps_its_end(worker: Any, batch: Any, caplog: Any) -> None:
+    made = worker()
+    ids = (await one(made, batch, "red " * 20))["prompt_ids"]
+    assert len(ids) == 8
+    assert ids[-1] == made.tokenizer.eos_token_id
+    assert "prompt of 22 tokens is cut to rollout.prompt_length=8" in caplog.text
+
+
+async def test_a_custom_chat_template_is_used_by_tokenizer_and_processor(worker: Any, batch: Any) -> None:
+    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
+    request = await one(made, batch, "a circle")
+    assert request["prompt_ids"] == made.tokenizer("a circle red", add_special_tokens=False)["input_ids"]
+
+
+def test_a_custom_chat_template_is_set_on_the_processor(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = DiffusionModelConfig.__post_init__
+
+    def with_processor(self: DiffusionModelConfig) -> None:
+        plain(self)
+        self.processor = Processor()
+
+    monkeypatch.setattr(DiffusionModelConfig, "__post_init__", with_processor)
+    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
+    assert made.processor.chat_template == made.tokenizer.chat_template == TEMPLATE
+
+
+async def test_a_templated_text_that_is_too_long_loses_its_beginning(worker: Any, batch: Any) -> None:
+    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
+    ids = (await one(made, batch, "circle " * 20))["prompt_ids"]
+    assert len(ids) == 8
+    assert ids[-1] == made.tokenizer("red", add_special_tokens=False)["input_ids"][0]
+
+
+@pytest.mark.parametrize("negative", ["blue square", [{"role": "user", "content": "blue square"}]])
+async def test_a_negative_prompt_is_read_like_the_prompt(worker: Any, batch: Any, negative: Any) -> None:
+    made = worker()
+    request = await one(made, batch, "a red circle", raw_negative_prompt=[negative])
+    assert request["negative_prompt_ids"] == made.tokenizer("blue square")["input_ids"]
+
+
+async def test_pictures_and_videos_travel_with_both_prompts(worker: Any, batch: Any) -> None:
+    made = worker()
+    made.processor, made.dataset_cls = Processor(), Dataset
+    prompt = [{"role": "user", "content": [{"text": "make it red"}, {"image": "cat"}, {"video": "dog"}]}]
+    negative = [{"role": "user", "content": [{"text": "blue"}]}]
+    request = await one(made, batch, prompt, raw_negative_prompt=[negative])
+    assert request["image_data"] == ["cat"]
+    assert request["video_data"] == ["dog"]
+    assert request["prompt_ids"] == [1, 1, 1, IMAGE, VIDEO]
+    assert request["negative_prompt_ids"] == [1, IMAGE, VIDEO]
+
+
+async def test_a_prompt_with_pictures_is_never_cut(worker: Any, batch: Any) -> None:
+    made = worker()
+    made.processor, made.dataset_cls = Processor(), Dataset
+    prompt = [{"role": "user", "content": [{"text": "red " * 8}, {"image": "cat"}]}]
+    with pytest.raises(SampleFailed, match=r"ValueError: Multimodal prompt produced 9 tokens, exceeding .*=8"):
+        await one(made, batch, prompt)
+
+
+def extra(**entries: str) -> str:
+    listed = ", ".join(f"{name}: {{{text}}}" for name, text in entries.items())
+    return f"actor_rollout_ref.model.extra_tokenizers={{{listed}}}"
+
+
+async def test_other_encoders_get_ids_of_their_own_tokenizers(worker: Any, batch: Any) -> None:
+    folder = MODEL / "tokenizer_3"
+    made = worker(extra(long=f"path: '{folder}'", short=f"path: '{folder}', max_length: 3"))
+    read = made.model_config.load_extra_tokenizers()["long"]["tokenizer"]
+    text = "a red circle and a blue square and a green cross"
+    request = await one(made, batch, text, raw_negative_prompt=["blue"])
+    assert request["extra_prompt_ids"]["long"] == read(text)["input_ids"], "not cut, not padded, with special tokens"
+    assert len(request["extra_prompt_ids"]["long"]) > 8
+    assert request["extra_prompt_ids"]["short"] == read(text, truncation=True, max_length=3)["input_ids"]
+    assert request["negative_extra_prompt_ids"]["long"] == read("blue")["input_ids"]
+
+
+async def test_other_encoders_read_the_rendered_template(worker: Any, batch: Any) -> None:
+    made = worker(
+        extra(t5=f"path: '{MODEL / 'tokenizer_3'}'"), f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'"
+    )
+    read = made.model_config.load_extra_tokenizers()["t5"]["tokenizer"]
+    request = await one(made, batch, "a circle")
+    assert request["extra_prompt_ids"] == {"t5": read("a circle red")["input_ids"]}
+    assert request["negative_extra_prompt_ids"] is None
+
+
+def test_an_extra_tokenizer_needs_a_path(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"extra_tokenizers\.t5 has no path"):
+        DiffusionModelConfig(path=str(MODEL), extra_tokenizers={"t5": {"max_length": 3}})

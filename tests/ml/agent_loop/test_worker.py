@@ -1,0 +1,220 @@
+"""The worker with a double of the engine: what it asks for, which loops it runs, what it gives back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from verl_omni.agent_loop.diffusion_agent_loop import configured_loops
+from verl_omni.agent_loop.fanout import SampleFailed
+
+LOOP = """
+from verl_omni.agent_loop import DiffusionAgentLoopOutput, DiffusionSingleTurnAgentLoop
+
+class Framed(DiffusionSingleTurnAgentLoop):
+    def __init__(self, *args, border, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.border, self.rows = border, 0
+
+    async def run(self, sampling_params, **kwargs):
+        self.rows += 1
+        made = await super().run({**sampling_params, "border": self.border}, **kwargs)
+        return made.model_copy(update={"num_turns": self.rows, "reward_score": 0.5})
+"""
+
+
+async def asked(worker: Any, batch: Any) -> list[dict[str, Any]]:
+    await worker.generate_sequences(batch)
+    return [request["sampling_params"] for request in worker.server_manager.asked]
+
+
+async def test_training_asks_with_every_field_the_version_and_a_seed_for_each_row(worker: Any, batch: Any) -> None:
+    made = worker("actor_rollout_ref.rollout.algo.noise_level=0.3")
+    rows = batch(["a", "b"], {"global_steps": 7, "rollout_seed": 4}, _rollout_seed_global_idx=[10, 11])
+    first, second = await asked(made, rows)
+    assert {"height", "num_inference_steps", "guidance_scale", "sde_type", "sde_window_size"} <= first.keys()
+    assert not any(name.startswith("_") for name in first)
+    assert (first["noise_level"], first["logprobs"], first["global_steps"]) == (0.3, True, 7)
+    assert [first["seed"], second["seed"]] == [4 * 1_000_003 + 10, 4 * 1_000_003 + 11]
+
+
+async def test_training_leaves_the_seed_to_the_engine_unless_one_is_derived(worker: Any, batch: Any) -> None:
+    assert "seed" not in (await asked(worker(), batch(["a"])))[0]
+
+
+async def test_validation_asks_with_its_own_overrides_and_one_seed(worker: Any, batch: Any) -> None:
+    made = worker(
+        "actor_rollout_ref.rollout.val_kwargs.pipeline.num_inference_steps=3",
+        "actor_rollout_ref.rollout.val_kwargs.seed=9",
+    )
+    rows = batch(["a", "b"], {"validate": True, "global_steps": 7, "rollout_seed": 4})
+    for params in await asked(made, rows):
+        assert (params["seed"], params["logprobs"], params["num_inference_steps"]) == (9, False, 3)
+        assert params["noise_level"] == 0.0
+        assert "global_steps" not in params
+
+
+async def test_loops_of_a_yaml_list_are_used_and_each_row_has_its_own(
+    worker: Any, batch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "framed_loop.py").write_text(LOOP)
+    monkeypatch.syspath_prepend(tmp_path)
+    listed = tmp_path / "loops.yaml"
+    listed.write_text("- {name: framed, _target_: framed_loop.Framed, border: 5}\n")
+    made = worker(f"actor_rollout_ref.rollout.agent.agent_loop_config_path='{listed}'")
+    output = await made.generate_sequences(batch(["a", "b", "c"], agent_name=["framed", "framed", "framed"]))
+    assert [request["sampling_params"]["border"] for request in made.server_manager.asked] == [5, 5, 5]
+    assert list(output.non_tensor_batch["__num_turns__"]) == [1, 1, 1], "a loop's state belongs to one row"
+    assert output.batch["rm_scores"].tolist() == [[0.5]] * 3
+    assert list(output.non_tensor_batch["agent_name"]) == ["framed"] * 3
+
+
+@pytest.mark.parametrize("text", ["name: x\n_target_: y\n", "- {_target_: y}\n", "- {name: x}\n", "- x\n"])
+def test_a_file_that_is_no_list_of_loops_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "loops.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"loops\.yaml must be a list of agent loops"):
+        configured_loops(str(path))
+
+
+async def test_an_unknown_loop_is_named(worker: Any, batch: Any) -> None:
+    with pytest.raises(SampleFailed, match=r"Agent loop other not registered, registered .*single_turn"):
+        await worker().generate_sequences(batch(["a"], agent_name=["other"]))
+
+
+async def test_a_subclass_may_bring_its_own_way_to_the_engine(worker: Any, batch: Any, engine: Any) -> None:
+    from verl_omni.agent_loop import DiffusionAgentLoopWorker
+
+    own = engine()
+
+    class Own(DiffusionAgentLoopWorker):
+        def __init__(self, *args: Any) -> None:
+            self.server_manager = own
+            super().__init__(*args)
+
+    made = Own(worker().config, engine(), None, None)
+    await made.generate_sequences(batch(["a"]))
+    assert len(own.asked) == 1
+
+
+async def test_what_comes_back_has_the_documented_keys_and_shapes(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    fields = {
+        "prompt_embeds": torch.ones(4, 5), "negative_prompt_embeds": torch.ones(6, 5),
+        "prompt_embeds_mask": torch.ones(4), "pooled_prompt_embeds": torch.ones(7), "all_latents": torch.ones(5, 2),
+        "negative_pooled_prompt_embeds": None,
+    }  # fmt: skip
+    made = worker(engine=engine(**fields), rewards=[rewards()])
+    output = await made.generate_sequences(batch(["a red circle", "a"], uid=["u", "v"], priority=[0, 1]))
+    shapes = {name: tuple(tensor.shape) for name, tensor in output.batch.items()}
+    assert shapes == {
+        "prompts": (2, 8), "attention_mask": (2, 8), "responses": (2, 3, 2, 2), "rollout_log_probs": (2, 4),
+        "prompt_embeds": (2, 6, 5), "negative_prompt_embeds": (2, 6, 5), "prompt_embeds_mask": (2, 6),
+        "pooled_prompt_embeds": (2, 7), "all_latents": (2, 5, 2), "rm_scores": (2, 1),
+    }  # fmt: skip
+    assert output.batch["prompts"].dtype == output.batch["attention_mask"].dtype == torch.int64
+    assert output.batch["attention_mask"].sum(1).tolist() == [5, 3], "start, words and end"
+    assert not output.batch["prompt_embeds"][:, 4:].any()
+    columns = output.non_tensor_batch
+    assert list(columns["uid"]) == ["u", "v"]
+    assert list(columns["priority"]) == [0, 1]
+    assert [messages[0]["content"] for messages in columns["raw_prompt"]] == ["a red circle", "a"]
+    assert list(columns["agent_name"]) == ["diffusion_single_turn_agent"] * 2
+    assert list(columns["__num_turns__"]) == [2, 2]
+    assert list(columns["negative_pooled_prompt_embeds"]) == [None, None]
+    assert list(columns["global_steps"]) == [3, 3]
+    assert list(columns["reward_extra_info"]) == [{"acc": 0.0}, {"acc": 1.0}]
+    assert list(columns["acc"]) == [0.0, 1.0]
+    assert output.meta_info["reward_extra_keys"] == ["acc"]
+    assert [metrics["num_preempted"] for metrics in output.meta_info["metrics"]] == [-1, -1]
+    assert all(
+        metrics["generate_sequences"] > 0 and metrics["compute_score"] > 0 for metrics in output.meta_info["metrics"]
+    )
+
+
+async def test_embeddings_longer_than_configured_are_an_error(worker: Any, batch: Any, engine: Any) -> None:
+    made = worker(engine=engine(prompt_embeds=torch.ones(7, 5)))
+    with pytest.raises(SampleFailed, match="prompt_embeds sequence length 7 exceeds max_prompt_embed_length=6"):
+        await made.generate_sequences(batch(["a"]))
+
+
+@pytest.mark.parametrize(("given", "length"), [("null", 6), ("9", 9)])
+def test_the_length_of_embeddings_falls_back_to_the_longest_encoder(worker: Any, given: str, length: int) -> None:
+    assert worker(f"actor_rollout_ref.rollout.max_prompt_embed_length={given}").max_prompt_embed_length == length
+
+
+def test_embeddings_without_length_are_refused(worker: Any) -> None:
+    with pytest.raises(ValueError, match="max_prompt_embed_length must be positive: 0"):
+        worker("actor_rollout_ref.rollout.max_prompt_embed_length=0")
+
+
+async def test_reward_workers_take_turns_and_get_what_scoring_needs(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    handles = [rewards(), rewards()]
+    made = worker(engine=engine(all_latents=torch.ones(5, 2), note="x"), rewards=handles)
+    await made.generate_sequences(batch(["a", "b", "c", "d"], {"validate": True}, data_source=["s"] * 4))
+    assert [len(each.given) for each in handles] == [2, 2]
+    given = handles[0].given[0]
+    assert given.meta_info == {"validate": True}
+    assert given.batch["prompts"].shape == (1, 8)
+    assert given.batch["responses"].shape == (1, 3, 2, 2)
+    assert given.non_tensor_batch["data_source"][0] == "s"
+    assert given.non_tensor_batch["__num_turns__"].tolist() == [2]
+    assert given.non_tensor_batch["tool_extra_fields"][0] == {"note": "x", "global_steps": None}
+
+
+@pytest.mark.parametrize("missing", ["reward_score", "reward_extra_info"])
+async def test_an_answer_of_a_reward_worker_must_be_whole(worker: Any, batch: Any, missing: str, rewards: Any) -> None:
+    class Partial(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            return {name: value for name, value in (await super().remote(data)).items() if name != missing}
+
+    with pytest.raises(SampleFailed, match=f"KeyError: '{missing}'"):
+        await worker(rewards=[Partial()]).generate_sequences(batch(["a"]))
+
+
+async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: Any) -> None:
+    output = await worker().generate_sequences(batch(["a"]))
+    assert "rm_scores" not in output.batch
+    assert "reward_extra_keys" not in output.meta_info
+
+
+async def test_columns_of_any_name_reach_the_loop(worker: Any, batch: Any) -> None:
+    names = {"validate": [1], "row": [2], "output": [3]}
+    output = await worker().generate_sequences(batch(["a"], **names))
+    assert {name: list(output.non_tensor_batch[name]) for name in names} == names
+
+
+async def test_a_failed_row_is_named_with_prompt_and_version(worker: Any, batch: Any, engine: Any) -> None:
+    class Broken(engine):
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            if len(self.asked) == 1:
+                raise RuntimeError("no memory")
+            return await super().generate(request_id, **request)
+
+    with pytest.raises(SampleFailed, match=r"row 1 of 2 at weight version 3 \(.*blue.*\) failed: RuntimeError: no mem"):
+        await worker(engine=Broken()).generate_sequences(batch(["red", "blue"]))
+
+
+async def test_an_aborted_sample_is_an_error(worker: Any, batch: Any, engine: Any) -> None:
+    class Aborting(engine):
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            made = await super().generate(request_id, **request)
+            return made.model_copy(update={"stop_reason": "aborted", "diffusion_output": torch.empty(0)})
+
+    with pytest.raises(SampleFailed, match="SampleAborted: the server aborted the sample"):
+        await worker(engine=Aborting()).generate_sequences(batch(["a"]))
+
+
+async def test_the_batch_that_was_given_is_not_changed(worker: Any, batch: Any) -> None:
+    rows = batch(["a"])
+    before = set(rows.non_tensor_batch)
+    await worker().generate_sequences(rows)
+    assert set(rows.non_tensor_batch) == before
+    assert isinstance(rows.non_tensor_batch["raw_prompt"], np.ndarray)
