@@ -92,6 +92,28 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
     return DataProto(batch=TensorDict(tensors, batch_size=len(rows)), non_tensor_batch=others, meta_info=meta)
 
 
+def aligned(parts: Sequence[DataProto]) -> list[DataProto]:
+    """Parts of a batch, made by several workers, with the same keys: those they had if one worker had made all rows.
+
+    Scores stay if every part has them, and a reward's extra key if every part has a column of it
+    (`reward_extra_info` keeps everything). Any other column that a part lacks is None there. Tensors are not touched:
+    a part that lacks one is an error, as a row that lacks one is.
+    """
+    scored = all("rm_scores" in part.batch for part in parts)
+    reported = [set(part.meta_info.get("reward_extra_keys", [])) for part in parts]
+    common = set.intersection(*reported)
+    dropped = set.union(*reported) - common
+    names = [name for name in dict.fromkeys(n for part in parts for n in part.non_tensor_batch) if name not in dropped]
+    made = []
+    for part in parts:
+        batch = part.batch if scored else part.batch.exclude("rm_scores")
+        columns = {name: part.non_tensor_batch.get(name, _objects([None] * len(part))) for name in names}
+        keys = {"reward_extra_keys": sorted(common)} if scored else {}
+        others = {name: value for name, value in part.meta_info.items() if name != "reward_extra_keys"}
+        made.append(DataProto(batch=batch, non_tensor_batch=columns, meta_info={**others, **keys}))
+    return made
+
+
 def _joined(key: str, values: Sequence[Tensor | None]) -> Tensor:
     found = [value for value in values if isinstance(value, Tensor)]
     if len(found) != len(values):

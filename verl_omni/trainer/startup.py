@@ -202,17 +202,14 @@ def _import_everything() -> None:
 def _start_actors(config: DictConfig, say: Say, cluster: Cluster) -> Stack:
     import ray
     from verl.checkpoint_engine import CheckpointEngineManager
-    from verl.experimental.agent_loop import AgentLoopManager
     from verl.experimental.reward_loop import RewardLoopManager
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.llm_server import LLMServerManager
 
-    from verl_omni.agent_loop import DiffusionAgentLoopWorker
+    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
     from verl_omni.workers.engine_workers import DiffusionActorRolloutWorker
-
-    class Manager(AgentLoopManager):  # type: ignore[misc]
-        agent_loop_workers_class = ray.remote(DiffusionAgentLoopWorker)
+    from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     settings = config.actor_rollout_ref
     say("starting the rollout engine and the workers")
@@ -232,8 +229,8 @@ def _start_actors(config: DictConfig, say: Say, cluster: Cluster) -> Stack:
         say("waiting for the rollout engine")
         servers = servers_up.result()
     say("starting the agent loop")
-    client = servers.get_client()
-    agent_loop = Manager.create(config, client, None, rewards.reward_loop_worker_handles)
+    client = servers.get_client(client_cls=DiffusionLLMServerClient)
+    agent_loop = DiffusionAgentLoopManager.create(config, client, None, rewards.reward_loop_worker_handles)
     weights = CheckpointEngineManager(
         config=omega_conf_to_dataclass(settings.rollout.checkpoint_engine),
         actor_wg=workers, replicas=servers.get_replicas(),

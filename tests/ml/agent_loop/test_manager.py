@@ -1,0 +1,94 @@
+"""What several workers report is put together as if one had made all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+
+from verl_omni.agent_loop.batching import aligned, collate
+from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
+
+INFO = st.dictionaries(st.sampled_from(["acc", "iou", "note"]), st.floats(0, 1))
+ROW = st.tuples(
+    st.none() | st.floats(0, 1), INFO, st.dictionaries(st.sampled_from(["seen", "tool"]), st.integers(0, 9))
+)
+
+
+def row(score: float | None, info: dict[str, float], fields: dict[str, Any]) -> _InternalDiffusionAgentLoopOutput:
+    return _InternalDiffusionAgentLoopOutput(
+        prompt_ids=torch.ones(1, 2, dtype=torch.int64),
+        response_diffusion_output=torch.zeros(1, 3, 2, 2, dtype=torch.uint8),
+        reward_score=score,
+        metrics=AgentLoopMetrics(),
+        extra_fields={"reward_extra_info": info, "latents": torch.zeros(1, 2), **fields},
+    )
+
+
+def whole(rows: list[Any], cut: int) -> DataProto:
+    """The rows, made by two workers, joined by verl."""
+    parts = [collate([row(*each) for each in part], {}) for part in (rows[:cut], rows[cut:])]
+    return DataProto.concat(aligned(parts))
+
+
+@given(st.lists(ROW, min_size=2, max_size=6), st.data())
+@settings(deadline=None)
+def test_the_result_does_not_depend_on_how_rows_are_spread(rows: list[Any], data: st.DataObject) -> None:
+    one = collate([row(*each) for each in rows], {})
+    joined = whole(rows, data.draw(st.integers(1, len(rows) - 1)))
+    assert set(joined.batch.keys()) == set(one.batch.keys())
+    assert joined.meta_info.get("reward_extra_keys") == one.meta_info.get("reward_extra_keys")
+    found = {name: list(column) for name, column in joined.non_tensor_batch.items()}
+    assert found == {name: list(column) for name, column in one.non_tensor_batch.items()}
+
+
+def test_verl_alone_refuses_what_is_joined_here() -> None:
+    """Removable when verl joins workers whose samples report different keys."""
+    rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "iou": 0.2}, {})]
+    with pytest.raises(AssertionError, match=r"not present in the keys|Conflicting values"):
+        DataProto.concat([collate([row(*each)], {}) for each in rows])
+    joined = whole(rows, 1)
+    assert joined.meta_info["reward_extra_keys"] == ["acc"]
+    assert list(joined.non_tensor_batch["acc"]) == [1.0, 0.5]
+    assert list(joined.non_tensor_batch["reward_extra_info"]) == [{"acc": 1.0}, {"acc": 0.5, "iou": 0.2}]
+
+
+class Worker:
+    """A worker's handle: makes rows of the prompts that it is given."""
+
+    def __init__(self) -> None:
+        self.generate_sequences = self
+
+    async def remote(self, chunk: DataProto) -> DataProto:
+        columns = chunk.non_tensor_batch
+        rows = [row(score, info, {}) for score, info in zip(columns["score"], columns["info"], strict=True)]
+        return collate(rows, {"priority": columns["priority"]})
+
+
+def test_the_manager_joins_its_workers_and_times_them() -> None:
+    from omegaconf import OmegaConf
+
+    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+
+    manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
+    manager.agent_loop_workers = [Worker(), Worker()]
+    infos = np.array([{"acc": 1.0}, {"acc": 0.0}, {"acc": 1.0, "iou": 0.1}, {"acc": 1.0}], dtype=object)
+    prompts = DataProto(
+        batch=None, non_tensor_batch={"score": np.arange(4, dtype=object), "info": infos}, meta_info={"global_steps": 1}
+    )
+    made = manager.generate_sequences(prompts)
+    assert made.batch["rm_scores"].flatten().tolist() == [0, 1, 2, 3]
+    assert list(made.non_tensor_batch["acc"]) == [1.0, 0.0, 1.0, 1.0]
+    assert list(made.non_tensor_batch["priority"]) == [0, 1, 2, 3]
+    assert made.meta_info["reward_extra_keys"] == ["acc"]
+    timing = made.meta_info["timing"]
+    for name in ("num_preempted", "generate_sequences", "tool_calls", "compute_score"):
+        assert {f"agent_loop/{name}/{kind}" for kind in ("min", "max", "mean")} <= timing.keys()
+        assert f"agent_loop/slowest/{name}" in timing
+    assert "metrics" not in made.meta_info

@@ -1,0 +1,120 @@
+"""Clients of the rollout servers, with doubles of verl's router and of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from verl_omni.workers.rollout.llm_server import (
+    DiffusionLLMServerClient,
+    DiffusionWholeSampleRetryLLMServerClient,
+    ReplicaFailed,
+)
+from verl_omni.workers.rollout.replica import DiffusionOutput
+
+CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="vllm_omni")))
+
+
+class Call:
+    """An actor's method."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    async def _made(self, *args: Any, **kwargs: Any) -> Any:
+        made = self.call(*args, **kwargs)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return self._made(*args, **kwargs)
+
+
+class Router:
+    """verl's load balancer with one server, which gives its answers in turn; releases are counted."""
+
+    def __init__(self, *answers: Any, missing: bool = False) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.released: list[str] = []
+        left = list(answers)
+
+        def answer(**request: Any) -> Any:
+            self.requests.append(request)
+            return left.pop(0)
+
+        server = SimpleNamespace(generate=Call(answer))
+        nobody = RuntimeError("No available servers in load balancer")
+        self.acquire_server = Call(lambda request_id: nobody if missing else ("10.0.0.1:81", server))
+        self.require_acquire_fields = self.require_release_fields = Call(list)
+        self.release_server = SimpleNamespace(remote=self._release)
+
+    def _release(self, *, server_id: str) -> None:
+        self.released.append(server_id)
+
+
+def sample(version: int | None, reason: str = "completed") -> DiffusionOutput:
+    return DiffusionOutput(diffusion_output=torch.zeros(1), stop_reason=reason, extra_fields={"global_steps": version})
+
+
+async def ask(client: Any) -> Any:
+    return await client.generate("r", prompt_ids=[1], sampling_params={}, negative_prompt_ids=[2])
+
+
+async def test_a_sample_passes_and_its_server_is_released() -> None:
+    router = Router(sample(4))
+    made = await ask(DiffusionLLMServerClient(CONFIG, router))
+    assert made.extra_fields == {"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4}
+    assert router.requests[0]["negative_prompt_ids"] == [2]
+    assert router.released == ["10.0.0.1:81"]
+
+
+async def test_an_error_names_the_replica_and_keeps_the_cause() -> None:
+    router = Router(ValueError("Pixel rollout output must contain only finite values"))
+    with pytest.raises(ReplicaFailed, match=r"replica 10\.0\.0\.1:81: ValueError: Pixel rollout") as failure:
+        await ask(DiffusionLLMServerClient(CONFIG, router))
+    assert isinstance(failure.value.__cause__, ValueError)
+    assert router.released == ["10.0.0.1:81"]
+
+
+async def test_without_a_replica_there_is_none_to_name() -> None:
+    with pytest.raises(RuntimeError, match="No available servers") as failure:
+        await ask(DiffusionLLMServerClient(CONFIG, Router(missing=True)))
+    assert not isinstance(failure.value, ReplicaFailed)
+
+
+def retrying(router: Router, **options: Any) -> DiffusionWholeSampleRetryLLMServerClient:
+    return DiffusionWholeSampleRetryLLMServerClient(CONFIG, router, retry_wait_s=0.0, **options)
+
+
+async def test_an_aborted_sample_is_made_again_and_stamped_with_the_versions_it_spanned() -> None:
+    router = Router(sample(None, "aborted"), sample(4, "aborted"), sample(6), sample(7))
+    made = await ask(retrying(router))
+    assert made.stop_reason == "completed"
+    assert made.extra_fields == {"global_steps": 6, "min_global_steps": 4, "max_global_steps": 6}
+    assert len(router.requests) == len(router.released) == 3
+    assert all(request["prompt_ids"] == [1] for request in router.requests), "the whole sample, not a rest of it"
+
+
+async def test_retries_end() -> None:
+    router = Router(*[sample(4, "aborted")] * 9)
+    assert (await ask(retrying(router, max_retries=2))).stop_reason == "aborted"
+    assert len(router.requests) == 3
+
+
+async def test_a_failure_is_not_tried_again() -> None:
+    router = Router(sample(1, "aborted"), RuntimeError("gone"), sample(1))
+    with pytest.raises(ReplicaFailed, match="gone"):
+        await ask(retrying(router))
+    assert len(router.requests) == 2
+
+
+def test_retries_are_counted_from_zero() -> None:
+    with pytest.raises(ValueError, match="max_retries must not be negative: -1"):
+        retrying(Router(), max_retries=-1)
+    made = DiffusionWholeSampleRetryLLMServerClient(CONFIG, Router())
+    assert (made.max_retries, made.retry_wait_s) == (50, 1.0)

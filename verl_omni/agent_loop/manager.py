@@ -1,0 +1,46 @@
+"""`DiffusionAgentLoopManager`: verl's manager, whose result does not depend on how many workers made it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import ray
+from typing_extensions import override
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+from verl.utils.ray_utils import auto_await
+from verl.utils.skip import SkipManager
+
+from verl_omni.agent_loop.batching import aligned
+from verl_omni.agent_loop.diffusion_agent_loop import DiffusionAgentLoopWorker
+
+
+class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
+    """Runs `DiffusionAgentLoopWorker`s.
+
+    verl's own joins what workers report and refuses any difference of keys. Which keys a scorer reports may depend on
+    the sample, and no worker can know what the others were given, so the keys are made the same here.
+    """
+
+    agent_loop_workers_class = ray.remote(DiffusionAgentLoopWorker)
+
+    @override
+    @auto_await
+    @SkipManager.annotate(role="rollout")
+    async def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """Samples for a batch that the number of workers divides; keys as in `batching.collate`.
+
+        As verl's (verl/experimental/agent_loop/agent_loop.py), but for `aligned`.
+        """
+        if "priority" not in prompts.non_tensor_batch:
+            prompts.non_tensor_batch["priority"] = np.arange(len(prompts), dtype=np.int64)
+        chunks = prompts.chunk(len(self.agent_loop_workers))
+        made = await asyncio.gather(
+            *(worker.generate_sequences.remote(c) for worker, c in zip(self.agent_loop_workers, chunks, strict=True))
+        )
+        outputs = aligned(made)
+        output = DataProto.concat(outputs)
+        metrics = [part.meta_info.pop("metrics") for part in outputs]
+        output.meta_info = {"timing": self._performance_metrics(metrics, output), **outputs[0].meta_info}
+        return output
