@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 Value: TypeAlias = "str | int | float | bool | Sequence[Value] | None"
-# What Hydra's grammar reads as a text without quotes; words that mean something else are left out.
-_PLAIN = re.compile(r"^[A-Za-z_/.][A-Za-z0-9_./-]*$")
+# What Hydra's grammar reads as a text without quotes; words and numbers (`.5`) that mean something else are left out.
+_PLAIN = re.compile(r"^(?!\.[0-9])[A-Za-z_/.][A-Za-z0-9_./-]*$")
 _WORDS = {"null", "true", "false", "nan", "inf"}
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 _BEFORE_INTERPOLATION = re.compile(r"(\\*)\$\{")

@@ -32,7 +32,7 @@ def test_any_value_arrives(value: Value) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["null", "True", "nan", "1", "1e3", "", " a", "${oc.env:HOME}", "it's", "a\\", "a\\'b"]
+    "text", ["null", "True", "nan", "1", "1e3", ".0", "", " a", "${oc.env:HOME}", "it's", "a\\", "a\\'b"]
 )
 def test_a_text_that_looks_like_something_else_stays_a_text(text: str) -> None:
     assert arrived(text) == text
