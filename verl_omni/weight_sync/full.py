@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.names import unpacked, unwrapped, wrapped
+from verl_omni.weight_sync.names import replaced, unpacked, unwrapped, wrapped
 from verl_omni.weight_sync.staging import check_finite, few
 
 
@@ -34,7 +34,8 @@ class FullUpdate:
     memory used beside the model is the transfer's buffer.
 
     Args:
-        pipeline: has the components as attributes, and `load_weights(pairs) -> names loaded`.
+        pipeline: has the components as attributes, and `load_weights(pairs) -> names loaded`. `checkpoint_names`,
+            if it has them, are pairs (part of its own names, what checkpoints call it).
     """
 
     def __init__(self, pipeline: Any) -> None:
@@ -93,11 +94,11 @@ class FullUpdate:
         self._components.add(component)
         if not isinstance(module, nn.Module):
             return
-        packed = packed_parts(module)
+        packed, table = packed_parts(module), getattr(self._pipeline, "checkpoint_names", ())
         for own in _named(component, module.named_buffers()):
             self._known[unwrapped(own)] = own
         for own in _named(component, module.named_parameters()):
-            parts = unpacked(unwrapped(own), packed)
+            parts = [replaced(part, table) for part in unpacked(unwrapped(own), packed)]
             self._known.update(dict.fromkeys(parts, own))
             self._needed[own] = set(parts)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
 from verl_omni.weight_sync.staging import few
@@ -58,6 +61,31 @@ def wrapped(name: str) -> str:
     """`a.to_q.weight` -> `a.to_q.base_layer.weight`."""
     module, _, leaf = name.rpartition(".")
     return f"{module}.{WRAPPED}.{leaf}"
+
+
+def replaced(name: str, table: Sequence[tuple[str, str]]) -> str:
+    """A dotted name with every left side of `table`, such as `.to_out.`, replaced by its right side."""
+    dotted = f".{name}."
+    for old, new in table:
+        dotted = dotted.replace(old, new)
+    return dotted[1:-1]
+
+
+def engine_adapter(
+    tensors: Mapping[str, Tensor], peft_config: Mapping[str, Any], checkpoint_names: Sequence[tuple[str, str]]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An adapter under the engine's names, in its tensors and in its list of target modules.
+
+    A target that is a pattern stays as it is; where it names no layer of the engine, the adapter is refused later.
+
+    Args:
+        checkpoint_names: (part of the engine's names, what checkpoints call it).
+    """
+    table = [(theirs, ours) for ours, theirs in checkpoint_names]
+    settings = dict(peft_config)
+    if not isinstance(settings.get("target_modules"), (str, type(None))):
+        settings["target_modules"] = [replaced(target, table) for target in settings["target_modules"]]
+    return {replaced(name, table): tensor for name, tensor in tensors.items()}, settings
 
 
 def unpacked(name: str, packed: dict[str, list[str]]) -> list[str]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
 from verl_omni.weight_sync.full import FullUpdate, packed_parts
+from verl_omni.weight_sync.names import engine_adapter
 
 
 class Wrapper(nn.Module):
@@ -142,3 +143,37 @@ def test_an_update_without_weights_is_none() -> None:
 def test_parts_of_fused_modules_come_from_the_models_own_table() -> None:
     assert packed_parts(Transformer(wrapped=False)) == {"to_qkv": ["to_q", "to_k", "to_v"]}
     assert packed_parts(nn.Linear(1, 1)) == {}
+
+
+def test_weights_under_names_of_checkpoints_reach_parameters_with_other_names() -> None:
+    class Renaming(Pipeline):
+        checkpoint_names = ((".to_out.", ".to_out.0."), (".norm.", ".final.norm."))
+
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+            pairs = list(weights)
+            assert all(".to_out.0." in name or "to_out" not in name for name, _ in pairs)
+            return super().load_weights(
+                (name.replace(".to_out.0.", ".to_out.").replace(".final.norm.", ".norm."), tensor)
+                for name, tensor in pairs
+            )
+
+    theirs = {name.replace("to_out.", "to_out.0.").replace("norm.", "final.norm."): t for name, t in sent().items()}
+    for wrapped in (False, True):
+        pipeline = Renaming(wrapped=wrapped)
+        update = FullUpdate(pipeline)
+        update.load(list(theirs.items()))
+        assert update.finish() == 6
+        assert torch.equal(pipeline.transformer.norm.bias, sent()["transformer.norm.bias"])
+    with pytest.raises(IncompleteUpdate, match="no weight of"):
+        FullUpdate(Renaming()).load([("transformer.norm.weight", torch.ones(2))])
+
+
+def test_an_adapter_takes_the_engines_names_in_its_targets_too() -> None:
+    tensors = {"transformer.blocks.1.attn.to_out.0.lora_A.weight": torch.ones(1, 2)}
+    settings = {"r": 4, "target_modules": ["attn.to_out.0", "attn.to_q", "to_out.01"]}
+    table = ((".to_out.", ".to_out.0."),)
+    renamed, found = engine_adapter(tensors, settings, table)
+    assert list(renamed) == ["transformer.blocks.1.attn.to_out.lora_A.weight"]
+    assert found == {"r": 4, "target_modules": ["attn.to_out", "attn.to_q", "to_out.01"]}
+    assert settings["target_modules"] == ["attn.to_out.0", "attn.to_q", "to_out.01"], "the input is not changed"
+    assert engine_adapter({}, {"target_modules": ".*to_out.0"}, table)[1] == {"target_modules": ".*to_out.0"}
