@@ -16,17 +16,18 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
+STRIP_FRAMES = 4
 VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diffusers", "peft", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A picture kept for the report."""
+    """A picture or video kept for the report."""
 
     prompt: str
     seed: int
     score: float
-    image: torch.Tensor  # uint8 [C, H, W]
+    image: torch.Tensor  # uint8 [C, H, W] or [T, C, H, W]
 
 
 class RunFolder:
@@ -68,13 +69,13 @@ class RunFolder:
         self._tell({"event": "step", **line, "eta_s": eta_s, "samples": samples})
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Keep pictures of an evaluation."""
+        """Keep samples of an evaluation as pictures."""
         folder = self.path / "samples" / f"step_{step:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         index = []
         for place, sample in enumerate(samples):
             name = f"{place:02d}.png"
-            Image.fromarray(sample.image.permute(1, 2, 0).numpy()).save(folder / name)
+            Image.fromarray(still(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
             index.append({"file": name, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
 
@@ -96,6 +97,18 @@ class RunFolder:
             return []
         text = path.read_text(encoding="utf-8")
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line]
+
+
+def still(sample: torch.Tensor) -> torch.Tensor:
+    """A picture [C, H, W] as it is; of a video [T, C, H, W], up to four frames side by side, first and last among them.
+
+    Returns:
+        [C, H, W], or [C, H, frames * W].
+    """
+    if sample.ndim == 3:
+        return sample
+    shown = torch.linspace(0, len(sample) - 1, min(len(sample), STRIP_FRAMES)).round().long()
+    return torch.cat(list(sample[shown]), dim=-1)
 
 
 def atomic_write(path: Path, text: str) -> None:

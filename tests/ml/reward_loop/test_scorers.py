@@ -64,6 +64,16 @@ def test_a_pure_colour_scores_one_and_an_unknown_one_is_refused() -> None:
         score("color", blue, color="pink")
 
 
+def test_a_video_is_scored_over_all_frames_or_refused() -> None:
+    video = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    video[0, 0] = 255
+    assert score("brightness", video) == pytest.approx(1 / 12)
+    assert score("color", video, color="red") == pytest.approx(0.25)
+    for name, options in {"jpeg": {}, "shapes": {}, "http": {"url": "http://nobody"}}.items():
+        with pytest.raises(ValueError, match=rf"{name} takes pictures.*\[4, 3, 8, 8\]"):
+            score(name, video, **options)
+
+
 def test_jpeg_prefers_what_compresses_and_counts_kilobytes() -> None:
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 64, 64), dtype=np.uint8))
     file = io.BytesIO()

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from PIL import Image
 
 from verl_omni.trainer import checkpoints, data, metrics
 from verl_omni.trainer.run_folder import RunFolder, Sample
@@ -86,6 +87,17 @@ def test_samples_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
     assert index == [{"file": "00.png", "prompt": "a cat", "seed": 7, "score": 0.5}]
     folder.step({"step": 1, "x": float("nan"), "y": torch.tensor(2.0)})  # type: ignore[dict-item]
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "x": None, "y": 2.0}
+
+
+@pytest.mark.parametrize(("frames", "shown"), [(1, [0]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (9, [0, 3, 5, 8])])
+def test_a_video_is_kept_as_a_strip_with_its_first_and_last_frame(
+    tmp_path: Path, frames: int, shown: list[int]
+) -> None:
+    video = torch.arange(frames, dtype=torch.uint8).view(frames, 1, 1, 1).expand(frames, 3, 2, 5)
+    RunFolder(tmp_path).samples(1, [Sample("a walk", 0, 0.5, video)])
+    with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
+        assert picture.size == (5 * len(shown), 2)
+        assert [picture.getpixel((5 * place, 0)) for place in range(len(shown))] == [(f, f, f) for f in shown]
 
 
 def test_evaluations_have_a_standard_error() -> None:

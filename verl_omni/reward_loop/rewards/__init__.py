@@ -2,6 +2,7 @@
 
 Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, takes a uint8
 picture [3, H, W], and returns a number, or a dict with `score` and more numbers, the same keys for every sample.
+`brightness`, `color` and a user's function take videos [T, 3, H, W] too; the others refuse them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,20 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 Scorer = Callable[..., Any]
 SCORERS = ("brightness", "color", "http", "jpeg", "python", "shapes", "weighted")
+
+
+def check_picture(sample: Tensor, scorer: str) -> None:
+    """Refuse what is no picture, for scorers that would misread a video.
+
+    Raises:
+        ValueError: `sample` is not [3, H, W].
+    """
+    if sample.ndim != 3:
+        raise ValueError(f"the scorer {scorer} takes pictures [3, H, W], not a video {list(sample.shape)}")
 
 
 def get_scorer(name: str) -> Scorer:

@@ -1,4 +1,4 @@
-"""Mean brightness."""
+"""Mean brightness, of a picture or over all frames of a video."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of one primary colour."""
+"""How much of one primary colour, in a picture or over all frames of a video."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def compute_score(
     """
     if color not in CHANNELS:
         raise ValueError(f"Unknown color {color!r}; one of {', '.join(CHANNELS)}")
-    means = solution_image.float().mean(dim=(-2, -1)) / 255
+    means = solution_image.float().movedim(-3, 0).flatten(1).mean(dim=1) / 255
     own = means[CHANNELS[color]]
     return float(own - (means.sum() - own) / 2)

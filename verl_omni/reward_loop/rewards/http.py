@@ -11,6 +11,8 @@ from PIL import Image
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 from torch import Tensor
 
+from verl_omni.reward_loop.rewards import check_picture
+
 
 class RewardServerError(RuntimeError):
     """The reward server did not give a usable answer."""
@@ -38,6 +40,7 @@ def compute_score(
     """
     if not url:
         raise RewardServerError("reward.scorer_kwargs.url must say where the reward server is")
+    check_picture(solution_image, "http")
     body = {
         "prompt": extra_info.get("prompt"),
         "ground_truth": ground_truth,

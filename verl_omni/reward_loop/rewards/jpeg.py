@@ -8,11 +8,14 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
+from verl_omni.reward_loop.rewards import check_picture
+
 
 def compute_score(
     data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, quality: int = 95
 ) -> float:
     """Minus the size in kilobytes (1000 bytes) of the picture as a JPEG."""
+    check_picture(solution_image, "jpeg")
     file = io.BytesIO()
     Image.fromarray(solution_image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
     return -len(file.getvalue()) / 1000

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from verl_omni.models.shapes.checker import judge
+from verl_omni.reward_loop.rewards import check_picture
 
 
 def compute_score(
@@ -21,6 +22,7 @@ def compute_score(
     Returns:
         `score`, `correct` (0 or 1), `partial` and `roughness`, for every picture.
     """
+    check_picture(solution_image, "shapes")
     picture = solution_image.permute(1, 2, 0).numpy().astype(np.float64) / 255
     verdict = judge(picture, ground_truth)
     score = correct_weight * verdict.correct + (1 - correct_weight) * verdict.partial

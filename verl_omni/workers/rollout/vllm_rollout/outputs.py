@@ -79,8 +79,12 @@ def _finish_reason(result: Any, default: str) -> str:
 
 
 def _unbatched(tensor: torch.Tensor) -> torch.Tensor:
-    """Drop the engine's leading dimension of one image ([1, C, H, W] -> [C, H, W])."""
-    return tensor[0] if tensor.ndim == 4 and tensor.shape[0] == 1 else tensor
+    """Drop the engine's leading dimension of one sample.
+
+    [1, C, H, W] -> [C, H, W], [1, T, C, H, W] -> [T, C, H, W]. A video always has that dimension, so that a video of
+    one frame stays one.
+    """
+    return tensor[0] if tensor.ndim in (4, 5) and tensor.shape[0] == 1 else tensor
 
 
 def _trajectory(result: Any) -> dict[str, torch.Tensor]:

@@ -1,0 +1,26 @@
+"""The shape of a sample, from the engine's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from verl_omni.workers.rollout.vllm_rollout.outputs import diffusion_output
+
+
+@pytest.mark.parametrize(
+    ("engine", "sample"),
+    [
+        ((1, 3, 8, 8), (3, 8, 8)),
+        ((3, 8, 8), (3, 8, 8)),
+        ((1, 5, 3, 8, 8), (5, 3, 8, 8)),
+        ((1, 1, 3, 8, 8), (1, 3, 8, 8)),  # a video of one frame stays a video
+    ],
+)
+def test_pictures_and_videos_lose_the_engines_dimension_alone(engine: tuple[int, ...], sample: tuple[int, ...]) -> None:
+    result = SimpleNamespace(images=[torch.zeros(engine, dtype=torch.uint8)])
+    made = diffusion_output(result, latent=False, log_probs=False, global_steps=2)
+    assert made.diffusion_output.shape == sample and made.diffusion_output.dtype == torch.uint8
+    assert made.extra_fields == {"global_steps": 2} and made.stop_reason == "completed"
