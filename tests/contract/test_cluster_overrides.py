@@ -19,7 +19,7 @@ def test_the_entry_point_of_an_example_loads_in_the_trainers_settings(path: Path
     from verl_omni.trainer import settings
 
     job = load_job(path).job
-    _, _, line = plan.entrypoint(job).partition(" exec ")
+    _, _, line = plan.entrypoint(job).removesuffix(' >"$pipe" 2>&1; }').partition(" & exec ")
     config = settings.load(shlex.split(line)[3:])
     made, place = plan.in_pods(job)
     for name, value in plan.settings(made, place).items():

@@ -1,1 +1,1 @@
-"""Models made by the project itself: a tiny random SD3 and the shapes example."""
+"""Models made by the project itself: a tiny random one of each family, and the shapes example."""

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+FAMILIES = ("qwen_image", "sd3", "wan")  # of `tiny.MAKERS`, whose import takes long
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of the makers."""
     parser = argparse.ArgumentParser(prog="verl_omni.models", description=__doc__)
     makers = parser.add_subparsers(dest="maker", required=True)
     tiny = makers.add_parser("tiny", help="a tiny random model, for tests")
-    tiny.add_argument("family", choices=["sd3"])
+    tiny.add_argument("family", choices=FAMILIES)
     tiny.add_argument("path", type=Path)
     tiny.add_argument("--seed", type=int, default=0)
     shapes = makers.add_parser("shapes", help="the example model, trained in minutes")
@@ -26,9 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     match chosen.maker:
         case "tiny":
-            from verl_omni.models.tiny import make_tiny_sd3
+            from verl_omni.models.tiny import MAKERS
 
-            make_tiny_sd3(chosen.path, seed=chosen.seed)
+            MAKERS[chosen.family](chosen.path, chosen.seed)
         case "shapes":
             _shapes(chosen.path, chosen.steps, chosen.seed)
         case _:

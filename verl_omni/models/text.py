@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,18 @@ from transformers import (
     CLIPTextConfig,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 
 START, END = "<|startoftext|>", "<|endoftext|>"
+QWEN_END, QWEN_TURNS = "<|endoftext|>", ("<|im_start|>", "<|im_end|>")
 
 
 def clip_tokenizer(words: Sequence[str], length: int) -> CLIPTokenizer:
@@ -68,15 +75,65 @@ def clip_encoder(tokenizer: Any, width: int, length: int, seed: int) -> CLIPText
     return made.eval()
 
 
-@torch.no_grad()
 def t5_encoder(tokenizer: Any, width: int, seed: int) -> T5EncoderModel:
     """One random layer."""
-    config = T5Config(
+    return _t5(T5Config, T5EncoderModel, tokenizer, width, seed)
+
+
+def umt5_encoder(tokenizer: Any, width: int, seed: int) -> UMT5EncoderModel:
+    """One random layer."""
+    return _t5(UMT5Config, UMT5EncoderModel, tokenizer, width, seed)
+
+
+@torch.no_grad()
+def _t5(config_class: Any, model_class: Any, tokenizer: Any, width: int, seed: int) -> Any:
+    config = config_class(
         vocab_size=len(tokenizer), d_model=width, d_ff=width, d_kv=16, num_layers=1, num_heads=2,
         decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, feed_forward_proj="gated-gelu",
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = T5EncoderModel(config)
+        made = model_class(config)
     made.shared.weight.normal_(0, 1, generator=torch.Generator().manual_seed(seed + 1))
+    return made.eval()
+
+
+def qwen_tokenizer(words: Sequence[str]) -> Qwen2Tokenizer:
+    """A byte-pair tokenizer of Qwen2 that knows the words; any other text becomes bytes."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000, min_frequency=1, show_progress=False,
+        special_tokens=[QWEN_END, *QWEN_TURNS], initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    made.train_from_iterator([" ".join(words), *words], trainer)
+    learned = json.loads(made.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(pair) for pair in learned["merges"]],
+        additional_special_tokens=list(QWEN_TURNS),
+    )
+
+
+def qwen_encoder(tokenizer: Any, width: int, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    """Two random layers, and a tower for pictures that nothing uses but every such checkpoint has."""
+    head = width // 2
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer), "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096,
+            "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [head // 4, head // 8, head // 8],
+            },
+        },
+        vision_config={
+            "depth": 1, "hidden_size": width, "intermediate_size": width, "num_heads": 2, "out_hidden_size": width,
+        },
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = Qwen2_5_VLForConditionalGeneration(config)
+    with torch.no_grad():
+        made.get_input_embeddings().weight.normal_(0, 1, generator=torch.Generator().manual_seed(seed + 1))
     return made.eval()

@@ -1,4 +1,4 @@
-"""A tiny random Stable Diffusion 3 in diffusers' layout, made offline, the same bytes for the same seed."""
+"""A tiny random model of each family in diffusers' layout, made offline, the same bytes for the same seed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from pathlib import Path
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLQwenImage,
+    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    WanPipeline,
+    WanTransformer3DModel,
 )
 
 from verl_omni.models import text
@@ -53,3 +59,57 @@ def make_tiny_sd3(path: Path, seed: int = 0) -> None:
         text_encoder_3=text.t5_encoder(t5, 2 * WIDTH, seed=seed + 3),
         tokenizer_3=t5,
     ).save_pretrained(path)
+
+
+def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
+    """Write the model: a transformer of 89 thousand parameters, a VAE that shrinks by 8, a text encoder."""
+    channels = 4
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        transformer = QwenImageTransformer2DModel(
+            in_channels=4 * channels, out_channels=channels, num_layers=2, attention_head_dim=HIDDEN // 2,
+            num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=(4, 6, 6),
+        )  # fmt: skip
+        torch.nn.init.normal_(transformer.proj_out.weight, std=0.1)
+        vae = AutoencoderKLQwenImage(
+            base_dim=8, z_dim=channels, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
+            latents_mean=[0.0] * channels, latents_std=[1.0] * channels,
+        )  # fmt: skip
+    with torch.no_grad():
+        vae.decoder.conv_out.weight *= CONTRAST
+    tokenizer = text.qwen_tokenizer(WORDS)
+    QwenImagePipeline(
+        transformer=transformer.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
+        vae=vae.eval(),
+        text_encoder=text.qwen_encoder(tokenizer, WIDTH, seed=seed + 1),
+        tokenizer=tokenizer,
+    ).save_pretrained(path)
+
+
+def make_tiny_wan(path: Path, seed: int = 0) -> None:
+    """Write the model: a transformer of 38 thousand parameters, a VAE that shrinks by 4 x 8 x 8, a text encoder."""
+    tokenizer, channels = text.t5_tokenizer(WORDS, TEXT_LENGTH), 4
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        transformer = WanTransformer3DModel(
+            num_attention_heads=2, attention_head_dim=HIDDEN // 2, in_channels=channels, out_channels=channels,
+            text_dim=WIDTH, freq_dim=32, ffn_dim=2 * HIDDEN, num_layers=2,
+        )  # fmt: skip
+        torch.nn.init.normal_(transformer.proj_out.weight, std=0.1)
+        vae = AutoencoderKLWan(
+            base_dim=8, z_dim=channels, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
+            latents_mean=[0.0] * channels, latents_std=[1.0] * channels,
+        )  # fmt: skip
+    with torch.no_grad():
+        vae.decoder.conv_out.weight *= CONTRAST
+    WanPipeline(
+        transformer=transformer.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
+        vae=vae.eval(),
+        text_encoder=text.umt5_encoder(tokenizer, WIDTH, seed=seed + 1),
+        tokenizer=tokenizer,
+    ).save_pretrained(path)
+
+
+MAKERS = {"qwen_image": make_tiny_qwen_image, "sd3": make_tiny_sd3, "wan": make_tiny_wan}

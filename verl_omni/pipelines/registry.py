@@ -1,6 +1,7 @@
-"""Which pipeline of ours serves a model, and which adapter trains it, by the model's architecture.
+"""The model families by the architecture of a model: each is a folder of this package.
 
-Both are named here and imported by whoever needs them: the engine, or the trainer.
+A folder has `rollout.py`, which the engine imports, and `training.py`, which the trainer imports. Nothing else knows
+a family by name (docs/model-families.md).
 """
 
 from __future__ import annotations
@@ -12,34 +13,65 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class RolloutPipeline:
-    """Where the engine finds the pipeline class and its post-processing."""
-
-    module: str
-    pipeline: str
-    post_process: str
-
-    @property
-    def qualified_name(self) -> str:
-        """`module.Class`, as the engine's `custom_pipeline_args` wants it."""
-        return f"{self.module}.{self.pipeline}"
-
-
-ROLLOUT_PIPELINES = {
-    "StableDiffusion3Pipeline": RolloutPipeline(
-        module="verl_omni.pipelines.sd3.rollout",
-        pipeline="SD3RolloutPipeline",
-        post_process="get_sd3_rollout_post_process_func",
-    ),
-}
-TRAINING_ADAPTERS = {"StableDiffusion3Pipeline": "verl_omni.pipelines.sd3.training"}
+POST_PROCESS = "get_post_process_func"
 ALGORITHMS = ("flow_grpo", "diffusion_nft", "diffusion_dpo")
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A folder of `verl_omni.pipelines`, and the name of the pipeline class in its `rollout.py`.
+
+    `rollout.py` also has `get_post_process_func`, which makes the function that turns pixels into uint8.
+    """
+
+    folder: str
+    pipeline: str
+
+    @property
+    def rollout_module(self) -> str:
+        """The module that the engine imports."""
+        return f"{__package__}.{self.folder}.rollout"
+
+    @property
+    def pipeline_class(self) -> str:
+        """`module.Class`, as the engine's `custom_pipeline_args` wants it."""
+        return f"{self.rollout_module}.{self.pipeline}"
+
+
+FAMILIES = {
+    "QwenImagePipeline": Family("qwen_image", "QwenImageRolloutPipeline"),
+    "StableDiffusion3Pipeline": Family("sd3", "SD3RolloutPipeline"),
+    "WanPipeline": Family("wan", "WanRolloutPipeline"),
+}
+
+
 class TrainingAdapter(Protocol):
-    """What the trainer needs to know of a model: a module of `verl_omni.pipelines`."""
+    """What the trainer and the agent loop need to know of a family: the module `training.py` of its folder.
+
+    Attributes:
+        CONDITIONS: names of the tensors, one of each for a sample, that `velocity` reads from a batch. Those for
+            guidance are there only with guidance.
+        LAYERS: prefixes of the transformer's layers that FSDP2 shards one by one (`<prefix><index>`).
+        LORA_TARGETS: endings of the names of the linear layers that get an adapter when the settings name none.
+        CHAT_TEMPLATE: Jinja template by which prompts become token ids; None where the tokenizer's own is right, or
+            where prompts are plain text.
+    """
+
+    CONDITIONS: tuple[str, ...]
+    LAYERS: tuple[str, ...]
+    LORA_TARGETS: tuple[str, ...]
+    CHAT_TEMPLATE: str | None
+
+    def guidance(self, pipeline: Any) -> float:
+        """The scale of classifier-free guidance that the engine uses under these settings; 1 is none."""
+
+    def prompt_rows(self, max_sequence_length: int, tokenizer_length: int) -> int:
+        """The most rows that the embeddings of a prompt have.
+
+        Args:
+            max_sequence_length: the setting.
+            tokenizer_length: `model_max_length` of the model's first tokenizer.
+        """
 
     def velocity(
         self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
@@ -47,34 +79,36 @@ class TrainingAdapter(Protocol):
         """What the model predicts for latents `x` [B, ...] at `timestep` [B], float32 of the same shape."""
 
 
-def training_adapter(architecture: str | None) -> TrainingAdapter:
-    """Find the training adapter of a model.
+def family(architecture: str | None) -> Family:
+    """Find the family of a model.
+
+    Args:
+        architecture: `_class_name` of its `model_index.json`.
 
     Raises:
-        ValueError: there is none for the architecture; the message lists those that have one.
+        ValueError: there is none for the architecture; the message lists those that there are.
     """
-    if architecture not in TRAINING_ADAPTERS:
-        raise ValueError(f"No training adapter for model {architecture!r}; one of {sorted(TRAINING_ADAPTERS)}")
-    return cast(TrainingAdapter, importlib.import_module(TRAINING_ADAPTERS[architecture]))
+    if architecture not in FAMILIES:
+        raise ValueError(f"No model family for architecture {architecture!r}; one of {sorted(FAMILIES)}")
+    return FAMILIES[architecture]
 
 
-def rollout_pipeline(architecture: str | None, algorithm: str) -> RolloutPipeline:
-    """Find the rollout pipeline of a model.
+def training_adapter(architecture: str | None) -> TrainingAdapter:
+    """Import the training side of a model's family.
 
     Raises:
-        ValueError: no pipeline is known for the architecture or the algorithm; the message lists those that are.
+        ValueError: there is no family for the architecture.
+    """
+    module = importlib.import_module(f"{__package__}.{family(architecture).folder}.training")
+    return cast(TrainingAdapter, module)
+
+
+def rollout_family(architecture: str | None, algorithm: str) -> Family:
+    """The family of a model that is to be sampled for an algorithm.
+
+    Raises:
+        ValueError: there is no family for the architecture, or the algorithm is unknown.
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"No rollout pipeline for algorithm {algorithm!r}; one of {sorted(ALGORITHMS)}")
-    if architecture not in ROLLOUT_PIPELINES:
-        raise ValueError(f"No rollout pipeline for model {architecture!r}; one of {sorted(ROLLOUT_PIPELINES)}")
-    return ROLLOUT_PIPELINES[architecture]
-
-
-def embed_length(architecture: str | None, clip_length: int, max_sequence_length: int) -> int:
-    """Rows of the prompt embeddings that a pipeline makes, so that nothing is cut and nothing is padded.
-
-    Stable Diffusion 3 puts the CLIP tokens before the T5 tokens and has no attention mask: a padded row would be
-    attended to.
-    """
-    return clip_length + max_sequence_length if architecture == "StableDiffusion3Pipeline" else max_sequence_length
+    return family(architecture)

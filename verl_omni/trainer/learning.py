@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from verl_omni.algos import advantages, dpo, nft
+from verl_omni.pipelines.registry import training_adapter
 from verl_omni.trainer.rollout import Scored
 from verl_omni.workers.config import (
     DiffusionDPOLossConfig,
@@ -50,10 +51,11 @@ def request(loss: DiffusionLossConfig, config: DictConfig, step: int) -> dict[st
     match loss:
         case FlowGRPOLossConfig():
             rollout = config.actor_rollout_ref.rollout
+            family = training_adapter(config.actor_rollout_ref.model.architecture)
             return {
                 "noise_level": rollout.algo.noise_level,
                 "sde_type": rollout.algo.sde_type,
-                "guidance_scale": rollout.pipeline.guidance_scale or 1.0,
+                "guidance_scale": family.guidance(rollout.pipeline),
                 "tolerance": config.trainer.max_log_prob_difference,
             }
         case DiffusionNFTLossConfig():

@@ -11,12 +11,10 @@ import torch
 from omegaconf import DictConfig
 from verl import DataProto
 
-# Per-sample tensors that a training batch is made of: those that the algorithm asks the engine for; the guidance ones
-# are there only with guidance.
-TRAINING_TENSORS = (
-    "clean_latents", "all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs", "prompt_embeds",
-    "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds",
-)  # fmt: skip
+from verl_omni.pipelines.registry import training_adapter
+
+# Per-sample tensors of a training batch, those that the algorithm asked for, beside the conditions of the family.
+RECORDED = ("clean_latents", "all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class Scored:
 
     Attributes:
         tensors: the training tensors, [B, ...].
-        images: uint8 [B, C, H, W].
+        images: uint8 [B, C, H, W], or videos [B, T, C, H, W].
         scores: float32 [B].
         extras: lists of length B, by name.
         versions: weight version of each sample.
@@ -84,8 +82,9 @@ def scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> Scored:
         raise KeyError("samples came back without a reward: check reward.scorer and reward.reward_manager")
     columns = output.non_tensor_batch
     timing = output.meta_info.get("timing", {})
+    wanted = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
     return Scored(
-        tensors={name: output.batch[name] for name in TRAINING_TENSORS if name in output.batch},
+        tensors={name: output.batch[name] for name in wanted if name in output.batch},
         images=output.batch["responses"],
         scores=output.batch["rm_scores"].squeeze(-1).float(),
         extras={key: list(columns[key]) for key in output.meta_info.get("reward_extra_keys", [])},

@@ -104,10 +104,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
     """Fill in the settings that are null because they depend on the machine or the model."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
-        if model.tokenizer_path is None:
-            model.tokenizer_path = f"{model.path}/tokenizer"
-        if rollout.max_prompt_embed_length is None:
-            rollout.max_prompt_embed_length = _embed_length(Path(model.path), rollout.pipeline.max_sequence_length)
+        _fit_to_model(model, rollout)
         engine = rollout.engine_kwargs.vllm_omni
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"
@@ -120,14 +117,33 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
             rollout.enable_sleep_mode = has_accelerator
 
 
-def _embed_length(model: Path, max_sequence_length: int) -> int:
-    from verl_omni.pipelines.registry import embed_length
+def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
+    """What the model's folder and its family say.
 
-    index, tokenizer = model / "model_index.json", model / "tokenizer" / "tokenizer_config.json"
+    Raises:
+        FileNotFoundError: the folder is none of diffusers'.
+        ValueError: there is no family for the model.
+    """
+    from verl_omni.pipelines.registry import training_adapter
+
+    folder = Path(model.path)
+    index, tokenizer = folder / "model_index.json", folder / "tokenizer" / "tokenizer_config.json"
     if not index.is_file():
         raise FileNotFoundError(f"{index} not found: model.path must be a model in diffusers' folder layout")
-    clip = json.loads(tokenizer.read_text())["model_max_length"] if tokenizer.is_file() else 0
-    return embed_length(json.loads(index.read_text())["_class_name"], int(clip), max_sequence_length)
+    if model.architecture is None:
+        model.architecture = json.loads(index.read_text())["_class_name"]
+    family = training_adapter(model.architecture)
+    if model.tokenizer_path is None:
+        model.tokenizer_path = f"{model.path}/tokenizer"
+    if model.custom_chat_template is None:
+        model.custom_chat_template = family.CHAT_TEMPLATE
+    if model.target_modules is None:
+        model.target_modules = list(family.LORA_TARGETS)
+    if model.fsdp_layer_prefixes is None:
+        model.fsdp_layer_prefixes = list(family.LAYERS)
+    if rollout.max_prompt_embed_length is None:
+        length = json.loads(tokenizer.read_text())["model_max_length"] if tokenizer.is_file() else 0
+        rollout.max_prompt_embed_length = family.prompt_rows(rollout.pipeline.max_sequence_length, int(length))
 
 
 def start(config: DictConfig, say: Say) -> Stack:

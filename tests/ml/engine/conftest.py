@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +53,76 @@ def rows() -> Callable[[list[str]], list[dict[str, Any]]]:
         ]
 
     return made
+
+
+FAMILY_PROMPTS = ["a red circle", "two blue squares on the left"]  # of different lengths
+NEGATIVE = "dark sky"
+
+
+@dataclass(frozen=True)
+class RunningFamily:
+    """A stack with a tiny model of a family, LoRA, and two prompts with guidance."""
+
+    config: Any
+    stack: Any
+    rows: list[dict[str, Any]]
+
+    def evaluate(self) -> Any:
+        """A sample of each prompt, the same noise every time."""
+        from verl_omni.trainer import rollout
+
+        return rollout.scored(self.config, self.stack.agent_loop, rollout.evaluation_prompts(self.rows, seed=7))
+
+    def samples(self, version: int) -> Any:
+        """Two samples of each prompt, recorded, by the weights of `version`."""
+        from verl_omni.trainer import rollout
+
+        prompts = rollout.training_prompts(self.rows, n=2, step=version + 1, version=version, seed=3)
+        return rollout.scored(self.config, self.stack.agent_loop, prompts)
+
+    def update(self, samples: Any) -> dict[str, float]:
+        """One step of the trainer on samples; it refuses them where it and the engine disagree by more than 1e-4."""
+        from verl import DataProto
+
+        from verl_omni.pipelines.registry import training_adapter
+        from verl_omni.trainer import metrics
+
+        settings = self.config.actor_rollout_ref
+        guidance = training_adapter(settings.model.architecture).guidance(settings.rollout.pipeline)
+        sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": guidance, "tolerance": 1e-4}
+        batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
+        proto = DataProto.from_dict(tensors=batch, meta_info={"sampler": sampler})
+        return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
+
+    def publish(self, version: int) -> dict[str, Any]:
+        """Send the adapter; what the engine's worker answers."""
+        import ray
+
+        answers: list[dict[str, Any]] = ray.get(self.stack.workers.update_weights(global_steps=version), timeout=300)
+        return answers[0]
+
+
+@pytest.fixture(scope="module")
+def family(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunningFamily]:
+    """Start a family by the name of its folder."""
+
+    def starting(name: str, *overrides: str) -> RunningFamily:
+        from verl_omni.models.tiny import MAKERS
+
+        model = tmp_path_factory.mktemp("family") / name
+        MAKERS[name](model)
+        config, stack = start(
+            FAMILY_PROMPTS,
+            "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2",
+            f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-2",
+            "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
+            "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
+            "actor_rollout_ref.rollout.pipeline.guidance_scale=3.0",
+            "actor_rollout_ref.rollout.pipeline.max_sequence_length=32",
+            *overrides,
+        )  # fmt: skip
+        guided = [{**row, "raw_negative_prompt": NEGATIVE} for row in rows(FAMILY_PROMPTS)]
+        return RunningFamily(config, stack, guided)
+
+    return starting

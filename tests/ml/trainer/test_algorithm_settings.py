@@ -89,11 +89,15 @@ def scored(scores: list[float]) -> Scored:
 
 
 def test_flow_grpo_is_told_the_sampler_and_the_advantages() -> None:
-    config = load("actor_rollout_ref.rollout.algo.sde_type=dance_sde", "actor_rollout_ref.rollout.algo.noise_level=0.3")
+    rollout = "actor_rollout_ref.rollout"
+    config = load(
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", f"{rollout}.pipeline.guidance_scale=1.5",
+        f"{rollout}.algo.sde_type=dance_sde", f"{rollout}.algo.noise_level=0.3",
+    )  # fmt: skip
     made = learning.training_batch(loss_of(config), scored([1.0, 0.0, 3.0, 0.0]), config, 1)
     assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
     assert learning.request(loss_of(config), config, 7) == {
-        "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.0, "tolerance": 1e-3,
+        "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
     }  # fmt: skip
 
 

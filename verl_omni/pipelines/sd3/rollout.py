@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
-from verl_omni.pipelines.recording import denoise
-from verl_omni.pipelines.rollout_settings import wanted_of, window_of
-from verl_omni.utils.vllm_omni.utils import load_tensor_adapter
+from verl_omni.pipelines.recorder import Recorder, get_post_process_func, with_text
 
+__all__ = ["SD3RolloutPipeline", "get_post_process_func"]
 
-def get_sd3_rollout_post_process_func(od_config: Any) -> Callable[[Any], Any]:
-    """Pixels as uint8 [1, 3, H, W] instead of PIL images; latents pass through. Runs beside the engine."""
-
-    def post_process(output: Any, sampling_params: Any = None) -> Any:
-        wants_latents = getattr(sampling_params, "output_type", None) == "latent"
-        if isinstance(output, Tensor):  # the engine's warm-up
-            return output if wants_latents else to_uint8(output)
-        image = output["payload"]["image"]
-        return {**output, "payload": {"image": image if wants_latents else to_uint8(image)}}
-
-    return post_process
-
-
-def to_uint8(image: Tensor) -> Tensor:
-    """A VAE's output in [-1, 1] as uint8 of the same shape."""
-    return (image.float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
+STEPS = 28
 
 
 class SD3RolloutPipeline(StableDiffusion3Pipeline):
@@ -46,32 +28,24 @@ class SD3RolloutPipeline(StableDiffusion3Pipeline):
 
     @override
     def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
-        params = req.sampling_params_list
         for request in req.requests:
-            request.prompt = self._with_text(request.prompt)
-        self._generators = [_generator(p, self.device) for p in params]
-        # The generator's own seed: a request that brought none must have a window of its own too.
-        self._windows = [
-            window_of(p.extra_args or {}, int(p.num_inference_steps or 28), generator.initial_seed())
-            for p, generator in zip(params, self._generators, strict=True)
-        ]
-        self._wanted = [wanted_of(p.extra_args or {}) for p in params]
+            # The three encoders have tokenizers of their own, so ids of the first become text again.
+            request.prompt = with_text(request.prompt, self.tokenizer)
+        self._recorder = Recorder(req.sampling_params_list, self.device, steps=STEPS)
         outputs = super().forward(req)
-        if req.is_dummy_run():
-            return outputs
-        for row, output in enumerate(outputs):
-            self._attach(row, output)
+        if not req.is_dummy_run():
+            self._recorder.attach(outputs, "image")
         return outputs
 
     @override
     def diffuse(self, latents: Tensor, timesteps: Tensor, **conditions: Any) -> Tensor:
-        self._conditions = conditions
-        sigmas = self.scheduler.sigmas
-        final, self._recorded = denoise(
-            lambda x, t: self._velocity(x, t, **conditions), latents, timesteps, sigmas, self._windows, self._generators
+        return self._recorder.denoise(
+            lambda x, t: self._velocity(x, t, **conditions),
+            latents,
+            timesteps,
+            self.scheduler.sigmas,
+            {name: value for name, value in conditions.items() if isinstance(value, Tensor)},
         )
-        self._sigma_max, self._final = float(sigmas[1]), final
-        return final.to(latents.dtype)
 
     def _velocity(
         self,
@@ -101,47 +75,3 @@ class SD3RolloutPipeline(StableDiffusion3Pipeline):
         return self.predict_noise_maybe_with_cfg(
             do_true_cfg, guidance_scale, positive, negative if do_true_cfg else None, cfg_normalize
         )
-
-    def _attach(self, row: int, output: DiffusionOutput) -> None:
-        """Put what was asked for of one row, and the embeddings it was made from, beside its picture."""
-        one, wanted, trajectory = slice(row, row + 1), self._wanted[row], self._recorded[row]
-        rl: dict[str, Any] = {}
-        if wanted.steps and trajectory is not None:
-            output.trajectory_latents = trajectory.latents[None].cpu()
-            output.trajectory_timesteps = trajectory.timesteps[None].cpu()
-            output.trajectory_log_probs = trajectory.log_probs[None].cpu()
-            rl |= {"all_sigmas": trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[self._sigma_max]])}
-        if wanted.clean_latents:
-            rl["clean_latents"] = self._final[one].detach().float().cpu()
-        if not rl:
-            return
-        embeds = {
-            name: value[one].detach().float().cpu()
-            for name, value in self._conditions.items()
-            if isinstance(value, Tensor)
-        }
-        output.output = {"payload": {"image": output.output}, "metadata": {"rl": rl, "prompt_embeddings": embeds}}
-
-    def _with_text(self, prompt: Any) -> Any:
-        """The three encoders have tokenizers of their own, so ids of the first become text again."""
-        if isinstance(prompt, str) or prompt.get("prompt"):
-            return prompt
-        made = dict(prompt)
-        if (ids := prompt.get("prompt_token_ids")) is not None:
-            made["prompt"] = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        if (ids := prompt.get("negative_prompt_ids")) is not None:
-            made["negative_prompt"] = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        return made
-
-    def _load_diffusion_lora_adapter(self, *, lora_request: Any, lora_path: str, dtype: torch.dtype) -> Any:
-        """vLLM-Omni's hook: an adapter whose tensors are in the request; None sends it to the file loader."""
-        return load_tensor_adapter(lora_request, dtype=dtype)
-
-
-def _generator(params: Any, device: torch.device) -> torch.Generator:
-    """The engine makes a generator where a seed was given; a request without one gets its own chance."""
-    if isinstance(params.generator, torch.Generator):
-        return params.generator
-    params.generator = torch.Generator(device=device)
-    params.generator.seed()
-    return params.generator

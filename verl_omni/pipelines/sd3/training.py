@@ -7,6 +7,21 @@ from typing import Any
 
 from torch import Tensor
 
+CONDITIONS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds")
+LAYERS = ("transformer_blocks.",)
+LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
+CHAT_TEMPLATE = None
+
+
+def guidance(pipeline: Any) -> float:
+    """The engine guides by `guidance_scale`."""
+    return float(pipeline.guidance_scale or 1.0)
+
+
+def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
+    """The CLIP tokens come before the T5 tokens; without an attention mask, a padded row would be attended to."""
+    return tokenizer_length + max_sequence_length
+
 
 def velocity(
     transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float

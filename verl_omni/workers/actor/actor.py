@@ -175,7 +175,7 @@ class DiffusionActor:
         state.load(self, folder)
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter as `StableDiffusion3Pipeline.load_lora_weights` reads it; nothing for full weights."""
+        """Write the adapter as `load_lora_weights` of diffusers' pipelines reads it; nothing for full weights."""
         if self.model_config.lora_rank > 0:
             export.save_adapter(self.module, folder, write=self.mesh is None or self.mesh.get_rank() == 0)
 

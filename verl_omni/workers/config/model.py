@@ -58,7 +58,7 @@ class DiffusionModelConfig(BaseConfig):
     exclude_modules: Any = None
     lora: dict[str, Any] = field(default_factory=dict)  # verl's server reads .get("rank") and .get("merge")
     policy_state_adapters: tuple[str, ...] = ("default",)
-    fsdp_layer_prefixes: list[str] = field(default_factory=lambda: ["transformer_blocks."])
+    fsdp_layer_prefixes: list[str] = field(default_factory=list)
     hf_config: Any = None  # verl's server asks for the attribute; a diffusion model has none
     tokenizer: Any = None
     processor: Any = None

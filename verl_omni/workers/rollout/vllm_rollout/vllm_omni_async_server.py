@@ -19,7 +19,7 @@ from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.utils import run_uvicorn
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from verl_omni.pipelines.registry import rollout_pipeline
+from verl_omni.pipelines.registry import POST_PROCESS, rollout_family
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout.llm_server import DiffusionWholeSampleRetryLLMServerClient
 from verl_omni.workers.rollout.replica import DiffusionOutput
@@ -124,15 +124,15 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
 
         if self.config.external_lib:
             importlib.import_module(self.config.external_lib)
-        found = rollout_pipeline(self.model_config.architecture, self.model_config.algorithm)
+        found = rollout_family(self.model_config.architecture, self.model_config.algorithm)
         # The engine looks up post-processing by architecture; the class itself travels to the workers by name.
         register_diffusion_model(
-            self.model_config.architecture, found.module, found.pipeline, post_process_func_name=found.post_process
+            self.model_config.architecture, found.rollout_module, found.pipeline, post_process_func_name=POST_PROCESS
         )
         engine_args = asdict(OmniEngineArgs.from_cli_args(args))
-        engine_args["custom_pipeline_args"] = {"pipeline_class": found.qualified_name}
+        engine_args["custom_pipeline_args"] = {"pipeline_class": found.pipeline_class}
         engine_args["step_execution"] = self.config.step_execution
-        if not self.config.step_execution and not _batches_requests(found.qualified_name):
+        if not self.config.step_execution and not _batches_requests(found.pipeline_class):
             engine_args["max_num_seqs"] = 1
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ["MASTER_PORT"] = str(get_free_port("127.0.0.1")[0])

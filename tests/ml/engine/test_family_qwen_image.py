@@ -1,0 +1,35 @@
+"""Qwen-Image on the real engine: log-probabilities that the trainer agrees with, and an adapter that takes effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+MODULES = 2 * 8  # layers, projections of an attention
+
+
+def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_pictures(family: Any) -> None:
+    # The template of a prompt alone has 115 tokens of the tiny tokenizer.
+    running = family("qwen_image", "data.max_prompt_length=160")
+    assert running.publish(0)["bound"] == MODULES
+    before = running.evaluate()
+    assert before.images.shape == (2, 3, 64, 64) and before.images.dtype == torch.uint8
+
+    samples = running.samples(version=0)
+    assert samples.versions == [0] * 4
+    assert samples.tensors["all_latents"].shape == (4, 4, 16, 16), "steps of the window + 1, patches, 4 channels each"
+    assert samples.tensors["prompt_embeds"].shape == (4, 32, 32), "padded to max_sequence_length"
+    lengths = samples.tensors["prompt_embeds_mask"].sum(dim=1).tolist()
+    assert lengths[0] == lengths[1] < lengths[2] == lengths[3]
+    assert samples.tensors["img_shapes"].tolist() == [[1, 4, 4]] * 4
+    found = running.update(samples)
+    assert found["actor/grad_norm"] > 0 and found["rollout_corr/max_abs_diff"] < 1e-4
+
+    assert running.publish(1)["bound"] == MODULES
+    changed = running.evaluate()
+    assert changed.versions == [1, 1] and not torch.equal(before.images, changed.images)
+    assert running.update(running.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4

@@ -1,0 +1,33 @@
+"""Wan on the real engine: videos whose log-probabilities the trainer agrees with, and an adapter that takes effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+MODULES = 2 * 8  # layers, projections of two attentions
+FRAMES = 5
+
+
+def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_videos(family: Any) -> None:
+    running = family("wan", "data.max_prompt_length=16", f"actor_rollout_ref.rollout.pipeline.num_frames={FRAMES}")
+    assert running.publish(0)["bound"] == MODULES
+    before = running.evaluate()
+    assert before.images.shape == (2, FRAMES, 3, 64, 64) and before.images.dtype == torch.uint8
+    assert before.scores.tolist() == pytest.approx([float(video.float().mean() / 255) for video in before.images])
+
+    samples = running.samples(version=0)
+    assert samples.versions == [0] * 4
+    assert samples.tensors["all_latents"].shape == (4, 4, 4, 2, 8, 8), "steps + 1, channels, latent frames, h, w"
+    assert samples.tensors["prompt_embeds"].shape == (4, 32, 32)
+    found = running.update(samples)
+    assert found["actor/grad_norm"] > 0 and found["rollout_corr/max_abs_diff"] < 1e-4
+
+    assert running.publish(1)["bound"] == MODULES
+    changed = running.evaluate()
+    assert changed.versions == [1, 1] and not torch.equal(before.images, changed.images)
+    assert running.update(running.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4

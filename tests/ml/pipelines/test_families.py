@@ -1,0 +1,144 @@
+"""What every model family must have, and what its rollout pipelines share, without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from verl_omni.models import __main__ as makers
+from verl_omni.pipelines import recorder, registry
+from verl_omni.pipelines.qwen_image import training as qwen_image
+
+FOLDER = Path(registry.__file__).parent
+
+
+@pytest.mark.parametrize("architecture", sorted(registry.FAMILIES))
+def test_a_family_is_a_folder_with_everything_that_others_ask_of_it(architecture: str) -> None:
+    family = registry.family(architecture)
+    source = (FOLDER / family.folder / "rollout.py").read_text()
+    assert f"class {family.pipeline}(" in source and registry.POST_PROCESS in source
+    adapter = registry.training_adapter(architecture)
+    assert "prompt_embeds" in adapter.CONDITIONS and adapter.LAYERS and adapter.LORA_TARGETS
+    assert adapter.guidance(SimpleNamespace(guidance_scale=2.5, true_cfg_scale=2.5)) == 2.5
+    assert adapter.prompt_rows(max_sequence_length=32, tokenizer_length=16) >= 32
+
+
+def test_every_folder_is_a_family_and_can_be_made_tiny() -> None:
+    folders = {path.parent.name for path in FOLDER.glob("*/training.py")}
+    assert folders == {family.folder for family in registry.FAMILIES.values()} == set(makers.FAMILIES)
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"FluxPipeline.*QwenImagePipeline.*StableDiffusion3Pipeline.*WanPipeline"):
+        registry.training_adapter("FluxPipeline")
+    with pytest.raises(ValueError, match="no_such_algorithm"):
+        registry.rollout_family("WanPipeline", "no_such_algorithm")
+
+
+@pytest.mark.parametrize("prompt", ["a red circle", "", "zwei  Katzen\nund ein Haus"])
+def test_qwen_image_prompts_are_those_of_diffusers(prompt: str) -> None:
+    from diffusers import QwenImagePipeline
+
+    from verl_omni.models import text
+
+    tokenizer = text.qwen_tokenizer(["red"])
+    expected = QwenImagePipeline(None, None, None, None, None).prompt_template_encode.format(prompt)
+    made = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}],
+        chat_template=qwen_image.CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False,
+    )  # fmt: skip
+    assert made == expected
+    own = [{"role": "system", "content": "s"}, {"role": "user", "content": prompt}]
+    made = tokenizer.apply_chat_template(own, chat_template=qwen_image.CHAT_TEMPLATE, tokenize=False)
+    assert made.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n"), "a given system prompt stays"
+
+
+def test_qwen_image_guidance_keeps_the_length_of_each_patch() -> None:
+    """The rescaling of the engine's guidance (vllm_omni/diffusion/distributed/cfg_parallel.py)."""
+    generator = torch.Generator().manual_seed(0)
+    predictions = {"positive": torch.randn(2, 6, 8, generator=generator), "negative": torch.randn(2, 6, 8)}
+
+    class Transformer(torch.nn.Linear):
+        def forward(self, **inputs: Any) -> tuple[Tensor]:  # type: ignore[override]
+            assert inputs["encoder_hidden_states"].shape == (2, 3, 4), "padding beyond the longest prompt is cut"
+            assert inputs["img_shapes"] == [[(1, 2, 3)], [(1, 2, 3)]] and float(inputs["timestep"][0]) == 0.5
+            return (predictions["positive" if inputs["encoder_hidden_states"].any() else "negative"],)
+
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
+    batch = {
+        "img_shapes": torch.tensor([[1, 2, 3]] * 2),
+        "prompt_embeds": torch.ones(2, 5, 4), "prompt_embeds_mask": mask,
+        "negative_prompt_embeds": torch.zeros(2, 5, 4), "negative_prompt_embeds_mask": mask,
+    }  # fmt: skip
+    timestep = torch.full((2,), 500.0)
+    plain = qwen_image.velocity(Transformer(1, 1), batch, torch.zeros(2, 6, 8), timestep, 1.0)
+    guided = qwen_image.velocity(Transformer(1, 1), batch, torch.zeros(2, 6, 8), timestep, 3.0)
+    assert torch.equal(plain, predictions["positive"])
+    assert torch.allclose(guided.norm(dim=-1), plain.norm(dim=-1), rtol=1e-5)
+    unscaled = 3 * predictions["positive"] - 2 * predictions["negative"]
+    assert torch.allclose(torch.cosine_similarity(guided, unscaled, dim=-1), torch.ones(2, 6), atol=1e-5)
+
+
+def params(seed: int, **extra: Any) -> SimpleNamespace:
+    generator = torch.Generator().manual_seed(seed)
+    return SimpleNamespace(extra_args=extra, num_inference_steps=3, seed=seed, generator=generator)
+
+
+def test_a_recorded_row_carries_its_steps_and_its_own_conditions() -> None:
+    recorded = params(1, noise_level=0.7, logprobs=True, sde_type="sde")
+    made = recorder.Recorder([params(0), recorded], torch.device("cpu"), steps=9)
+    sigmas = torch.tensor([0.9, 0.6, 0.3, 0.0])
+    embeds = [torch.ones(2, 4, dtype=torch.bfloat16), torch.full((3, 4), 2.0, dtype=torch.bfloat16)]
+    conditions = {"prompt_embeds": embeds, "mask": torch.ones(2, 3, dtype=torch.int64), "negative": None}
+    final = made.denoise(lambda x, t: x * 0, torch.zeros(2, 5, 8), sigmas[:-1] * 1000, sigmas, conditions)
+    assert final.shape == (2, 5, 8) and not final[0].any() and final[1].any(), "only the second row is noisy"
+    outputs = [SimpleNamespace(output="plain"), SimpleNamespace(output="noisy")]
+    made.attach(outputs, "video")
+    assert outputs[0].output == "plain"
+    assert outputs[1].trajectory_latents.shape == (1, 3, 5, 8) and outputs[1].trajectory_log_probs.shape == (1, 2)
+    found = outputs[1].output
+    assert found["payload"] == {"video": "noisy"}
+    assert set(found["metadata"]["prompt_embeddings"]) == {"prompt_embeds", "mask"}
+    kept = found["metadata"]["prompt_embeddings"]["prompt_embeds"]
+    assert kept.shape == (1, 3, 4) and kept.dtype == torch.float32 and bool((kept == 2).all())
+    assert found["metadata"]["prompt_embeddings"]["mask"].dtype == torch.int64
+    assert found["metadata"]["rl"]["sigma_max"].item() == pytest.approx(0.6)
+
+
+def test_pixels_become_uint8_and_videos_frames_first() -> None:
+    post_process = recorder.get_post_process_func(None)
+    video = torch.linspace(-1.5, 1.5, 2 * 3 * 4).view(1, 3, 4, 2, 1)
+    found = post_process({"payload": {"video": video}, "metadata": {}}, None)["payload"]["video"]
+    assert found.shape == (1, 4, 3, 2, 1) and found.dtype == torch.uint8
+    assert found.min() == 0 and found.max() == 255
+    assert torch.equal(found[0, 3, 1], recorder.to_uint8(video[:, :, 3])[0, 1])
+    latents = {"payload": {"video": video}, "metadata": {}}
+    assert post_process(latents, SimpleNamespace(output_type="latent")) is latents
+
+
+def test_ids_become_text_for_pipelines_that_tokenize() -> None:
+    class Tokenizer:
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            assert skip_special_tokens
+            return " ".join(map(str, ids))
+
+    prompt = {"prompt_token_ids": [3, 4], "negative_prompt_ids": []}
+    assert recorder.with_text(prompt, Tokenizer()) == {**prompt, "prompt": "3 4", "negative_prompt": ""}
+    assert prompt == {"prompt_token_ids": [3, 4], "negative_prompt_ids": []}
+    for given in ("text", {"prompt": "text"}):
+        assert recorder.with_text(given, Tokenizer()) == given
+
+
+def test_the_tiny_tokenizer_of_qwen_is_the_same_each_time() -> None:
+    """Trainers of tokenizers keep hash tables, whose order differs from one to the next."""
+    from verl_omni.models import text, tiny
+
+    made = [text.qwen_tokenizer(tiny.WORDS) for _ in range(4)]
+    assert all(each.get_vocab() == made[0].get_vocab() for each in made)
+    assert made[0].decode(made[0]("<|im_start|>a red circle").input_ids) == "<|im_start|>a red circle"
+    assert len(made[0]("a red circle").input_ids) == 3

@@ -1,0 +1,153 @@
+"""Qwen-Image inside vLLM-Omni: token-id prompts, a batch of requests, recorded SDE steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from typing_extensions import override
+from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
+from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
+
+from verl_omni.pipelines.recorder import Recorder, get_post_process_func
+from verl_omni.weight_sync.names import engine_adapter
+
+__all__ = ["QwenImageRolloutPipeline", "get_post_process_func"]
+
+STEPS = 50
+Prompt = str | list[int]
+
+
+class QwenImageRolloutPipeline(QwenImagePipeline):
+    """Upstream's pipeline with three additions.
+
+    Prompts may be token ids, whole conversations in the model's template; a prompt without a negative one is guided
+    away from the empty prompt; and the steps inside each request's SDE window are recorded.
+
+    Latents are packed: [B, patches, 4 C].
+    """
+
+    supports_request_batch = True
+    supports_step_execution = False  # it would go around `diffuse`
+    # Parts of the engine's names of weights, and what checkpoints call them.
+    checkpoint_names = ((".to_out.", ".to_out.0."),)
+
+    def __init__(self, *, od_config: Any, prefix: str = "") -> None:
+        super().__init__(od_config=od_config, prefix=prefix)
+        head, self._tail = self.prompt_template_encode.split("{}")
+        # 34 tokens of the released tokenizer, which upstream counts on; another one has another number.
+        self._head: list[int] = list(self.tokenizer(head).input_ids)
+
+    @override
+    def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
+        self._recorder = Recorder(req.sampling_params_list, self.device, steps=STEPS)
+        outputs = super().forward(req)
+        if not req.is_dummy_run():
+            self._recorder.attach(outputs, "image")
+        return outputs
+
+    @override
+    def diffuse(
+        self,
+        prompt_embeds: Tensor,
+        prompt_embeds_mask: Tensor,
+        negative_prompt_embeds: Tensor | None,
+        negative_prompt_embeds_mask: Tensor | None,
+        latents: Tensor,
+        img_shapes: list[list[tuple[int, int, int]]],
+        txt_seq_lens: list[int],
+        negative_txt_seq_lens: list[int] | None,
+        timesteps: Tensor,
+        do_true_cfg: bool,
+        guidance: Tensor | None,
+        true_cfg_scale: float,
+        image_latents: Tensor | None = None,
+        cfg_normalize: bool = True,
+        additional_transformer_kwargs: dict[str, Any] | None = None,
+    ) -> Tensor:
+        self.transformer.do_true_cfg = do_true_cfg
+
+        def velocity(x: Tensor, timestep: Tensor) -> Tensor:
+            positive, negative, _ = self._build_denoise_kwargs(
+                x.to(latents.dtype), timestep, guidance, prompt_embeds, prompt_embeds_mask, img_shapes, txt_seq_lens,
+                do_true_cfg, negative_prompt_embeds, negative_prompt_embeds_mask, negative_txt_seq_lens,
+                extra_transformer_kwargs=additional_transformer_kwargs,
+            )  # fmt: skip
+            found: Tensor = self.predict_noise_maybe_with_cfg(
+                do_true_cfg, true_cfg_scale, positive, negative, cfg_normalize
+            )
+            return found
+
+        conditions: dict[str, Tensor | list[Tensor]] = {
+            "img_shapes": torch.tensor([shapes[0] for shapes in img_shapes]),
+            **_unpadded("prompt_embeds", prompt_embeds, prompt_embeds_mask),
+        }
+        if negative_prompt_embeds is not None and negative_prompt_embeds_mask is not None:
+            conditions |= _unpadded("negative_prompt_embeds", negative_prompt_embeds, negative_prompt_embeds_mask)
+        return self._recorder.denoise(velocity, latents, timesteps, self.scheduler.sigmas, conditions)
+
+    @override
+    def _extract_prompts(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[Prompt]]:
+        """Prompts and negative prompts, each as ids or as text."""
+        return (
+            [_either(prompt, "prompt_token_ids", "prompt") for prompt in prompts],
+            [_either({} if isinstance(p, str) else p, "negative_prompt_ids", "negative_prompt") for p in prompts],
+        )
+
+    @override
+    def _get_qwen_prompt_embeds(
+        self,
+        prompt: Sequence[Prompt],
+        dtype: torch.dtype | None = None,
+        max_sequence_length: int | None = None,
+        prompt_name: str = "prompt",
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, L, D] and mask int64 [B, L] of the user's words and what follows them, padded on the right.
+
+        Raises:
+            ValueError: ids do not begin with the model's system prompt, or a prompt is too long.
+        """
+        ids = [torch.tensor(self._conversation(each, prompt_name)) for each in prompt]
+        limit = max_sequence_length or self.tokenizer_max_length
+        if (longest := max(len(row) for row in ids) - len(self._head)) > limit:
+            raise ValueError(f"a {prompt_name} has {longest} tokens, and max_sequence_length is {limit}")
+        mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.device)
+        padded = pad_sequence(ids, batch_first=True, padding_value=self.tokenizer.pad_token_id).to(self.device)
+        hidden = self.text_encoder(input_ids=padded, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
+        kept = mask[:, len(self._head) :]
+        embeds = hidden[:, len(self._head) :] * kept.unsqueeze(-1)
+        return embeds.to(dtype or self.text_encoder.dtype), kept
+
+    def _conversation(self, prompt: Prompt, name: str) -> list[int]:
+        if isinstance(prompt, str):
+            return [*self._head, *self.tokenizer(prompt + self._tail).input_ids]
+        if prompt[: len(self._head)] != self._head:
+            raise ValueError(
+                f"the ids of a {name} do not begin with Qwen-Image's system prompt ({len(self._head)} tokens): "
+                "is data.max_prompt_length too small for it, or model.custom_chat_template another?"
+            )
+        return prompt
+
+    def map_lora_update_to_engine(
+        self, tensors: dict[str, Tensor], peft_config: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """An adapter under the engine's names."""
+        return engine_adapter(tensors, peft_config, self.checkpoint_names)
+
+
+def _either(prompt: Any, ids: str, text: str) -> Prompt:
+    if isinstance(prompt, str):
+        return prompt
+    return list(prompt[ids]) if prompt.get(ids) is not None else prompt.get(text) or ""
+
+
+def _unpadded(name: str, embeds: Tensor, mask: Tensor) -> dict[str, list[Tensor]]:
+    lengths = mask.sum(dim=1).tolist()
+    return {
+        name: [row[:length] for row, length in zip(embeds, lengths, strict=True)],
+        f"{name}_mask": [row[:length] for row, length in zip(mask, lengths, strict=True)],
+    }

@@ -1,0 +1,69 @@
+"""Qwen-Image for training: the velocity of a recorded step, with the engine's own embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CONDITIONS = (
+    "img_shapes", "prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask",
+)  # fmt: skip
+LAYERS = ("transformer_blocks.",)
+LORA_TARGETS = (
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+)  # fmt: skip
+# The words around a prompt that the model was trained with, as diffusers' and the engine's pipelines have them. The
+# tokenizer's own template is that of a chat.
+CHAT_TEMPLATE = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\n"
+    "Describe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
+    "objects and background:<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ENGINE_GUIDANCE = 4.0  # where the settings name none
+
+
+def guidance(pipeline: Any) -> float:
+    """The engine guides by `true_cfg_scale`."""
+    return float(pipeline.true_cfg_scale or ENGINE_GUIDANCE)
+
+
+def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
+    """The engine refuses prompts with more tokens, counted from the user's words to the end of the template."""
+    return max_sequence_length
+
+
+def velocity(
+    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
+) -> Tensor:
+    """What the model predicts for packed latents `x` [B, patches, 4 C] at `timestep` [B], float32 of the same shape.
+
+    `batch["img_shapes"]` [B, 3] has the frames (1), rows and columns of patches. With `guidance_scale` > 1 the
+    prediction is guided, and then scaled to the length that the unguided one has at each patch, as the engine does.
+    """
+    positive = _predict(transformer, batch, x, timestep, "prompt_embeds")
+    if guidance_scale <= 1:
+        return positive
+    negative = _predict(transformer, batch, x, timestep, "negative_prompt_embeds")
+    guided = negative + guidance_scale * (positive - negative)
+    return guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
+
+
+def _predict(transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, embeds: str) -> Tensor:
+    dtype = next(transformer.parameters()).dtype
+    mask = batch[f"{embeds}_mask"].to(torch.bool)
+    longest = int(mask.sum(dim=1).max())  # rows are padded for longer prompts than these
+    found: Tensor = transformer(
+        hidden_states=x.to(dtype),
+        timestep=(timestep / 1000).to(dtype),
+        encoder_hidden_states=batch[embeds][:, :longest].to(dtype),
+        encoder_hidden_states_mask=mask[:, :longest],
+        img_shapes=[[tuple(shape)] for shape in batch["img_shapes"].tolist()],
+        return_dict=False,
+    )[0]
+    return found.float()

@@ -1,0 +1,105 @@
+"""Wan, text to video, inside vLLM-Omni: token-id prompts, a batch of requests, recorded SDE steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.models.wan2_2.pipeline_wan2_2 import Wan22Pipeline, get_wan22_pre_process_func
+from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
+
+from verl_omni.pipelines.recorder import Recorder, get_post_process_func, with_text
+from verl_omni.weight_sync.names import engine_adapter
+
+# The engine looks for upstream's pre-processing in the module of the pipeline class.
+__all__ = ["WanRolloutPipeline", "get_post_process_func", "get_wan22_pre_process_func"]
+
+STEPS = 40
+ONE_TRANSFORMER = 0.0  # upstream's ratio of noise levels that a second transformer is for
+
+
+class WanRolloutPipeline(Wan22Pipeline):
+    """Upstream's pipeline with three additions.
+
+    Prompts may be token ids; the solver is Euler's, whose steps have a density; and the steps inside each request's
+    SDE window are recorded.
+
+    Latents are [B, C, frames, h, w].
+
+    Raises:
+        NotImplementedError: the model has two transformers, one for each half of the noise levels.
+    """
+
+    supports_request_batch = True
+    # Parts of the engine's names of weights, and what checkpoints call them.
+    checkpoint_names = (
+        (".to_out.", ".to_out.0."),
+        (".ffn.net_0.", ".ffn.net.0."),
+        (".ffn.net_2.", ".ffn.net.2."),
+        (".transformer.output_scale_shift_prepare.scale_shift_table.", ".transformer.scale_shift_table."),
+    )
+
+    def __init__(self, *, od_config: Any, prefix: str = "") -> None:
+        super().__init__(od_config=od_config, prefix=prefix)
+        if self.has_transformer_2:
+            raise NotImplementedError(f"{od_config.model} has two transformers, and only one can be trained here")
+        self.boundary_ratio = ONE_TRANSFORMER
+
+    @override
+    def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
+        for request in req.requests:
+            request.prompt = with_text(request.prompt, self.tokenizer)
+            params = request.sampling_params
+            params.extra_args = {**(params.extra_args or {}), "sample_solver": "euler"}
+        self._recorder = Recorder(req.sampling_params_list, self.device, steps=STEPS)
+        outputs = super().forward(req)
+        if not req.is_dummy_run():
+            self._recorder.attach(outputs, "video")
+        return outputs
+
+    @override
+    def diffuse(
+        self,
+        latents: Tensor,
+        timesteps: Tensor,
+        prompt_embeds: Tensor,
+        negative_prompt_embeds: Tensor | None,
+        guidance_low: float,
+        guidance_high: float,
+        boundary_timestep: float | None,
+        dtype: torch.dtype,
+        attention_kwargs: dict[str, Any],
+        latent_condition: Tensor | None = None,
+        first_frame_mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        guided = guidance_low > 1 and negative_prompt_embeds is not None
+
+        def velocity(x: Tensor, timestep: Tensor) -> Tensor:
+            common = {
+                "hidden_states": x.to(dtype),
+                "timestep": timestep.expand(x.shape[0]),
+                "attention_kwargs": attention_kwargs,
+                "return_dict": False,
+            }
+            positive = {**common, "encoder_hidden_states": prompt_embeds}
+            negative = {**common, "encoder_hidden_states": negative_prompt_embeds} if guided else None
+            found: Tensor = self.predict_noise_maybe_with_cfg(
+                guided, guidance_low, positive, negative, cfg_normalize=False
+            )
+            return found
+
+        conditions = {
+            "prompt_embeds": prompt_embeds,
+            "negative_prompt_embeds": negative_prompt_embeds if guided else None,
+        }
+        return self._recorder.denoise(velocity, latents, timesteps, self.scheduler.sigmas, conditions)
+
+    def map_lora_update_to_engine(
+        self, tensors: dict[str, Tensor], peft_config: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """An adapter under the engine's names."""
+        return engine_adapter(tensors, peft_config, self.checkpoint_names)

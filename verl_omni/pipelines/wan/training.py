@@ -1,0 +1,48 @@
+"""Wan for training: the velocity of a recorded step of a video, with the engine's own embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+CONDITIONS = ("prompt_embeds", "negative_prompt_embeds")
+LAYERS = ("blocks.",)
+LORA_TARGETS = tuple(
+    f"{attention}.{layer}" for attention in ("attn1", "attn2") for layer in ("to_q", "to_k", "to_v", "to_out.0")
+)
+CHAT_TEMPLATE = None
+ENGINE_GUIDANCE = 4.0  # where the settings name none
+
+
+def guidance(pipeline: Any) -> float:
+    """The engine guides by `guidance_scale`."""
+    return ENGINE_GUIDANCE if pipeline.guidance_scale is None else float(pipeline.guidance_scale)
+
+
+def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
+    """The engine pads every prompt to this length, and the model attends to the padding."""
+    return max_sequence_length
+
+
+def velocity(
+    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
+) -> Tensor:
+    """What the model predicts for latents `x` [B, C, T, h, w] at `timestep` [B], float32 of the same shape.
+
+    With `guidance_scale` > 1 it is guided as the engine guides: negative + scale (positive - negative).
+    """
+    positive = _predict(transformer, x, timestep, batch["prompt_embeds"])
+    if guidance_scale <= 1:
+        return positive
+    negative = _predict(transformer, x, timestep, batch["negative_prompt_embeds"])
+    return negative + guidance_scale * (positive - negative)
+
+
+def _predict(transformer: Any, x: Tensor, timestep: Tensor, embeds: Tensor) -> Tensor:
+    dtype = next(transformer.parameters()).dtype
+    found: Tensor = transformer(
+        hidden_states=x.to(dtype), timestep=timestep, encoder_hidden_states=embeds.to(dtype), return_dict=False
+    )[0]
+    return found.float()
