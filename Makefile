@@ -13,7 +13,7 @@ BIN    := .venv/bin
 KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 # Each in a process of its own: what has loaded Ray once cannot fork its workers (docs/adr/0007).
 ENGINE := $(wildcard tests/ml/engine/test_*.py)
-FAST   := not engine and not slow and not gpu and not cluster and not bare
+FAST   := not engine and not slow and not gpu and not npu and not cluster and not bare
 # Two processes, because one of them needs half a minute to import torch and verl, and one half of the tests does not.
 fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml >.venv/ml.log 2>&1 & ml=$$!; \
   $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml || { wait $$ml || cat .venv/ml.log; exit 1; }; \
@@ -82,6 +82,9 @@ test-cluster: setup ## tests on whole clusters, training in pods among them (as 
 test-gpu: setup ## the suite for a machine with an NVIDIA device
 	@$(BIN)/python -m pytest -q -m gpu
 
+test-npu: setup ## the suite for a machine with an Ascend device (not run there yet)
+	@$(BIN)/python -m pytest -q -m npu
+
 check: static test-fast ## format, lint, types, walls, locks, fast tests: before every commit
 
 static: setup ## format, lint, types, walls, locks
@@ -124,4 +127,5 @@ clean: ## remove what the commands made here (not the cache outside)
 changelog: setup ## what CHANGELOG.md would gain from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 
-.PHONY: help setup run crds static changelog test test-training test-cluster test-fast test-gpu check format bench lock clean
+.PHONY: help setup run crds static changelog test test-training test-cluster test-fast test-gpu test-npu check
+.PHONY: format bench lock clean

@@ -1,0 +1,40 @@
+"""On a machine with an Ascend device and the engine's plug-in for it: memory that sleep gives back, weights that wake.
+
+Never run yet: there was no such device.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.npu, pytest.mark.timeout(900)]
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_gives_memory_back_and_what_was_kept_wakes_unchanged(level: int) -> None:
+    from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
+    from vllm_omni.platforms import current_omni_platform
+
+    from verl_omni.workers.rollout.vllm_rollout.npu_utils import vLLMOmniNPUColocateWorkerExtension
+
+    worker: Any = object.__new__(type("Worker", (vLLMOmniNPUColocateWorkerExtension, DiffusionWorker), {}))
+    worker.od_config = SimpleNamespace(enable_sleep_mode=True)
+    worker._sleep_saved_buffers = {}
+    with worker._maybe_get_memory_pool_context("weights"):
+        pipeline = torch.nn.Linear(4096, 16384, device="npu")  # 256 MiB
+        pipeline.register_buffer("scale", torch.arange(8.0, device="npu"))
+    worker.model_runner = SimpleNamespace(pipeline=pipeline, refresh_diffusion_kv_block_table_layout=lambda: None)
+    weight, scale = pipeline.weight.detach().cpu(), pipeline.scale.cpu()
+    before = current_omni_platform.get_free_memory()
+    assert worker.sleep(level) is True
+    assert current_omni_platform.get_free_memory() - before > 200 * MIB
+    assert worker.wake_up(["weights"]) is True
+    assert torch.equal(pipeline.scale.cpu(), scale)
+    if level == 1:
+        assert torch.equal(pipeline.weight.detach().cpu(), weight)

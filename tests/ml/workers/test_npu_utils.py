@@ -1,0 +1,203 @@
+"""Sleep on an Ascend device: the engine's real worker class, and a double of the public interface of its allocator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # the engine's modules take half a minute to import
+
+events: list[Any] = []
+
+
+class CaMemAllocator:
+    """Records its calls; knows no argument that the real one does not have."""
+
+    instance: CaMemAllocator | None = None
+    usage = 0
+
+    @staticmethod
+    def get_instance() -> CaMemAllocator:
+        if CaMemAllocator.instance is None:
+            CaMemAllocator.instance = CaMemAllocator()
+        return CaMemAllocator.instance
+
+    def get_current_usage(self) -> int:
+        return self.usage
+
+    @contextmanager
+    def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
+        events.append(("pool", tag))
+        yield
+        events.append(("pool ends", tag))
+
+    def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
+        events.append(("sleep", offload_tags))
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        events.append(("wake_up", tags))
+
+
+class Ascend:
+    """The engine's platform on such a device."""
+
+    def is_npu(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        events.append("synchronize")
+
+    def empty_cache(self) -> None:
+        events.append("empty_cache")
+
+    def get_free_memory(self, device: Any = None) -> int:
+        return 0
+
+
+class Pipeline(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0]))
+
+
+@pytest.fixture
+def ascend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The device's platform and the vendor's module, until the test ends."""
+    from verl_omni.workers.rollout.vllm_rollout import npu_utils
+
+    names = ("vllm_ascend", "vllm_ascend.device_allocator", "vllm_ascend.device_allocator.camem")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[names[-1]], "CaMemAllocator", CaMemAllocator, raising=False)
+    monkeypatch.setattr(npu_utils, "current_omni_platform", Ascend())
+    events.clear()
+    yield
+    CaMemAllocator.instance, CaMemAllocator.usage = None, 0
+
+
+@pytest.fixture
+def worker() -> Any:
+    """The class that the engine makes of the extension and its worker, without a model loaded."""
+    from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
+
+    from verl_omni.workers.rollout.vllm_rollout.npu_utils import vLLMOmniNPUColocateWorkerExtension
+
+    made: Any = object.__new__(type("Worker", (vLLMOmniNPUColocateWorkerExtension, DiffusionWorker), {}))
+    made.od_config = SimpleNamespace(enable_sleep_mode=True)
+    made.rank, made.stage_id, made.device = 0, 0, torch.device("cpu")
+    made._sleep_saved_buffers = {}
+    refresh = SimpleNamespace(refresh_diffusion_kv_block_table_layout=lambda: events.append("kv layout"))
+    made.model_runner = SimpleNamespace(pipeline=Pipeline(), **vars(refresh))
+    return made
+
+
+@pytest.mark.usefixtures("ascend")
+@pytest.mark.parametrize("tag", ["weights", "kv_cache"])
+def test_what_is_loaded_goes_into_a_pool_of_its_tag(worker: Any, tag: str) -> None:
+    with worker._maybe_get_memory_pool_context(tag):
+        events.append("load")
+    assert events == ["synchronize", ("pool", tag), "load", ("pool ends", tag)]
+
+
+@pytest.mark.usefixtures("ascend")
+def test_without_sleep_mode_there_is_no_pool(worker: Any) -> None:
+    worker.od_config.enable_sleep_mode = False
+    with worker._maybe_get_memory_pool_context("weights"):
+        pass
+    assert events == []
+
+
+@pytest.mark.usefixtures("ascend")
+def test_a_process_has_weights_of_one_engine(worker: Any) -> None:
+    CaMemAllocator.usage = 1
+    with pytest.raises(AssertionError, match="Sleep mode can only be used for one instance per process"):
+        worker._maybe_get_memory_pool_context("weights")
+    with worker._maybe_get_memory_pool_context("kv_cache"):
+        pass
+
+
+@pytest.mark.usefixtures("ascend")
+@pytest.mark.parametrize(("level", "kept"), [(1, ("weights",)), (2, ())])
+def test_sleep_waits_for_the_device_and_keeps_weights_on_level_one(worker: Any, level: int, kept: Any) -> None:
+    assert worker.sleep(level) is True
+    assert events == ["synchronize", ("sleep", kept), "empty_cache", "synchronize"]
+    assert set(worker._sleep_saved_buffers) == ({"scale"} if level == 2 else set())
+
+
+@pytest.mark.usefixtures("ascend")
+def test_buffers_come_back_with_the_weights_and_once(worker: Any) -> None:
+    buffer = worker.model_runner.pipeline.scale
+    worker.sleep(level=2)
+    buffer.zero_()
+    assert worker.wake_up(tags=["kv_cache"]) is True
+    assert buffer.tolist() == [0, 0], "its memory is not there yet"
+    assert worker.wake_up(tags=["weights"]) is True
+    assert buffer.tolist() == [1, 2]
+    assert worker._sleep_saved_buffers == {}
+    assert [event for event in events if "wake_up" in event or event == "kv layout"] == [
+        ("wake_up", ["kv_cache"]), "kv layout", ("wake_up", ["weights"])
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("ascend")
+def test_without_tags_everything_wakes(worker: Any) -> None:
+    worker.sleep(level=2)
+    worker.model_runner.pipeline.scale.zero_()
+    worker.wake_up()
+    assert ("wake_up", None) in events
+    assert "kv layout" in events
+    assert worker.model_runner.pipeline.scale.tolist() == [1, 2]
+
+
+@pytest.mark.usefixtures("ascend")
+def test_the_engine_acknowledges_sleep_and_wake(worker: Any) -> None:
+    slept = worker.handle_sleep_task({"task_id": "s", "level": 1})
+    woken = worker.handle_wake_task({"task_id": "w", "tags": ["weights"]})
+    assert [slept.status, woken.status] == ["SUCCESS", "SUCCESS"], (slept.error_msg, woken.error_msg)
+    assert ("sleep", ("weights",)) in events
+    assert ("wake_up", ["weights"]) in events
+
+
+def test_on_another_device_the_engines_own_worker_does_it() -> None:
+    from verl_omni.workers.rollout.vllm_rollout.npu_utils import vLLMOmniNPUColocateWorkerExtension
+
+    class Own:
+        def _maybe_get_memory_pool_context(self, tag: str) -> Any:
+            return ("pool", tag)
+
+        def sleep(self, level: int = 1) -> Any:
+            return ("sleep", level)
+
+        def wake_up(self, tags: list[str] | None = None) -> Any:
+            return ("wake_up", tags)
+
+    made: Any = object.__new__(type("Worker", (vLLMOmniNPUColocateWorkerExtension, Own), {}))
+    assert made._maybe_get_memory_pool_context("weights") == ("pool", "weights")
+    assert made.sleep(2) == ("sleep", 2)
+    assert made.wake_up(["weights"]) == ("wake_up", ["weights"])
+
+
+def test_inside_the_pool_diffusers_leaves_the_cache_of_the_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from diffusers.models import modeling_utils
+
+    from verl_omni.compat import npu_empty_cache
+
+    emptied: list[str] = []
+    for kind in ("npu", "cuda"):
+        device = SimpleNamespace(empty_cache=lambda kind=kind: emptied.append(kind))
+        monkeypatch.setattr(torch, kind, device, raising=False)
+    plain = modeling_utils.empty_device_cache
+    with npu_empty_cache.apply():
+        modeling_utils.empty_device_cache("npu")
+        modeling_utils.empty_device_cache("cuda")
+    assert emptied == ["cuda"]
+    assert modeling_utils.empty_device_cache is plain
+    modeling_utils.empty_device_cache("npu")
+    assert emptied == ["cuda", "npu"]
