@@ -1,20 +1,18 @@
 """Typed settings of rollout, model and actor."""
 
-from .actor import (
+from .diffusion import (
     DiffusionActorConfig,
     DiffusionDPOLossConfig,
     DiffusionFSDPConfig,
     DiffusionLossConfig,
+    DiffusionModelConfig,
     DiffusionNFTLossConfig,
     DiffusionOptimizerConfig,
-    FlowGRPOLossConfig,
-)
-from .model import DiffusionModelConfig
-from .rollout import (
     DiffusionPipelineConfig,
     DiffusionRolloutAlgoConfig,
     DiffusionRolloutConfig,
     DiffusionSamplingConfig,
+    FlowGRPOLossConfig,
 )
 
 __all__ = [
@@ -22,8 +20,8 @@ __all__ = [
     "DiffusionDPOLossConfig",
     "DiffusionFSDPConfig",
     "DiffusionLossConfig",
-    "DiffusionNFTLossConfig",
     "DiffusionModelConfig",
+    "DiffusionNFTLossConfig",
     "DiffusionOptimizerConfig",
     "DiffusionPipelineConfig",
     "DiffusionRolloutAlgoConfig",

@@ -1,0 +1,130 @@
+"""The names that programs are written against stand where those programs look for them, with those arguments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+AGENT = "verl_omni.agent_loop"
+SERVER = "verl_omni.workers.rollout.vllm_rollout"
+REQUEST = (
+    "prompt_ids", "sampling_params", "request_id", "image_data", "video_data", "negative_prompt_ids", "prompt_mask",
+    "priority",
+)  # fmt: skip
+# Path, name, and arguments in order; None for what is not called.
+LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
+    (AGENT, "DiffusionAgentLoopOutput", None),
+    (
+        AGENT, "DiffusionAgentLoopWorker.__init__",
+        ("config", "llm_client", "teacher_client", "reward_loop_worker_handles"),
+    ),
+    (AGENT, "DiffusionAgentLoopWorker.generate_sequences", ("batch",)),
+    (AGENT, "DiffusionSingleTurnAgentLoop.run", ("sampling_params", "kwargs")),
+    (f"{AGENT}.diffusion_agent_loop", "DiffusionAgentLoopOutput", None),
+    (f"{AGENT}.diffusion_agent_loop", "DiffusionAgentLoopWorker._run_agent_loop", ("sampling_params", "agent_name")),
+    (f"{AGENT}.diffusion_agent_loop", "DiffusionAgentLoopWorker._agent_loop_postprocess", ("output", "kwargs")),
+    (
+        f"{AGENT}.diffusion_agent_loop", "DiffusionAgentLoopWorker._compute_score",
+        ("output", "prompts", "responses", "kwargs"),
+    ),
+    (f"{AGENT}.diffusion_agent_loop", "DiffusionAgentLoopWorker._postprocess", ("inputs", "input_non_tensor_batch")),
+    (f"{AGENT}.diffusion_agent_loop", "_pad_prompt_extra_field", ("key", "value", "target_length")),
+    (f"{AGENT}.single_turn_agent_loop", "DiffusionSingleTurnAgentLoop.__init__", ("extra_tokenizer_map",)),
+    (f"{AGENT}.utils", "maybe_per_rollout_seeds", ("meta_info", "batch_size", "global_indices")),
+    ("verl_omni.workers.rollout.replica", "DiffusionOutput", None),
+    ("verl_omni.workers.config.diffusion.model", "DiffusionModelConfig", None),
+    ("verl_omni.workers.config.diffusion.rollout", "DiffusionRolloutConfig", None),
+    ("verl_omni.workers.config.diffusion.rollout", "DiffusionPipelineConfig", None),
+    ("verl_omni.workers.config.diffusion.rollout", "DiffusionRolloutAlgoConfig", None),
+    ("verl_omni.workers.config.diffusion.rollout", "DiffusionSamplingConfig", None),
+    ("verl_omni.workers.config", "DiffusionModelConfig", None),
+    ("verl_omni.workers.config", "DiffusionRolloutConfig", None),
+    ("verl_omni.workers.config", "DiffusionPipelineConfig", None),
+    ("verl_omni.workers.config", "DiffusionRolloutAlgoConfig", None),
+    ("verl_omni.workers.config", "DiffusionSamplingConfig", None),
+    ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.run_single", ("data",)),
+    ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.assemble_rm_scores", ("data", "scores")),
+    ("verl_omni.reward_loop.reward_manager", "MultiVisualRewardManager.run_single", ("data",)),
+]  # fmt: skip
+# These modules import the engine, which takes half a minute.
+HEAVY: list[tuple[str, str, tuple[str, ...] | None]] = [
+    (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.generate", REQUEST),
+    (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.wake_up", ("tags",)),
+    (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.run_server", ("args",)),
+    (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.abort_all_requests", ("reset_prefix_cache",)),
+    (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.abort_request", ("request_id",)),
+    (
+        f"{SERVER}.vllm_omni_async_server", "vLLMOmniReplica.__init__",
+        ("replica_rank", "config", "model_config", "gpus_per_node", "is_reward_model"),
+    ),
+    (
+        f"{SERVER}.vllm_omni_async_server", "DiffusionWholeSampleRetryLLMServerClient.__init__",
+        ("max_retries", "retry_wait_s"),
+    ),
+    (
+        f"{SERVER}.utils", "vLLMOmniColocateWorkerExtension.update_weights_from_ipc",
+        ("peft_config", "base_sync_done", "use_shm", "zmq_update_id"),
+    ),
+    (f"{SERVER}.utils", "vLLMOmniColocateWorkerExtension.set_pending_lora_peft_config", ("peft_config",)),
+    (f"{SERVER}.utils", "make_update_zmq_handle", None),
+    (f"{SERVER}.utils", "make_update_zmq_id", None),
+    (f"{SERVER}.npu_utils", "vLLMOmniNPUColocateWorkerExtension.sleep", ("level",)),
+    (f"{SERVER}.npu_utils", "vLLMOmniNPUColocateWorkerExtension.wake_up", ("tags",)),
+    (f"{SERVER}.npu_utils", "vLLMOmniNPUColocateWorkerExtension._maybe_get_memory_pool_context", ("tag",)),
+    ("verl_omni.utils.vllm_omni.utils", "OmniTensorLoRARequest", None),
+    ("verl_omni.utils.vllm_omni.utils", "VLLMOmniHijack.hijack", ()),
+]  # fmt: skip
+
+
+def check(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
+    """Our own further arguments come after the documented ones, or by name alone, and have defaults."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if arguments is None:
+        return
+    known = {key: each for key, each in inspect.signature(found).parameters.items() if key != "self"}
+    assert [key for key in known if key in arguments] == list(arguments)
+    for key, each in known.items():
+        variable = each.kind in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+        assert key in arguments or variable or each.default is not each.empty, key
+
+
+@pytest.mark.parametrize(("module", "name", "arguments"), LIGHT)
+def test_documented_names_are_there(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
+    check(module, name, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("module", "name", "arguments"), HEAVY)
+def test_documented_names_of_the_engine_are_there(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
+    check(module, name, arguments)
+
+
+def test_the_package_exports_what_is_documented() -> None:
+    assert importlib.import_module(AGENT).__all__ == [
+        "DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "DiffusionSingleTurnAgentLoop"
+    ]  # fmt: skip
+
+
+def test_the_loop_is_registered_under_its_name() -> None:
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    importlib.import_module(AGENT)
+    target = _agent_loop_registry["diffusion_single_turn_agent"]["_target_"]
+    assert target == f"{AGENT}.single_turn_agent_loop.DiffusionSingleTurnAgentLoop"
+
+
+def test_the_documented_fields_of_a_sample() -> None:
+    from verl_omni.agent_loop import DiffusionAgentLoopOutput
+    from verl_omni.workers.rollout.replica import DiffusionOutput
+
+    made = DiffusionAgentLoopOutput(prompt_ids=[1], response_diffusion_output=None, metrics={"num_preempted": 2})
+    assert (made.response_logprobs, made.reward_score, made.num_turns, made.extra_fields) == (None, None, 0, {})
+    assert (made.metrics.num_preempted, made.metrics.generate_sequences) == (2, 0.0)
+    engine = DiffusionOutput(diffusion_output=None)
+    assert (engine.log_probs, engine.stop_reason, engine.num_preempted, engine.extra_fields) == (None, None, None, {})

@@ -1,0 +1,109 @@
+"""The documented settings of rollout and model: defaults, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_omni.workers.config import (
+    DiffusionModelConfig,
+    DiffusionPipelineConfig,
+    DiffusionRolloutAlgoConfig,
+    DiffusionRolloutConfig,
+    DiffusionSamplingConfig,
+)
+
+MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
+DEFAULTS: list[tuple[type, dict[str, Any]]] = [
+    (
+        DiffusionRolloutConfig,
+        {
+            "mode": "async", "nnodes": 0, "n_gpus_per_node": 8, "n": 1, "seed": None, "prompt_length": 512,
+            "dtype": "bfloat16", "gpu_memory_utilization": 0.5, "enforce_eager": False, "free_cache_engine": True,
+            "tensor_model_parallel_size": 2, "data_parallel_size": 1, "max_num_batched_tokens": 8192,
+            "max_num_seqs": 1024, "step_execution": False, "disable_log_stats": True, "calculate_log_probs": False,
+            "rollout_adapter": "default", "load_format": "dummy", "enable_sleep_mode": True, "external_lib": None,
+        },
+    ),
+    (
+        DiffusionPipelineConfig,
+        {
+            "height": 512, "width": 512, "num_inference_steps": 10, "true_cfg_scale": 1.0, "max_sequence_length": 512,
+            "guidance_scale": None, "num_frames": 1,
+        },
+    ),
+    (
+        DiffusionRolloutAlgoConfig,
+        {
+            "noise_level": 1.0, "sde_type": "sde", "sde_window_size": None, "sde_window_range": None,
+            "sample_strategy": "random", "sde_window_seed": 0,
+        },
+    ),
+    (DiffusionSamplingConfig, {"n": 1, "seed": 42}),
+    (
+        DiffusionModelConfig,
+        {"lora_rank": 0, "lora_alpha": 64, "policy_state_adapters": ("default",), "extra_tokenizers": {}},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "documented"), DEFAULTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_documented_defaults(config: type, documented: dict[str, Any]) -> None:
+    found = {
+        field.name: field.default_factory() if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(config)
+    }
+    assert {name: found.get(name, "missing") for name in documented} == documented
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "error", "words"),
+    [
+        (DiffusionRolloutConfig, {"mode": "sync"}, ValueError, "'sync' is not supported"),
+        (DiffusionRolloutConfig, {"rollout_adapter": "new"}, ValueError, "Invalid diffusion rollout rollout_adapter"),
+        (
+            DiffusionRolloutConfig, {"pipeline_model_parallel_size": 2}, NotImplementedError,
+            "pipeline_model_parallel_size must be 1",
+        ),
+        (DiffusionRolloutAlgoConfig, {"sample_strategy": "all"}, ValueError, "Unknown sample_strategy: 'all'"),
+        (
+            DiffusionRolloutAlgoConfig, {"sample_strategy": "progressive", "iters_per_group": 0}, ValueError,
+            "iters_per_group must be positive",
+        ),
+        (DiffusionModelConfig, {"path": str(MODEL), "target_modules": 3}, TypeError, "must be a string or a list"),
+        (DiffusionModelConfig, {"path": str(MODEL), "target_modules": ["a", 3]}, TypeError, "or a list of strings"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(config: type, given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        config(**given)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_model_len", "load_format", "engine_kwargs", "prompt_length", "expert_parallel_size"]
+)
+def test_some_settings_may_change_later(name: str) -> None:
+    made = DiffusionRolloutConfig()
+    setattr(made, name, 1)
+    assert getattr(made, name) == 1
+
+
+def test_other_settings_may_not() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        DiffusionRolloutConfig().calculate_log_probs = True
+
+
+def test_a_model_folder_says_what_it_is() -> None:
+    made = DiffusionModelConfig(path=str(MODEL))
+    assert made.architecture == "StableDiffusion3Pipeline"
+    assert made.tokenizer_path == str(MODEL / "tokenizer")
+    assert made.tokenizer("red")["input_ids"]
+    assert made.processor is None
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"model_index\.json not found: model\.path must be a model"):
+        DiffusionModelConfig(path=str(tmp_path))
