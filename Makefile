@@ -98,6 +98,7 @@ format: setup ## rewrite the code in its format
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
 bench: setup ## every figure in the docs
+	@$(BIN)/python benchmarks/agent_loop.py
 	@$(BIN)/python benchmarks/start_up.py
 	@$(BIN)/python benchmarks/main_job.py
 

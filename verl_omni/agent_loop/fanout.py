@@ -26,18 +26,20 @@ async def run_rows(
     """
     if limit <= 0:
         raise ValueError(f"the number of rows in flight must be positive: {limit}")
-    gate = asyncio.Semaphore(limit)
+    waiting = iter(range(size))
+    made: dict[int, Result] = {}
 
-    async def one(row: int) -> Result:
-        async with gate:
+    async def runner() -> None:
+        for row in waiting:
             try:
-                return await run(row)
+                made[row] = await run(row)
             except Exception as error:
                 raise SampleFailed(f"{describe(row)} failed: {type(error).__name__}: {error}") from error
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(row)) for row in range(size)]
+            for _ in range(min(limit, size)):
+                group.create_task(runner())
     except* SampleFailed as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return [task.result() for task in tasks]
+    return [made[row] for row in range(size)]

@@ -54,6 +54,18 @@ def test_training_and_validation_parameters() -> None:
         row_params(rollout, {}, 1, {})
 
 
+@given(st.integers(1, 20), st.booleans(), st.none() | st.integers(0, 2**40))
+@settings(deadline=None)
+def test_each_row_has_parameters_of_its_own(size: int, validate: bool, seed: int | None) -> None:
+    rollout = DiffusionRolloutConfig()
+    made = row_params(rollout, {"validate": validate, "global_steps": 1, "rollout_seed": seed}, size, {})
+    assert len(made) == size
+    assert {len(row) for row in made} == {len(made[0])}
+    made[0]["seed"] = made[0]["height"] = -1
+    assert all(row["height"] == 512 and row.get("seed") != -1 for row in made[1:])
+    assert rollout.pipeline.height == 512
+
+
 async def test_no_more_than_the_limit_is_in_flight() -> None:
     """Fault 6."""
     flying, most = 0, 0

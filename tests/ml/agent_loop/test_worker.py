@@ -185,6 +185,15 @@ async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: An
     assert "reward_extra_keys" not in output.meta_info
 
 
+async def test_a_sample_says_how_often_it_was_set_aside(worker: Any, batch: Any, engine: Any) -> None:
+    class Preempting(engine):
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            return (await super().generate(request_id, **request)).model_copy(update={"num_preempted": 2})
+
+    output = await worker(engine=Preempting()).generate_sequences(batch(["a"]))
+    assert [metrics["num_preempted"] for metrics in output.meta_info["metrics"]] == [2]
+
+
 async def test_columns_of_any_name_reach_the_loop(worker: Any, batch: Any) -> None:
     names = {"validate": [1], "row": [2], "output": [3]}
     output = await worker().generate_sequences(batch(["a"], **names))
