@@ -14,7 +14,6 @@ from .pods import ClaimReference, KeyReference
 
 # Two names with one slash between them; a path of that form is written with a dot in front.
 _MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
-ATTENTION = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 
 
 class Lora(Strict):
@@ -24,10 +23,10 @@ class Lora(Strict):
     rank: int = Field(default=32, ge=1, le=1024, description="Rank of the adapter.")
     alpha: int = Field(default=64, ge=1, le=65536, description="The adapter is scaled by alpha / rank.")
     target_modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
-        default=ATTENTION,
-        min_length=1,
+        default=(),
         max_length=64,
-        description="Endings of the names of the linear layers that get an adapter.",
+        description="Endings of the names of the linear layers that get an adapter; none: the attention of the model's "
+        "family.",
     )
 
 

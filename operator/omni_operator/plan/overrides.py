@@ -57,7 +57,7 @@ def _model(spec: Spec) -> Settings:
         adapter = {
             "actor_rollout_ref.model.lora_rank": lora.rank,
             "actor_rollout_ref.model.lora_alpha": lora.alpha,
-            "actor_rollout_ref.model.target_modules": lora.target_modules,
+            "actor_rollout_ref.model.target_modules": lora.target_modules or None,
         }
     made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
     if spec.algorithm.name == "FlowGRPO":

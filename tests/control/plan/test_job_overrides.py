@@ -122,6 +122,12 @@ def test_a_progressive_window_is_told_how_long_it_stays() -> None:
     assert made["actor_rollout_ref.rollout.algo.iters_per_group"] == 3
 
 
+def test_the_layers_of_an_adapter_are_left_to_the_model_unless_they_are_named() -> None:
+    name = "actor_rollout_ref.model.target_modules"
+    assert settings("spec.model.lora.rank=4")[name] is None
+    assert settings("spec.model.lora.targetModules=[attn1.to_q]")[name] == ("attn1.to_q",)
+
+
 def test_everything_that_is_rendered_is_reserved_and_the_other_way_round() -> None:
     every = settings() | settings("spec.reward.scorers=[{name: jpeg}, {name: shapes}]")
     every |= settings("spec.reward.scorers=[{name: a, function: {path: a.py}}]")
