@@ -1,0 +1,58 @@
+"""A tiny model of each family in the trainer: its layers, its adapter, and the adapter's file in diffusers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from verl_omni.models.tiny import MAKERS
+from verl_omni.pipelines.registry import FAMILIES, training_adapter
+from verl_omni.workers.actor import DiffusionActor, build
+from verl_omni.workers.config import DiffusionActorConfig
+
+pytestmark = pytest.mark.slow
+
+MODULES = {"sd3": 8, "qwen_image": 16, "wan": 16}  # two layers
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES.items()), ids=sorted(FAMILIES))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, DiffusionActor]:
+    architecture, family = request.param
+    folder = tmp_path_factory.mktemp("model") / family.folder
+    MAKERS[family.folder](folder)
+    adapter = training_adapter(json.loads((folder / "model_index.json").read_text())["_class_name"])
+    model: Any = SimpleNamespace(
+        path=str(folder), architecture=architecture, lora_rank=4, lora_alpha=8,
+        target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
+        fsdp_layer_prefixes=list(adapter.LAYERS),
+    )  # fmt: skip
+    return family.folder, folder, DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=2), 1)
+
+
+def test_the_familys_names_are_those_of_its_transformer(made: tuple[str, Path, DiffusionActor]) -> None:
+    folder, _, actor = made
+    layers = [name for name, _ in actor.module.named_modules() if build._is_layer(name, actor.adapter.LAYERS)]
+    assert len(layers) == 2
+    assert len(dict(actor.weights("lora"))) == 2 * MODULES[folder]
+
+
+def test_diffusers_loads_the_adapter_whole(made: tuple[str, Path, DiffusionActor], tmp_path: Path) -> None:
+    from diffusers import DiffusionPipeline
+
+    _, folder, actor = made
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in actor.trained:
+            parameter.normal_(0, 0.1, generator=generator)
+    actor.save_adapter(tmp_path)
+    pipeline = DiffusionPipeline.from_pretrained(folder)
+    pipeline.load_lora_weights(tmp_path, adapter_name=build.ADAPTER)
+    loaded = dict(pipeline.transformer.named_parameters())
+    trained = {name: tensor for name, tensor in actor.module.named_parameters() if "lora_" in name}
+    assert trained.keys() == {name for name in loaded if "lora_" in name}
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in trained.items())
