@@ -101,6 +101,25 @@ class RunningFamily:
         answers: list[dict[str, Any]] = ray.get(self.stack.workers.update_weights(global_steps=version), timeout=300)
         return answers[0]
 
+    def send_base(self, scale: float) -> int:
+        """Send the model's own weights times `scale`, under the names of its file; how many tensors that were."""
+        import ray
+        from safetensors.torch import load_file
+
+        from verl_omni.weight_sync import names, transfer
+
+        file = Path(self.config.actor_rollout_ref.model.path) / "transformer" / "diffusion_pytorch_model.safetensors"
+        weights = {f"transformer.{name}": tensor * scale for name, tensor in load_file(file).items()}
+        job, update = ray.get_runtime_context().get_job_id(), f"base-{scale}"
+        handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
+        receiving = self.stack.servers.server_handles[0].collective_rpc.remote(
+            "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 60.0}
+        )
+        transfer.send(iter(weights.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=60.0)
+        (answer,) = ray.get(receiving, timeout=120)
+        assert not answer["lora"] and answer["tensors"] == len(weights)
+        return len(weights)
+
 
 @pytest.fixture(scope="module")
 def family(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunningFamily]:

@@ -9,6 +9,7 @@ import torch
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
+WEIGHTS = 77  # tensors of the transformer's file
 MODULES = 2 * 8  # layers, projections of an attention
 
 
@@ -33,3 +34,9 @@ def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_pi
     changed = running.evaluate()
     assert changed.versions == [1, 1] and not torch.equal(before.images, changed.images)
     assert running.update(running.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4
+
+    assert running.send_base(1.5) == WEIGHTS
+    assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
+    running.send_base(1.0)
+    # How many are drawn at once decides how sums are rounded.
+    assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
