@@ -1,0 +1,52 @@
+"""Settings that are left to the model's family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_omni.pipelines.qwen_image import training as qwen_image
+from verl_omni.trainer import settings, startup
+
+
+def fitted(folder: Path, architecture: str, *overrides: str) -> Any:
+    (folder / "tokenizer").mkdir()
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": architecture}))
+    (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 77}')
+    made = settings.load(
+        [
+            f"actor_rollout_ref.model.path='{folder}'", "data.train_files=x.jsonl", "trainer.total_training_steps=1",
+            "actor_rollout_ref.rollout.pipeline.max_sequence_length=100", *overrides,
+        ]
+    )  # fmt: skip
+    startup.fit_to_machine(made, has_accelerator=False)
+    return made.actor_rollout_ref
+
+
+def test_a_family_says_what_the_settings_leave_open(tmp_path: Path) -> None:
+    made = fitted(tmp_path, "QwenImagePipeline", "actor_rollout_ref.rollout.pipeline.guidance_scale=2.5")
+    assert made.model.architecture == "QwenImagePipeline"
+    assert made.model.custom_chat_template == qwen_image.CHAT_TEMPLATE
+    assert made.model.target_modules == list(qwen_image.LORA_TARGETS)
+    assert made.model.fsdp_layer_prefixes == ["transformer_blocks."]
+    assert made.rollout.max_prompt_embed_length == 100
+    assert qwen_image.guidance(made.rollout.pipeline) == 2.5, "one setting of guidance for all families"
+
+
+def test_what_the_settings_say_stays(tmp_path: Path) -> None:
+    made = fitted(
+        tmp_path, "StableDiffusion3Pipeline",
+        "actor_rollout_ref.model.target_modules=[to_q]", "actor_rollout_ref.model.fsdp_layer_prefixes=[x.]",
+        "actor_rollout_ref.model.custom_chat_template='{{ messages }}'",
+    )  # fmt: skip
+    assert made.model.target_modules == ["to_q"] and made.model.fsdp_layer_prefixes == ["x."]
+    assert made.model.custom_chat_template == "{{ messages }}"
+    assert made.rollout.max_prompt_embed_length == 177, "the CLIP tokens come before the T5 tokens"
+
+
+def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No model family for architecture 'FluxPipeline'"):
+        fitted(tmp_path, "FluxPipeline")
