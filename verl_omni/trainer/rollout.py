@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from verl import DataProto
 
 from verl_omni.pipelines.registry import training_adapter
+from verl_omni.utils.pixels import as_pixels
 
 # Per-sample tensors of a training batch, those that the algorithm asked for, beside the conditions of the family.
 RECORDED = ("clean_latents", "all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs")
@@ -85,7 +86,7 @@ def scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> Scored:
     wanted = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
     return Scored(
         tensors={name: output.batch[name] for name in wanted if name in output.batch},
-        images=output.batch["responses"],
+        images=_shown(output.batch["responses"], config.actor_rollout_ref.rollout.pipeline.output_type),
         scores=output.batch["rm_scores"].squeeze(-1).float(),
         extras={key: list(columns[key]) for key in output.meta_info.get("reward_extra_keys", [])},
         versions=list(columns["global_steps"]),
@@ -93,6 +94,10 @@ def scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> Scored:
         seconds=seconds,
         scoring_seconds=float(timing.get("agent_loop/slowest/compute_score", 0.0)),
     )
+
+
+def _shown(responses: torch.Tensor, output_type: str) -> torch.Tensor:
+    return responses if output_type == "latent" else as_pixels(responses)
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:

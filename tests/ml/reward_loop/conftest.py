@@ -17,12 +17,18 @@ from verl import DataProto
 def settings() -> Callable[..., DictConfig]:
     """The part of the trainer's settings that a reward manager reads; arguments go into `reward`."""
 
-    def made(*, output_type: str = "image", val_pipeline: dict[str, Any] | None = None, **reward: Any) -> DictConfig:
+    def made(
+        *,
+        output_type: str = "image",
+        pixel_dtype: str = "uint8",
+        val_pipeline: dict[str, Any] | None = None,
+        **reward: Any,
+    ) -> DictConfig:
         return OmegaConf.create(
             {
                 "actor_rollout_ref": {
                     "rollout": {
-                        "pipeline": {"output_type": output_type},
+                        "pipeline": {"output_type": output_type, "pixel_dtype": pixel_dtype},
                         "val_kwargs": {"pipeline": val_pipeline or {}},
                     }
                 },

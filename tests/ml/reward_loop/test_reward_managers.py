@@ -136,6 +136,13 @@ async def test_a_wrong_dtype_is_refused(
     await validating.run_single(sample(response, validate=False))  # training has its own output type
 
 
+async def test_float_pixels_score_as_the_same_bytes_do(settings: Settings, sample: Sample) -> None:
+    response = torch.full((3, 8, 8), 51 / 255)
+    assert (await visual(settings(pixel_dtype="float32")).run_single(sample(response)))["reward_score"] == DARK
+    with pytest.raises(ValueError, match=r"Expected float32 pixel responses .* got torch.uint8"):
+        await visual(settings(pixel_dtype="float32")).run_single(sample())
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

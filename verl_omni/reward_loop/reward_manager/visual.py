@@ -15,6 +15,7 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from verl_omni.reward_loop.rewards import get_scorer
+from verl_omni.utils.pixels import as_pixels
 
 
 class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
@@ -66,8 +67,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         if len(data) != 1:
             raise ValueError(f"a reward manager scores one sample at a time, not {len(data)}")
         row = data[0].non_tensor_batch
-        image = data.batch["responses"][0]
-        self._check_dtype(image, validate=bool(data.meta_info.get("validate")))
+        image = self._scored(data.batch["responses"][0], validate=bool(data.meta_info.get("validate")))
         return {
             "data_source": row["data_source"],
             "solution_image": image,
@@ -75,16 +75,24 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             "extra_info": {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {})},
         }
 
-    def _check_dtype(self, image: torch.Tensor, *, validate: bool) -> None:
+    def _scored(self, response: torch.Tensor, *, validate: bool) -> torch.Tensor:
+        """Pixels as scorers know them, uint8, or latents.
+
+        Raises:
+            ValueError: the sample is not what the settings ask the engine for.
+        """
         rollout = self.config.actor_rollout_ref.rollout
-        wanted = rollout.pipeline.output_type
-        if validate:
-            wanted = rollout.val_kwargs.pipeline.get("output_type", wanted)
-        if wanted == "latent":
-            if not image.is_floating_point():
-                raise ValueError(f"Expected floating-point latent responses, got {image.dtype}.")
-        elif image.dtype != torch.uint8:
-            raise ValueError(f"Expected uint8 pixel responses for output_type={wanted!r}, got {image.dtype}.")
+        asked = dict(rollout.pipeline) | (dict(rollout.val_kwargs.pipeline) if validate else {})
+        if asked["output_type"] == "latent":
+            if not response.is_floating_point():
+                raise ValueError(f"Expected floating-point latent responses, got {response.dtype}.")
+            return response
+        dtype = asked.get("pixel_dtype", "uint8")
+        if response.dtype != getattr(torch, dtype):
+            raise ValueError(
+                f"Expected {dtype} pixel responses for output_type={asked['output_type']!r}, got {response.dtype}."
+            )
+        return as_pixels(response)
 
     async def called(self, scorer: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Call a scorer with those of verl's extra arguments that it names; plain functions run in a thread."""

@@ -24,6 +24,7 @@ class DiffusionPipelineConfig(BaseConfig):
         max_sequence_length: tokens of the longest text encoder; prompt embeddings are padded to it.
         num_frames: 1 for an image.
         output_type: `image` (pixels) or `latent`.
+        pixel_dtype: of a sample's pixels: `uint8` (0 to 255) or `float32` (0 to 1).
     """
 
     height: int = 512
@@ -34,6 +35,7 @@ class DiffusionPipelineConfig(BaseConfig):
     guidance_scale: float | None = None
     num_frames: int = 1
     output_type: Literal["image", "latent"] = "image"
+    pixel_dtype: Literal["uint8", "float32"] = "uint8"
 
 
 @dataclass
