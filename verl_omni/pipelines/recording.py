@@ -42,6 +42,61 @@ class Trajectory:
     log_probs: Tensor
 
 
+class Sampler:
+    """Moves the latents of a batch from one step to the next, and records the rows that have a window.
+
+    Each row draws its noise from its own generator, and only inside its own window, so that a sample
+    depends on its seed and not on the batch it was made in.
+
+    Args:
+        timesteps: [S]. sigmas: [S + 1], the last one 0.
+        windows, generators: one for each row.
+    """
+
+    def __init__(
+        self,
+        timesteps: Tensor,
+        sigmas: Tensor,
+        windows: Sequence[Window | None],
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        self._timesteps, self._sigmas = timesteps, sigmas.to(device=timesteps.device, dtype=torch.float32)
+        self._windows, self._generators = windows, generators
+        self._latents: list[list[Tensor]] = [[] for _ in windows]
+        self._scores: list[list[Tensor]] = [[] for _ in windows]
+
+    def advance(self, step: int, x: Tensor, v: Tensor) -> Tensor:
+        """Latents after `step`, from latents `x` and velocity `v` [B, C, h, w], all float32."""
+        sigmas = self._sigmas
+        moved = x + (sigmas[step + 1] - sigmas[step]) * v
+        for (kind, noise_level), members in _drawn_together(self._windows, step).items():
+            index = torch.tensor(members, device=x.device)
+            rows_of = len(members)
+            mean, std = sde.moments(
+                kind, x[index], v[index],
+                sigma=sigmas[step].expand(rows_of), sigma_next=sigmas[step + 1].expand(rows_of),
+                sigma_max=sigmas[1].expand(rows_of), noise_level=noise_level,
+            )  # fmt: skip
+            drawn = mean + std * torch.stack([_noise(x[row], self._generators[row]) for row in members])
+            score = sde.log_prob(kind, drawn, mean, std)
+            moved[index] = drawn
+            for place, row in enumerate(members):
+                if not self._latents[row]:
+                    self._latents[row].append(x[row])
+                self._latents[row].append(drawn[place])
+                self._scores[row].append(score[place])
+        return moved
+
+    def trajectories(self) -> list[Trajectory | None]:
+        """What was recorded of each row; None for a row without a window."""
+        return [
+            _trajectory(window, self._latents[row], self._scores[row], self._timesteps, self._sigmas)
+            if window is not None
+            else None
+            for row, window in enumerate(self._windows)
+        ]
+
+
 def denoise(
     velocity: Callable[[Tensor, Tensor], Tensor],
     latents: Tensor,
@@ -50,48 +105,20 @@ def denoise(
     windows: Sequence[Window | None],
     generators: Sequence[torch.Generator],
 ) -> tuple[Tensor, list[Trajectory | None]]:
-    """Run all steps for a batch; rows with a window are recorded.
-
-    Each row draws its noise from its own generator, and only inside its own window, so that a sample
-    depends on its seed and not on the batch it was made in.
+    """Run all steps of a `Sampler` for a batch.
 
     Args:
         velocity: (latents [B, ...], timestep scalar tensor) -> velocity [B, ...].
         latents: [B, C, h, w], the noise that sampling starts from.
-        timesteps: [S]. sigmas: [S + 1], the last one 0.
-        windows, generators: one for each row.
 
     Returns:
         Final latents [B, C, h, w] float32, and a trajectory for each row that has a window.
     """
     x = latents.float()
-    sigmas = sigmas.to(device=x.device, dtype=torch.float32)
-    rows: list[list[Tensor]] = [[] for _ in windows]
-    scores: list[list[Tensor]] = [[] for _ in windows]
+    sampler = Sampler(timesteps.to(x.device), sigmas, windows, generators)
     for step, timestep in enumerate(timesteps):
-        v = velocity(x, timestep).float()
-        moved = x + (sigmas[step + 1] - sigmas[step]) * v
-        for (kind, noise_level), members in _drawn_together(windows, step).items():
-            index = torch.tensor(members, device=x.device)
-            rows_of = len(members)
-            mean, std = sde.moments(
-                kind, x[index], v[index],
-                sigma=sigmas[step].expand(rows_of), sigma_next=sigmas[step + 1].expand(rows_of),
-                sigma_max=sigmas[1].expand(rows_of), noise_level=noise_level,
-            )  # fmt: skip
-            drawn = mean + std * torch.stack([_noise(x[row], generators[row]) for row in members])
-            score = sde.log_prob(kind, drawn, mean, std)
-            moved[index] = drawn
-            for place, row in enumerate(members):
-                if not rows[row]:
-                    rows[row].append(x[row])
-                rows[row].append(drawn[place])
-                scores[row].append(score[place])
-        x = moved
-    return x, [
-        _trajectory(window, rows[row], scores[row], timesteps, sigmas) if window is not None else None
-        for row, window in enumerate(windows)
-    ]
+        x = sampler.advance(step, x, velocity(x, timestep).float())
+    return x, sampler.trajectories()
 
 
 def _drawn_together(windows: Sequence[Window | None], step: int) -> dict[tuple[str, float], list[int]]:
