@@ -170,7 +170,9 @@ def start_ray(config: DictConfig, say: Say) -> Cluster:
     if config.trainer.fork_workers:
         if address != "local" or options:
             raise ValueError("trainer.fork_workers=true goes with ray_kwargs.ray_init.num_cpus alone")
-        return ForkingCluster(**here)
+        from verl_omni.pipelines.registry import family
+
+        return ForkingCluster([family(config.actor_rollout_ref.model.architecture).rollout_module], **here)
     with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
         imported = pool.submit(_import_everything)
         # Here and not in the other thread: Ray's servers die with the thread that started them (PR_SET_PDEATHSIG).

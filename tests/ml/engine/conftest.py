@@ -9,6 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import tqdm
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_thread_of_progress_bars() -> None:
+    """A process with a second thread cannot fork Ray's workers; saving a model shows a bar, which starts one."""
+    tqdm.tqdm.monitor_interval = 0
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,14 @@ def test_a_family_is_a_folder_with_everything_that_others_ask_of_it(architecture
     assert adapter.prompt_rows(max_sequence_length=32, tokenizer_length=16) >= 32
 
 
+def test_without_a_setting_the_guidance_is_the_engines_own() -> None:
+    open_ = SimpleNamespace(guidance_scale=None, true_cfg_scale=None)
+    found = {
+        family.folder: registry.training_adapter(name).guidance(open_) for name, family in registry.FAMILIES.items()
+    }
+    assert found == {"qwen_image": 4.0, "sd3": 1.0, "wan": 4.0}
+
+
 def test_every_folder_is_a_family_and_can_be_made_tiny() -> None:
     folders = {path.parent.name for path in FOLDER.glob("*/training.py")}
     assert folders == {family.folder for family in registry.FAMILIES.values()} == set(makers.FAMILIES)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ WORKERS_NEED = (
     "verl_omni.workers.engine_workers",
     "verl_omni.workers.rollout.vllm_rollout.server_adapter",
     "verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server",
-    "verl_omni.pipelines.sd3.rollout",
 )
 # The head is the cluster's first job, this process its second.
 JOB_ID = "02000000"
@@ -49,13 +49,14 @@ class ForkingCluster:
     """Start a local Ray and import the training stack, side by side; then be the driver of that Ray.
 
     Args:
+        needed: modules that workers need beside the training stack.
         head_options: arguments of `ray.init` for the cluster.
 
     Raises:
         RuntimeError: Ray is loaded already, other threads run, or Ray did not start.
     """
 
-    def __init__(self, **head_options: Any) -> None:
+    def __init__(self, needed: Sequence[str] = (), /, **head_options: Any) -> None:
         if not possible():
             raise RuntimeError(
                 "trainer.fork_workers needs a Ray that was tested with it, and a process that has not loaded it"
@@ -64,18 +65,18 @@ class ForkingCluster:
         self._server: int | None = None
         self._alive: int | None = None
         try:
-            self._start(head_options)
+            self._start(needed, head_options)
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, head_options: dict[str, Any]) -> None:
+    def _start(self, needed: Sequence[str], head_options: dict[str, Any]) -> None:
         for name in BEFORE_RAY:
             importlib.import_module(name)
         found = self._found(head_options)
         # Ray's library reads both when it is loaded, for good; so what needs Ray is imported after this.
         os.environ["RAY_JOB_ID"], os.environ["RAY_RAYLET_PID"] = JOB_ID, str(found["raylet_pid"])
-        for name in WORKERS_NEED:
+        for name in (*WORKERS_NEED, *needed):
             importlib.import_module(name)
         name = self._fork_server()
         import ray
