@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.ml.workers.test_actor import adapter, make
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor import DiffusionActor
-from verl_omni.workers.config import DiffusionDPOLossConfig, DiffusionNFTLossConfig
+from verl_omni.workers.config import (
+    DiffusionActorConfig,
+    DiffusionDPOLossConfig,
+    DiffusionFSDPConfig,
+    DiffusionNFTLossConfig,
+    DiffusionOptimizerConfig,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +35,22 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
     make_tiny_sd3(folder)
     return folder
+
+
+def make(
+    folder: Path, *, rank: int = 4, adapters: tuple[str, ...] = ("default",), mesh: Any = None, **changes: Any
+) -> DiffusionActor:
+    model: Any = SimpleNamespace(
+        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
+        target_modules=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"], exclude_modules=None,
+        lora_init_weights="gaussian", fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=adapters,
+    )  # fmt: skip
+    config = DiffusionActorConfig(ppo_mini_batch_size=2, optim=DiffusionOptimizerConfig(lr=1e-2), **changes)
+    return DiffusionActor(model, config, 2, mesh=mesh)
+
+
+def adapter(actor: DiffusionActor) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
 
 
 def clean(rows: int = 4) -> dict[str, torch.Tensor]:
@@ -165,3 +191,43 @@ def test_a_loaded_checkpoint_goes_on_bit_exactly_with_its_old_policy(model_folde
 def test_dpo_of_all_weights_is_refused(model_folder: Path) -> None:
     with pytest.raises(ValueError, match="needs LoRA"):
         make(model_folder, rank=0, diffusion_loss=DPO).update(compared())
+
+
+def _rank(rank: int, port: int, folder: str, out: str) -> None:
+    """One of two processes: half of the rows each."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+    # Weights that stay whole after a forward pass are what could be mistaken for those of the other policy.
+    keeps = DiffusionFSDPConfig(reshard_after_forward=False)
+    actor = make(Path(folder), mesh=mesh, adapters=BOTH, diffusion_loss=NFT, fsdp_config=keeps)
+    own = {name: tensor[2 * rank : 2 * rank + 2] for name, tensor in judged().items()}
+    norms = [actor.update(own, step=step)["actor/grad_norm"] for step in (1, 2, 3)]
+    new, old = (dict(actor.weights("lora", which)) for which in ("default", "old"))  # type: ignore[arg-type]
+    if rank == 0:
+        torch.save((norms, new, old), f"{out}/result.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_learn_what_one_learns(model_folder: Path, tmp_path: Path) -> None:
+    """FSDP2 over gloo, with the same noise for each row: within 2e-5 of one process, the old policy too."""
+    single = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    norms = [single.update(judged(), step=step)["actor/grad_norm"] for step in (1, 2, 3)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = [str(port), str(model_folder), str(tmp_path)]
+    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), *arguments]) for rank in (0, 1)]
+    assert [process.wait(200) for process in ranks] == [0, 0]
+    two_norms, new, old = torch.load(tmp_path / "result.pt")
+    assert two_norms == pytest.approx(norms, rel=1e-3)
+    assert all(torch.allclose(tensor, new[name], atol=2e-5) for name, tensor in adapter(single).items())
+    assert all(torch.allclose(tensor, old[name], atol=2e-5) for name, tensor in single.weights("lora", "old"))
+
+
+if __name__ == "__main__":
+    _rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

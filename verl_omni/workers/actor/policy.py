@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from verl_omni.algos.flow_matching import TIMESTEPS
 from verl_omni.pipelines.registry import TrainingAdapter
@@ -91,13 +92,16 @@ class Policy:
         old = self.require_old()
         new = OldPolicy(self.trained)
         with torch.no_grad():
-            _write(old.values, self.trained)
+            self._become(old)
             try:
                 yield
             finally:
-                _write(new.values, self.trained)
+                self._become(new)
 
-
-def _write(values: Mapping[str, Tensor], into: Mapping[str, nn.Parameter]) -> None:
-    for name, parameter in into.items():
-        parameter.copy_(values[name])
+    def _become(self, policy: OldPolicy) -> None:
+        for name, parameter in self.trained.items():
+            parameter.copy_(policy.values[name])
+        # Whole weights that FSDP2 kept from the last forward pass are those of the other policy.
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
