@@ -138,6 +138,8 @@ def weights(steps: Sequence[Line]) -> tuple[bool, str]:
 def agreement(steps: Sequence[Line]) -> str:
     """The worst disagreement of engine and trainer about log-probabilities."""
     known = [line for line in steps if line.get("rollout_corr/mean_abs_diff") is not None]
+    if steps and not any("rollout_corr/mean_abs_diff" in line for line in steps):
+        return "Does not apply: this algorithm uses no log-probabilities."
     if not known:
         return "Not recorded."
     worst = max(known, key=lambda line: _value(line, "rollout_corr/mean_abs_diff"))

@@ -19,6 +19,9 @@ ACTOR = {
     "actor/grad_norm": "Norm of the gradient",
     "actor/clip_fraction": "Share of clipped ratios",
     "actor/kl": "KL to the base model",
+    "actor/distance_to_old": "Distance to the old policy",
+    "actor/margin": "Margin of the better picture of a pair",
+    "actor/accuracy": "Share of pairs in the right order",
     "actor/lr": "Learning rate",
 }
 DIFFERENCE = {"rollout_corr/mean_abs_diff": "mean", "rollout_corr/max_abs_diff": "largest"}

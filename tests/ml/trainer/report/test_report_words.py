@@ -137,3 +137,9 @@ def test_an_extra_that_is_the_reward_itself_is_left_out() -> None:
 )
 def test_durations_have_human_units(seconds: float, expected: str) -> None:
     assert words.duration(seconds) == expected
+
+
+def test_an_algorithm_without_likelihoods_has_nothing_to_agree_about() -> None:
+    assert words.agreement([{"step": 1, "actor/margin": 0.1}]).startswith("Does not apply")
+    assert words.agreement([]) == words.agreement([{"step": 1, "rollout_corr/mean_abs_diff": None}]) == "Not recorded."
+    assert "0.5, at step 2" in words.agreement([{"step": 2, "rollout_corr/mean_abs_diff": 0.5}])
