@@ -126,7 +126,8 @@ class DiffusionTrainer:
         with _timer(line, "eval"):
             rows = [self.held_out[place] for place in range(len(self.held_out))]  # type: ignore[index,arg-type]
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
-            found = rollout.scored(self.config, self.stack.agent_loop, rollout.evaluation_prompts(rows, seed=seed))
+            prompts = rollout.evaluation_prompts(rows, seed=seed, version=step)
+            found = rollout.scored(self.config, self.stack.agent_loop, prompts)
             metrics.check_versions(found.versions, step)
         shown = _spread_out(len(rows), self.config.trainer.sample_prompts)
         self.folder.samples(

@@ -54,12 +54,12 @@ def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: 
     )
 
 
-def evaluation_prompts(rows: list[dict[str, Any]], *, seed: int) -> DataProto:
-    """Each prompt once, with a seed of its own that is the same at every evaluation."""
+def evaluation_prompts(rows: list[dict[str, Any]], *, seed: int, version: int | None = None) -> DataProto:
+    """Each prompt once, with a seed of its own that is the same at every evaluation; `version` is for errors alone."""
     columns = _columns(rows)
     columns["uid"] = np.array([f"val-{place}" for place in range(len(rows))], dtype=object)
     columns["seed"] = np.array([seed + place for place in range(len(rows))], dtype=np.int64)
-    return DataProto(batch=None, non_tensor_batch=columns, meta_info={"validate": True})
+    return DataProto(batch=None, non_tensor_batch=columns, meta_info={"validate": True, "global_steps": version})
 
 
 def generate(agent_loop: Any, prompts: DataProto, workers: int) -> DataProto:

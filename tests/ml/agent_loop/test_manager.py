@@ -78,7 +78,7 @@ def test_the_manager_joins_its_workers_and_times_them() -> None:
 
     manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
     manager.agent_loop_workers = [Worker(), Worker()]
-    infos = np.array([{"acc": 1.0}, {"acc": 0.0}, {"acc": 1.0, "iou": 0.1}, {"acc": 1.0}], dtype=object)
+    infos = np.array([{"acc": 1.0}, {"acc": 0.0}, {"acc": 1.0, "iou": 0.1}, {"acc": 1.0, "iou": 0.2}], dtype=object)
     prompts = DataProto(
         batch=None, non_tensor_batch={"score": np.arange(4, dtype=object), "info": infos}, meta_info={"global_steps": 1}
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,3 +166,23 @@ def test_a_worker_error_is_raised_and_not_returned(running: Running) -> None:
     server = running.stack.servers.server_handles[0]
     with pytest.raises(Exception, match="no_such_method"):
         ray.get(server.collective_rpc.remote("no_such_method"))
+
+
+def test_a_failed_sample_names_prompt_replica_and_version(running: Running) -> None:
+    from omegaconf import OmegaConf, open_dict
+
+    from verl_omni.agent_loop import DiffusionAgentLoopWorker
+    from verl_omni.agent_loop.fanout import SampleFailed
+    from verl_omni.trainer import rollout
+    from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
+
+    config = OmegaConf.create(OmegaConf.to_container(running.config))
+    with open_dict(config):
+        config.actor_rollout_ref.rollout.val_kwargs.pipeline.output_type = "sculpture"
+    client = running.stack.servers.get_client(client_cls=DiffusionLLMServerClient)
+    prompts = rollout.evaluation_prompts(running.rows, seed=7, version=2)
+    address = re.escape(running.stack.servers.server_addresses[0])
+    named = rf"row 0 of 3 at weight version 2 .*{PROMPTS[0]}.*replica {address}"
+    with pytest.raises(SampleFailed, match=f"{named}: (?s:.*)Unknown output_type 'sculpture'"):
+        asyncio.run(DiffusionAgentLoopWorker(config, client).generate_sequences(prompts))
+    assert evaluate(running).versions == [2, 2, 2]
