@@ -75,8 +75,8 @@ async def test_no_more_than_the_limit_is_in_flight() -> None:
         nonlocal flying, most
         flying += 1
         most = max(most, flying)
-        if most == 3:
-            release.set()
+        if flying == 3:  # whoever else may start does so before this
+            asyncio.get_running_loop().call_soon(release.set)
         await release.wait()
         flying -= 1
         return row
