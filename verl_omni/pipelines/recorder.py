@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_omni.pipelines.recording import Trajectory, denoise
-from verl_omni.pipelines.rollout_settings import wanted_of, window_of
+from verl_omni.pipelines.rollout_settings import Wanted, wanted_of, window_of
+from verl_omni.utils.pixels import as_images, as_pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of one request besides its pixels.
+
+    Attributes:
+        final: the last latents [1, ...].
+        sigma_max: the schedule's second noise level.
+        conditions: what its velocities were computed from, [1, ...] each, under the names of the family's `CONDITIONS`.
+        trajectory: of its window, None where it has none.
+    """
+
+    final: Tensor
+    sigma_max: float
+    conditions: Mapping[str, Tensor] = field(default_factory=dict)
+    trajectory: Trajectory | None = None
 
 
 class Recorder:
@@ -24,17 +43,14 @@ class Recorder:
     """
 
     def __init__(self, params: Sequence[Any], device: torch.device, *, steps: int) -> None:
-        self._generators = [_generator(each, device) for each in params]
+        self._generators = [own_generator(each, device) for each in params]
         # The generator's own seed: a request that brought none must have a window of its own too.
         self._windows = [
             window_of(each.extra_args or {}, int(each.num_inference_steps or steps), generator.initial_seed())
             for each, generator in zip(params, self._generators, strict=True)
         ]
         self._wanted = [wanted_of(each.extra_args or {}) for each in params]
-        self._trajectories: list[Trajectory | None] = [None] * len(params)
-        self._sigma_max = 1.0
-        self._final = torch.empty(0)
-        self._conditions: dict[str, list[Tensor]] = {}
+        self._records: list[Record] = []
 
     def denoise(
         self,
@@ -54,54 +70,77 @@ class Recorder:
         Returns:
             Final latents, of the shape and dtype of `latents`.
         """
-        final, self._trajectories = denoise(velocity, latents, timesteps, sigmas, self._windows, self._generators)
-        self._sigma_max, self._final = float(sigmas[1]), final
-        self._conditions = {name: list(rows) for name, rows in conditions.items() if rows is not None}
+        final, trajectories = denoise(velocity, latents, timesteps, sigmas, self._windows, self._generators)
+        self._records = [
+            Record(
+                final[row : row + 1], float(sigmas[1]),
+                {name: rows[row][None] for name, rows in conditions.items() if rows is not None}, trajectory,
+            )
+            for row, trajectory in enumerate(trajectories)
+        ]  # fmt: skip
         return final.to(latents.dtype)
 
     def attach(self, outputs: Sequence[Any], media: str) -> None:
-        """Put what was asked for of each row, and what it was conditioned on, beside its pixels.
+        """Put what was asked for of each row beside its pixels.
 
         Args:
-            outputs: the engine's `DiffusionOutput`, one for each row. Those of which nothing was asked are left alone.
+            outputs: the engine's `DiffusionOutput`, one for each row.
             media: `image` or `video`, the engine's word for what `output` holds.
         """
-        for row, output in enumerate(outputs):
-            wanted, trajectory, found = self._wanted[row], self._trajectories[row], {}
-            if wanted.steps and trajectory is not None:
-                output.trajectory_latents = trajectory.latents[None].cpu()
-                output.trajectory_timesteps = trajectory.timesteps[None].cpu()
-                output.trajectory_log_probs = trajectory.log_probs[None].cpu()
-                found = {"all_sigmas": trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[self._sigma_max]])}
-            if wanted.clean_latents:
-                found["clean_latents"] = _kept(self._final[row])[None]
-            if found:
-                embeddings = {name: _kept(rows[row])[None] for name, rows in self._conditions.items()}
-                metadata = {"rl": found, "prompt_embeddings": embeddings}
-                output.output = {"payload": {media: output.output}, "metadata": metadata}
+        for output, wanted, record in zip(outputs, self._wanted, self._records, strict=True):
+            attach(output, media, wanted, record)
+
+
+def attach(output: Any, media: str, wanted: Wanted, record: Record) -> None:
+    """Put what was asked for of one request, and what it was conditioned on, beside its pixels.
+
+    Args:
+        output: the engine's `DiffusionOutput`; one of which nothing was asked is left alone.
+        media: `image` or `video`.
+    """
+    found: dict[str, Tensor] = {}
+    if wanted.steps and record.trajectory is not None:
+        output.trajectory_latents = record.trajectory.latents[None].cpu()
+        output.trajectory_timesteps = record.trajectory.timesteps[None].cpu()
+        output.trajectory_log_probs = record.trajectory.log_probs[None].cpu()
+        found = {"all_sigmas": record.trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[record.sigma_max]])}
+    if wanted.clean_latents:
+        found["clean_latents"] = _kept(record.final)
+    if found:
+        embeddings = {name: _kept(value) for name, value in record.conditions.items()}
+        output.output = {"payload": {media: output.output}, "metadata": {"rl": found, "prompt_embeddings": embeddings}}
 
 
 def get_post_process_func(od_config: Any) -> Callable[..., Any]:
-    """Pixels as uint8 instead of PIL images; latents pass through. Runs beside the engine.
+    """What `output_type` asks for instead of a VAE's output; runs beside the engine.
 
-    The function takes a tensor (the engine's warm-up) or what `Recorder.attach` made, whose only payload may be an
-    image [1, 3, H, W] or a video [1, 3, T, H, W], which becomes [1, T, 3, H, W].
+    The function takes a tensor (nothing was recorded) or what `attach` made.
     """
 
     def post_process(output: Any, sampling_params: Any = None) -> Any:
-        if getattr(sampling_params, "output_type", None) == "latent":
-            return output
         if isinstance(output, Tensor):
-            return to_uint8(output)
-        return {**output, "payload": {media: to_uint8(pixels) for media, pixels in output["payload"].items()}}
+            return drawn(output, sampling_params)
+        payload = {media: drawn(pixels, sampling_params) for media, pixels in output["payload"].items()}
+        return {**output, "payload": payload}
 
     return post_process
 
 
-def to_uint8(pixels: Tensor) -> Tensor:
-    """A VAE's output in [-1, 1] as uint8: [..., 3, H, W] of the same shape, videos [B, 3, T, H, W] frame by frame."""
-    frames_first = pixels.transpose(1, 2) if pixels.ndim == 5 else pixels
-    return (frames_first.float() / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
+def drawn(pixels: Tensor, sampling_params: Any) -> Any:
+    """A VAE's output in [-1, 1], an image [1, 3, H, W] or a video [1, 3, T, H, W], in the form that was asked for.
+
+    `output_type` is `latent` (left as it is), `pt` (pixels; a video becomes [1, T, 3, H, W]), or what HTTP clients
+    leave open: PIL images, and for a video pixels too. `extra_args["pixel_dtype"]` is `uint8` or `float32`.
+    """
+    output_type = getattr(sampling_params, "output_type", None)
+    if output_type == "latent":
+        return pixels
+    video = pixels.ndim == 5
+    scaled = (pixels.transpose(1, 2) if video else pixels).float() / 2 + 0.5
+    if output_type == "pt" or video:
+        extra = getattr(sampling_params, "extra_args", None) or {}
+        return as_pixels(scaled, extra.get("pixel_dtype", "uint8"))
+    return as_images(as_pixels(scaled))
 
 
 def with_text(prompt: Any, tokenizer: Any) -> Any:
@@ -115,16 +154,16 @@ def with_text(prompt: Any, tokenizer: Any) -> Any:
     return made
 
 
-def _kept(condition: Tensor) -> Tensor:
-    """On the host, floating-point numbers as float32: what the trainer computes with."""
-    found = condition.detach().cpu()
-    return found.float() if found.is_floating_point() else found
-
-
-def _generator(params: Any, device: torch.device) -> torch.Generator:
+def own_generator(params: Any, device: torch.device) -> torch.Generator:
     """The engine makes a generator where a seed was given; a request without one gets its own chance."""
     if not isinstance(params.generator, torch.Generator):
         params.generator = torch.Generator(device=device)
         params.generator.seed()
     found: torch.Generator = params.generator
     return found
+
+
+def _kept(value: Tensor) -> Tensor:
+    """On the host, floating-point numbers as float32: what the trainer computes with."""
+    found = value.detach().cpu()
+    return found.float() if found.is_floating_point() else found

@@ -21,11 +21,16 @@ ALGORITHMS = ("flow_grpo", "diffusion_nft", "diffusion_dpo")
 class Family:
     """A folder of `verl_omni.pipelines`, and the name of the pipeline class in its `rollout.py`.
 
-    `rollout.py` also has `get_post_process_func`, which makes the function that turns pixels into uint8.
+    `rollout.py` also has `get_post_process_func`, which makes the function that turns pixels into what was asked for.
+
+    Attributes:
+        pre_process: what in `rollout.py` makes the function that checks a request before it waits; None leaves that to
+            the engine's own of the architecture, if it has one.
     """
 
     folder: str
     pipeline: str
+    pre_process: str | None = None
 
     @property
     def rollout_module(self) -> str:
@@ -40,7 +45,7 @@ class Family:
 
 FAMILIES = {
     "QwenImagePipeline": Family("qwen_image", "QwenImageRolloutPipeline"),
-    "StableDiffusion3Pipeline": Family("sd3", "SD3RolloutPipeline"),
+    "StableDiffusion3Pipeline": Family("sd3", "SD3RolloutPipeline", "get_pre_process_func"),
     "WanPipeline": Family("wan", "WanRolloutPipeline"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # the server's module
 
 class Engine:
     """Counts how often it is asked."""
+
+    default_sampling_params_list = (None,)
 
     def __init__(self) -> None:
         self.asked = 0
@@ -24,19 +27,18 @@ class Engine:
         return [{"tensors": 2}]
 
     async def sleep(self, level: int) -> list[Any]:
-        return []
+        return [SimpleNamespace(status="SUCCESS")]
 
     async def wake_up(self, tags: list[str]) -> list[Any]:
-        return []
+        return [SimpleNamespace(status="SUCCESS")]
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from verl_omni.workers.rollout.vllm_rollout import vllm_omni_async_server as module
+def server() -> Any:
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
-    monkeypatch.setattr(module, "checked_acknowledgements", lambda call, answers: answers)
-    made: Any = object.__new__(module.vLLMOmniHttpServer)
-    made._lora_loaded, made.engine = None, Engine()
+    made: Any = object.__new__(vLLMOmniHttpServer)
+    made._lora_loaded, made._asleep, made._awake, made.engine = None, {"weights"}, asyncio.Event(), Engine()
     made.model_config = SimpleNamespace(lora_rank=4, lora={})
     made.node_rank, made.rollout_mode = 0, None
     return made

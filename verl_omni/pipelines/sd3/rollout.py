@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -9,19 +12,43 @@ from typing_extensions import override
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
+from vllm_omni.errors import OmniClientError
 
 from verl_omni.pipelines.recorder import Recorder, get_post_process_func, with_text
+from verl_omni.pipelines.sd3.stepwise import STEPS, StepwiseSD3
 
-__all__ = ["SD3RolloutPipeline", "get_post_process_func"]
-
-STEPS = 28
+__all__ = ["SD3RolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
 
-class SD3RolloutPipeline(StableDiffusion3Pipeline):
-    """Upstream's pipeline with three additions.
+def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
+    """Refuses a request that cannot be drawn before it joins a batch, which it would take down with it."""
+    multiple = pixels_of_a_patch(Path(od_config.model))
+
+    def pre_process(request: Any) -> Any:
+        prompt, params = request.prompt, request.sampling_params
+        if not isinstance(prompt, str) and prompt.get("multi_modal_data"):
+            raise OmniClientError("Stable Diffusion 3 draws from text alone: it takes no images, videos or sound")
+        for side, pixels in (("height", params.height), ("width", params.width)):
+            if pixels is not None and (pixels <= 0 or pixels % multiple):
+                raise OmniClientError(f"{side} must be a multiple of {multiple}, not {pixels}")
+        params.num_inference_steps = params.num_inference_steps or STEPS
+        return request
+
+    return pre_process
+
+
+def pixels_of_a_patch(model: Path) -> int:
+    """Height and width, in pixels, of what the transformer sees as one token."""
+    vae, transformer = (json.loads((model / part / "config.json").read_text()) for part in ("vae", "transformer"))
+    return int(2 ** (len(vae["block_out_channels"]) - 1) * transformer["patch_size"])
+
+
+class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
+    """Upstream's pipeline with four additions.
 
     Prompts may be token ids of the first CLIP tokenizer; requests run as one batch with a generator each;
-    and the steps inside each request's SDE window are recorded with their log-probabilities.
+    the steps inside each request's SDE window are recorded with their log-probabilities; and the engine may run
+    one step at a time (`rollout.step_execution`).
     """
 
     supports_request_batch = True

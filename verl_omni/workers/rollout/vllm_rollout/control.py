@@ -31,19 +31,22 @@ def checked_answers(method: str, answers: Iterable[Any]) -> list[Any]:
     return flat
 
 
-def checked_acknowledgements(action: str, acknowledgements: Iterable[Any]) -> None:
-    """Raise unless each acknowledgement of a sleep or wake says SUCCESS.
+def checked_acknowledgements(action: str, acknowledgements: Iterable[Any], *, stages: int) -> None:
+    """Raise unless every stage has acknowledged a sleep or wake with SUCCESS.
 
     Raises:
-        EngineControlError: one does not.
+        EngineControlError: one did not, or said nothing.
     """
+    answers = list(acknowledgements)
     refused = [
         f"{getattr(each, 'status', each)}: {getattr(each, 'error_msg', None)}"
-        for each in acknowledgements
+        for each in answers
         if getattr(each, "status", None) != "SUCCESS"
     ]
     if refused:
         raise EngineControlError(f"{action} was refused: {'; '.join(refused)}")
+    if len(answers) < stages:
+        raise EngineControlError(f"{action} was acknowledged by {len(answers)} of {stages} stages")
 
 
 async def until(settled: Callable[[], bool], *, deadline: float, waiting_for: str, interval: float = 0.005) -> None:

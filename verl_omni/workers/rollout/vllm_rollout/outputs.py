@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-from torchvision.transforms.functional import pil_to_tensor
+from torch import Tensor
 
+from verl_omni.utils.pixels import PixelDtype, as_pixels
 from verl_omni.workers.rollout.replica import DiffusionOutput
 
 STOP_REASONS = {"abort": "aborted", "stop": "completed", "length": "completed"}
+MEDIA = ("video", "image", "output", "audio")  # the first of these that a pipeline's dict has is the sample
+AUDIO_SAMPLE_RATE = 32000  # Hz, of a pipeline that does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller asked of a sample.
+
+    Attributes:
+        latent: latents, which stay float32, and not pixels.
+        pixel_dtype: of pixels.
+        log_probs: whether log-probabilities are returned.
+    """
+
+    latent: bool = False
+    pixel_dtype: PixelDtype = "uint8"
+    log_probs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Media:
+    """What was drawn, as the engine gave it, and the sound that goes with it."""
+
+    value: Any
+    kind: str
+    audio: Any = None
 
 
 def stop_reason(finish_reason: str | None) -> str | None:
@@ -19,58 +45,43 @@ def stop_reason(finish_reason: str | None) -> str | None:
     return STOP_REASONS.get(finish_reason, finish_reason) if finish_reason is not None else None
 
 
-def pixels(image: Any) -> torch.Tensor:
-    """Pixels as uint8 of the same shape; PIL images become [C, H, W].
-
-    Args:
-        image: uint8 tensor, float tensor or array in [0, 1] (clamped), or a PIL image.
-
-    Raises:
-        ValueError: a pixel is not finite.
-    """
-    if isinstance(image, Image.Image):
-        return pil_to_tensor(image)
-    tensor = torch.as_tensor(np.asarray(image)) if not isinstance(image, torch.Tensor) else image
-    if tensor.dtype == torch.uint8:
-        return tensor.detach().cpu()
-    tensor = tensor.detach().to(device="cpu", dtype=torch.float32)
-    if not bool(torch.isfinite(tensor).all()):
-        raise ValueError("Pixel rollout output must contain only finite values")
-    return tensor.clamp(0, 1).mul(255).round().to(torch.uint8)
-
-
-def diffusion_output(result: Any, *, latent: bool, log_probs: bool, global_steps: int | None) -> DiffusionOutput:
+def diffusion_output(result: Any, wanted: Wanted, *, global_steps: int | None) -> DiffusionOutput:
     """Turn the engine's last output of one request into a sample.
 
     Args:
-        result: `OmniRequestOutput`, or None when the request ended without any.
-        latent: the caller asked for latents, which stay float32.
-        log_probs: the caller asked for log-probabilities.
+        result: `OmniRequestOutput`, or None when the request ended without any. Its `images` hold a tensor, an array,
+            PIL images (of a video, its frames), a dict with one of `MEDIA`, or a pair of video and audio.
         global_steps: version of the weights that made the sample.
+
+    Returns:
+        The sample. Sound beside a video is in `extra_fields`: `audio` (float32), and `audio_sample_rate` in Hz.
 
     Raises:
         ValueError: pixels are not finite, or two sources give the same trajectory field.
     """
-    images = list(getattr(result, "images", None) or [])
-    if not images:
+    media = _media(result)
+    if media is None:
         reason = stop_reason(_finish_reason(result, default="abort"))
-        return aborted(latent=latent, global_steps=global_steps).model_copy(update={"stop_reason": reason})
-    image = images[0]
+        return aborted(wanted, global_steps=global_steps).model_copy(update={"stop_reason": reason})
     extra = _trajectory(result)
-    found = extra.pop("log_probs", None)
+    log_probs = extra.pop("log_probs", None)
+    if media.audio is not None:
+        extra |= {"audio": _float32(media.audio), "audio_sample_rate": _sample_rate(result)}
     return DiffusionOutput(
-        diffusion_output=_unbatched(torch.as_tensor(image)).float().cpu() if latent else _unbatched(pixels(image)),
-        log_probs=found if log_probs else None,
+        diffusion_output=_sample(media, wanted),
+        log_probs=log_probs if wanted.log_probs else None,
         stop_reason=stop_reason(_finish_reason(result, default="stop")),
         num_preempted=getattr(result, "num_preempted", None),
         extra_fields={**extra, "global_steps": global_steps},
     )
 
 
-def aborted(*, latent: bool, global_steps: int | None) -> DiffusionOutput:
+def aborted(wanted: Wanted, *, global_steps: int | None) -> DiffusionOutput:
     """A sample that was cut off: empty, with the version of the weights it would have used."""
-    empty = torch.empty(0, dtype=torch.float32 if latent else torch.uint8)
-    return DiffusionOutput(diffusion_output=empty, stop_reason="aborted", extra_fields={"global_steps": global_steps})
+    dtype = torch.float32 if wanted.latent or wanted.pixel_dtype == "float32" else torch.uint8
+    return DiffusionOutput(
+        diffusion_output=torch.empty(0, dtype=dtype), stop_reason="aborted", extra_fields={"global_steps": global_steps}
+    )
 
 
 def _finish_reason(result: Any, default: str) -> str:
@@ -78,27 +89,68 @@ def _finish_reason(result: Any, default: str) -> str:
     return (getattr(outputs[0], "finish_reason", None) if outputs else None) or default
 
 
-def _unbatched(tensor: torch.Tensor) -> torch.Tensor:
-    """Drop the engine's leading dimension of one sample.
+def _media(result: Any) -> _Media | None:
+    images = list(getattr(result, "images", None) or [])
+    beside = _beside(result)
+    if not images:  # a pipeline that makes sound alone
+        return _Media(beside["audio"], "audio") if beside.get("audio") is not None else None
+    kind = getattr(result, "final_output_type", "image")
+    value: Any = images[0]
+    audio: Any = beside.get("audio")
+    if kind == "video" and len(images) > 1:
+        value = images
+    if isinstance(value, dict):
+        kind = next((name for name in MEDIA if value.get(name) is not None), "output")
+        value, audio = value.get(kind), audio if audio is not None else value.get("audio")
+    elif isinstance(value, tuple):
+        kind, (value, audio) = "video", value
+    if value is None:
+        return None
+    return _Media(value, kind, audio if kind != "audio" else None)
 
-    [1, C, H, W] -> [C, H, W], [1, T, C, H, W] -> [T, C, H, W]. A video always has that dimension, so that a video of
-    one frame stays one.
-    """
-    return tensor[0] if tensor.ndim in (4, 5) and tensor.shape[0] == 1 else tensor
+
+def _beside(result: Any) -> dict[str, Any]:
+    """What a pipeline made beside its pictures."""
+    return getattr(result, "multimodal_output", None) or {}
 
 
-def _trajectory(result: Any) -> dict[str, torch.Tensor]:
-    """Tensors of one sample, without the engine's batch dimension."""
+def _sample(media: _Media, wanted: Wanted) -> Tensor:
+    if media.kind == "audio":
+        return _float32(media.value)
+    tensor = _float32(media.value) if wanted.latent else as_pixels(media.value, wanted.pixel_dtype)
+    # The engine's dimension of one sample; a video has another one, of its frames.
+    dimensions = (5,) if media.kind == "video" else (4, 5)
+    return tensor[0] if tensor.ndim in dimensions and tensor.shape[0] == 1 else tensor
+
+
+def _float32(value: Any) -> Tensor:
+    return torch.as_tensor(value).detach().to(device="cpu", dtype=torch.float32)
+
+
+def _sample_rate(result: Any) -> int:
+    return int(_beside(result).get("audio_sample_rate") or AUDIO_SAMPLE_RATE)
+
+
+def _trajectory(result: Any) -> dict[str, Any]:
+    """Fields of one sample, without the engine's batch dimension."""
     named = {
         "all_latents": getattr(result, "trajectory_latents", None),
         "all_timesteps": getattr(result, "trajectory_timesteps", None),
         "log_probs": getattr(result, "trajectory_log_probs", None),
     }
-    made = {name: value[0].detach().cpu() for name, value in named.items() if isinstance(value, torch.Tensor)}
-    metadata = (getattr(result, "multimodal_output", None) or {}).get("metadata") or {}
+    made = {name: _only(value) for name, value in named.items() if isinstance(value, Tensor)}
+    metadata = _beside(result).get("metadata") or {}
     for group in ("prompt_embeddings", "rl"):
         for name, value in (metadata.get(group) or {}).items():
             if name in made:
                 raise ValueError(f"Duplicate rollout metadata field: {name}")
-            made[name] = value[0].detach().cpu() if isinstance(value, torch.Tensor) else value
+            made[name] = _only(value)
     return made
+
+
+def _only(value: Any) -> Any:
+    """The first of what the engine stacked or listed; a scalar, None and an empty list are as they are."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return value[0] if value.ndim else value
+    return value[0] if isinstance(value, list) and value else value

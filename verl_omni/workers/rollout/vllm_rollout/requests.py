@@ -2,58 +2,107 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
+from verl.utils.tokenizer import normalize_token_ids
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+from verl_omni.utils.pixels import PixelDtype
+from verl_omni.workers.rollout.vllm_rollout.outputs import Wanted
 
 # `hasattr` on the class would miss fields with a default factory and hit methods.
 ENGINE_FIELDS = frozenset(field.name for field in fields(OmniDiffusionSamplingParams)) - {"extra_args"}
-# Ours and the engine's words for "pixels, not latents" differ.
-OUTPUT_TYPES = {"image": "pil", "video": "pil", "latent": "latent"}
+# Our words and the engine's for what a sample is. The engine's own default is PIL images, which HTTP clients are given.
+OUTPUT_TYPES = {"image": "pt", "video": "pt", "latent": "latent"}
+PIXEL_DTYPES = ("uint8", "float32")
 
 
-def wants_latent(params: dict[str, Any]) -> bool:
-    """Whether the caller asked for latents rather than pixels."""
-    nested = params.get("extra_args") or {}
-    return (params.get("output_type") or nested.get("output_type")) == "latent"
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the agent loop asks for beside sampling parameters: `generate` of verl's client passes it on as it is.
+
+    Attributes:
+        prompt_ids: of the model's first tokenizer, unpadded.
+        prompt_mask: 1 for each id that counts.
+        extra_prompt_ids: ids for other encoders, by the encoder's name.
+        image_data, video_data, audio_data: parts of the prompt.
+        mm_processor_kwargs: for the model's processor of those parts.
+    """
+
+    prompt_ids: list[int]
+    negative_prompt_ids: list[int] | None = None
+    prompt_mask: list[int] | None = None
+    extra_prompt_ids: Mapping[str, list[int]] | None = None
+    negative_extra_prompt_ids: Mapping[str, list[int]] | None = None
+    image_data: list[Any] | None = None
+    video_data: list[Any] | None = None
+    audio_data: list[Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+
+    def media(self) -> dict[str, list[Any]]:
+        """The parts of the prompt that are no text, as vLLM's `multi_modal_data`."""
+        parts = {"image": self.image_data, "video": self.video_data, "audio": self.audio_data}
+        return {name: value for name, value in parts.items() if value is not None}
 
 
-def sampling_params(params: dict[str, Any]) -> OmniDiffusionSamplingParams:
+def wanted(params: Mapping[str, Any]) -> Wanted:
+    """What the sample must be; `output_type` and `pixel_dtype` may also stand in `extra_args`.
+
+    Raises:
+        ValueError: one of them is unknown.
+    """
+    output_type, pixel_dtype = _either(params, "output_type") or "image", _either(params, "pixel_dtype") or "uint8"
+    if output_type not in {*OUTPUT_TYPES, "pil", "pt"}:
+        raise ValueError(f"Unknown output_type {output_type!r}; one of {sorted(OUTPUT_TYPES)}")
+    if pixel_dtype not in PIXEL_DTYPES:
+        raise ValueError(f"Unknown pixel_dtype {pixel_dtype!r}; one of {sorted(PIXEL_DTYPES)}")
+    return Wanted(
+        latent=output_type == "latent",
+        pixel_dtype=cast(PixelDtype, pixel_dtype),
+        log_probs=bool(params.get("logprobs")),
+    )
+
+
+def sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingParams:
     """Split `params` into the engine's own fields and `extra_args`, which reach the pipeline untouched.
 
     None means "not set" and is left to the engine's default. The input is not changed.
 
     Raises:
-        ValueError: `output_type` is neither `image`, `video`, `latent` nor one of the engine's.
+        ValueError: `output_type` or `pixel_dtype` is unknown.
     """
+    sample = wanted(params)
     own = {name: value for name, value in params.items() if name in ENGINE_FIELDS and value is not None}
-    extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS}
-    nested = extra.pop("extra_args", None) or {}
-    if (output := own.get("output_type")) is not None:
-        if output not in OUTPUT_TYPES and output not in OUTPUT_TYPES.values():
-            raise ValueError(f"Unknown output_type {output!r}; one of {sorted(OUTPUT_TYPES)}")
-        own["output_type"] = OUTPUT_TYPES.get(output, output)
-    return OmniDiffusionSamplingParams(**own, extra_args={**nested, **extra})
+    extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS | {"extra_args"}}
+    own["output_type"] = "latent" if sample.latent else "pt"
+    nested = params.get("extra_args") or {}
+    return OmniDiffusionSamplingParams(**own, extra_args={**nested, **extra, "pixel_dtype": sample.pixel_dtype})
 
 
-def prompt(
-    prompt_ids: list[int],
-    *,
-    negative_prompt_ids: list[int] | None = None,
-    prompt_mask: list[int] | None = None,
-    multi_modal_data: dict[str, Any] | None = None,
-    several_stages: bool = False,
-) -> dict[str, Any]:
+def prompt(asked: Asked, *, several_stages: bool = False) -> dict[str, Any]:
     """The engine's prompt for one sample: token ids; the pipeline of the model encodes them."""
-    made: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
-    if prompt_mask is not None:
-        made["prompt_mask"] = prompt_mask
+    made: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(asked.prompt_ids)}
+    if asked.prompt_mask is not None:
+        made["prompt_mask"] = asked.prompt_mask
     if several_stages:
         made["modalities"] = ["image"]
-    if negative_prompt_ids is not None:
-        made["negative_prompt_ids"] = list(negative_prompt_ids)
-    if multi_modal_data:
-        made["multi_modal_data"] = multi_modal_data
-        made["extra_args"] = {"multi_modal_data": multi_modal_data}
+    if asked.negative_prompt_ids is not None:
+        made["negative_prompt_ids"] = normalize_token_ids(asked.negative_prompt_ids)
+    for name, ids in (
+        ("extra_prompt_ids", asked.extra_prompt_ids),
+        ("negative_extra_prompt_ids", asked.negative_extra_prompt_ids),
+    ):
+        if ids is not None:
+            made[name] = {encoder: normalize_token_ids(each) for encoder, each in ids.items()}
+    if asked.mm_processor_kwargs:
+        made["mm_processor_kwargs"] = asked.mm_processor_kwargs
+    if media := asked.media():
+        made["multi_modal_data"] = media
+        made["extra_args"] = {"multi_modal_data": media}
     return made
+
+
+def _either(params: Mapping[str, Any], name: str) -> Any:
+    return params.get(name) or (params.get("extra_args") or {}).get(name)

@@ -76,10 +76,12 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
             WeightSyncError: it did not take effect. An adapter is swapped whole, so the old one goes on serving;
                 full weights are written bucket by bucket, so after a failure the worker refuses to serve until a
                 full update succeeds.
-            RuntimeError: the worker has no device or no pipeline yet.
+            RuntimeError: the worker has no device or no pipeline yet, or a model that makes tokens.
         """
-        if self.device is None or self.model_runner.pipeline is None:
-            raise RuntimeError("weights arrived before the worker had a model")
+        if self.device is None or getattr(self.model_runner, "pipeline", None) is None:
+            raise RuntimeError(
+                "weights arrived at a worker without a pipeline: none is loaded, or its model makes tokens"
+            )
         config, self._pending_peft_config = peft_config or self._pending_peft_config, None
         handle = make_update_zmq_handle(self._get_zmq_handle(), zmq_update_id)
         if config and base_sync_done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import os
 import sys
@@ -13,23 +14,24 @@ import ray
 from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.net_utils import get_free_port
-from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.config import HFModelConfig
-from verl.workers.rollout.replica import RolloutMode
+from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.utils import run_uvicorn
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from verl_omni.pipelines.registry import POST_PROCESS, rollout_family
+from verl_omni.utils.errors import ReplicaError
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout.llm_server import DiffusionWholeSampleRetryLLMServerClient
 from verl_omni.workers.rollout.replica import DiffusionOutput
-from verl_omni.workers.rollout.vllm_rollout import outputs, requests
+from verl_omni.workers.rollout.vllm_rollout import requests
 from verl_omni.workers.rollout.vllm_rollout.control import (
     checked_acknowledgements,
     checked_answers,
     last,
     until,
 )
+from verl_omni.workers.rollout.vllm_rollout.http_app import PolicyEngine, http_app
+from verl_omni.workers.rollout.vllm_rollout.modes import EXTENSION, mode_of
 from verl_omni.workers.rollout.vllm_rollout.utils import (
     VLLM_LORA_INT_ID,
     VLLM_LORA_NAME,
@@ -38,8 +40,6 @@ from verl_omni.workers.rollout.vllm_rollout.utils import (
 
 __all__ = ["DiffusionWholeSampleRetryLLMServerClient", "vLLMOmniHttpServer", "vLLMOmniReplica"]
 
-EXTENSION = "verl_omni.workers.rollout.vllm_rollout.utils.vLLMOmniColocateWorkerExtension"
-NPU_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.npu_utils.vLLMOmniNPUColocateWorkerExtension"
 DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
 # The host platform has no memory pool and runs the worker in the server's process.
@@ -62,24 +62,23 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
 
     @override
     def _init_model_config(self, model_config: Any) -> DiffusionModelConfig | HFModelConfig:
-        engine_kwargs = (self.config.engine_kwargs or {}).get("vllm_omni") or {}
-        self._ar_mode = engine_kwargs.get("output_mode") == "ar"
-        return omega_conf_to_dataclass(model_config, HFModelConfig if self._ar_mode else None)
+        self._mode = mode_of(self.config)
+        return self._mode.model_config(model_config)
 
     @override
     def _validate_configs(self) -> None:
-        if self._ar_mode:
-            raise NotImplementedError(
-                "Autoregressive rollout (engine_kwargs.vllm_omni.output_mode=ar) is not built yet"
-            )
+        self._mode.fit(self.config)
 
     @override
     def _post_init(self, cuda_visible_devices: str) -> None:
         self._lora_loaded: bool | None = None
+        self._asleep: set[str] = set()
+        self._awake = asyncio.Event()
+        self._awake.set()
 
     @override
     def _get_override_generation_config(self) -> dict[str, Any]:
-        return {}
+        return self._mode.generation_config(super()._get_override_generation_config())
 
     @override
     def _get_engine_kwargs_key(self) -> str:
@@ -89,7 +88,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
     def _get_worker_extension_cls(self) -> str:
         from verl.utils.device import is_torch_npu_available
 
-        return NPU_EXTENSION if is_torch_npu_available(check_device=False) and not self._ar_mode else EXTENSION
+        return self._mode.npu_extension if is_torch_npu_available(check_device=False) else EXTENSION
 
     @override
     def _get_cli_modules(self) -> list[Any]:
@@ -101,7 +100,8 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
 
     @override
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
-        engine_kwargs.pop("output_mode", None)
+        for name in ("output_mode", *self._mode.ignored_engine_kwargs):
+            engine_kwargs.pop(name, None)
 
     @override
     def _get_wake_up_tags(self) -> list[str]:
@@ -116,31 +116,20 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
 
     @override
     async def run_server(self, args: argparse.Namespace) -> None:
-        from vllm.entrypoints.openai.api_server import build_app
-        from vllm_omni.diffusion.registry import register_diffusion_model
         from vllm_omni.engine.arg_utils import OmniEngineArgs
         from vllm_omni.entrypoints import AsyncOmni
-        from vllm_omni.entrypoints.openai.api_server import omni_init_app_state
 
         if self.config.external_lib:
             importlib.import_module(self.config.external_lib)
-        found = rollout_family(self.model_config.architecture, self.model_config.algorithm)
-        # The engine looks up post-processing by architecture; the class itself travels to the workers by name.
-        register_diffusion_model(
-            self.model_config.architecture, found.rollout_module, found.pipeline, post_process_func_name=POST_PROCESS
-        )
         engine_args = asdict(OmniEngineArgs.from_cli_args(args))
-        engine_args["custom_pipeline_args"] = {"pipeline_class": found.pipeline_class}
-        engine_args["step_execution"] = self.config.step_execution
-        if not self.config.step_execution and not _batches_requests(found.pipeline_class):
-            engine_args["max_num_seqs"] = 1
+        self._mode.prepare(engine_args, self.config, self.model_config)
+        engine_args["log_stats"] = not self.config.disable_log_stats
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ["MASTER_PORT"] = str(get_free_port("127.0.0.1")[0])
         if engine_args["distributed_executor_backend"] == UNI_EXECUTOR:
             sys.setswitchinterval(SWITCH_SECONDS)
         self.engine = AsyncOmni(**engine_args)
-        app = build_app(args)
-        await omni_init_app_state(self.engine, app.state, args)
+        app = await http_app(PolicyEngine(self.engine, self._lora_request), args)
         self._server_port, self._server_task = await run_uvicorn(app, args, self._server_address)
 
     @override
@@ -159,11 +148,15 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         negative_prompt_ids: list[int] | None = None,
         prompt_mask: list[int] | None = None,
         priority: int = 0,
-    ) -> DiffusionOutput:
+        audio_data: list[Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        extra_prompt_ids: dict[str, list[int]] | None = None,
+        negative_extra_prompt_ids: dict[str, list[int]] | None = None,
+    ) -> DiffusionOutput | TokenOutput:
         """Make one sample.
 
         Args:
-            prompt_ids: ids of the model's first tokenizer, unpadded.
+            prompt_ids: ids of the model's first tokenizer, unpadded; `extra_prompt_ids` has those of other encoders.
             sampling_params: the engine's own fields and those of `DiffusionRolloutAlgoConfig`; `logprobs`
                 asks for log-probabilities. Not changed.
             request_id: unique among the requests in flight.
@@ -171,47 +164,36 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         Returns:
             The sample, stamped with the version of the weights that made it (`extra_fields["global_steps"]`);
             empty with stop reason `aborted` when it was cut off.
+
+        Raises:
+            ValueError: a parameter is unknown, or the prompt is too long.
+            ReplicaError: the engine failed; the message names this replica and its weights.
         """
-        latent = requests.wants_latent(sampling_params)
-        rejected = await self._park_until_admitted(request_id)
-        if rejected is not None:
-            return outputs.aborted(latent=latent, global_steps=self.global_steps)
+        asked = requests.Asked(
+            prompt_ids=prompt_ids, negative_prompt_ids=negative_prompt_ids, prompt_mask=prompt_mask,
+            extra_prompt_ids=extra_prompt_ids, negative_extra_prompt_ids=negative_extra_prompt_ids,
+            image_data=image_data, video_data=video_data, audio_data=audio_data,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )  # fmt: skip
+        # The engine would let in what waits when a part of it is awake, and then refuse it.
+        await self._awake.wait()
+        if await self._park_until_admitted(request_id) is not None:
+            return self._mode.aborted(sampling_params, self.global_steps)
         # The parent counts admissions to know when its gate is closed. Its count would hold until the first
         # output, which for a diffusion model is the whole image; AsyncOmni keeps a count of its own.
         try:
-            stream = await self._submit(
-                prompt_ids, sampling_params, request_id, image_data, video_data, negative_prompt_ids, prompt_mask
+            lora = await self._lora_request()
+            arguments = self._mode.arguments(
+                asked, sampling_params, lora, self.config, self.engine.default_sampling_params_list
             )
         finally:
             self._admitting -= 1
         version = self.global_steps
-        result = await last(stream)
-        return outputs.diffusion_output(
-            result, latent=latent, log_probs=bool(sampling_params.get("logprobs")), global_steps=version
-        )
-
-    async def _submit(
-        self,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        request_id: str,
-        image_data: list[Any] | None,
-        video_data: list[Any] | None,
-        negative_prompt_ids: list[int] | None,
-        prompt_mask: list[int] | None,
-    ) -> Any:
-        params = requests.sampling_params(sampling_params)
-        params.lora_request = await self._lora_request()
-        media = {"image": image_data, "video": video_data}
-        prompt = requests.prompt(
-            normalize_token_ids(prompt_ids),
-            negative_prompt_ids=normalize_token_ids(negative_prompt_ids) if negative_prompt_ids is not None else None,
-            prompt_mask=prompt_mask,
-            multi_modal_data={name: value for name, value in media.items() if value is not None},
-            several_stages=len(self.engine.default_sampling_params_list) > 1,
-        )
-        stages = [*self.engine.default_sampling_params_list[:-1], params]
-        return self.engine.generate(prompt=prompt, request_id=request_id, sampling_params_list=stages)
+        try:
+            result = await last(self.engine.generate(request_id=request_id, **arguments))
+        except Exception as error:
+            raise ReplicaError(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
+        return self._mode.output(result, sampling_params, version)
 
     async def _lora_request(self) -> Any:
         """The adapter's request once it is loaded; the answer is kept, because asking waits behind every forward."""
@@ -272,16 +254,15 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         """
         self._submission_paused, self._rejecting = True, reject_request
         self._resume_event.clear()
+        # What is past our gate first: it would wait behind the engine's pause, where no abort finds it.
+        await until(lambda: self._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
         await self.engine.pause_generation(mode="abort", clear_cache=False)
-        await until(self._settled, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
+        await until(lambda: self.engine._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="submitting requests")
         ids = [state.external_request_id for state in self.engine.request_states.values()]
         if ids:
             await self.engine.abort(ids)
         await self.wait_for_requests_to_drain()
         return {"aborted_count": len(ids), "request_ids": ids}
-
-    def _settled(self) -> bool:
-        return self._admitting == 0 and getattr(self.engine, "_admitting", 0) == 0
 
     @override
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:
@@ -292,21 +273,42 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         return {"aborted": here, "request_id": request_id}
 
     @override
+    async def sleep(self) -> None:
+        """Put the workers to sleep, where verl shares their devices with training; requests wait until all are awake.
+
+        Raises:
+            EngineControlError: a stage refused, or did not answer.
+        """
+        if self.node_rank == 0 and self.config.free_cache_engine and self.rollout_mode != RolloutMode.STANDALONE:
+            await self._sleep_hybrid()
+
+    @override
     async def _sleep_hybrid(self) -> None:
-        checked_acknowledgements("sleep", await self.engine.sleep(level=self._resolve_sleep_level()))
+        self._awake.clear()
+        answers = await self.engine.sleep(level=self._resolve_sleep_level())
         self._lora_loaded = None
+        checked_acknowledgements("sleep", answers, stages=self._stages())
+        self._asleep = {"weights", "kv_cache"}
 
     @override
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Wake the workers; generation goes on once all that slept is awake.
 
         Raises:
-            EngineControlError: a stage refused.
+            EngineControlError: a stage refused, or did not answer.
         """
-        if self.node_rank != 0 or self.rollout_mode == RolloutMode.STANDALONE:
+        wanted = self._asleep & set(tags or ["weights", "kv_cache"])
+        if not wanted:
             return
-        checked_acknowledgements("wake_up", await self.engine.wake_up(tags=tags or ["weights", "kv_cache"]))
+        answers = await self.engine.wake_up(tags=sorted(wanted))
         self._lora_loaded = None
+        checked_acknowledgements("wake_up", answers, stages=self._stages())
+        self._asleep -= wanted
+        if not self._asleep:
+            self._awake.set()
+
+    def _stages(self) -> int:
+        return len(self.engine.default_sampling_params_list)
 
     @override
     async def clear_kv_cache(self) -> None:
@@ -323,11 +325,6 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
     async def shutdown(self) -> None:
         """Stop the engine; without this, a killed process would leave its shared memory behind."""
         self.engine.shutdown()
-
-
-def _batches_requests(qualified_name: str) -> bool:
-    module, _, name = qualified_name.rpartition(".")
-    return bool(getattr(getattr(importlib.import_module(module), name), "supports_request_batch", False))
 
 
 class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]

@@ -1,0 +1,302 @@
+"""What the agent loop asks for, as the engine is given it, and the engine's answers, as the agent loop gets them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # vLLM-Omni's own classes take half a minute to import
+
+PICTURE = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
+VIDEO = torch.stack([PICTURE, PICTURE + 1, PICTURE + 2], dim=1)  # [1, T, C, H, W]
+LATENT = torch.linspace(-3, 3, 16).reshape(1, 4, 2, 2).to(torch.bfloat16)
+SOUND = torch.linspace(-1, 1, 8)
+
+
+def answer(*images: Any, **fields: Any) -> Any:
+    from vllm_omni.outputs import OmniRequestOutput
+
+    return OmniRequestOutput.from_diffusion(request_id="1", images=list(images), **fields)
+
+
+def sample(result: Any, **params: Any) -> Any:
+    from verl_omni.workers.rollout.vllm_rollout import outputs, requests
+
+    return outputs.diffusion_output(result, requests.wanted(params), global_steps=4)
+
+
+# --- samples -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        PICTURE, PICTURE[0], {"image": PICTURE}, {"output": PICTURE}, {"image": PICTURE, "output": None},
+        Image.fromarray(PICTURE[0].permute(1, 2, 0).numpy()), PICTURE[0].permute(1, 2, 0).numpy(),
+    ],
+    ids=["batched", "tensor", "dict", "output", "first of a dict", "PIL", "array"],
+)  # fmt: skip
+def test_a_picture(image: Any) -> None:
+    made = sample(answer(image))
+    assert torch.equal(made.diffusion_output, PICTURE[0]) and made.stop_reason == "completed"
+    assert made.extra_fields == {"global_steps": 4} and made.log_probs is None
+
+
+def test_pixels_are_floats_when_the_caller_asks() -> None:
+    for params in ({"pixel_dtype": "float32"}, {"extra_args": {"pixel_dtype": "float32"}}):
+        made = sample(answer(PICTURE), **params).diffusion_output
+        assert made.dtype == torch.float32
+        torch.testing.assert_close(made, PICTURE[0].float() / 255)
+
+
+@pytest.mark.parametrize("params", [{"output_type": "latent"}, {"extra_args": {"output_type": "latent"}}])
+def test_latents_stay_as_they_are_in_float32(params: dict[str, Any]) -> None:
+    made = sample(answer(LATENT), **params).diffusion_output
+    assert made.dtype == torch.float32 and torch.equal(made, LATENT[0].float())
+
+
+def test_latents_of_a_video_keep_their_dimensions() -> None:
+    latent = torch.randn(1, 16, 2, 4, 4)
+    assert torch.equal(
+        sample(answer(latent, final_output_type="video"), output_type="latent").diffusion_output, latent[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        [VIDEO], [VIDEO[0]], [{"video": VIDEO}], [VIDEO[0].permute(0, 2, 3, 1).numpy()],
+        [Image.fromarray(np.ascontiguousarray(frame.permute(1, 2, 0))) for frame in VIDEO[0]],
+    ],
+    ids=["batched", "tensor", "dict", "array", "PIL frames"],
+)  # fmt: skip
+def test_a_video(images: list[Any]) -> None:
+    made = sample(answer(*images, final_output_type="video"))
+    assert torch.equal(made.diffusion_output, VIDEO[0])
+
+
+def test_a_video_of_one_frame_is_still_a_video() -> None:
+    assert sample(answer(VIDEO[:, :1], final_output_type="video")).diffusion_output.shape == (1, 3, 2, 2)
+    assert sample(answer(VIDEO[0, :1], final_output_type="video")).diffusion_output.shape == (1, 3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("result", "rate"),
+    [
+        (lambda: answer((VIDEO, SOUND), final_output_type="video"), 32000),
+        (lambda: answer({"video": VIDEO, "audio": SOUND}), 32000),
+        (lambda: answer(VIDEO, final_output_type="video",
+                        multimodal_output={"audio": SOUND.numpy(), "audio_sample_rate": 16000}), 16000),
+    ],
+    ids=["pair", "dict", "beside"],
+)  # fmt: skip
+def test_sound_of_a_video_comes_beside_it(result: Any, rate: int) -> None:
+    made = sample(result())
+    assert torch.equal(made.diffusion_output, VIDEO[0])
+    assert torch.equal(made.extra_fields["audio"], SOUND) and made.extra_fields["audio_sample_rate"] == rate
+
+
+@pytest.mark.parametrize(
+    "result", [lambda: answer({"audio": SOUND}), lambda: answer(multimodal_output={"audio": SOUND})]
+)
+def test_sound_alone_is_the_sample(result: Any) -> None:
+    made = sample(result())
+    assert torch.equal(made.diffusion_output, SOUND) and "audio" not in made.extra_fields
+
+
+def test_a_trajectory_loses_the_engines_dimension() -> None:
+    rl = {"scalar": torch.tensor(2.0), "nothing": None, "empty": [], "listed": [5, 6], "sigmas": torch.ones(1, 3)}
+    result = answer(
+        PICTURE, trajectory_latents=torch.ones(1, 3, 4), trajectory_timesteps=torch.ones(1, 2),
+        trajectory_log_probs=torch.zeros(1, 2),
+        multimodal_output={"metadata": {"rl": rl, "prompt_embeddings": {"prompt_embeds": torch.ones(1, 5, 6)}}},
+    )  # fmt: skip
+    made = sample(result, logprobs=True)
+    assert made.log_probs.shape == (2,)
+    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in made.extra_fields.items()}
+    assert shapes == {
+        "all_latents": (3, 4), "all_timesteps": (2,), "scalar": (), "nothing": (), "empty": (), "listed": (),
+        "sigmas": (3,), "prompt_embeds": (5, 6), "global_steps": (),
+    }  # fmt: skip
+    assert made.extra_fields["listed"] == 5 and made.extra_fields["empty"] == []
+    assert sample(result).log_probs is None
+    rl["all_latents"] = torch.ones(1)
+    with pytest.raises(ValueError, match="Duplicate rollout metadata field: all_latents"):
+        sample(result)
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"),
+    [("abort", "aborted"), ("stop", "completed"), ("length", "completed"), ("tired", "tired"), (None, "aborted")],
+)
+@pytest.mark.parametrize("params", [{}, {"output_type": "latent"}, {"pixel_dtype": "float32"}])
+def test_a_request_without_a_picture_is_empty_and_says_why(finish: Any, reason: str, params: dict[str, Any]) -> None:
+    from vllm.outputs import CompletionOutput
+
+    result = answer()
+    if finish is not None:
+        result.outputs = [CompletionOutput(0, "", [], None, None, finish_reason=finish)]
+    for made in (sample(result, **params), sample(None, **params) if finish is None else sample(result, **params)):
+        assert made.diffusion_output.numel() == 0 and made.stop_reason == reason
+        assert made.diffusion_output.dtype == (torch.float32 if params else torch.uint8)
+        assert made.extra_fields == {"global_steps": 4}
+
+
+# --- requests ------------------------------------------------------------------------------------------
+
+
+def test_parameters_are_split_between_engine_and_pipeline() -> None:
+    from verl_omni.workers.rollout.vllm_rollout import requests
+
+    params = {
+        "height": 64, "seed": None, "noise_level": 0.7, "global_steps": 3, "logprobs": True, "output_type": "image",
+        "extra_args": {"own": 1},
+    }  # fmt: skip
+    before = copy.deepcopy(params)
+    made = requests.sampling_params(params)
+    assert params == before
+    assert (made.height, made.seed, made.output_type) == (64, None, "pt")
+    assert made.extra_args == {
+        "own": 1, "noise_level": 0.7, "global_steps": 3, "logprobs": True, "pixel_dtype": "uint8"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("params", "output_type"),
+    [({}, "pt"), ({"output_type": "video"}, "pt"), ({"output_type": "latent"}, "latent"),
+     ({"extra_args": {"output_type": "latent"}}, "latent")],
+)  # fmt: skip
+def test_the_engine_is_told_what_a_sample_is(params: dict[str, Any], output_type: str) -> None:
+    from verl_omni.workers.rollout.vllm_rollout import requests
+
+    assert requests.sampling_params(params).output_type == output_type
+
+
+@pytest.mark.parametrize("params", [{"output_type": "hologram"}, {"pixel_dtype": "int4"}])
+def test_an_unknown_wish_is_refused(params: dict[str, Any]) -> None:
+    from verl_omni.workers.rollout.vllm_rollout import requests
+
+    with pytest.raises(ValueError, match=r"Unknown .*; one of"):
+        requests.sampling_params(params)
+
+
+def test_a_prompt_carries_what_was_asked_and_nothing_else() -> None:
+    from verl_omni.workers.rollout.vllm_rollout import requests
+
+    assert requests.prompt(requests.Asked([1, 2])) == {"prompt_token_ids": [1, 2]}
+    asked = requests.Asked(
+        torch.tensor([[1, 2]]), negative_prompt_ids=[3], prompt_mask=[1, 1], extra_prompt_ids={"t5": np.array([4, 5])},
+        negative_extra_prompt_ids={"t5": [6]}, image_data=["picture"], audio_data=["sound"],
+        mm_processor_kwargs={"fps": 2},
+    )  # fmt: skip
+    media = {"image": ["picture"], "audio": ["sound"]}
+    assert requests.prompt(asked, several_stages=True) == {
+        "prompt_token_ids": [1, 2], "negative_prompt_ids": [3], "prompt_mask": [1, 1],
+        "extra_prompt_ids": {"t5": [4, 5]}, "negative_extra_prompt_ids": {"t5": [6]}, "modalities": ["image"],
+        "mm_processor_kwargs": {"fps": 2}, "multi_modal_data": media, "extra_args": {"multi_modal_data": media},
+    }  # fmt: skip
+
+
+# --- tokens --------------------------------------------------------------------------------------------
+
+
+def tokens(params: dict[str, Any], **lengths: int) -> Any:
+    from verl_omni.workers.rollout.vllm_rollout import autoregressive
+
+    return autoregressive.sampling_params(
+        params, **{"prompt_length": 4, "max_model_len": 10, "response_length": 3, **lengths}
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "limit"),
+    [({}, 3), ({"max_tokens": 5}, 5), ({"max_new_tokens": 2}, 2), ({"max_tokens": 99}, 6), ({"max_tokens": 0}, 1)],
+)
+def test_an_answer_is_as_long_as_asked_and_as_there_is_room(params: dict[str, Any], limit: int) -> None:
+    before = dict(params)
+    assert tokens(params).max_tokens == limit
+    assert params == before
+
+
+@pytest.mark.parametrize(("asked", "given"), [(True, 0), (3, 3), (0, 0), (False, None), (None, None)])
+def test_log_probabilities_of_tokens(asked: Any, given: int | None) -> None:
+    assert tokens({"logprobs": asked}).logprobs == given
+
+
+def test_the_repetition_penalty_has_a_default() -> None:
+    assert tokens({}).repetition_penalty == 1.0
+    assert tokens({"repetition_penalty": 1.5, "temperature": 0.3}).repetition_penalty == 1.5
+
+
+@pytest.mark.parametrize("length", [10, 11])
+def test_a_prompt_that_fills_the_model_is_refused(length: int) -> None:
+    with pytest.raises(ValueError, match=rf"Prompt length \({length}\) meets or exceeds"):
+        tokens({}, prompt_length=length)
+
+
+def test_tokens_come_back_with_their_log_probabilities_and_version() -> None:
+    from vllm.logprobs import Logprob
+    from vllm.outputs import CompletionOutput
+    from vllm_omni.outputs import OmniRequestOutput
+
+    from verl_omni.workers.rollout.vllm_rollout import autoregressive
+
+    scores = [{7: Logprob(-0.5), 8: Logprob(-0.1)}, {9: Logprob(-0.25)}]
+    completion = CompletionOutput(0, "x", [7, 9], -0.75, scores, finish_reason="length")
+    made = autoregressive.token_output(OmniRequestOutput(request_id="1", outputs=[completion]), global_steps=2)
+    assert (made.token_ids, made.log_probs, made.stop_reason) == ([7, 9], [-0.5, -0.25], "completed")
+    assert made.extra_fields == {"global_steps": 2}
+    for nothing in (None, OmniRequestOutput(request_id="1")):
+        with pytest.raises(RuntimeError, match="without an output"):
+            autoregressive.token_output(nothing, global_steps=2)
+
+
+# --- modes ---------------------------------------------------------------------------------------------
+
+
+def test_the_mode_is_a_setting() -> None:
+    from verl_omni.workers.config import DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.modes import AutoregressiveMode, DiffusionMode, mode_of
+
+    def rollout(**engine: Any) -> Any:
+        return DiffusionRolloutConfig(engine_kwargs={"vllm_omni": engine}, prompt_length=6, response_length=4)
+
+    assert isinstance(mode_of(rollout()), DiffusionMode)
+    writing, config = mode_of(rollout(output_mode="ar")), rollout(output_mode="ar")
+    assert isinstance(writing, AutoregressiveMode)
+    writing.fit(config)
+    assert config.max_model_len == 10
+    with pytest.raises(ValueError, match=r"Unknown engine_kwargs.vllm_omni.output_mode: 'sing'"):
+        mode_of(rollout(output_mode="sing"))
+
+
+def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
+    from types import SimpleNamespace
+
+    from verl_omni.workers.rollout.vllm_rollout import requests
+    from verl_omni.workers.rollout.vllm_rollout.modes import AutoregressiveMode, DiffusionMode
+
+    asked, config = requests.Asked([1]), SimpleNamespace(max_model_len=9, response_length=2)
+    written = AutoregressiveMode().arguments(asked, {}, "adapter", config, ["one", "two"])
+    assert written["sampling_params_list"][0].max_tokens == 2 and written["sampling_params_list"][1:] == ["two"]
+    assert written["lora_request"] == "adapter" and "modalities" not in written["prompt"]
+    drawn = DiffusionMode().arguments(asked, {"height": 8}, "adapter", config, ["one", "two"])
+    assert drawn["sampling_params_list"][:1] == ["one"] and drawn["sampling_params_list"][1].height == 8
+    assert drawn["sampling_params_list"][1].lora_request == "adapter" and drawn["prompt"]["modalities"] == ["image"]
+
+
+def test_engine_settings_reach_the_engine_in_either_spelling() -> None:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm_omni.entrypoints.cli import serve
+
+    parser = FlexibleArgumentParser()
+    kinds = parser.add_subparsers(dest="subparser")
+    for command in serve.cmd_init():
+        command.subparser_init(kinds)
+    for spelling in ("--stage_init_timeout", "--stage-init-timeout"):
+        assert parser.parse_args(["serve", "model", spelling, "7"]).stage_init_timeout == 7

@@ -1,0 +1,244 @@
+"""Abort, drain, sleep and wake of a server, on a stand-in for the engine that keeps what it was told in order."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verl_omni.utils.errors import ReplicaError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
+
+PARAMS: dict[str, Any] = {"height": 64}
+
+
+class Engine:
+    """AsyncOmni's control calls; requests end when they are aborted, or when the test says so."""
+
+    def __init__(self, stages: int = 1, status: str = "SUCCESS", answers: int | None = None) -> None:
+        self.default_sampling_params_list = [None] * stages
+        self.request_states: dict[str, Any] = {}
+        self.told: list[Any] = []
+        self.fault: Exception | None = None
+        self._admitting = 0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._acks = [SimpleNamespace(status=status, error_msg="no memory")] * (stages if answers is None else answers)
+
+    async def generate(self, *, request_id: str, **arguments: Any) -> Any:
+        await self._open.wait()
+        if self.fault is not None:
+            raise self.fault
+        state = SimpleNamespace(external_request_id=request_id, queue=asyncio.Queue())
+        self.request_states[request_id] = state
+        try:
+            yield await state.queue.get()
+        finally:
+            del self.request_states[request_id]
+
+    async def abort(self, ids: str | list[str]) -> None:
+        self.told.append(("abort", ids))
+        for name in [ids] if isinstance(ids, str) else ids:
+            self.request_states[name].queue.put_nowait(
+                SimpleNamespace(outputs=[SimpleNamespace(finish_reason="abort")])
+            )
+
+    async def pause_generation(self, **how: Any) -> None:
+        self.told.append("pause")
+        self._open.clear()
+
+    async def resume_generation(self) -> None:
+        self.told.append("resume")
+        self._open.set()
+
+    async def sleep(self, level: int) -> list[Any]:
+        self.told.append(("sleep", level))
+        return self._acks
+
+    async def wake_up(self, tags: list[str]) -> list[Any]:
+        self.told.append(("wake_up", tags))
+        return self._acks
+
+
+def made(engine: Engine, mode: str = "HYBRID") -> Any:
+    from verl.workers.rollout.replica import RolloutMode
+
+    from verl_omni.workers.rollout.vllm_rollout.modes import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
+
+    server: Any = object.__new__(vLLMOmniHttpServer)
+    server.engine, server._mode, server.config = engine, DiffusionMode(), SimpleNamespace(free_cache_engine=True)
+    server.model_config = SimpleNamespace(lora_rank=0, lora={})
+    server._lora_loaded, server._asleep, server.global_steps, server.replica_rank = None, set(), 3, 1
+    server._submission_paused, server._rejecting, server._admitting = False, False, 0
+    server._resume_event, server._awake = asyncio.Event(), asyncio.Event()
+    server._resume_event.set()
+    server._awake.set()
+    server.node_rank, server.rollout_mode = 0, RolloutMode[mode]
+    return server
+
+
+def asking(server: Any, name: str) -> asyncio.Task[Any]:
+    return asyncio.create_task(server.generate([1], PARAMS, name))
+
+
+async def turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_abort_all_ends_what_runs_and_holds_what_comes_until_resume() -> None:
+    server = made(Engine())
+    running = [asking(server, name) for name in "ab"]
+    await turn()
+    assert await server.abort_all_requests() == {"aborted_count": 2, "request_ids": ["a", "b"]}
+    assert [(await task).stop_reason for task in running] == ["aborted", "aborted"]
+    late = asking(server, "c")
+    await turn()
+    assert not late.done() and server.engine.request_states == {}
+    await server.resume_generation()
+    await turn()
+    assert list(server.engine.request_states) == ["c"]
+    assert await server.abort_request("c") == {"aborted": True, "request_id": "c"}
+    assert (await late).stop_reason == "aborted"
+    assert server.engine.told == ["pause", ("abort", ["a", "b"]), "resume", ("abort", "c")]
+
+
+async def test_a_server_that_leaves_answers_late_requests_at_once() -> None:
+    server = made(Engine())
+    await server.abort_all_requests(reject_request=True)
+    late = await server.generate([1], PARAMS, "late")
+    assert late.stop_reason == "aborted" and late.extra_fields == {"global_steps": 3}
+    assert late.diffusion_output.numel() == 0 and server.engine.told == ["pause"]
+
+
+async def test_a_request_that_is_just_being_admitted_is_aborted_too() -> None:
+    server, asked = made(Engine()), asyncio.Event()
+    server.model_config.lora_rank = 4
+
+    async def list_loras() -> list[int]:
+        await asked.wait()
+        return []
+
+    server.engine.list_loras = list_loras
+    slow = asking(server, "slow")
+    await turn()
+    aborting = asyncio.create_task(server.abort_all_requests())
+    await turn()
+    assert server.engine.told == [], "the engine was paused before the request could reach it"
+    asked.set()
+    assert (await aborting)["request_ids"] == ["slow"]
+    assert (await slow).stop_reason == "aborted"
+
+
+async def test_a_request_that_is_not_here_is_not_aborted() -> None:
+    server = made(Engine())
+    assert await server.abort_request("stranger") == {"aborted": False, "request_id": "stranger"}
+    assert server.engine.told == []
+
+
+async def test_draining_has_a_deadline() -> None:
+    server = made(Engine())
+    task = asking(server, "a")
+    await turn()
+    with pytest.raises(TimeoutError, match=r"draining requests did not end within 0.02 s"):
+        await server.wait_for_requests_to_drain(deadline=0.02)
+    await server.engine.abort("a")
+    await server.wait_for_requests_to_drain(deadline=5)
+    assert (await task).stop_reason == "aborted"
+
+
+@pytest.mark.parametrize("mode", ["HYBRID", "COLOCATED"])
+async def test_sleep_and_wake_are_acknowledged_by_every_stage(mode: str) -> None:
+    server = made(Engine(stages=2), mode)
+    await server.wake_up()
+    assert server.engine.told == [], "awake already"
+    await server.sleep()
+    await server.wake_up(["weights"])
+    await server.wake_up(["weights"])
+    await server.wake_up(["kv_cache"])
+    assert server.engine.told == [("sleep", 1), ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])]
+
+
+async def test_a_request_waits_until_all_that_slept_is_awake() -> None:
+    server = made(Engine())
+    await server.sleep()
+    waiting = asking(server, "early")
+    for tag in ("weights", "kv_cache"):
+        await turn()
+        assert server.engine.request_states == {}
+        await server.wake_up([tag])
+    await turn()
+    await server.abort_request("early")
+    assert (await waiting).stop_reason == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [({"status": "ERROR"}, "was refused: ERROR: no memory"), ({"stages": 2, "answers": 1}, "by 1 of 2 stages")],
+)
+async def test_a_sleep_or_wake_that_is_not_acknowledged_raises(engine: dict[str, Any], message: str) -> None:
+    server = made(Engine(**engine))
+    with pytest.raises(RuntimeError, match=f"sleep .*{message}"):
+        await server.sleep()
+    server._asleep = {"weights"}
+    with pytest.raises(RuntimeError, match=f"wake_up .*{message}"):
+        await server.wake_up()
+    assert server._asleep == {"weights"}, "it is not awake"
+
+
+async def test_a_server_of_its_own_devices_never_sleeps() -> None:
+    server = made(Engine(), "STANDALONE")
+    await server.sleep()
+    await server.wake_up()
+    server.rollout_mode, server.config.free_cache_engine = None, False
+    await server.sleep()
+    assert server.engine.told == []
+
+
+async def test_a_failure_names_the_replica_and_its_weights() -> None:
+    server = made(Engine())
+    server.engine.fault = OSError("no device")
+    with pytest.raises(ReplicaError) as caught:
+        await server.generate([1], PARAMS, "a")
+    assert (caught.value.replica_rank, caught.value.global_steps) == (1, 3)
+    assert str(caught.value) == "rollout replica 1, with weights of version 3: OSError: no device"
+    assert isinstance(caught.value.__cause__, OSError) and server._admitting == 0
+
+
+def test_the_error_crosses_processes_whole() -> None:
+    error = pickle.loads(pickle.dumps(ReplicaError(2, None, "gone")))
+    assert (error.replica_rank, error.global_steps, error.reason) == (2, None, "gone")
+    assert str(error) == "rollout replica 2, with its first weights: gone"
+
+
+async def test_an_unknown_wish_leaves_no_admission_open() -> None:
+    server = made(Engine())
+    with pytest.raises(ValueError, match="Unknown output_type"):
+        await server.generate([1], {"output_type": "hologram"}, "a")
+    assert server._admitting == 0
+
+
+async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> None:
+    from verl_omni.workers.rollout.vllm_rollout.http_app import PolicyEngine
+
+    seen: list[Any] = []
+
+    class Drawing:
+        name = "inner"
+
+        async def generate(self, *, sampling_params_list: list[Any]) -> Any:
+            seen.extend(params.lora_request for params in sampling_params_list)
+            yield "picture"
+
+    async def policy() -> str:
+        return "policy"
+
+    engine = PolicyEngine(Drawing(), policy)
+    asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request="own")]
+    assert [each async for each in engine.generate(sampling_params_list=asked)] == ["picture"]
+    assert seen == ["policy", "own"] and engine.name == "inner"

@@ -1,0 +1,100 @@
+"""Stable Diffusion 3 one step at a time: requests may join and leave the engine's batch between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm_omni.diffusion.data import DiffusionOutput
+
+from verl_omni.pipelines.recorder import Record, attach, own_generator, with_text
+from verl_omni.pipelines.recording import Sampler
+from verl_omni.pipelines.rollout_settings import wanted_of, window_of
+
+STEPS, SEQUENCE_LENGTH = 28, 256  # where a request does not say, as upstream's `forward` has it
+
+
+class StepwiseSD3:
+    """vLLM-Omni's `SupportsStepExecution`, mixed into the rollout pipeline.
+
+    A request's own data is in `state.extra`: `sampler`, `conditions` ([1, ...] each, by the names that the trainer
+    knows them by), `sigma_max`.
+    """
+
+    supports_step_execution = True
+
+    def prepare_encode(self: Any, state: Any, **kwargs: Any) -> Any:
+        """Encode the prompt, draw the first noise and place the window."""
+        params = state.sampling
+        prompt = with_text(state.prompt, self.tokenizer)
+        text, negative = (prompt, "") if isinstance(prompt, str) else _texts(prompt)
+        height = params.height or self.default_sample_size * self.vae_scale_factor
+        width = params.width or self.default_sample_size * self.vae_scale_factor
+        length, steps = params.max_sequence_length or SEQUENCE_LENGTH, int(params.num_inference_steps or STEPS)
+        self.check_inputs([text], "", "", height, width, max_sequence_length=length)
+        conditions = dict(zip(("prompt_embeds", "pooled_prompt_embeds"), self._encoded(text, length), strict=True))
+        state.do_true_cfg = (params.guidance_scale or 0.0) > 1
+        if state.do_true_cfg:
+            names = ("negative_prompt_embeds", "negative_pooled_prompt_embeds")
+            conditions |= dict(zip(names, self._encoded(negative, length), strict=True))
+        generator = own_generator(params, self.device)
+        latents = self.prepare_latents(1, self.transformer.in_channels, height, width, generator, params.latents)
+        timesteps, _ = self.prepare_timesteps(steps, params.sigmas, latents.shape[1])
+        sigmas = self.scheduler.sigmas
+        window = window_of(params.extra_args or {}, steps, generator.initial_seed())
+        state.prompt_embeds = conditions["prompt_embeds"]
+        state.negative_prompt_embeds = conditions.get("negative_prompt_embeds")
+        state.latents, state.timesteps = latents.float(), timesteps
+        state.extra = {
+            "sampler": Sampler(timesteps.to(latents.device), sigmas, [window], [generator]),
+            "conditions": conditions,
+            "sigma_max": float(sigmas[1]),
+        }
+        return state
+
+    def _encoded(self: Any, text: str, length: int) -> tuple[Tensor, Tensor]:
+        return self.encode_prompt(prompt=[text], prompt_2="", prompt_3="", max_sequence_length=length)
+
+    def denoise_step(self: Any, input_batch: Any, *, states: Sequence[Any], **kwargs: Any) -> Tensor:
+        """Velocity of every request at its own step, [B, C, h, w]."""
+        return self._velocity(
+            input_batch.latents,
+            input_batch.timesteps,
+            prompt_embeds=input_batch.prompt_embeds,
+            pooled_prompt_embeds=_stacked(states, "pooled_prompt_embeds"),
+            negative_prompt_embeds=input_batch.negative_prompt_embeds,
+            negative_pooled_prompt_embeds=_stacked(states, "negative_pooled_prompt_embeds"),
+            do_true_cfg=input_batch.do_true_cfg,
+            guidance_scale=states[0].sampling.guidance_scale,
+        )
+
+    def step_scheduler(self, state: Any, noise_pred: Tensor, **kwargs: Any) -> None:
+        """Move one request to its next step."""
+        state.latents = state.extra["sampler"].advance(state.step_index, state.latents, noise_pred.float())
+        state.step_index += 1
+
+    def post_decode(self: Any, state: Any, **kwargs: Any) -> DiffusionOutput:
+        """The picture of a request that is through, with what was recorded."""
+        output = DiffusionOutput(output=self._decoded(state.latents, state.sampling.output_type))
+        trajectory = state.extra["sampler"].trajectories()[0]
+        record = Record(state.latents, state.extra["sigma_max"], state.extra["conditions"], trajectory)
+        attach(output, "image", wanted_of(state.sampling.extra_args or {}), record)
+        return output
+
+    def _decoded(self: Any, latents: Tensor, output_type: str | None) -> Tensor:
+        if output_type == "latent":
+            return latents.to(self.od_config.dtype)
+        config = self.vae.config
+        scaled = latents.to(self.od_config.dtype).to(self.vae.dtype) / config.scaling_factor + config.shift_factor
+        return self.vae.decode(scaled, return_dict=False)[0]
+
+
+def _texts(prompt: Mapping[str, Any]) -> tuple[str, str]:
+    return prompt.get("prompt") or "", prompt.get("negative_prompt") or ""
+
+
+def _stacked(states: Sequence[Any], name: str) -> Tensor | None:
+    found = [state.extra["conditions"].get(name) for state in states]
+    return None if any(each is None for each in found) else torch.cat(found)

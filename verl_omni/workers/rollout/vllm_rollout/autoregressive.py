@@ -1,0 +1,87 @@
+"""PURE: requests to a model that makes tokens, and its answers as verl's `TokenOutput`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl.utils.tokenizer import normalize_token_ids
+from verl.workers.rollout.replica import TokenOutput
+from vllm import SamplingParams
+
+from verl_omni.workers.rollout.vllm_rollout.outputs import stop_reason
+from verl_omni.workers.rollout.vllm_rollout.requests import Asked
+
+
+def sampling_params(
+    params: Mapping[str, Any],
+    *,
+    prompt_length: int,
+    max_model_len: int,
+    response_length: int,
+    repetition_penalty: float = 1.0,
+) -> SamplingParams:
+    """vLLM's parameters. The input is not changed.
+
+    Args:
+        params: `max_tokens` or `max_new_tokens` bounds the answer (otherwise `response_length`), as far as the model
+            has room; `logprobs` is True (of the chosen tokens), a number (of that many more), or nothing.
+
+    Raises:
+        ValueError: the prompt leaves no room for a token.
+    """
+    room = max_model_len - prompt_length
+    if room < 1:
+        raise ValueError(
+            f"Prompt length ({prompt_length}) meets or exceeds the model's maximum length ({max_model_len}): "
+            "there is no room for an answer"
+        )
+    made = dict(params)
+    limits = [made.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
+    asked = next((limit for limit in limits if limit is not None), response_length)
+    made["logprobs"] = _logprobs(made.get("logprobs"))
+    made.setdefault("repetition_penalty", repetition_penalty)
+    return SamplingParams(max_tokens=max(1, min(asked, room)), **made)
+
+
+def prompt(asked: Asked) -> dict[str, Any]:
+    """vLLM's prompt of token ids."""
+    made: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(asked.prompt_ids)}
+    if media := asked.media():
+        made["multi_modal_data"] = media
+    if asked.mm_processor_kwargs:
+        made["mm_processor_kwargs"] = asked.mm_processor_kwargs
+    return made
+
+
+def token_output(result: Any, *, global_steps: int | None) -> TokenOutput:
+    """The engine's last output of one request.
+
+    Raises:
+        RuntimeError: the request ended without an output.
+    """
+    if result is None or not result.outputs:
+        raise RuntimeError("the engine ended the request without an output")
+    completion = result.outputs[0]
+    ids = list(completion.token_ids)
+    chosen = None
+    if completion.logprobs is not None:
+        chosen = [among[token].logprob for among, token in zip(completion.logprobs, ids, strict=True)]
+    return TokenOutput(
+        token_ids=ids,
+        log_probs=chosen,
+        stop_reason=stop_reason(completion.finish_reason),
+        num_preempted=getattr(completion, "num_preempted", None),
+        extra_fields={"global_steps": global_steps},
+    )
+
+
+def aborted(*, global_steps: int | None) -> TokenOutput:
+    """An answer that never began."""
+    return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"global_steps": global_steps})
+
+
+def _logprobs(asked: Any) -> int | None:
+    if asked is True:
+        return 0
+    return asked if isinstance(asked, int) and asked is not False else None
