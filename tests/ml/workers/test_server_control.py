@@ -177,6 +177,16 @@ async def test_a_request_waits_until_all_that_slept_is_awake() -> None:
     assert (await waiting).stop_reason == "aborted"
 
 
+async def test_a_plain_client_waits_for_the_replica_to_be_awake() -> None:
+    server = made(Engine())
+    await server.sleep()
+    policy = asyncio.create_task(server._policy())
+    await turn()
+    assert not policy.done()
+    await server.wake_up()
+    assert await policy is None
+
+
 @pytest.mark.parametrize(
     ("engine", "message"),
     [({"status": "ERROR"}, "was refused: ERROR: no memory"), ({"stages": 2, "answers": 1}, "by 1 of 2 stages")],

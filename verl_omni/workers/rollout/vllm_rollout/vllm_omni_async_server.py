@@ -129,7 +129,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         if engine_args["distributed_executor_backend"] == UNI_EXECUTOR:
             sys.setswitchinterval(SWITCH_SECONDS)
         self.engine = AsyncOmni(**engine_args)
-        app = await http_app(PolicyEngine(self.engine, self._lora_request), args)
+        app = await http_app(PolicyEngine(self.engine, self._policy), args)
         self._server_port, self._server_task = await run_uvicorn(app, args, self._server_address)
 
     @override
@@ -194,6 +194,11 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         except Exception as error:
             raise ReplicaError(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
         return self._mode.output(result, sampling_params, version)
+
+    async def _policy(self) -> Any:
+        """The policy's adapter for a plain client's request, which waits while the replica sleeps, as training's do."""
+        await self._awake.wait()
+        return await self._lora_request()
 
     async def _lora_request(self) -> Any:
         """The adapter's request once it is loaded; the answer is kept, because asking waits behind every forward."""

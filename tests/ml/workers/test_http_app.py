@@ -1,0 +1,123 @@
+"""The HTTP side of a server, with a stand-in that draws where the engine would."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # vLLM's app takes half a minute to import
+
+GREEN = (0, 128, 0)
+
+
+class Engine:
+    """What the routes of images ask of `AsyncOmni`; draws green."""
+
+    def __init__(self) -> None:
+        from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+        self.stage_configs = [SimpleNamespace(stage_type="diffusion", engine_args={}, model_arch=None)]
+        self.default_sampling_params_list = [OmniDiffusionSamplingParams()]
+        self.asked: list[tuple[Any, Any]] = []
+        self.errored, self.model_config, self.renderer, self.input_processor = False, None, None, None
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    async def get_vllm_config(self) -> None:
+        return None
+
+    def get_diffusion_od_config(self) -> None:
+        return None
+
+    async def check_health(self) -> None:
+        return None
+
+    async def generate(self, *, prompt: Any, sampling_params_list: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        from vllm_omni.errors import OmniClientError
+        from vllm_omni.outputs import OmniRequestOutput
+
+        params = sampling_params_list[0]
+        self.asked.append((prompt, params))
+        if prompt["prompt"] == "nonsense":
+            raise OmniClientError("cannot draw that")
+        yield OmniRequestOutput.from_diffusion("1", [Image.new("RGB", (params.width, params.height), GREEN)])
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Any]:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm_omni.entrypoints.cli import serve
+
+    from verl_omni.workers.rollout.vllm_rollout.http_app import PolicyEngine, http_app
+
+    parser = FlexibleArgumentParser()
+    kinds = parser.add_subparsers(dest="subparser")
+    for command in serve.cmd_init():
+        command.subparser_init(kinds)
+    args = parser.parse_args(["serve", str(tmp_path)])
+    args.model = args.model_tag
+
+    async def policy() -> str:
+        return "policy"
+
+    engine = Engine()
+    app = await http_app(PolicyEngine(engine, policy), args)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica") as made:
+        yield SimpleNamespace(engine=engine, get=made.get, post=made.post)
+
+
+def drawn(answer: httpx.Response) -> Image.Image:
+    assert answer.status_code == 200, answer.text
+    image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
+    assert image.format == "PNG"
+    return image
+
+
+async def test_a_picture_comes_as_a_png_of_the_size_that_was_asked(client: Any) -> None:
+    asked = {"prompt": "a lawn", "size": "48x32", "seed": 7, "num_inference_steps": 3}
+    image = drawn(await client.post("/v1/images/generations", json=asked))
+    assert image.size == (48, 32) and np.asarray(image)[0, 0].tolist() == list(GREEN)
+    ((prompt, params),) = client.engine.asked
+    assert prompt["prompt"] == "a lawn"
+    assert (params.seed, params.num_inference_steps, params.output_type) == (7, 3, None)
+    assert params.lora_request == "policy", "drawn without the weights that training published"
+
+
+async def test_a_picture_can_be_part_of_the_question(client: Any) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), "red").save(file, "PNG")
+    answer = await client.post(
+        "/v1/images/edits", files={"image": ("a.png", file.getvalue(), "image/png")}, data={"prompt": "make it green"}
+    )
+    assert drawn(answer).size == (16, 16)
+    ((prompt, params),) = client.engine.asked
+    assert prompt["multi_modal_data"]["image"][0].getpixel((0, 0)) == (255, 0, 0)
+    assert params.lora_request == "policy"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"prompt": "nonsense"}, "cannot draw that"), ({"size": "large"}, "WIDTHxHEIGHT"), ({"prompt": None}, "prompt"),
+        ({"num_inference_steps": 0}, "num_inference_steps"), ({"model": "another"}, "Model mismatch"),
+    ],
+)  # fmt: skip
+async def test_a_question_that_makes_no_sense_is_answered_in_words(client: Any, wrong: Any, words: str) -> None:
+    answer = await client.post("/v1/images/generations", json={"prompt": "a lawn", "size": "16x16", **wrong})
+    assert 400 <= answer.status_code < 500 and words in answer.text
+
+
+async def test_the_omni_routes_come_before_those_of_vllm(client: Any) -> None:
+    assert (await client.get("/health")).json() == {"status": "healthy"}
+    assert len((await client.get("/v1/models")).json()["data"]) == 1
+    assert "python_info" in (await client.get("/metrics")).text
