@@ -1,0 +1,302 @@
+"""A replica's server on the real engine: what it draws, its HTTP side, its metrics, how it is stopped and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+PROMPTS = ["a red circle", "two cat photo"]
+SIZE, STEPS = 64, 4
+AT_ONCE = 4  # requests in one engine batch
+
+
+@dataclass(frozen=True)
+class Running:
+    """Two replicas behind verl's router."""
+
+    stack: Any
+    tokenizer: Any
+
+    def ids(self, prompt: str) -> list[int]:
+        found: list[int] = self.tokenizer(prompt).input_ids
+        return found
+
+    def submit(self, prompt: str, seed: int, replica: int = 0, **params: Any) -> Any:
+        """A sample's reference, from one replica."""
+        return self.stack.servers.server_handles[replica].generate.remote(
+            prompt_ids=self.ids(prompt), sampling_params={**parameters(seed), **params}, request_id=f"{prompt}-{seed}"
+        )
+
+    def metrics(self, replica: int = 0) -> dict[str, float]:
+        """Each counter's and gauge's sum over its labels, by name."""
+        answer = httpx.get(f"http://{self.stack.servers.server_addresses[replica]}/metrics", timeout=30)
+        assert answer.status_code == 200
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(answer.text):
+            for each in family.samples:
+                found[each.name] = found.get(each.name, 0.0) + each.value
+        return found
+
+    def post(self, path: str, **content: Any) -> httpx.Response:
+        return httpx.post(f"http://{self.stack.servers.server_addresses[0]}{path}", timeout=60, **content)
+
+
+def parameters(seed: int) -> dict[str, Any]:
+    return {
+        "height": SIZE, "width": SIZE, "num_inference_steps": STEPS, "guidance_scale": 1.0, "max_sequence_length": 16,
+        "seed": seed, "logprobs": False,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    from transformers import AutoTokenizer
+
+    from verl_omni.models.tiny import make_tiny_sd3
+
+    model = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_sd3(model)
+    _, stack = start(
+        PROMPTS,
+        "data.max_prompt_length=16", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2",
+        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.n_gpus_per_node=2",
+        f"actor_rollout_ref.rollout.max_num_seqs={AT_ONCE}", "actor_rollout_ref.rollout.disable_log_stats=false",
+        # Long enough for requests to meet in a batch on a busy machine; a full batch does not wait.
+        "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms=250.0",
+    )  # fmt: skip
+    stack.weights.update_weights(global_steps=0)
+    return Running(stack, AutoTokenizer.from_pretrained(model / "tokenizer"))
+
+
+def answered(*references: Any) -> list[Any]:
+    import ray
+
+    return ray.get(list(references), timeout=120)  # type: ignore[no-any-return]
+
+
+def png(answer: httpx.Response) -> Image.Image:
+    assert answer.status_code == 200, answer.text
+    image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
+    assert image.format == "PNG"
+    return image
+
+
+# --- samples -------------------------------------------------------------------------------------------
+
+
+def test_pixels_floats_and_latents_of_one_request(running: Running) -> None:
+    (pixels, floats, latents) = answered(
+        running.submit(PROMPTS[0], 1), running.submit(PROMPTS[0], 1, pixel_dtype="float32"),
+        running.submit(PROMPTS[0], 1, output_type="latent"),
+    )  # fmt: skip
+    assert pixels.diffusion_output.dtype == torch.uint8 and pixels.diffusion_output.shape == (3, SIZE, SIZE)
+    assert floats.diffusion_output.dtype == torch.float32
+    bytes_of_floats = floats.diffusion_output.mul(255).round().to(torch.uint8)
+    # How many pictures an engine draws at once decides how its sums are rounded.
+    assert (bytes_of_floats.int() - pixels.diffusion_output.int()).abs().max() <= 1
+    assert latents.diffusion_output.shape == (16, SIZE // 8, SIZE // 8)
+    assert latents.diffusion_output.dtype == torch.float32
+    assert [each.extra_fields["global_steps"] for each in (pixels, floats, latents)] == [0, 0, 0]
+
+
+def test_requests_are_drawn_together_and_each_gets_its_own_picture(running: Running) -> None:
+    alone = [answered(running.submit(PROMPTS[0], seed))[0].diffusion_output for seed in range(AT_ONCE)]
+    before = len(batches(running))
+    together = answered(*[running.submit(PROMPTS[0], seed) for seed in range(AT_ONCE)])
+    drawn = batches(running)[before:]
+    assert sum(drawn) == AT_ONCE and max(drawn) > 1, "nothing was drawn together"
+    for seed, made in enumerate(together):
+        assert (made.diffusion_output.int() - alone[seed].int()).abs().max() <= 1
+        assert not torch.equal(made.diffusion_output, alone[(seed + 1) % AT_ONCE])
+
+
+def batches(running: Running) -> list[int]:
+    """How many requests the first replica's engine has drawn together, for each time since this was first asked."""
+
+    def counting(self: Any) -> list[int]:  # runs in the server, whose process has the engine's worker on a host
+        from verl_omni.pipelines.sd3.rollout import SD3RolloutPipeline as Pipeline
+
+        if not hasattr(Pipeline, "batches"):
+            Pipeline.batches, plain = [], Pipeline.forward
+
+            def forward(self: Any, req: Any) -> Any:
+                Pipeline.batches.append(req.num_reqs)
+                return plain(self, req)
+
+            Pipeline.forward = forward
+        return list(Pipeline.batches)
+
+    found: list[int] = answered(running.stack.servers.server_handles[0].__ray_call__.remote(counting))[0]
+    return found
+
+
+# --- routing -------------------------------------------------------------------------------------------
+
+
+def test_the_router_keeps_a_conversation_and_spreads_the_rest(running: Running) -> None:
+    balancer = running.stack.servers.global_load_balancer
+    client = running.stack.servers.get_client()
+
+    async def ask(name: str, seed: int) -> Any:
+        return await client.generate(name, prompt_ids=running.ids(PROMPTS[0]), sampling_params=parameters(seed))
+
+    async def all_at_once() -> list[Any]:
+        return await asyncio.gather(*[ask(f"row-{seed}", seed) for seed in range(6)])
+
+    before = [counted(running, replica) for replica in (0, 1)]
+    made = asyncio.run(all_at_once())
+    assert len({tuple(each.diffusion_output.flatten()[:99].tolist()) for each in made}) == 6
+    assert [counted(running, replica) - was for replica, was in enumerate(before)] == [3, 3]
+    assert {each.extra_fields["min_global_steps"] for each in made} == {0}
+    (first,) = answered(balancer.acquire_server.remote("talk"))
+    (other,) = answered(balancer.acquire_server.remote("someone else"))
+    (again,) = answered(balancer.acquire_server.remote("talk"))
+    assert first[0] == again[0] != other[0]
+    for server in (first, other, again):
+        answered(balancer.release_server.remote(server_id=server[0]))
+    assert answered(balancer.get_total_inflight.remote()) == [0]
+
+
+def counted(running: Running, replica: int) -> int:
+    return int(running.metrics(replica).get("vllm_omni:requests_success_total", 0))  # none before the first
+
+
+# --- HTTP ----------------------------------------------------------------------------------------------
+
+
+def test_a_plain_client_gets_the_picture_that_training_would_get(running: Running) -> None:
+    asked = {
+        "prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "seed": 7, "num_inference_steps": STEPS, "guidance_scale": 1.0
+    }  # fmt: skip
+    image = png(running.post("/v1/images/generations", json=asked))
+    assert image.size == (SIZE, SIZE) and image.mode == "RGB"
+    (sample,) = answered(running.submit(PROMPTS[0], 7, max_sequence_length=256))
+    assert np.array_equal(np.asarray(image), sample.diffusion_output.permute(1, 2, 0).numpy())
+    other = png(running.post("/v1/images/generations", json={**asked, "prompt": PROMPTS[1], "size": "96x32"}))
+    assert other.size == (96, 32)
+    assert not np.array_equal(
+        np.asarray(image), np.asarray(png(running.post("/v1/images/generations", json={**asked, "prompt": PROMPTS[1]})))
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"size": "65x64"}, "width must be a multiple of 16, not 65"), ({"size": "large"}, "WIDTHxHEIGHT"),
+        ({"prompt": None}, "prompt"), ({"num_inference_steps": 0}, "num_inference_steps"),
+        ({"model": "another"}, "Model mismatch"),
+    ],
+)  # fmt: skip
+def test_a_request_that_cannot_be_drawn_is_answered_in_words(
+    running: Running, wrong: dict[str, Any], words: str
+) -> None:
+    asked = {"prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "num_inference_steps": STEPS, **wrong}
+    answer = running.post("/v1/images/generations", json=asked)
+    assert 400 <= answer.status_code < 500 and words in answer.text
+
+
+def test_a_picture_for_a_model_that_takes_none_is_refused_in_words(running: Running) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (SIZE, SIZE)).save(file, "PNG")
+    answer = running.post(
+        "/v1/images/edits", files={"image": ("a.png", file.getvalue(), "image/png")}, data={"prompt": PROMPTS[0]}
+    )
+    assert answer.status_code == 400 and "takes no images" in answer.text
+
+
+def test_the_server_says_how_it_is_and_what_it_serves(running: Running) -> None:
+    address = f"http://{running.stack.servers.server_addresses[0]}"
+    assert httpx.get(f"{address}/health", timeout=30).json() == {"status": "healthy"}
+    assert len(httpx.get(f"{address}/v1/models", timeout=30).json()["data"]) == 1
+
+
+def test_metrics_count_what_was_drawn(running: Running) -> None:
+    before = running.metrics()
+    answered(*[running.submit(PROMPTS[0], seed) for seed in range(3)])
+    with pytest.raises(Exception, match="height must be a multiple"):
+        answered(running.submit(PROMPTS[0], 1, height=65))
+    after = running.metrics()
+
+    def grown(name: str) -> float:
+        return after[f"vllm_omni:{name}"] - before.get(f"vllm_omni:{name}", 0.0)
+
+    assert grown("requests_success_total") == 3 and grown("requests_failed_total") == 1
+    for histogram in ("e2e_request_latency_s", "stage_gen_time_s", "diffusion_exec_s"):
+        assert grown(f"{histogram}_count") >= 3
+    assert after["vllm_omni:num_requests_running"] == after["vllm_omni:num_requests_waiting"] == 0
+
+
+# --- control -------------------------------------------------------------------------------------------
+
+
+def test_abort_ends_what_runs_and_resume_lets_the_next_in(running: Running) -> None:
+    import ray
+
+    stack = running.stack
+    long = [running.submit(PROMPTS[0], seed, num_inference_steps=150) for seed in range(AT_ONCE + 2)]
+    waiting_for(lambda: running.metrics()["vllm_omni:num_requests_running"] > 0)
+    stack.weights.abort_replicas()
+    assert [each.stop_reason for each in answered(*long)] == ["aborted"] * len(long)
+    late = running.submit(PROMPTS[0], 5)
+    assert ray.wait([late], timeout=0.5)[0] == [], "the gate is closed"
+    stack.weights.resume_generation_replicas()
+    (made,) = answered(late)
+    assert made.stop_reason == "completed" and made.diffusion_output.shape == (3, SIZE, SIZE)
+
+
+def test_one_request_is_aborted_and_its_neighbour_is_not(running: Running) -> None:
+    victim = running.submit(PROMPTS[0], 1, num_inference_steps=60)
+    neighbour = running.submit(PROMPTS[1], 2, num_inference_steps=60)
+    server = running.stack.servers.server_handles[0]
+    found: dict[str, Any] = {}
+
+    def aborted() -> bool:
+        found.update(answered(server.abort_request.remote(f"{PROMPTS[0]}-1"))[0])
+        return bool(found["aborted"])
+
+    waiting_for(aborted)
+    one, other = answered(victim, neighbour)
+    assert (one.stop_reason, other.stop_reason) == ("aborted", "completed")
+    assert one.diffusion_output.numel() == 0 and other.diffusion_output.shape == (3, SIZE, SIZE)
+
+
+def waiting_for(there: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if there():
+            return
+    raise AssertionError("it never came")
+
+
+def test_a_replica_sleeps_and_wakes_and_draws_the_same(running: Running) -> None:
+    import ray
+
+    (before,) = answered(running.submit(PROMPTS[0], 9))
+    running.stack.weights.sleep_replicas()
+    early = running.submit(PROMPTS[0], 9)
+    for tag in ("weights", "kv_cache"):
+        assert ray.wait([early], timeout=0.5)[0] == [], "a part of the replica is still asleep"
+        answered(*[server.wake_up.remote([tag]) for server in running.stack.servers.server_handles])
+    (after,) = answered(early)
+    assert torch.equal(before.diffusion_output, after.diffusion_output)
+
+
+def test_a_failure_names_the_replica_and_its_weights(running: Running) -> None:
+    from verl_omni.utils.errors import ReplicaError
+
+    with pytest.raises(ReplicaError, match=r"replica 1, with weights of version 0: .*multiple of 16") as caught:
+        answered(running.submit(PROMPTS[0], 1, replica=1, height=65))
+    assert caught.value.replica_rank == 1 and caught.value.global_steps == 0
