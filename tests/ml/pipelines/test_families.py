@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -118,15 +119,21 @@ def test_a_recorded_row_carries_its_steps_and_its_own_conditions() -> None:
     assert found["metadata"]["rl"]["sigma_max"].item() == pytest.approx(0.6)
 
 
-def test_pixels_become_uint8_and_videos_frames_first() -> None:
+def test_pixels_come_in_the_form_that_was_asked_for_and_videos_frames_first() -> None:
     post_process = recorder.get_post_process_func(None)
     video = torch.linspace(-1.5, 1.5, 2 * 3 * 4).view(1, 3, 4, 2, 1)
-    found = post_process({"payload": {"video": video}, "metadata": {}}, None)["payload"]["video"]
-    assert found.shape == (1, 4, 3, 2, 1) and found.dtype == torch.uint8
-    assert found.min() == 0 and found.max() == 255
-    assert torch.equal(found[0, 3, 1], recorder.to_uint8(video[:, :, 3])[0, 1])
-    latents = {"payload": {"video": video}, "metadata": {}}
-    assert post_process(latents, SimpleNamespace(output_type="latent")) is latents
+    wrapped = {"payload": {"video": video}, "metadata": {"rl": 1}}
+    found = post_process(wrapped, SimpleNamespace(output_type="pt", extra_args={}))
+    assert found["metadata"] == {"rl": 1}
+    pixels = found["payload"]["video"]
+    assert pixels.shape == (1, 4, 3, 2, 1) and pixels.dtype == torch.uint8
+    assert pixels.min() == 0 and pixels.max() == 255
+    floats = post_process(video, SimpleNamespace(output_type="pt", extra_args={"pixel_dtype": "float32"}))
+    assert torch.equal((floats * 255).round().to(torch.uint8), pixels)
+    (picture,) = post_process(video[:, :, 3], None)
+    assert torch.equal(torch.from_numpy(np.array(picture)).permute(2, 0, 1), pixels[0, 3])
+    latents = post_process(wrapped, SimpleNamespace(output_type="latent", extra_args={}))
+    assert latents["payload"]["video"] is video
 
 
 def test_ids_become_text_for_pipelines_that_tokenize() -> None:
