@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -60,12 +61,14 @@ class Stack:
         return found
 
     def stop(self) -> None:
-        """End engines before Ray, so that they remove their shared memory. Safe after a failure."""
+        """End engines before Ray, so that they remove their shared memory. Safe after a failure, of engines too."""
         import ray
 
         servers = self.servers.server_handles
         try:
-            ray.get([server.shutdown.remote() for server in servers], timeout=60)
+            for ending in [server.shutdown.remote() for server in servers]:
+                with contextlib.suppress(ray.exceptions.RayActorError):  # it is gone already
+                    ray.get(ending, timeout=60)
             # An actor that ends by itself removes its semaphores from /dev/shm; one that is killed does not.
             ray.wait([server.__ray_terminate__.remote() for server in servers], num_returns=len(servers), timeout=10)
         finally:

@@ -108,7 +108,7 @@ class Channel:
         self._socket = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 1000)  # milliseconds that a last word may take to leave
         if self.owner:
-            self._forget_file()
+            self.forget_file()
             self._socket.bind(self.handle)
         else:
             self._socket.connect(self.handle)
@@ -117,7 +117,7 @@ class Channel:
     def __exit__(self, *error: object) -> None:
         self._socket.close()
         if self.owner:
-            self._forget_file()
+            self.forget_file()
 
     def meet(self) -> None:
         """Wait until the other end is there: only then can it be told of a failure."""
@@ -150,7 +150,8 @@ class Channel:
             raise CalledOff(f"the transfer on {self.handle} was called off")
         raise DeadlineExceeded(f"{otherwise} within {self.deadline:g} s on {self.handle}")
 
-    def _forget_file(self) -> None:
+    def forget_file(self) -> None:
+        """Remove the socket's file; safe to repeat, and does not cut off who is connected."""
         if path := socket_path(self.handle):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
@@ -283,6 +284,8 @@ def receive(consume: Callable[[Bucket], None], *, handle: str, device: torch.dev
             raise
         except BaseException as error:
             channel.tell(Answer(failed=text(error)))
+            if isinstance(error, DeadlineExceeded):
+                channel.forget_file()  # a sender that was killed does not
             raise
         # The last word only after the buffer is dropped: the sender frees it the moment it hears this.
         channel.send(Answer())

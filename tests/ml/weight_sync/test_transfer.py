@@ -149,6 +149,12 @@ def test_silence_ends_at_the_deadline(handle: str) -> None:
         transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
 
 
+def test_the_socket_of_a_sender_that_was_killed_is_removed(handle: str) -> None:
+    Path(handle.removeprefix("ipc://")).touch()
+    with pytest.raises(DeadlineExceeded):
+        transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
+
+
 def test_a_sender_that_waits_can_be_called_off(handle: str) -> None:
     """Nobody listens; the deadline is an hour away."""
     with transfer.Stop() as stop:

@@ -1,0 +1,381 @@
+"""What breaks while two replicas serve: each fault ends with the stated error, hangs and leaves nothing, and what
+served before serves on. The tests run in this order: the last ones end the replicas.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from verl_omni.weight_sync import names, transfer
+from verl_omni.weight_sync.buffers import Begin, Outgoing
+from verl_omni.weight_sync.digest import digest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+PROMPTS = ["a red circle", "a blue square on the left", "two cat photo", "a green tree"]
+MODULE = "transformer.transformer_blocks.{block}.attn.to_{part}"
+RANK, WIDTH = 4, 32
+SETTINGS = {"r": RANK, "lora_alpha": RANK, "target_modules": ["to_q", "to_k"], "peft_type": "LORA", "bias": "none"}
+DEADLINE = 10.0  # seconds that either end of a transfer waits for the other, in these tests
+SOON = 60.0  # seconds by which whatever is broken has said so
+TOKEN = secrets.token_hex(4)
+SCORER = """
+import time
+def compute_score(data_source, solution_image, ground_truth, extra_info):
+    if ground_truth == "raise":
+        raise OSError("the scorer's disk is gone")
+    if ground_truth == "slow":
+        time.sleep(3)
+    return float(solution_image.float().mean()) / 255
+"""
+
+
+def adapter(strength: float) -> dict[str, Tensor]:
+    """An adapter of all queries and keys; another strength draws other pictures."""
+    generator = torch.Generator().manual_seed(3)
+    made: dict[str, Tensor] = {}
+    for block in range(2):
+        for part in "qk":
+            module = MODULE.format(block=block, part=part)
+            made[f"{module}.lora_A.weight"] = torch.randn(RANK, WIDTH, generator=generator)
+            made[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, RANK, generator=generator)
+    return made
+
+
+@dataclass
+class Replica:
+    """A server of the stack, and the trainer's end of an update as these tests play it."""
+
+    server: Any
+    rank: int
+    job: str
+    updates: int = 0
+
+    def begin(self) -> tuple[str, Any]:
+        """Tell the worker that an adapter comes. Returns the handle to send it on, and the answer to wait for."""
+        self.updates += 1
+        # No other run on this host, whose Ray counts its jobs from one too, has this name.
+        update = f"{names.make_update_zmq_id(0, self.updates)}-{TOKEN}"
+        base = f"ipc:///tmp/rl-colocate-zmq-{self.job}-replica-{self.rank}-rank-0.sock"
+        answer = self.server.collective_rpc.remote(
+            "update_weights_from_ipc",
+            kwargs={
+                "peft_config": SETTINGS, "base_sync_done": True, "use_shm": True, "zmq_update_id": update,
+                "deadline": DEADLINE,
+            },
+        )  # fmt: skip
+        return names.make_update_zmq_handle(base, update), answer
+
+    def publish(self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 1 << 20) -> Any:
+        """A good update; the worker's answer."""
+        import ray
+
+        handle, answer = self.begin()
+        transfer.send(weights.items(), handle=handle, bucket_bytes=bucket_bytes, device=None, deadline=DEADLINE)
+        found = ray.get(answer, timeout=SOON)[0]
+        ray.get(self.server.set_global_steps.remote(version), timeout=SOON)
+        return found
+
+    def draw(self, seed: int, name: str = "draw") -> Any:
+        """A sample that is on its way."""
+        params = {
+            "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
+            "seed": seed, "logprobs": False,
+        }  # fmt: skip
+        return self.server.generate.remote(
+            prompt_ids=[2, 5, 7], sampling_params=params, request_id=f"{name}-{self.updates}-{seed}"
+        )
+
+    def picture(self, seed: int = 5) -> Tensor:
+        import ray
+
+        return ray.get(self.draw(seed), timeout=SOON).diffusion_output  # type: ignore[no-any-return]
+
+    def in_flight(self) -> int:
+        import ray
+
+        return ray.get(self.server.__ray_call__.remote(lambda own: len(own.engine.request_states)), timeout=SOON)  # type: ignore[no-any-return]
+
+
+@dataclass
+class Running:
+    """The stack, and what of it is asked."""
+
+    config: Any
+    stack: Any
+    replicas: list[Replica]
+    rows: Callable[[Sequence[str]], list[dict[str, Any]]]
+
+    def score(self, truths: Sequence[str]) -> Any:
+        """Draw and score a sample for each; its ground truth tells the scorer how to behave."""
+        from verl_omni.trainer import rollout
+
+        made = self.rows(PROMPTS[: len(truths)])
+        for row, truth in zip(made, truths, strict=True):
+            row["reward_model"] = {"ground_truth": truth}
+        return rollout.scored(self.config, self.stack.agent_loop, rollout.evaluation_prompts(made, seed=7))
+
+
+@pytest.fixture(scope="module")
+def running(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    from verl_omni.models.tiny import make_tiny_sd3
+
+    folder = tmp_path_factory.mktemp("faults")
+    make_tiny_sd3(folder / "model")
+    (folder / "scorer.py").write_text(SCORER)
+    config, stack = start(
+        PROMPTS,
+        "data.max_prompt_length=16", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=2",
+        f"actor_rollout_ref.model.path='{folder / 'model'}'", "actor_rollout_ref.model.lora_rank=4",
+        # One at a time: pictures are then equal to the last bit, and many requests take a while.
+        "actor_rollout_ref.rollout.max_num_seqs=1",
+        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
+        "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
+        "actor_rollout_ref.rollout.pipeline.max_sequence_length=16",
+        f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
+        "reward.scorer=null", f"reward.custom_reward_function.path='{folder / 'scorer.py'}'", "reward.num_workers=2",
+    )  # fmt: skip
+    import ray  # not before: what has loaded it cannot fork its workers
+
+    job = ray.get_runtime_context().get_job_id()
+    replicas = [Replica(server, rank, job) for rank, server in enumerate(stack.servers.server_handles)]
+    assert len(replicas) == 2
+    for replica in replicas:
+        replica.publish(adapter(1.0), version=1)
+    return Running(config, stack, replicas, rows)
+
+
+@pytest.fixture
+def replica(running: Running) -> Iterator[Replica]:
+    """The first replica. Whatever a test does to it, it serves on as before and leaves nothing."""
+    one = running.replicas[0]
+    before = one.picture()
+    yield one
+    assert torch.equal(one.picture(), before), "the old weights must serve on"
+    assert left_behind() == []
+
+
+def left_behind() -> list[str]:
+    """Shared memory and sockets of weight updates."""
+    segments, sockets = Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"), Path("/tmp").glob(f"rl-*-{TOKEN}.sock")
+    return sorted(map(str, [*segments, *sockets]))
+
+
+def refused(answer: Any) -> str:
+    """What the worker said of an update that it did not take."""
+    import ray
+
+    with pytest.raises(Exception, match="update_weights_from_ipc failed") as caught:
+        ray.get(answer, timeout=SOON)
+    return str(caught.value)
+
+
+# --- weight updates -----------------------------------------------------------------------------------------
+
+
+def test_an_adapter_larger_than_a_bucket_arrives_whole(running: Running) -> None:
+    """Fault 2 of the reference: of several buckets only the last one was right."""
+    one, other = running.replicas
+    found = one.publish(adapter(2.0), version=2, bucket_bytes=600)
+    assert (found["tensors"], found["bound"]) == (8, 4)
+    assert found["buckets"] > 4
+    other.publish(adapter(2.0), version=2)
+    assert torch.equal(one.picture(), other.picture())
+    for replica in running.replicas:
+        replica.publish(adapter(1.0), version=1)
+    assert left_behind() == []
+
+
+def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
+    handle, answer = replica.begin()
+    program = f"""
+        import os, signal, torch
+        from verl_omni.weight_sync import transfer
+        def weights():
+            for number in range(9):
+                if number == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield f"{MODULE.format(block=0, part="q")}.lora_{{number}}", torch.ones(4, 32)
+        transfer.send(weights(), handle={handle!r}, bucket_bytes=600, device=None, deadline={DEADLINE})
+    """
+    sender = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, timeout=SOON)
+    assert sender.returncode == -signal.SIGKILL
+    assert "DeadlineExceeded" in refused(answer)
+
+
+def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
+    """What a faulty sender puts into the buffer, and its messages after the first."""
+    q, k = (f"{MODULE.format(block=0, part=part)}.lora_A.weight" for part in "qk")
+    one, two = torch.full((RANK, WIDTH), 1.0), torch.full((RANK, WIDTH), 2.0)
+    size = one.nbytes
+    first = {q: transfer.Entry(one.shape, one.dtype, 0, digest(one))}
+    second = {k: transfer.Entry(two.shape, two.dtype, size, digest(two))}
+    swapped = {
+        q: transfer.Entry(one.shape, one.dtype, size, digest(one)),
+        k: transfer.Entry(two.shape, two.dtype, 0, digest(two)),
+    }  # fmt: skip
+    beyond = {q: transfer.Entry(one.shape, one.dtype, 2 * size - 8, digest(one))}
+    message = transfer.BucketMessage
+    return {q: one, k: two}, {
+        "truncated": [message(beyond, [q])],
+        "re-ordered": [message(swapped, [q, k])],
+        "duplicated": [message(first), message(first), message(second, [q, k])],
+        "left out": [message(second, [q, k])],
+    }[fault]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("truncated", ""), ("re-ordered", "other bytes"), ("duplicated", "arrived twice"), ("left out", "missing")],
+)
+def test_a_bucket_that_is_not_what_was_sent(replica: Replica, fault: str, said: str) -> None:
+    handle, answer = replica.begin()
+    tensors, messages = bucket(fault)
+    buffer = Outgoing(None)
+    with transfer.Channel(handle, DEADLINE, owner=True) as channel:
+        begin: Begin = buffer.replace(1024, 1024)
+        place = 0
+        for tensor in tensors.values():
+            buffer.tensor[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            place += tensor.nbytes
+        failed = None
+        for message in [begin, *messages]:
+            channel.send(message)
+            failed = channel.receive().failed
+            if failed is not None:
+                break
+    buffer.close()
+    assert said in (failed or refused(answer))
+    refused(answer)
+
+
+def test_a_full_shared_memory(replica: Replica) -> None:
+    handle, answer = replica.begin()
+    room = os.statvfs("/dev/shm")
+    larger = torch.empty(room.f_blocks * room.f_frsize + 1, dtype=torch.uint8)  # its pages are never touched
+    with pytest.raises(Exception, match=r"\[NoRoom\] /dev/shm cannot hold"):
+        transfer.send([("transformer.x", larger)], handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+    assert "NoRoom" in refused(answer)
+
+
+def test_a_worker_that_was_never_told_leaves_the_sender_a_deadline(replica: Replica) -> None:
+    handle = names.make_update_zmq_handle(
+        f"ipc:///tmp/rl-colocate-zmq-{replica.job}-replica-9-rank-0.sock", "step-0-seq-0"
+    )
+    with pytest.raises(Exception, match=r"nobody listened within 0\.5 s"):
+        transfer.send(adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
+
+
+# --- requests -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_cut_off_in_the_middle_says_so_and_the_rest_is_whole(replica: Replica) -> None:
+    import ray
+
+    asked = [replica.draw(seed, "abort") for seed in range(40)]
+    wait_for(lambda: replica.in_flight() > 10)
+    found = ray.get(replica.server.abort_all_requests.remote(), timeout=SOON)
+    assert replica.in_flight() == 0
+    ray.get(replica.server.resume_generation.remote(), timeout=SOON)
+    answers = ray.get(asked, timeout=SOON)
+    aborted = [answer for answer in answers if answer.stop_reason == "aborted"]
+    assert len(aborted) >= found["aborted_count"] > 0
+    assert {answer.stop_reason for answer in answers} <= {"aborted", "completed"}
+    for answer in answers:
+        assert answer.diffusion_output.shape == ((0,) if answer.stop_reason == "aborted" else (3, 64, 64))
+        assert answer.extra_fields["global_steps"] == 1
+
+
+# --- rewards ------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_score_is_waited_for_and_a_raising_scorer_is_named(running: Running) -> None:
+    scored = running.score(["", "slow", "", ""])
+    assert scored.scoring_seconds > 2
+    assert scored.scores.tolist() == pytest.approx([float(image.float().mean() / 255) for image in scored.images])
+    with pytest.raises(Exception, match="the scorer's disk is gone") as caught:
+        running.score(["", "", "raise", ""])
+    assert PROMPTS[2] in str(caught.value)
+    assert running.score(["", "", "", ""]).scores.tolist() == scored.scores.tolist()
+
+
+def test_a_reward_worker_that_dies_ends_the_batch_with_its_name(running: Running) -> None:
+    import ray
+
+    (worker, *_) = ray.get(
+        running.stack.agent_loop.agent_loop_workers[0].__ray_call__.remote(lambda own: own.reward_loop_worker_handles)
+    )
+    pid = ray.get(worker.__ray_call__.remote(lambda own: os.getpid()))
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(running.score, ["slow", "slow", "slow", "slow"])
+        time.sleep(1)  # it is being scored: whichever moment it dies at, the batch must end
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Exception, match="RewardLoopWorker") as caught:
+            batch.result(timeout=SOON)
+    assert "SampleFailed" in str(caught.value)
+
+
+# --- replicas -----------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_dies_while_it_draws_ends_the_batch_and_is_named(running: Running) -> None:
+    import ray
+
+    one, other = running.replicas
+    pid = ray.get(other.server.__ray_call__.remote(lambda own: os.getpid()))
+    asked = [other.draw(seed, "killed") for seed in range(40)]
+    wait_for(lambda: other.in_flight() > 10)
+    os.kill(pid, signal.SIGKILL)
+    ended = []
+    for answer in asked:
+        try:
+            ray.get(answer, timeout=SOON)
+        except ray.exceptions.RayActorError as error:
+            ended.append(str(error))
+    assert ended
+    assert torch.equal(one.picture(), one.picture())
+    with pytest.raises(Exception, match="SampleFailed"):  # its share of any batch goes to nobody
+        running.score(["", "", "", ""])
+
+
+def test_a_replica_that_dies_in_an_update_ends_the_update(running: Running) -> None:
+    import ray
+
+    one = running.replicas[0]
+    pid = ray.get(one.server.__ray_call__.remote(lambda own: os.getpid()))
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for number, (name, tensor) in enumerate(adapter(2.0).items()):
+            if number == 5:
+                os.kill(pid, signal.SIGKILL)
+            yield name, tensor
+
+    handle, answer = one.begin()
+    with pytest.raises(Exception, match="DeadlineExceeded"):
+        transfer.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(answer, timeout=SOON)
+    with pytest.raises(Exception, match=r"died|dead"):
+        running.stack.weights.update_weights(global_steps=3)
+    assert left_behind() == []
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
