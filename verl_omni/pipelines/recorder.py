@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,12 +23,14 @@ class Record:
         sigma_max: the schedule's second noise level.
         conditions: what its velocities were computed from, [1, ...] each, under the names of the family's `CONDITIONS`.
         trajectory: of its window, None where it has none.
+        version: of the weights, None where the trainer gave none.
     """
 
     final: Tensor
     sigma_max: float
-    conditions: Mapping[str, Tensor] = field(default_factory=dict)
-    trajectory: Trajectory | None = None
+    conditions: Mapping[str, Tensor]
+    trajectory: Trajectory | None
+    version: int | None
 
 
 class Recorder:
@@ -40,9 +42,11 @@ class Recorder:
     Args:
         params: the engine's sampling parameters, one for each request; a request without a generator gets one here.
         steps: the pipeline's own number of steps, for requests that name none.
+        version: of the pipeline's weights, as `version_of` finds it.
     """
 
-    def __init__(self, params: Sequence[Any], device: torch.device, *, steps: int) -> None:
+    def __init__(self, params: Sequence[Any], device: torch.device, *, steps: int, version: int | None = None) -> None:
+        self._version = version
         self._generators = [own_generator(each, device) for each in params]
         # The generator's own seed: a request that brought none must have a window of its own too.
         self._windows = [
@@ -75,6 +79,7 @@ class Recorder:
             Record(
                 final[row : row + 1], float(sigmas[1]),
                 {name: rows[row][None] for name, rows in conditions.items() if rows is not None}, trajectory,
+                self._version,
             )
             for row, trajectory in enumerate(trajectories)
         ]  # fmt: skip
@@ -106,9 +111,18 @@ def attach(output: Any, media: str, wanted: Wanted, record: Record) -> None:
         found = {"all_sigmas": record.trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[record.sigma_max]])}
     if wanted.clean_latents:
         found["clean_latents"] = _kept(record.final)
+    # Without these, what it was conditioned on is of no use to anybody.
+    embeddings = {name: _kept(value) for name, value in record.conditions.items()} if found else {}
+    if wanted.version and record.version is not None:
+        found["weights_version"] = torch.tensor([record.version])
     if found:
-        embeddings = {name: _kept(value) for name, value in record.conditions.items()}
         output.output = {"payload": {media: output.output}, "metadata": {"rl": found, "prompt_embeddings": embeddings}}
+
+
+def version_of(pipeline: Any) -> int | None:
+    """Version of a pipeline's weights, which the engine's worker notes at each update; None before the first."""
+    version: int | None = getattr(pipeline, "weights_version", None)
+    return version
 
 
 def get_post_process_func(od_config: Any) -> Callable[..., Any]:

@@ -17,15 +17,18 @@ class Wanted:
     Attributes:
         steps: the window's steps and their log-probabilities, for algorithms that compare likelihoods.
         clean_latents: what the decoder is given, for algorithms that add noise of their own to it.
+        version: of the weights that drew it.
     """
 
-    steps: bool
-    clean_latents: bool
+    steps: bool = False
+    clean_latents: bool = False
+    version: bool = False
 
 
 def wanted_of(extra: Mapping[str, Any]) -> Wanted:
-    """What the extra arguments of one request ask for: `logprobs` and `clean_latents`."""
-    return Wanted(steps=bool(extra.get("logprobs")), clean_latents=bool(extra.get("clean_latents")))
+    """What the extra arguments of one request ask for: `logprobs`, `clean_latents`, `weights_version`."""
+    asked = (bool(extra.get(name)) for name in ("logprobs", "clean_latents", "weights_version"))
+    return Wanted(*asked)
 
 
 def window_of(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None:

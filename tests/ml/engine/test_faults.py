@@ -66,7 +66,7 @@ class Replica:
     job: str
     updates: int = 0
 
-    def begin(self) -> tuple[str, Any]:
+    def begin(self, version: int | None = None) -> tuple[str, Any]:
         """Tell the worker that an adapter comes. Returns the handle to send it on, and the answer to wait for."""
         self.updates += 1
         # No other run on this host, whose Ray counts its jobs from one too, has this name.
@@ -76,7 +76,7 @@ class Replica:
             "update_weights_from_ipc",
             kwargs={
                 "peft_config": SETTINGS, "base_sync_done": True, "use_shm": True, "zmq_update_id": update,
-                "deadline": DEADLINE,
+                "deadline": DEADLINE, "global_steps": version,
             },
         )  # fmt: skip
         return names.make_update_zmq_handle(base, update), answer
@@ -85,7 +85,7 @@ class Replica:
         """A good update; the worker's answer."""
         import ray
 
-        handle, answer = self.begin()
+        handle, answer = self.begin(version)
         transfer.send(weights.items(), handle=handle, bucket_bytes=bucket_bytes, device=None, deadline=DEADLINE)
         found = ray.get(answer, timeout=SOON)[0]
         ray.get(self.server.set_global_steps.remote(version), timeout=SOON)
@@ -279,6 +279,27 @@ def test_a_worker_that_was_never_told_leaves_the_sender_a_deadline(replica: Repl
     )
     with pytest.raises(Exception, match=r"nobody listened within 0\.5 s"):
         transfer.send(adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
+
+
+def test_a_sample_is_of_the_version_that_it_says_while_weights_change_under_it(running: Running) -> None:
+    """Requests wait in the engine's queue when an update comes: some are drawn before it, and some after."""
+    import ray
+
+    one, seeds = running.replicas[0], range(30)
+    pictures: dict[int, list[Tensor]] = {}
+    for version, strength in ((3, 1.5), (2, 2.0)):
+        one.publish(adapter(strength), version)
+        pictures[version] = [one.picture(seed) for seed in seeds]
+    differ = [not torch.equal(old, new) for old, new in zip(pictures[2], pictures[3], strict=True)]
+    assert all(differ), "two versions that draw the same would prove nothing"
+    asked = [one.draw(seed, "flight") for seed in seeds]
+    wait_for(lambda: 0 < one.in_flight() < len(seeds) - 2)
+    one.publish(adapter(1.5), 3)
+    found = [(answer.extra_fields["global_steps"], answer.diffusion_output) for answer in ray.get(asked, timeout=SOON)]
+    for seed, (version, picture) in zip(seeds, found, strict=True):
+        assert torch.equal(picture, pictures[version][seed]), f"seed {seed} is not of version {version}"
+    assert {version for version, _ in found} == {2, 3}
+    one.publish(adapter(1.0), 1)
 
 
 # --- requests -----------------------------------------------------------------------------------------------

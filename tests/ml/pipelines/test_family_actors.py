@@ -29,14 +29,14 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model: Any = SimpleNamespace(
         path=str(folder), architecture=architecture, lora_rank=4, lora_alpha=8,
         target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(adapter.LAYERS),
+        fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",),
     )  # fmt: skip
     return family.folder, folder, DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=2), 1)
 
 
 def test_the_familys_names_are_those_of_its_transformer(made: tuple[str, Path, DiffusionActor]) -> None:
     folder, _, actor = made
-    layers = [name for name, _ in actor.module.named_modules() if build._is_layer(name, actor.adapter.LAYERS)]
+    layers = [name for name, _ in actor.module.named_modules() if build._is_layer(name, actor.policy.adapter.LAYERS)]
     assert len(layers) == 2
     assert len(dict(actor.weights("lora"))) == 2 * MODULES[folder]
 

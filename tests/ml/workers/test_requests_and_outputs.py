@@ -162,7 +162,8 @@ def test_parameters_are_split_between_engine_and_pipeline() -> None:
     assert params == before
     assert (made.height, made.seed, made.output_type) == (64, None, "pt")
     assert made.extra_args == {
-        "own": 1, "noise_level": 0.7, "global_steps": 3, "logprobs": True, "pixel_dtype": "uint8"
+        "own": 1, "noise_level": 0.7, "global_steps": 3, "logprobs": True, "pixel_dtype": "uint8",
+        "weights_version": True,
     }  # fmt: skip
 
 

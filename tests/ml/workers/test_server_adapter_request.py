@@ -18,12 +18,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.calls: list[tuple[str, Any]] = []
 
     async def list_loras(self) -> list[int]:
         self.asked += 1
         return [123]
 
-    async def collective_rpc(self, **call: Any) -> list[Any]:
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = (), **call: Any) -> list[Any]:
+        self.calls.append((method, args))
         return [{"tensors": 2}]
 
     async def sleep(self, level: int) -> list[Any]:
@@ -40,7 +42,7 @@ def server() -> Any:
     made: Any = object.__new__(vLLMOmniHttpServer)
     made._lora_loaded, made._asleep, made._awake, made.engine = None, {"weights"}, asyncio.Event(), Engine()
     made.model_config = SimpleNamespace(lora_rank=4, lora={})
-    made.node_rank, made.rollout_mode = 0, None
+    made.node_rank, made.rollout_mode, made._noted_version = 0, None, None
     return made
 
 
@@ -72,6 +74,16 @@ async def test_whatever_may_change_the_adapter_makes_it_ask_again(server: Any, c
     await change(server)
     await server._lora_request()
     assert server.engine.asked == 2
+
+
+async def test_workers_are_told_the_version_of_weights_that_came_without_one(server: Any) -> None:
+    await server.collective_rpc("update_weights_from_ipc", kwargs={"global_steps": 3})
+    await server.set_global_steps(3)
+    assert [method for method, _ in server.engine.calls] == ["update_weights_from_ipc"]
+    await server.collective_rpc("update_weights_from_ipc")
+    await server.set_global_steps(4)
+    assert server.engine.calls[-1] == ("note_weights_version", (4,))
+    assert await server.get_global_steps() == 4
 
 
 async def test_without_adapters_nothing_is_asked(server: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from vllm_omni.diffusion.data import DiffusionOutput
 
-from verl_omni.pipelines.recorder import Record, attach, own_generator, with_text
+from verl_omni.pipelines.recorder import Record, attach, own_generator, version_of, with_text
 from verl_omni.pipelines.recording import Sampler
 from verl_omni.pipelines.rollout_settings import wanted_of, window_of
 
@@ -79,7 +79,10 @@ class StepwiseSD3:
         """The picture of a request that is through, with what was recorded."""
         output = DiffusionOutput(output=self._decoded(state.latents, state.sampling.output_type))
         trajectory = state.extra["sampler"].trajectories()[0]
-        record = Record(state.latents, state.extra["sigma_max"], state.extra["conditions"], trajectory)
+        # No update of the weights comes between the steps of a request: the worker refuses it.
+        record = Record(
+            state.latents, state.extra["sigma_max"], state.extra["conditions"], trajectory, version_of(self)
+        )
         attach(output, "image", wanted_of(state.sampling.extra_args or {}), record)
         return output
 

@@ -51,7 +51,8 @@ def diffusion_output(result: Any, wanted: Wanted, *, global_steps: int | None) -
     Args:
         result: `OmniRequestOutput`, or None when the request ended without any. Its `images` hold a tensor, an array,
             PIL images (of a video, its frames), a dict with one of `MEDIA`, or a pair of video and audio.
-        global_steps: version of the weights that made the sample.
+        global_steps: version of the weights when the request was submitted; what the engine's worker says about the
+            weights that drew the sample counts more.
 
     Returns:
         The sample. Sound beside a video is in `extra_fields`: `audio` (float32), and `audio_sample_rate` in Hz.
@@ -64,7 +65,7 @@ def diffusion_output(result: Any, wanted: Wanted, *, global_steps: int | None) -
         reason = stop_reason(_finish_reason(result, default="abort"))
         return aborted(wanted, global_steps=global_steps).model_copy(update={"stop_reason": reason})
     extra = _trajectory(result)
-    log_probs = extra.pop("log_probs", None)
+    log_probs, version = extra.pop("log_probs", None), extra.pop("weights_version", None)
     if media.audio is not None:
         extra |= {"audio": _float32(media.audio), "audio_sample_rate": _sample_rate(result)}
     return DiffusionOutput(
@@ -72,7 +73,7 @@ def diffusion_output(result: Any, wanted: Wanted, *, global_steps: int | None) -
         log_probs=log_probs if wanted.log_probs else None,
         stop_reason=stop_reason(_finish_reason(result, default="stop")),
         num_preempted=getattr(result, "num_preempted", None),
-        extra_fields={**extra, "global_steps": global_steps},
+        extra_fields={**extra, "global_steps": global_steps if version is None else int(version)},
     )
 
 

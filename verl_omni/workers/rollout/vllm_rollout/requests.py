@@ -78,7 +78,8 @@ def sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingParams:
     extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS | {"extra_args"}}
     own["output_type"] = "latent" if sample.latent else "pt"
     nested = params.get("extra_args") or {}
-    return OmniDiffusionSamplingParams(**own, extra_args={**nested, **extra, "pixel_dtype": sample.pixel_dtype})
+    ours = {"pixel_dtype": sample.pixel_dtype, "weights_version": True}
+    return OmniDiffusionSamplingParams(**own, extra_args={**nested, **extra, **ours})
 
 
 def prompt(asked: Asked, *, several_stages: bool = False) -> dict[str, Any]:

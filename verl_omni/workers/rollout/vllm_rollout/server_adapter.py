@@ -53,7 +53,13 @@ class ServerAdapter(VerlServerAdapter):
         receiving = await self._execute_method(
             "update_weights_from_ipc",
             non_block=True,
-            kwargs={**kwargs, "use_shm": self.use_shm, "zmq_update_id": update, "deadline": deadline},
+            kwargs={
+                **kwargs,
+                "use_shm": self.use_shm,
+                "zmq_update_id": update,
+                "deadline": deadline,
+                "global_steps": global_steps,
+            },
         )
         device = None if self.use_shm else torch.device(get_device_name(), get_device_id())
 

@@ -62,11 +62,13 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
         use_shm: bool = False,
         zmq_update_id: str | None = None,
         deadline: float = DEADLINE_SECONDS,
+        global_steps: int | None = None,
     ) -> dict[str, Any]:
         """Take an adapter (with `peft_config` and `base_sync_done`) or full weights from the trainer.
 
         Args:
             use_shm: verl's flag; the sender's first message says the same, and is believed.
+            global_steps: version of the weights, for the samples that they will draw; None leaves that to the server.
 
         Returns:
             `tensors` (number sent), `buckets`, `lora` (bool), `bound`: modules that the adapter was attached to,
@@ -83,10 +85,24 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
                 "weights arrived at a worker without a pipeline: none is loaded, or its model makes tokens"
             )
         config, self._pending_peft_config = peft_config or self._pending_peft_config, None
+        self._refuse_half_drawn()
         handle = make_update_zmq_handle(self._get_zmq_handle(), zmq_update_id)
         if config and base_sync_done:
-            return self._take_adapter(handle, config, deadline)
-        return self._take_full(handle, deadline)
+            answer = self._take_adapter(handle, config, deadline)
+        else:
+            answer = self._take_full(handle, deadline)
+        self.note_weights_version(global_steps)
+        return answer
+
+    def note_weights_version(self, global_steps: int | None) -> None:
+        """Samples that are drawn from now on are of this version."""
+        if (pipeline := getattr(self.model_runner, "pipeline", None)) is not None:
+            pipeline.weights_version = global_steps
+
+    def _refuse_half_drawn(self) -> None:
+        """Between the steps of a request (`step_execution`) its weights must stay what they were."""
+        if half_drawn := len(getattr(self.model_runner, "state_cache", ())):
+            raise WeightSyncError(f"{half_drawn} requests are half drawn: abort them, or let them end, first")
 
     def _take_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
         staging, buckets = Staging(), 0

@@ -72,6 +72,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
     @override
     def _post_init(self, cuda_visible_devices: str) -> None:
         self._lora_loaded: bool | None = None
+        self._noted_version: int | None = None  # what the workers stamp samples with
         self._asleep: set[str] = set()
         self._awake = asyncio.Event()
         self._awake.set()
@@ -230,10 +231,17 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         answers = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
         if method == "update_weights_from_ipc":
             self._lora_loaded = None
-        return checked_answers(method, answers)
+        flat = checked_answers(method, answers)
+        if method == "update_weights_from_ipc":
+            self._noted_version = (kwargs or {}).get("global_steps")
+        return flat
 
     @override
     async def set_global_steps(self, global_steps: int) -> None:
+        # Weights may have come by another way than the update that told the workers their version.
+        if self._noted_version != global_steps:
+            await self.collective_rpc("note_weights_version", args=(global_steps,))
+            self._noted_version = global_steps
         self.global_steps = global_steps
         self._lora_loaded = None
 
