@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import logging
@@ -25,6 +26,8 @@ from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, padd
 from verl_omni.agent_loop.fanout import run_rows
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
+
+SCORE_SECONDS = 600.0  # where a configuration from elsewhere has no reward.deadline_seconds
 
 __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "_pad_prompt_extra_field"]
 
@@ -70,6 +73,7 @@ class DiffusionAgentLoopWorker:
             for reader in (self.processor, self.tokenizer):
                 if reader is not None:
                     reader.chat_template = template
+        self.score_seconds = float(OmegaConf.select(config, "reward.deadline_seconds", default=SCORE_SECONDS))
         self._makers: dict[str, Callable[..., Any]] = {}
         self._turns = itertools.count()
         # For each loop, so for each row, it says that a diffusion model has no builder of its own.
@@ -171,6 +175,9 @@ class DiffusionAgentLoopWorker:
         """Ask the next reward worker, while other rows are still being generated.
 
         Only what scoring needs travels: the recorded latents stay here.
+
+        Raises:
+            TimeoutError: there was no score within `reward.deadline_seconds`.
         """
         assert self.reward_loop_worker_handles is not None
         columns = {name: _single(value) for name, value in kwargs.items()}
@@ -183,7 +190,11 @@ class DiffusionAgentLoopWorker:
             meta_info={"validate": validate},
         )
         worker = self.reward_loop_worker_handles[next(self._turns) % len(self.reward_loop_worker_handles)]
-        result: dict[str, Any] = await worker.compute_score.remote(data)
+        try:
+            async with asyncio.timeout(self.score_seconds):
+                result: dict[str, Any] = await worker.compute_score.remote(data)
+        except TimeoutError as error:
+            raise TimeoutError(f"no score within {self.score_seconds:g} s (reward.deadline_seconds)") from error
         return result
 
     def _postprocess(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,17 @@ async def test_an_answer_of_a_reward_worker_must_be_whole(worker: Any, batch: An
 
     with pytest.raises(SampleFailed, match=f"KeyError: '{missing}'"):
         await worker(rewards=[Partial()]).generate_sequences(batch(["a"]))
+
+
+async def test_a_scorer_that_never_answers_ends_at_the_deadline(worker: Any, batch: Any, rewards: Any) -> None:
+    class Stuck(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets it")
+
+    made = worker("reward.deadline_seconds=0.05", rewards=[Stuck()])
+    with pytest.raises(SampleFailed, match=r"no score within 0\.05 s \(reward\.deadline_seconds\)"):
+        await made.generate_sequences(batch(["a"]))
 
 
 async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: Any) -> None:
