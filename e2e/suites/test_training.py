@@ -201,7 +201,9 @@ def left(api: Api, job: Job) -> dict[str, int]:
 
 def test_an_image_that_is_not_there_is_named(api: Api, space: str) -> None:
     job = Job(api, space, NAME)
-    job.create(example(runtime={"image": "localhost/no-such-image:1"}, checkpoint={}, backoffLimit=0))
+    job.create(
+        example(runtime={"image": "localhost/no-such-image:1", "rayVersion": "2.60.0"}, checkpoint={}, backoffLimit=0)
+    )
 
     def named(status: dict[str, Any]) -> bool:
         return "localhost/no-such-image:1" in json.dumps(status)
