@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 import tqdm
+from torch import Tensor
+
+from verl_omni.weight_sync import names, transfer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -98,7 +102,7 @@ class RunningFamily:
         guidance = training_adapter(settings.model.architecture).guidance(settings.rollout.pipeline)
         sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": guidance, "tolerance": 1e-4}
         batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
-        proto = DataProto.from_dict(tensors=batch, meta_info={"sampler": sampler})
+        proto = DataProto.from_dict(tensors=batch, meta_info={"request": sampler})
         return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
 
     def publish(self, version: int) -> dict[str, Any]:
@@ -112,8 +116,6 @@ class RunningFamily:
         """Send the model's own weights times `scale`, under the names of its file; how many tensors that were."""
         import ray
         from safetensors.torch import load_file
-
-        from verl_omni.weight_sync import names, transfer
 
         file = Path(self.config.actor_rollout_ref.model.path) / "transformer" / "diffusion_pytorch_model.safetensors"
         weights = {f"transformer.{name}": tensor * scale for name, tensor in load_file(file).items()}
@@ -152,3 +154,99 @@ def family(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> C
         return RunningFamily(config, stack, guided)
 
     return starting
+
+
+# --- a trainer's end of an update, played by a test ---------------------------------------------------------
+
+LAYER = "transformer.transformer_blocks.{block}.attn.to_{part}"
+RANK, WIDTH = 4, 32
+ADAPTER = {"r": RANK, "lora_alpha": RANK, "target_modules": ["to_q", "to_k"], "peft_type": "LORA", "bias": "none"}
+DEADLINE = 10.0  # seconds that either end of a transfer waits for the other
+SOON = 60.0  # seconds by which whatever is asked is there
+TOKEN = secrets.token_hex(4)
+
+
+@dataclass
+class Replica:
+    """A server of the stack, and the trainer's end of an update as these tests play it."""
+
+    server: Any
+    rank: int
+    job: str
+    updates: int = 0
+    asked: int = 0
+    token: str = TOKEN
+
+    @staticmethod
+    def adapter(strength: float) -> dict[str, Tensor]:
+        """An adapter of all queries and keys; another strength draws other pictures."""
+        generator = torch.Generator().manual_seed(3)
+        made: dict[str, Tensor] = {}
+        for block in range(2):
+            for part in "qk":
+                module = LAYER.format(block=block, part=part)
+                made[f"{module}.lora_A.weight"] = torch.randn(RANK, WIDTH, generator=generator)
+                made[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, RANK, generator=generator)
+        return made
+
+    def begin(self, version: int | None = None) -> tuple[str, Any]:
+        """Tell the worker that an adapter comes. Returns the handle to send it on, and the answer to wait for."""
+        self.updates += 1
+        # No other run on this host, whose Ray counts its jobs from one too, has this name.
+        update = f"{names.make_update_zmq_id(0, self.updates)}-{TOKEN}"
+        base = f"ipc:///tmp/rl-colocate-zmq-{self.job}-replica-{self.rank}-rank-0.sock"
+        answer = self.server.collective_rpc.remote(
+            "update_weights_from_ipc",
+            kwargs={
+                "peft_config": ADAPTER, "base_sync_done": True, "use_shm": True, "zmq_update_id": update,
+                "deadline": DEADLINE, "global_steps": version,
+            },
+        )  # fmt: skip
+        return names.make_update_zmq_handle(base, update), answer
+
+    def publish(self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 1 << 20) -> Any:
+        """A good update; the worker's answer."""
+        import ray
+
+        handle, answer = self.begin(version)
+        transfer.send(weights.items(), handle=handle, bucket_bytes=bucket_bytes, device=None, deadline=DEADLINE)
+        found = ray.get(answer, timeout=SOON)[0]
+        ray.get(self.server.set_global_steps.remote(version), timeout=SOON)
+        return found
+
+    def draw(self, seed: int) -> Any:
+        """A sample that is on its way."""
+        self.asked += 1
+        params = {
+            "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
+            "seed": seed, "logprobs": False,
+        }  # fmt: skip
+        return self.server.generate.remote(
+            prompt_ids=[2, 5, 7], sampling_params=params, request_id=f"draw-{self.asked}"
+        )
+
+    def picture(self, seed: int = 5) -> Tensor:
+        import ray
+
+        return ray.get(self.draw(seed), timeout=SOON).diffusion_output  # type: ignore[no-any-return]
+
+    def in_flight(self) -> int:
+        import ray
+
+        return ray.get(self.server.__ray_call__.remote(lambda own: len(own.engine.request_states)), timeout=SOON)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def replicas_of() -> Callable[[Any], list[Replica]]:
+    """The servers of a stack with a tiny Stable Diffusion 3 and LoRA of rank 4, each with an adapter of version 1."""
+
+    def made(stack: Any) -> list[Replica]:
+        import ray
+
+        job = ray.get_runtime_context().get_job_id()
+        found = [Replica(server, rank, job) for rank, server in enumerate(stack.servers.server_handles)]
+        for replica in found:
+            replica.publish(replica.adapter(1.0), version=1)
+        return found
+
+    return made

@@ -5,7 +5,6 @@ served before serves on. The tests run in this order: the last ones end the repl
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -27,13 +26,11 @@ from verl_omni.weight_sync.digest import digest
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-PROMPTS = ["a red circle", "a blue square on the left", "two cat photo", "a green tree"]
-MODULE = "transformer.transformer_blocks.{block}.attn.to_{part}"
-RANK, WIDTH = 4, 32
-SETTINGS = {"r": RANK, "lora_alpha": RANK, "target_modules": ["to_q", "to_k"], "peft_type": "LORA", "bias": "none"}
-DEADLINE = 10.0  # seconds that either end of a transfer waits for the other, in these tests
+DEADLINE = 10.0  # seconds that either end of a transfer waits for the other
 SOON = 60.0  # seconds by which whatever is broken has said so
-TOKEN = secrets.token_hex(4)
+LAYER = "transformer.transformer_blocks.0.attn.to_{}"
+
+PROMPTS = ["a red circle", "a blue square on the left", "two cat photo", "a green tree"]
 SCORER = """
 import time
 def compute_score(data_source, solution_image, ground_truth, extra_info):
@@ -45,80 +42,13 @@ def compute_score(data_source, solution_image, ground_truth, extra_info):
 """
 
 
-def adapter(strength: float) -> dict[str, Tensor]:
-    """An adapter of all queries and keys; another strength draws other pictures."""
-    generator = torch.Generator().manual_seed(3)
-    made: dict[str, Tensor] = {}
-    for block in range(2):
-        for part in "qk":
-            module = MODULE.format(block=block, part=part)
-            made[f"{module}.lora_A.weight"] = torch.randn(RANK, WIDTH, generator=generator)
-            made[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, RANK, generator=generator)
-    return made
-
-
-@dataclass
-class Replica:
-    """A server of the stack, and the trainer's end of an update as these tests play it."""
-
-    server: Any
-    rank: int
-    job: str
-    updates: int = 0
-
-    def begin(self, version: int | None = None) -> tuple[str, Any]:
-        """Tell the worker that an adapter comes. Returns the handle to send it on, and the answer to wait for."""
-        self.updates += 1
-        # No other run on this host, whose Ray counts its jobs from one too, has this name.
-        update = f"{names.make_update_zmq_id(0, self.updates)}-{TOKEN}"
-        base = f"ipc:///tmp/rl-colocate-zmq-{self.job}-replica-{self.rank}-rank-0.sock"
-        answer = self.server.collective_rpc.remote(
-            "update_weights_from_ipc",
-            kwargs={
-                "peft_config": SETTINGS, "base_sync_done": True, "use_shm": True, "zmq_update_id": update,
-                "deadline": DEADLINE, "global_steps": version,
-            },
-        )  # fmt: skip
-        return names.make_update_zmq_handle(base, update), answer
-
-    def publish(self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 1 << 20) -> Any:
-        """A good update; the worker's answer."""
-        import ray
-
-        handle, answer = self.begin(version)
-        transfer.send(weights.items(), handle=handle, bucket_bytes=bucket_bytes, device=None, deadline=DEADLINE)
-        found = ray.get(answer, timeout=SOON)[0]
-        ray.get(self.server.set_global_steps.remote(version), timeout=SOON)
-        return found
-
-    def draw(self, seed: int, name: str = "draw") -> Any:
-        """A sample that is on its way."""
-        params = {
-            "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
-            "seed": seed, "logprobs": False,
-        }  # fmt: skip
-        return self.server.generate.remote(
-            prompt_ids=[2, 5, 7], sampling_params=params, request_id=f"{name}-{self.updates}-{seed}"
-        )
-
-    def picture(self, seed: int = 5) -> Tensor:
-        import ray
-
-        return ray.get(self.draw(seed), timeout=SOON).diffusion_output  # type: ignore[no-any-return]
-
-    def in_flight(self) -> int:
-        import ray
-
-        return ray.get(self.server.__ray_call__.remote(lambda own: len(own.engine.request_states)), timeout=SOON)  # type: ignore[no-any-return]
-
-
 @dataclass
 class Running:
     """The stack, and what of it is asked."""
 
     config: Any
     stack: Any
-    replicas: list[Replica]
+    replicas: list[Any]
     rows: Callable[[Sequence[str]], list[dict[str, Any]]]
 
     def score(self, truths: Sequence[str]) -> Any:
@@ -132,7 +62,7 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
+def running(start: Any, rows: Any, replicas_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
     from verl_omni.models.tiny import make_tiny_sd3
 
     folder = tmp_path_factory.mktemp("faults")
@@ -150,29 +80,24 @@ def running(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> 
         f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
         "reward.scorer=null", f"reward.custom_reward_function.path='{folder / 'scorer.py'}'", "reward.num_workers=2",
     )  # fmt: skip
-    import ray  # not before: what has loaded it cannot fork its workers
-
-    job = ray.get_runtime_context().get_job_id()
-    replicas = [Replica(server, rank, job) for rank, server in enumerate(stack.servers.server_handles)]
+    replicas = replicas_of(stack)
     assert len(replicas) == 2
-    for replica in replicas:
-        replica.publish(adapter(1.0), version=1)
     return Running(config, stack, replicas, rows)
 
 
 @pytest.fixture
-def replica(running: Running) -> Iterator[Replica]:
+def replica(running: Running) -> Iterator[Any]:
     """The first replica. Whatever a test does to it, it serves on as before and leaves nothing."""
     one = running.replicas[0]
     before = one.picture()
     yield one
     assert torch.equal(one.picture(), before), "the old weights must serve on"
-    assert left_behind() == []
+    assert left_behind(one.token) == []
 
 
-def left_behind() -> list[str]:
+def left_behind(token: str) -> list[str]:
     """Shared memory and sockets of weight updates."""
-    segments, sockets = Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"), Path("/tmp").glob(f"rl-*-{TOKEN}.sock")
+    segments, sockets = Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"), Path("/tmp").glob(f"rl-*-{token}.sock")
     return sorted(map(str, [*segments, *sockets]))
 
 
@@ -191,17 +116,17 @@ def refused(answer: Any) -> str:
 def test_an_adapter_larger_than_a_bucket_arrives_whole(running: Running) -> None:
     """Fault 2 of the reference: of several buckets only the last one was right."""
     one, other = running.replicas
-    found = one.publish(adapter(2.0), version=2, bucket_bytes=600)
+    found = one.publish(one.adapter(2.0), version=2, bucket_bytes=600)
     assert (found["tensors"], found["bound"]) == (8, 4)
     assert found["buckets"] > 4
-    other.publish(adapter(2.0), version=2)
+    other.publish(other.adapter(2.0), version=2)
     assert torch.equal(one.picture(), other.picture())
     for replica in running.replicas:
-        replica.publish(adapter(1.0), version=1)
-    assert left_behind() == []
+        replica.publish(replica.adapter(1.0), version=1)
+    assert left_behind(one.token) == []
 
 
-def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
+def test_a_sender_that_is_killed_between_two_buckets(replica: Any) -> None:
     handle, answer = replica.begin()
     program = f"""
         import os, signal, torch
@@ -210,7 +135,7 @@ def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
             for number in range(9):
                 if number == 5:
                     os.kill(os.getpid(), signal.SIGKILL)
-                yield f"{MODULE.format(block=0, part="q")}.lora_{{number}}", torch.ones(4, 32)
+                yield f"{LAYER.format("q")}.lora_{{number}}", torch.ones(4, 32)
         transfer.send(weights(), handle={handle!r}, bucket_bytes=600, device=None, deadline={DEADLINE})
     """
     sender = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, timeout=SOON)
@@ -220,8 +145,8 @@ def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
 
 def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     """What a faulty sender puts into the buffer, and its messages after the first."""
-    q, k = (f"{MODULE.format(block=0, part=part)}.lora_A.weight" for part in "qk")
-    one, two = torch.full((RANK, WIDTH), 1.0), torch.full((RANK, WIDTH), 2.0)
+    q, k = (f"{LAYER.format(part)}.lora_A.weight" for part in "qk")
+    one, two = torch.full((4, 32), 1.0), torch.full((4, 32), 2.0)
     size = one.nbytes
     first = {q: transfer.Entry(one.shape, one.dtype, 0, digest(one))}
     second = {k: transfer.Entry(two.shape, two.dtype, size, digest(two))}
@@ -243,7 +168,7 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     ("fault", "said"),
     [("truncated", ""), ("re-ordered", "other bytes"), ("duplicated", "arrived twice"), ("left out", "missing")],
 )
-def test_a_bucket_that_is_not_what_was_sent(replica: Replica, fault: str, said: str) -> None:
+def test_a_bucket_that_is_not_what_was_sent(replica: Any, fault: str, said: str) -> None:
     handle, answer = replica.begin()
     tensors, messages = bucket(fault)
     buffer = Outgoing(None)
@@ -264,7 +189,7 @@ def test_a_bucket_that_is_not_what_was_sent(replica: Replica, fault: str, said: 
     refused(answer)
 
 
-def test_a_full_shared_memory(replica: Replica) -> None:
+def test_a_full_shared_memory(replica: Any) -> None:
     handle, answer = replica.begin()
     room = os.statvfs("/dev/shm")
     larger = torch.empty(room.f_blocks * room.f_frsize + 1, dtype=torch.uint8)  # its pages are never touched
@@ -273,12 +198,12 @@ def test_a_full_shared_memory(replica: Replica) -> None:
     assert "NoRoom" in refused(answer)
 
 
-def test_a_worker_that_was_never_told_leaves_the_sender_a_deadline(replica: Replica) -> None:
+def test_a_worker_that_was_never_told_leaves_the_sender_a_deadline(replica: Any) -> None:
     handle = names.make_update_zmq_handle(
         f"ipc:///tmp/rl-colocate-zmq-{replica.job}-replica-9-rank-0.sock", "step-0-seq-0"
     )
     with pytest.raises(Exception, match=r"nobody listened within 0\.5 s"):
-        transfer.send(adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
+        transfer.send(replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
 
 
 def test_a_sample_is_of_the_version_that_it_says_while_weights_change_under_it(running: Running) -> None:
@@ -288,27 +213,27 @@ def test_a_sample_is_of_the_version_that_it_says_while_weights_change_under_it(r
     one, seeds = running.replicas[0], range(30)
     pictures: dict[int, list[Tensor]] = {}
     for version, strength in ((3, 1.5), (2, 2.0)):
-        one.publish(adapter(strength), version)
+        one.publish(one.adapter(strength), version)
         pictures[version] = [one.picture(seed) for seed in seeds]
     differ = [not torch.equal(old, new) for old, new in zip(pictures[2], pictures[3], strict=True)]
     assert all(differ), "two versions that draw the same would prove nothing"
-    asked = [one.draw(seed, "flight") for seed in seeds]
+    asked = [one.draw(seed) for seed in seeds]
     wait_for(lambda: 0 < one.in_flight() < len(seeds) - 2)
-    one.publish(adapter(1.5), 3)
+    one.publish(one.adapter(1.5), 3)
     found = [(answer.extra_fields["global_steps"], answer.diffusion_output) for answer in ray.get(asked, timeout=SOON)]
     for seed, (version, picture) in zip(seeds, found, strict=True):
         assert torch.equal(picture, pictures[version][seed]), f"seed {seed} is not of version {version}"
     assert {version for version, _ in found} == {2, 3}
-    one.publish(adapter(1.0), 1)
+    one.publish(one.adapter(1.0), 1)
 
 
 # --- requests -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_cut_off_in_the_middle_says_so_and_the_rest_is_whole(replica: Replica) -> None:
+def test_what_is_cut_off_in_the_middle_says_so_and_the_rest_is_whole(replica: Any) -> None:
     import ray
 
-    asked = [replica.draw(seed, "abort") for seed in range(40)]
+    asked = [replica.draw(seed) for seed in range(40)]
     wait_for(lambda: replica.in_flight() > 10)
     found = ray.get(replica.server.abort_all_requests.remote(), timeout=SOON)
     assert replica.in_flight() == 0
@@ -359,7 +284,7 @@ def test_a_replica_that_dies_while_it_draws_ends_the_batch_and_is_named(running:
 
     one, other = running.replicas
     pid = ray.get(other.server.__ray_call__.remote(lambda own: os.getpid()))
-    asked = [other.draw(seed, "killed") for seed in range(40)]
+    asked = [other.draw(seed) for seed in range(40)]
     wait_for(lambda: other.in_flight() > 10)
     os.kill(pid, signal.SIGKILL)
     ended = []
@@ -381,7 +306,7 @@ def test_a_replica_that_dies_in_an_update_ends_the_update(running: Running) -> N
     pid = ray.get(one.server.__ray_call__.remote(lambda own: os.getpid()))
 
     def weights() -> Iterator[tuple[str, Tensor]]:
-        for number, (name, tensor) in enumerate(adapter(2.0).items()):
+        for number, (name, tensor) in enumerate(one.adapter(2.0).items()):
             if number == 5:
                 os.kill(pid, signal.SIGKILL)
             yield name, tensor
@@ -393,7 +318,7 @@ def test_a_replica_that_dies_in_an_update_ends_the_update(running: Running) -> N
         ray.get(answer, timeout=SOON)
     with pytest.raises(Exception, match=r"died|dead"):
         running.stack.weights.update_weights(global_steps=3)
-    assert left_behind() == []
+    assert left_behind(one.token) == []
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
