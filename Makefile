@@ -67,7 +67,7 @@ test-training: setup # the tests that need no Kubernetes
 	@echo "fast tests"
 	@$(fast)
 	@echo "tests of training"
-	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not cluster and not bare' --durations=8
+	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not npu and not cluster and not bare' --durations=8
 	@for file in $(ENGINE); do echo "on the real engine: $$file"; \
 	  $(BIN)/python -m pytest -q -W default -m 'engine and not gpu' --durations=8 "$$file"; done
 

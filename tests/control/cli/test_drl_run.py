@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # starts processes for each
+
 Drl = Callable[..., tuple[int, str]]
 Start = Callable[..., "subprocess.Popen[str]"]
 WriteJob = Callable[..., Path]

@@ -13,6 +13,8 @@ import torch
 from verl_omni.agent_loop.diffusion_agent_loop import configured_loops
 from verl_omni.agent_loop.fanout import SampleFailed
 
+pytestmark = pytest.mark.slow  # reads a model and all settings for each
+
 LOOP = """
 from verl_omni.agent_loop import DiffusionAgentLoopOutput, DiffusionSingleTurnAgentLoop
 

@@ -13,6 +13,8 @@ from scipy import ndimage
 from verl_omni.models.shapes import checker, prompts, scenes
 from verl_omni.reward_loop.rewards import get_scorer
 
+pytestmark = pytest.mark.slow  # draws pictures and makes a model
+
 RNG = np.random.default_rng(0)
 SCENES = [scenes.all_scenes()[i] for i in RNG.integers(len(scenes.all_scenes()), size=120)]
 PICTURES = [scenes.draw(scenes.place(scene, RNG)) for scene in SCENES]

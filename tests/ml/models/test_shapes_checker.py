@@ -12,6 +12,8 @@ from hypothesis.extra import numpy as npst
 
 from verl_omni.models.shapes import checker, scenes
 
+pytestmark = pytest.mark.slow  # draws thousands of pictures
+
 ALL = scenes.all_scenes()
 SCENES = st.sampled_from(ALL)
 SEEDS = st.integers(0, 2**32 - 1)

@@ -15,6 +15,8 @@ from verl_omni.trainer.report.load import Run, load
 from verl_omni.trainer.report.plots import BARS_AT_MOST, INK, phases
 from verl_omni.trainer.report.write import page
 
+pytestmark = pytest.mark.slow  # draws a page for each
+
 
 def test_a_page_needs_nothing_else(run: Path) -> None:
     text = report.write(run).read_text()
