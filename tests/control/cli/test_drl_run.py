@@ -32,7 +32,12 @@ def until(process: subprocess.Popen[str], text: str) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """Whether a process runs; one that has ended and was not collected yet does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def test_a_run_is_shown_line_by_line_and_summed_up(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
