@@ -11,6 +11,8 @@ import pytest
 from verl_omni.agent_loop.fanout import SampleFailed
 from verl_omni.workers.config import DiffusionModelConfig
 
+pytestmark = pytest.mark.slow  # reads a model and all settings for each
+
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}red{% endif %}"
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 IMAGE, VIDEO = 9, 8

@@ -12,6 +12,8 @@ from verl_omni.trainer import learning, settings
 from verl_omni.trainer.rollout import Scored
 from verl_omni.workers.config import DiffusionDPOLossConfig, DiffusionNFTLossConfig, FlowGRPOLossConfig
 
+pytestmark = pytest.mark.slow  # composes all settings for each
+
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 NFT, DPO = f"{LOSS}.loss_mode=diffusion_nft", f"{LOSS}.loss_mode=diffusion_dpo"
