@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from verl_omni.algos.groups import rows_of_groups
+
 EPSILON = 1e-4
 
 
@@ -23,15 +25,11 @@ def group_advantages(
     Raises:
         ValueError: lengths differ, or a reward is not finite.
     """
-    if len(rewards) != len(groups):
-        raise ValueError(f"{len(rewards)} rewards for {len(groups)} rows")
-    if not bool(torch.isfinite(rewards).all()):
-        raise ValueError("a reward is not finite")
+    members = rows_of_groups(rewards, groups)
     # In float32 the mean of equal rewards is not quite them, and the division would make advantages of what is left.
     rewards = rewards.double()
     centred, spread = torch.empty_like(rewards), torch.empty_like(rewards)
-    for group in dict.fromkeys(groups):
-        rows = torch.tensor([row for row, name in enumerate(groups) if name == group])
+    for rows in members:
         own = rewards[rows]
         centred[rows] = own - own.mean()
         spread[rows] = own.std() if len(own) > 1 else 1.0

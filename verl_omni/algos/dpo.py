@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from verl_omni.algos.groups import rows_of_groups
+
 
 def pairs(rewards: Tensor, groups: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Rows of the best and of the worst sample of each group, int64 [G] each, in the order of the groups.
@@ -22,16 +24,10 @@ def pairs(rewards: Tensor, groups: Sequence[str]) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: lengths differ, or a reward is not finite.
     """
-    if len(rewards) != len(groups):
-        raise ValueError(f"{len(rewards)} rewards for {len(groups)} rows")
-    if not bool(torch.isfinite(rewards).all()):
-        raise ValueError("a reward is not finite")
-    members: dict[str, list[int]] = {}
-    for row, group in enumerate(groups):
-        members.setdefault(group, []).append(row)
+    members = rows_of_groups(rewards, groups)
     values = rewards.tolist()
-    best = [max(rows, key=lambda row: values[row]) for rows in members.values()]
-    worst = [min(rows, key=lambda row: values[row]) for rows in members.values()]
+    best = [max(rows, key=lambda row: values[row]) for rows in members]
+    worst = [min(rows, key=lambda row: values[row]) for rows in members]
     return torch.tensor(best), torch.tensor(worst)
 
 

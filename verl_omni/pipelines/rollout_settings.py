@@ -27,8 +27,11 @@ class Wanted:
 
 def wanted_of(extra: Mapping[str, Any]) -> Wanted:
     """What the extra arguments of one request ask for: `logprobs`, `clean_latents`, `weights_version`."""
-    asked = (bool(extra.get(name)) for name in ("logprobs", "clean_latents", "weights_version"))
-    return Wanted(*asked)
+    return Wanted(
+        steps=bool(extra.get("logprobs")),
+        clean_latents=bool(extra.get("clean_latents")),
+        version=bool(extra.get("weights_version")),
+    )
 
 
 def window_of(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None:
