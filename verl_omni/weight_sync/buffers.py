@@ -99,7 +99,9 @@ def _mapped(segment: str, size: int, *, reserve: bool) -> Tensor:
     try:
         if reserve:
             os.posix_fallocate(descriptor, 0, size)
-        return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+        # All pages at once: a fault for each one costs as much as copying it.
+        mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        return torch.frombuffer(mapped, dtype=torch.uint8)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

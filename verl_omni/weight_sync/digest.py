@@ -6,10 +6,9 @@ same buffer, so both take the same branch; shape and dtype are compared apart.
 
 from __future__ import annotations
 
-import zlib
-
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 WORD = 8  # bytes
 CHUNK = 1 << 22  # words at a time: bounds the temporaries on a device to 3 x 32 MiB
@@ -17,11 +16,9 @@ _SPREAD, _PLACE = -7046029254386353131, -4658895280553007687  # odd; 2^64 over t
 
 
 def digest(tensor: Tensor) -> int:
-    """CRC-32 of host bytes; a 64-bit sum, computed where they lie, of device bytes."""
+    """XXH3 (64 bits) of host bytes; a 64-bit sum, computed where they lie, of device bytes."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    if flat.device.type == "cpu":
-        return zlib.crc32(flat.numpy())
-    return mixed_sum(flat)
+    return xxh3_64_intdigest(flat.numpy()) if flat.device.type == "cpu" else mixed_sum(flat)
 
 
 def mixed_sum(flat: Tensor) -> int:

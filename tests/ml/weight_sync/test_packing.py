@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.weight_sync import errors, names, transfer
+from verl_omni.weight_sync import errors, names, packing
 from verl_omni.weight_sync.buffers import Begin
 from verl_omni.weight_sync.digest import digest, mixed_sum
 from verl_omni.weight_sync.errors import IncompleteUpdate
@@ -33,20 +33,30 @@ class HostBuffer:
 
 
 class Reader:
-    """A receiver in the same thread: it copies each bucket out before it returns."""
+    """A receiver in the same thread. It reads as late as it may: what is overwritten before shows."""
 
     def __init__(self, buffer: HostBuffer) -> None:
         self.buffer, self.buckets, self.last = buffer, [], None
+        self.unread: list[Any] = []
+        self.most_unread = 0
         self.staging = Staging()
 
-    def __call__(self, message: Any) -> None:
-        if isinstance(message, Begin):
-            return
+    def give(self, message: Any) -> None:
         assert self.last is None, "nothing may follow the last bucket"
-        bucket = transfer._views(self.buffer.tensor, message.entries, torch.device("cpu"))
-        self.staging.add(bucket)
-        self.buckets.append([name for name, _ in bucket])
-        self.last = message.last
+        if isinstance(message, Begin):
+            assert not self.unread, "the buffer was dropped under the reader"
+        self.unread.append(message)
+        self.most_unread = max(self.most_unread, len(self.unread))
+
+    def wait(self, unconfirmed: int) -> None:
+        while len(self.unread) > unconfirmed:
+            message = self.unread.pop(0)
+            if isinstance(message, Begin):
+                continue
+            bucket = packing.unpacked(self.buffer.tensor, message.entries, torch.device("cpu"))
+            self.staging.add(bucket)
+            self.buckets.append([name for name, _ in bucket])
+            self.last = message.last
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=14), st.integers(1, 300))
@@ -55,7 +65,7 @@ def test_all_tensors_arrive_once_in_order_through_a_bounded_buffer(kinds: list[A
     weights = [(f"t{i}", (torch.rand(n) * 100).to(dtype)) for i, (n, dtype) in enumerate(kinds)]
     buffer = HostBuffer()
     reader = Reader(buffer)
-    packer = transfer.Packer(buffer, reader, limit)
+    packer = packing.Packer(buffer, reader, limit)
     for name, tensor in weights:
         packer.put(name, tensor)
     sent = packer.finish()
@@ -69,13 +79,41 @@ def test_all_tensors_arrive_once_in_order_through_a_bounded_buffer(kinds: list[A
 
 
 def test_the_buffer_grows_towards_the_bucket_and_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "FIRST_BUFFER", 8)
+    monkeypatch.setattr(packing, "FIRST", 8)
     buffer = HostBuffer()
-    packer = transfer.Packer(buffer, Reader(buffer), 100)
+    packer = packing.Packer(buffer, Reader(buffer), 100)
     for index in range(60):
         packer.put(f"t{index}", torch.ones(2))
     packer.finish()
-    assert buffer.sizes == [8, 32, 100]
+    assert buffer.sizes == [16, 100]
+
+
+def test_one_half_is_filled_while_the_other_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "FIRST", 64)
+    buffer = HostBuffer()
+    reader = Reader(buffer)
+    packer = packing.Packer(buffer, reader, 64)
+    for index in range(8):
+        packer.put(f"t{index}", torch.full((4,), float(index)))
+    assert len(reader.unread) == 1, "while one half is filled, the other is with the reader"
+    packer.finish()
+    assert [len(bucket) for bucket in reader.buckets] == [2, 2, 2, 2]
+    assert reader.most_unread == 2
+
+
+def test_memory_that_is_short_is_asked_for_once() -> None:
+    class Short(HostBuffer):
+        def replace(self, needed: int, wanted: int) -> Begin:
+            return super().replace(needed, min(wanted, 256))
+
+    buffer = Short()
+    reader = Reader(buffer)
+    packer = packing.Packer(buffer, reader, 1 << 20)
+    for index in range(50):
+        packer.put(f"t{index}", torch.ones(16))
+    packer.finish()
+    assert buffer.sizes == [256]
+    assert len(reader.staging.tensors) == 50
 
 
 @given(st.binary(min_size=1, max_size=64), st.data())

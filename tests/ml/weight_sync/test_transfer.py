@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.weight_sync import buffers, transfer
+from verl_omni.weight_sync import buffers, packing, transfer
 from verl_omni.weight_sync.errors import CalledOff, DeadlineExceeded, IncompleteUpdate, NoRoom, PeerFailed
 from verl_omni.weight_sync.staging import Staging
 
@@ -31,7 +31,7 @@ def handle(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def small_first_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "FIRST_BUFFER", 16)
+    monkeypatch.setattr(packing, "FIRST", 16)
 
 
 def both(

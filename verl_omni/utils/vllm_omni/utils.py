@@ -32,8 +32,8 @@ class OmniTensorLoRARequest(LoRARequest):  # type: ignore[misc]
 def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, Any] | None:
     """(LoRAModel, PEFTHelper) of a request that carries tensors; None for one that names files.
 
-    The model holds copies: vLLM multiplies lora_B by its scale in place (`LoRALayerWeights.optimize`), so a request
-    that is loaded twice would otherwise be scaled twice.
+    The model holds a copy of each lora_B: vLLM multiplies it by its scale in place (`LoRALayerWeights.optimize`), so a
+    request that is loaded twice would otherwise be scaled twice.
     """
     tensors = getattr(lora_request, "lora_tensors", None)
     if tensors is None:
@@ -42,14 +42,21 @@ def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, 
     from vllm.lora.peft_helper import PEFTHelper
 
     helper = PEFTHelper.from_dict(lora_request.peft_config)
+    if isinstance(helper.target_modules, list) and helper.target_modules:
+        helper.target_modules = _one_pattern(helper.target_modules)
     model = LoRAModel.from_lora_tensors(
-        tensors={name: tensor.clone() for name, tensor in tensors.items()},
+        tensors={name: tensor.clone() if ".lora_B." in name else tensor for name, tensor in tensors.items()},
         peft_helper=helper,
         lora_model_id=lora_request.lora_int_id,
         device="cpu",
         dtype=dtype,
     )
     return model, helper
+
+
+def _one_pattern(endings: list[str]) -> str:
+    """The same modules as vLLM-Omni matches with a list, whose expressions it would compile anew for each module."""
+    return rf"^(.*\.)?({'|'.join(endings)})$"
 
 
 class VLLMOmniHijack:

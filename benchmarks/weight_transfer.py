@@ -1,0 +1,138 @@
+"""How fast weights reach another process, as a share of copying the same bytes within this one.
+
+    python benchmarks/weight_transfer.py [--repeats N] [--out FILE]
+
+The receiver is a process of its own, and copies every tensor into memory that it has, as a model that loads its weights
+does. The yardstick copies the same tensors into memory of this process (`torch.Tensor.copy_`, one thread). Both take
+turns, after one of each that is not counted. Checking the tensors' digests is part of the transfer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_omni.weight_sync import transfer
+
+HERE = Path(__file__).resolve().parent
+MIB = 1 << 20
+BUCKETS = (1, 64, 512)  # MiB
+SOURCE, ROUNDS = 512, 4  # MiB of distinct weights, and how often an update sends them
+DEADLINE = 120.0
+
+
+def layers(bucket: int) -> list[Tensor]:
+    """Weights: matrices of 4 MiB, or of a quarter of the bucket where that is less."""
+    size = min(4 * MIB, bucket * MIB // 4)
+    return list(torch.randn(SOURCE * MIB // 4).view(-1, size // 4).unbind())
+
+
+def many(weights: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """An update: the same memory under new names in each round."""
+    for lap in range(ROUNDS):
+        for index, tensor in enumerate(weights):
+            yield f"{lap}.{index}", tensor
+
+
+def receiving(orders: Connection) -> None:
+    """The other process: a transfer for each handle that it is told, until there is none."""
+    torch.set_num_threads(1)
+    model: dict[str, Tensor] = {}
+
+    def load(bucket: transfer.Bucket) -> None:
+        for name, tensor in bucket:
+            own = name.partition(".")[2]
+            if own not in model or model[own].shape != tensor.shape:
+                model[own] = torch.zeros_like(tensor)
+            model[own].copy_(tensor)
+
+    while handle := orders.recv():
+        orders.send(len(transfer.receive(load, handle=handle, device=torch.device("cpu"), deadline=DEADLINE)))
+
+
+def copying(weights: list[Tensor], targets: list[Tensor]) -> float:
+    """Seconds to copy an update within this process."""
+    began = time.perf_counter()
+    for _ in range(ROUNDS):
+        for target, tensor in zip(targets, weights, strict=True):
+            target.copy_(tensor)
+    return time.perf_counter() - began
+
+
+def sending(weights: list[Tensor], bucket: int, orders: Connection, handle: str) -> float:
+    """Seconds of an update, from the first tensor to the last confirmation."""
+    orders.send(handle)
+    began = time.perf_counter()
+    sent = transfer.send(many(weights), handle=handle, bucket_bytes=bucket * MIB, device=None, deadline=DEADLINE)
+    took = time.perf_counter() - began
+    if orders.recv() != sent:
+        raise RuntimeError("the other process took another number of tensors than were sent")
+    return took
+
+
+def measure(orders: Connection, folder: Path, repeats: int) -> list[dict[str, Any]]:
+    """One row for each size of bucket."""
+    rows = []
+    gib = SOURCE * ROUNDS / 1024
+    for bucket in BUCKETS:
+        weights = layers(bucket)
+        targets = [torch.zeros_like(tensor) for tensor in weights]
+        pairs = []
+        for number in range(repeats + 1):
+            handle = f"ipc://{folder}/{bucket}-{number}.sock"
+            pairs.append((copying(weights, targets), sending(weights, bucket, orders, handle)))
+        shares = [copied / sent for copied, sent in pairs[1:]]
+        rows.append(
+            {
+                "bucket_mib": bucket, "total_mib": SOURCE * ROUNDS, "tensor_kib": weights[0].nbytes // 1024,
+                "share_of_memcpy": statistics.median(shares), "lowest": min(shares), "highest": max(shares),
+                "gib_per_s": gib / statistics.median(sent for _, sent in pairs[1:]),
+                "memcpy_gib_per_s": gib / statistics.median(copied for copied, _ in pairs[1:]),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "figures" / "weight_transfer.json")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=receiving, args=(theirs,), daemon=True)
+    process.start()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(ours, Path(folder), chosen.repeats)
+    ours.send("")
+    process.join()
+    answer = {"machine": f"{os.cpu_count()} cores, {platform.machine()}, no accelerator", "runs": rows}
+    chosen.out.write_text(json.dumps(answer, indent=2) + "\n")
+    print(
+        "| bucket, MiB | GiB/s | memcpy, GiB/s | share of memcpy | lowest to highest |\n| --- | --- | --- | --- | --- |"
+    )
+    for row in rows:
+        print(
+            f"| {row['bucket_mib']} | {row['gib_per_s']:.1f} | {row['memcpy_gib_per_s']:.1f} "
+            f"| {row['share_of_memcpy']:.0%} | {row['lowest']:.0%} to {row['highest']:.0%} |"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
