@@ -39,7 +39,8 @@ def stage(image: Image, target: Path, root: Path = ROOT) -> None:
     """Copy what goes into an image, and its Dockerfile, into an empty folder, without times.
 
     From there it is named and built: a working tree that changes in the meantime changes nothing, and layers depend on
-    content alone.
+    content alone. Locked sets lose their comments, one of which changes with every line of pyproject.toml: the layer of
+    what they install, the largest, stays.
 
     Raises:
         BuildFailed: the image's ignore file names a file that is not there.
@@ -49,6 +50,9 @@ def stage(image: Image, target: Path, root: Path = ROOT) -> None:
         copy = target / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, copy)
+        if copy.suffix == ".txt" and copy.parent.name == "requirements":
+            locked = copy.read_text(encoding="utf-8").splitlines(keepends=True)
+            copy.write_text("".join(line for line in locked if not line.startswith("#")), encoding="utf-8")
         copy.chmod(0o755 if os.access(copy, os.X_OK) else 0o644)
     for path in sorted(target.rglob("*"), reverse=True):
         if path.is_dir():
