@@ -8,12 +8,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.errors import ToolMissing
+from e2e.cluster.errors import BuildFailed, ToolMissing
 from e2e.cluster.tools import Say, locked
 
 from .catalog import GB, ROOT, Image
 from .engines import Engine
 from .recipe import Recipe, recipe, stage
+
+DISK_FULL = "no space left on device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,17 @@ def archives(image: Image, folder: Path) -> list[Path]:
 
 def _build(made: Recipe, engine: Engine, staged: Path, folder: Path, say: Say) -> None:
     started = time.monotonic()
-    engine.build(made, staged, say)
+    try:
+        engine.build(made, staged, say)
+    except BuildFailed as error:
+        if DISK_FULL not in str(error):
+            raise
+        # Earlier builds have layers that this one may share, so they go only now.
+        say("  the disk is full: earlier builds go, and it begins again")
+        _forget_others(made, engine, folder)
+        engine.build(made, staged, say)
     # What is older goes first: two archives of training fit on few disks.
-    for old in archives(made.image, folder):
-        old.unlink()
-    engine.forget(made.image.repository, made.name)
+    _forget_others(made, engine, folder)
     archive = made.archive(folder)
     part = archive.with_suffix(".part")
     part.unlink(missing_ok=True)
@@ -86,3 +94,9 @@ def _build(made: Recipe, engine: Engine, staged: Path, folder: Path, say: Say) -
     part.rename(archive)
     size = archive.stat().st_size / GB
     say(f"built {made.image.folder} in {time.monotonic() - started:.0f} s: {made.name}, {size:.1f} GB in {archive}")
+
+
+def _forget_others(made: Recipe, engine: Engine, folder: Path) -> None:
+    for old in archives(made.image, folder):
+        old.unlink()
+    engine.forget(made.image.repository, made.name)

@@ -145,7 +145,9 @@ class Buildah:
         return name
 
     def build(self, recipe: Recipe, context: Path, say: Say) -> None:
-        shutil.rmtree(self._temporary, ignore_errors=True)  # of a build that was cut off
+        # What a build left that failed or was cut off. Whoever builds has this storage to itself.
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._run("rm", "--all", deadline=ARCHIVE_S)
         command = [
             "nice", "-n", "19", "buildah", "bud", "--pull-never", "--format=docker", "--layers",
             f"--build-arg=BASE={recipe.base}", f"--tag={recipe.name}", f"--file={context / recipe.image.dockerfile}",

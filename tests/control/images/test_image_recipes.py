@@ -129,6 +129,21 @@ def test_a_build_that_fails_leaves_no_archive(tree: Path, tmp_path: Path) -> Non
     assert list((tmp_path / "kept").iterdir()) == []
 
 
+def test_a_disk_that_fills_up_costs_the_earlier_builds_and_not_the_build(tree: Path, tmp_path: Path) -> None:
+    class Filling(Bench):
+        def build(self, recipe: Recipe, context: Path, say: object) -> None:
+            super().build(recipe, context, say)
+            if len(self.calls) == 1:
+                raise BuildFailed("buildah bud ended with 1:\nwriting blob: no space left on device")
+
+    earlier = made(tree, tmp_path, Bench())
+    (tree / "code/a.py").write_text("new")
+    engine = Filling()
+    name = made(tree, tmp_path, engine)
+    building, forgetting = f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}"
+    assert name != earlier and engine.calls == [building, forgetting, building, forgetting, "write"]
+
+
 @given(free=st.integers(0, 100), room=st.integers(0, 100))
 def test_a_full_disk_is_told_in_words_before_anything_is_done(free: int, room: int) -> None:
     image = Image("big", "localhost/big", room * GB, "")
