@@ -60,8 +60,13 @@ def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | Non
         if archive.exists():
             say(f"{image.folder} is built: {made.name}")
         else:
+            engine.clean()
             # The archives of earlier builds go before the new one is written.
             old = sum(path.stat().st_size for path in archives(image, folder))
+            if shutil.disk_usage(folder).free + old < image.room:
+                say("the disk is short of room: earlier builds go")
+                _forget_others(made, engine, folder)
+                old = 0
             check_room(image, folder, shutil.disk_usage(folder).free + old)
             say(f"building {image.folder} (the first time {image.note})")
             _build(made, engine, staged, folder, say)

@@ -44,6 +44,9 @@ class Engine(Protocol):
     def build(self, recipe: Recipe, context: Path, say: Say) -> None:
         """Build the image from its staged files."""
 
+    def clean(self) -> None:
+        """Remove what builds left that failed or were cut off."""
+
     def write(self, recipe: Recipe, archive: Path) -> None:
         """Write a built image as an archive."""
 
@@ -121,6 +124,9 @@ class Docker:
             say,
         )
 
+    def clean(self) -> None:
+        """Docker's daemon sees to it."""
+
     def write(self, recipe: Recipe, archive: Path) -> None:
         run(["docker", "save", f"--output={archive}", recipe.name], deadline=ARCHIVE_S)
 
@@ -145,9 +151,7 @@ class Buildah:
         return name
 
     def build(self, recipe: Recipe, context: Path, say: Say) -> None:
-        # What a build left that failed or was cut off. Whoever builds has this storage to itself.
-        shutil.rmtree(self._temporary, ignore_errors=True)
-        self._run("rm", "--all", deadline=ARCHIVE_S)
+        self.clean()
         command = [
             "nice", "-n", "19", "buildah", "bud", "--pull-never", "--format=docker", "--layers",
             f"--build-arg=BASE={recipe.base}", f"--tag={recipe.name}", f"--file={context / recipe.image.dockerfile}",
@@ -155,6 +159,11 @@ class Buildah:
         for source, target in self._mounted().items():
             command.append(f"--volume={source}:{target}:ro")
         follow([*command, str(context)], self._variables(), BUILD_S, say)
+
+    def clean(self) -> None:
+        # Whoever builds has this storage to itself.
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._run("rm", "--all", deadline=ARCHIVE_S)
 
     def write(self, recipe: Recipe, archive: Path) -> None:
         # Packed to less than half: the archive is kept, and what a cluster unpacks it to is as large again.

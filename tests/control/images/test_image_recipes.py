@@ -57,6 +57,9 @@ class Bench:
         self.calls.append("write")
         archive.write_text(recipe.name)
 
+    def clean(self) -> None:
+        self.calls.append("clean")
+
     def forget(self, repository: str, kept: str) -> None:
         self.calls.append(f"forget all of {repository} but {kept}")
 
@@ -76,7 +79,7 @@ def test_an_image_is_built_once(tree: Path, tmp_path: Path) -> None:
     engine = Bench()
     name = made(tree, tmp_path, engine)
     assert engine.calls == [
-        f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}", "write",
+        "clean", f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}", "write",
     ]  # fmt: skip
     assert engine.staged == ["code/a.py", "images/small/Dockerfile", "one.txt"]
     again = Bench()
@@ -119,7 +122,7 @@ def test_a_tree_that_changes_while_it_is_built_changes_nothing(tree: Path, tmp_p
 
     engine = Changing()
     name = made(tree, tmp_path, engine)
-    assert engine.calls[1] == f"forget all of localhost/small but {name}"
+    assert engine.calls[2] == f"forget all of localhost/small but {name}"
     assert made(tree, tmp_path, Bench()) != name
 
 
@@ -133,7 +136,7 @@ def test_a_disk_that_fills_up_costs_the_earlier_builds_and_not_the_build(tree: P
     class Filling(Bench):
         def build(self, recipe: Recipe, context: Path, say: object) -> None:
             super().build(recipe, context, say)
-            if len(self.calls) == 1:
+            if self.calls[1:] == self.calls[-1:]:
                 raise BuildFailed("buildah bud ended with 1:\nwriting blob: no space left on device")
 
     earlier = made(tree, tmp_path, Bench())
@@ -141,7 +144,7 @@ def test_a_disk_that_fills_up_costs_the_earlier_builds_and_not_the_build(tree: P
     engine = Filling()
     name = made(tree, tmp_path, engine)
     building, forgetting = f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}"
-    assert name != earlier and engine.calls == [building, forgetting, building, forgetting, "write"]
+    assert name != earlier and engine.calls == ["clean", building, forgetting, building, forgetting, "write"]
 
 
 @given(free=st.integers(0, 100), room=st.integers(0, 100))
@@ -158,8 +161,10 @@ def test_the_archive_that_goes_counts_as_room(tree: Path, tmp_path: Path, monkey
     image, kept = Image("small", "localhost/small", 100, ""), tmp_path / "kept"
     kept.mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=60))
+    engine = Bench()
     with pytest.raises(ToolMissing, match="more are needed"):
-        build(image, Bench(), kept, lambda _: None, None, tree)
+        build(image, engine, kept, lambda _: None, None, tree)
+    assert [call.split()[0] for call in engine.calls] == ["clean", "forget"], "what can go went before it was refused"
     (kept / "small-0123456789abcdef.tar").write_bytes(b"x" * 40)
     assert build(image, Bench(), kept, lambda _: None, None, tree).archive.exists()
 
