@@ -34,7 +34,9 @@ LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
     (f"{AGENT}.diffusion_agent_loop", "_pad_prompt_extra_field", ("key", "value", "target_length")),
     (f"{AGENT}.single_turn_agent_loop", "DiffusionSingleTurnAgentLoop.__init__", ("extra_tokenizer_map",)),
     (f"{AGENT}.utils", "maybe_per_rollout_seeds", ("meta_info", "batch_size", "global_indices")),
+    (f"{AGENT}.diffusion_agent_loop", "_InternalDiffusionAgentLoopOutput", None),
     ("verl_omni.workers.rollout.replica", "DiffusionOutput", None),
+    ("verl_omni.workers.rollout.base", "SERVER_ADAPTER", None),
     ("verl_omni.workers.config.diffusion.model", "DiffusionModelConfig", None),
     ("verl_omni.workers.config.diffusion.rollout", "DiffusionRolloutConfig", None),
     ("verl_omni.workers.config.diffusion.rollout", "DiffusionPipelineConfig", None),
@@ -56,6 +58,13 @@ HEAVY: list[tuple[str, str, tuple[str, ...] | None]] = [
     (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.run_server", ("args",)),
     (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.abort_all_requests", ("reset_prefix_cache",)),
     (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.abort_request", ("request_id",)),
+    (
+        f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.__init__",
+        ("config", "model_config", "rollout_mode", "workers", "replica_rank", "node_rank", "gpus_per_node", "nnodes",
+         "cuda_visible_devices"),
+    ),
+    (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.wait_for_requests_to_drain", ()),
+    (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.resume_generation", ()),
     (
         f"{SERVER}.vllm_omni_async_server", "vLLMOmniReplica.__init__",
         ("replica_rank", "config", "model_config", "gpus_per_node", "is_reward_model"),

@@ -8,6 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,8 @@ from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffu
 from verl_omni.agent_loop.sampling import row_params
 
 SCORE_SECONDS = 600.0  # where a configuration from elsewhere has no reward.deadline_seconds
+# Scorers are told; the methods on the way to them have only the arguments that subclasses know.
+_validating: ContextVar[bool] = ContextVar("validating", default=False)
 
 __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "_pad_prompt_extra_field"]
 
@@ -100,30 +103,33 @@ class DiffusionAgentLoopWorker:
     async def generate_sequences(self, batch: DataProto) -> DataProto:
         """Make and score a sample for each row; the keys of the result are in `batching.collate`.
 
+        The batch gains a column `agent_name` where it has none.
+
         Raises:
             SampleFailed: a row failed; the others were cancelled.
             KeyError: a training batch has no `meta_info["global_steps"]`.
         """
         size = len(batch)
-        columns = dict(batch.non_tensor_batch)
+        columns = batch.non_tensor_batch
         if "agent_name" not in columns:
             columns["agent_name"] = np.array([self.rollout_config.agent.default_agent_loop] * size, dtype=object)
         params = row_params(self.rollout_config, batch.meta_info, size, columns)
         rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]
-        validate, version = bool(batch.meta_info.get("validate")), batch.meta_info.get("global_steps")
+        version = batch.meta_info.get("global_steps")
+        _validating.set(bool(batch.meta_info.get("validate")))
         outputs = await run_rows(
             size,
             self.rollout_config.max_concurrent_requests,
-            lambda row: self._run_agent_loop(params[row], validate, **rows[row]),
+            lambda row: self._run_agent_loop(params[row], **rows[row]),
             lambda row: f"row {row} of {size} at weight version {version} ({_short(rows[row].get('raw_prompt'))})",
         )
         return self._postprocess(outputs, columns)
 
     async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], validate: bool = False, /, *, agent_name: str, **kwargs: Any
+        self, sampling_params: dict[str, Any], /, *, agent_name: str, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
         output: DiffusionAgentLoopOutput = await self._loop(agent_name).run(sampling_params, **kwargs)
-        return await self._agent_loop_postprocess(output, validate, **kwargs)
+        return await self._agent_loop_postprocess(output, **kwargs)
 
     def _loop(self, name: str) -> Any:
         """A new loop, because it may keep a row's state. What its entry instantiates on the way, rows share.
@@ -139,28 +145,24 @@ class DiffusionAgentLoopWorker:
         return self._makers[name]()
 
     async def _agent_loop_postprocess(
-        self, output: DiffusionAgentLoopOutput, validate: bool = False, /, **kwargs: Any
+        self, output: DiffusionAgentLoopOutput, /, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
         fields = padded_fields(output.extra_fields, self.max_prompt_embed_length)
         fields["raw_prompt"] = kwargs["raw_prompt"]
         ids, mask = padded_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
         fields["attention_mask"] = mask
         responses = output.response_diffusion_output.unsqueeze(0)
-        metrics = output.metrics.model_copy()
-        score = output.reward_score
-        if score is None and self.reward_loop_worker_handles is not None:
-            began = time.perf_counter()
-            result = await self._compute_score(output, ids, responses, kwargs, validate)
-            metrics.compute_score = time.perf_counter() - began
-            score, fields["reward_extra_info"] = result["reward_score"], result["reward_extra_info"]
+        await self._compute_score(output, ids, responses, kwargs)
+        if "reward_extra_info" in output.extra_fields:
+            fields["reward_extra_info"] = output.extra_fields["reward_extra_info"]
         log_probs = output.response_logprobs
         return _InternalDiffusionAgentLoopOutput(
             prompt_ids=ids,
             response_diffusion_output=responses,
             response_logprobs=log_probs.unsqueeze(0) if log_probs is not None else None,
-            reward_score=score,
+            reward_score=output.reward_score,
             num_turns=output.num_turns,
-            metrics=metrics,
+            metrics=output.metrics,
             extra_fields=fields,
         )
 
@@ -170,16 +172,17 @@ class DiffusionAgentLoopWorker:
         prompts: torch.Tensor,
         responses: torch.Tensor,
         kwargs: dict[str, Any],
-        validate: bool = False,
-    ) -> dict[str, Any]:
-        """Ask the next reward worker, while other rows are still being generated.
+    ) -> None:
+        """Let the next reward worker score a sample that has no score, while other rows are still being generated.
 
-        Only what scoring needs travels: the recorded latents stay here.
+        The output is given `reward_score`, `extra_fields["reward_extra_info"]` and the seconds that it took. Only what
+        scoring needs travels: the recorded latents stay here.
 
         Raises:
             TimeoutError: there was no score within `reward.deadline_seconds`.
         """
-        assert self.reward_loop_worker_handles is not None
+        if output.reward_score is not None or self.reward_loop_worker_handles is None:
+            return
         columns = {name: _single(value) for name, value in kwargs.items()}
         columns["__num_turns__"] = np.array([output.num_turns])
         light = {key: value for key, value in output.extra_fields.items() if not isinstance(value, torch.Tensor)}
@@ -187,15 +190,18 @@ class DiffusionAgentLoopWorker:
         data = DataProto(
             batch=TensorDict({"prompts": prompts, "responses": responses}, batch_size=1),
             non_tensor_batch=columns,
-            meta_info={"validate": validate},
+            meta_info={"validate": _validating.get()},
         )
         worker = self.reward_loop_worker_handles[next(self._turns) % len(self.reward_loop_worker_handles)]
+        began = time.perf_counter()
         try:
             async with asyncio.timeout(self.score_seconds):
                 result: dict[str, Any] = await worker.compute_score.remote(data)
         except TimeoutError as error:
             raise TimeoutError(f"no score within {self.score_seconds:g} s (reward.deadline_seconds)") from error
-        return result
+        output.reward_score = result["reward_score"]
+        output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
+        output.metrics.compute_score = time.perf_counter() - began
 
     def _postprocess(
         self, inputs: Sequence[_InternalDiffusionAgentLoopOutput], input_non_tensor_batch: dict[str, np.ndarray]

@@ -235,9 +235,77 @@ async def test_an_aborted_sample_is_an_error(worker: Any, batch: Any, engine: An
         await worker(engine=Aborting()).generate_sequences(batch(["a"]))
 
 
-async def test_the_batch_that_was_given_is_not_changed(worker: Any, batch: Any) -> None:
+async def test_the_batch_that_was_given_gains_the_name_of_its_loop_alone(worker: Any, batch: Any) -> None:
     rows = batch(["a"])
     before = set(rows.non_tensor_batch)
     await worker().generate_sequences(rows)
-    assert set(rows.non_tensor_batch) == before
+    assert set(rows.non_tensor_batch) == before | {"agent_name"}
+    assert list(rows.non_tensor_batch["agent_name"]) == ["diffusion_single_turn_agent"]
+    assert rows.meta_info == {"global_steps": 3}
     assert isinstance(rows.non_tensor_batch["raw_prompt"], np.ndarray)
+
+
+async def test_a_row_without_a_prompt_is_an_error(worker: Any, batch: Any) -> None:
+    rows = batch(["a"], uid=["u"])
+    del rows.non_tensor_batch["raw_prompt"]
+    with pytest.raises(SampleFailed, match="KeyError: 'raw_prompt'"):
+        await worker().generate_sequences(rows)
+
+
+async def test_prompts_are_padded_on_the_tokenizers_side(worker: Any, batch: Any) -> None:
+    masks = {}
+    for side in ("left", "right"):
+        made = worker()
+        made.tokenizer.padding_side = side
+        masks[side] = (await made.generate_sequences(batch(["a"]))).batch["attention_mask"][0].tolist()
+    assert masks == {"left": [0] * 5 + [1] * 3, "right": [1] * 3 + [0] * 5}
+
+
+async def test_a_sample_is_scored_in_place_and_once(worker: Any, rewards: Any) -> None:
+    from verl_omni.agent_loop import DiffusionAgentLoopOutput
+
+    made, handle = worker(), rewards()
+    sample = DiffusionAgentLoopOutput(
+        prompt_ids=[1], response_diffusion_output=torch.ones(3, 2, 2, dtype=torch.uint8), metrics={}
+    )
+    given = (torch.ones(1, 8, dtype=torch.int64), sample.response_diffusion_output.unsqueeze(0), {"uid": "u"})
+    await made._compute_score(sample, *given)
+    assert sample.reward_score is None, "nobody scores"
+    made.reward_loop_worker_handles = [handle]
+    for _ in range(2):
+        await made._compute_score(sample, *given)
+    assert (sample.reward_score, sample.extra_fields) == (1.0, {"reward_extra_info": {"acc": 1.0}})
+    assert sample.metrics.compute_score > 0 and len(handle.given) == 1
+    assert handle.given[0].non_tensor_batch["uid"][0] == "u"
+
+
+async def test_a_subclass_may_override_each_step_with_the_documented_arguments(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    from verl_omni.agent_loop import DiffusionAgentLoopWorker
+
+    seen: list[str] = []
+
+    class Own(DiffusionAgentLoopWorker):
+        async def _run_agent_loop(self, sampling_params: Any, *, agent_name: str, **kwargs: Any) -> Any:
+            seen.append("run")
+            return await super()._run_agent_loop(sampling_params, agent_name=agent_name, **kwargs)
+
+        async def _agent_loop_postprocess(self, output: Any, **kwargs: Any) -> Any:
+            seen.append("postprocess")
+            return await super()._agent_loop_postprocess(output, **kwargs)
+
+        async def _compute_score(self, output: Any, prompts: Any, responses: Any, kwargs: Any) -> None:
+            seen.append("score")
+            await super()._compute_score(output, prompts, responses, kwargs)
+            output.reward_score = 0.25
+
+        def _postprocess(self, inputs: Any, input_non_tensor_batch: Any) -> Any:
+            seen.append("together")
+            return super()._postprocess(inputs, input_non_tensor_batch)
+
+    handle = rewards()
+    output = await Own(worker().config, engine(), None, [handle]).generate_sequences(batch(["a"], {"validate": True}))
+    assert seen == ["run", "postprocess", "score", "together"]
+    assert output.batch["rm_scores"].tolist() == [[0.25]]
+    assert handle.given[0].meta_info == {"validate": True}

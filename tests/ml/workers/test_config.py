@@ -26,6 +26,7 @@ DEFAULTS: list[tuple[type, dict[str, Any]]] = [
             "tensor_model_parallel_size": 2, "data_parallel_size": 1, "max_num_batched_tokens": 8192,
             "max_num_seqs": 1024, "step_execution": False, "disable_log_stats": True, "calculate_log_probs": False,
             "rollout_adapter": "default", "load_format": "dummy", "enable_sleep_mode": True, "external_lib": None,
+            "rollout_attn_backend": "FLASH_ATTN",
         },
     ),
     (
@@ -39,13 +40,16 @@ DEFAULTS: list[tuple[type, dict[str, Any]]] = [
         DiffusionRolloutAlgoConfig,
         {
             "noise_level": 1.0, "sde_type": "sde", "sde_window_size": None, "sde_window_range": None,
-            "sample_strategy": "random", "sde_window_seed": 0,
+            "sample_strategy": "random", "iters_per_group": 25, "sde_window_seed": 0,
         },
     ),
     (DiffusionSamplingConfig, {"n": 1, "seed": 42}),
     (
         DiffusionModelConfig,
-        {"lora_rank": 0, "lora_alpha": 64, "policy_state_adapters": ("default",), "extra_tokenizers": {}},
+        {
+            "algorithm": "flow_grpo", "lora_rank": 0, "lora_alpha": 64, "policy_state_adapters": ("default",),
+            "fsdp_layer_prefixes": ["transformer_blocks."], "extra_tokenizers": {},
+        },
     ),
 ]  # fmt: skip
 
@@ -73,6 +77,7 @@ def test_documented_defaults(config: type, documented: dict[str, Any]) -> None:
             DiffusionRolloutAlgoConfig, {"sample_strategy": "progressive", "iters_per_group": 0}, ValueError,
             "iters_per_group must be positive",
         ),
+        (DiffusionModelConfig, {"path": str(MODEL), "attn_backend": "fast"}, ValueError, "attn_backend: 'fast'"),
         (DiffusionModelConfig, {"path": str(MODEL), "target_modules": 3}, TypeError, "must be a string or a list"),
         (DiffusionModelConfig, {"path": str(MODEL), "target_modules": ["a", 3]}, TypeError, "or a list of strings"),
     ],
@@ -102,6 +107,20 @@ def test_a_model_folder_says_what_it_is() -> None:
     assert made.tokenizer_path == str(MODEL / "tokenizer")
     assert made.tokenizer("red")["input_ids"]
     assert made.processor is None
+
+
+@pytest.mark.parametrize("targets", ["attn.*", ["to_q", "to_k"], None])
+def test_what_lora_wraps_is_a_pattern_or_a_list(targets: Any) -> None:
+    assert DiffusionModelConfig(path=str(MODEL), target_modules=targets).target_modules == targets
+
+
+def test_a_model_without_a_folder_of_its_tokenizer_is_its_tokenizer(tmp_path: Path) -> None:
+    for file in (MODEL / "tokenizer").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model_index.json").write_text('{"_class_name": "Mine"}')
+    made = DiffusionModelConfig(path=str(tmp_path))
+    assert (made.architecture, made.tokenizer_path) == ("Mine", str(tmp_path))
+    assert made.tokenizer("red")["input_ids"]
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

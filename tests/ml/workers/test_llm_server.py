@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from verl_omni.utils.errors import ReplicaError
 from verl_omni.workers.rollout.llm_server import (
     DiffusionLLMServerClient,
     DiffusionWholeSampleRetryLLMServerClient,
@@ -78,6 +79,20 @@ async def test_an_error_names_the_replica_and_keeps_the_cause() -> None:
     with pytest.raises(ReplicaFailed, match=r"replica 10\.0\.0\.1:81: ValueError: Pixel rollout") as failure:
         await ask(DiffusionLLMServerClient(CONFIG, router))
     assert isinstance(failure.value.__cause__, ValueError)
+    assert router.released == ["10.0.0.1:81"]
+
+
+@pytest.mark.parametrize("crossed", [False, True], ids=["as raised", "as Ray hands it over"])
+async def test_an_error_that_names_the_replica_is_not_told_twice(crossed: bool) -> None:
+    from ray.exceptions import RayTaskError
+
+    own = ReplicaError(1, 4, "ValueError: no room")
+    sent = RayTaskError("generate", "Traceback: a page of it", own, ip="10.0.0.1").as_instanceof_cause()
+    router = Router(sent if crossed else own)
+    with pytest.raises(ReplicaError) as failure:
+        await ask(DiffusionLLMServerClient(CONFIG, router))
+    assert str(failure.value) == "rollout replica 1, with weights of version 4: ValueError: no room"
+    assert failure.value.replica_rank == 1
     assert router.released == ["10.0.0.1:81"]
 
 

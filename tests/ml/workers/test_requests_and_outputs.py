@@ -67,6 +67,12 @@ def test_latents_of_a_video_keep_their_dimensions() -> None:
     )
 
 
+@pytest.mark.parametrize("shape", [(1, 16, 8, 8), (1, 16, 64), (1, 16, 2, 8, 8)], ids=["image", "patches", "video"])
+def test_latents_of_every_family_lose_the_engines_dimension(shape: tuple[int, ...]) -> None:
+    latent = torch.randn(shape)
+    assert torch.equal(sample(answer(latent), output_type="latent").diffusion_output, latent[0])
+
+
 @pytest.mark.parametrize(
     "images",
     [

@@ -1,31 +1,4 @@
 """Typed settings of rollout, model and actor."""
 
-from .diffusion import (
-    DiffusionActorConfig,
-    DiffusionDPOLossConfig,
-    DiffusionFSDPConfig,
-    DiffusionLossConfig,
-    DiffusionModelConfig,
-    DiffusionNFTLossConfig,
-    DiffusionOptimizerConfig,
-    DiffusionPipelineConfig,
-    DiffusionRolloutAlgoConfig,
-    DiffusionRolloutConfig,
-    DiffusionSamplingConfig,
-    FlowGRPOLossConfig,
-)
-
-__all__ = [
-    "DiffusionActorConfig",
-    "DiffusionDPOLossConfig",
-    "DiffusionFSDPConfig",
-    "DiffusionLossConfig",
-    "DiffusionModelConfig",
-    "DiffusionNFTLossConfig",
-    "DiffusionOptimizerConfig",
-    "DiffusionPipelineConfig",
-    "DiffusionRolloutAlgoConfig",
-    "DiffusionRolloutConfig",
-    "DiffusionSamplingConfig",
-    "FlowGRPOLossConfig",
-]
+from .diffusion import *  # noqa: F403
+from .diffusion import __all__ as __all__

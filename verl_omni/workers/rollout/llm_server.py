@@ -8,11 +8,12 @@ from typing import Any
 from typing_extensions import override
 from verl.workers.rollout.llm_server import LLMServerClient
 
+from verl_omni.utils.errors import ReplicaError
 from verl_omni.workers.rollout.replica import DiffusionOutput
 
 
 class ReplicaFailed(RuntimeError):
-    """A replica could not make a sample; the message names it, the cause is kept."""
+    """A replica could not be asked, or is gone; the message names it, the cause is kept."""
 
 
 class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
@@ -33,10 +34,14 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         """Make one sample; arguments as in `vLLMOmniHttpServer.generate`.
 
         Raises:
-            ReplicaFailed: the replica raised, or is gone.
+            ReplicaError: the replica's engine failed.
+            ReplicaFailed: the replica raised something else, or is gone.
         """
         try:
             return await super().generate(request_id, **kwargs)
+        except ReplicaError as error:
+            # It names the replica. What Ray wraps around it on the way is a text of the whole traceback.
+            raise getattr(error, "cause", error) from error
         except Exception as error:
             if (server_id := self._serving.get(request_id)) is None:
                 raise  # no replica was found
@@ -70,7 +75,7 @@ class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
         """Make one sample. `min_global_steps` and `max_global_steps` are the weight versions that it spanned.
 
         Raises:
-            ReplicaFailed: the replica raised, or is gone; that is not tried again.
+            ReplicaError, ReplicaFailed: the replica failed; that is not tried again.
         """
         output = await super().generate(request_id, **kwargs)
         versions = [output.extra_fields.get("global_steps")]

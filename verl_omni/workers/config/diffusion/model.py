@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from verl.base_config import BaseConfig
 
+ATTN_BACKENDS = ("native", "_native_npu", "_flash_3_varlen_hub")
+
 
 @dataclass
 class DiffusionModelConfig(BaseConfig):
@@ -28,7 +30,7 @@ class DiffusionModelConfig(BaseConfig):
 
     Raises:
         FileNotFoundError: the folder or its `model_index.json` is missing.
-        ValueError: one of `extra_tokenizers` has no path.
+        ValueError: one of `extra_tokenizers` has no path, or `attn_backend` is unknown.
         TypeError: `target_modules` is neither a string nor a list of strings.
     """
 
@@ -58,7 +60,7 @@ class DiffusionModelConfig(BaseConfig):
     exclude_modules: Any = None
     lora: dict[str, Any] = field(default_factory=dict)  # verl's server reads .get("rank") and .get("merge")
     policy_state_adapters: tuple[str, ...] = ("default",)
-    fsdp_layer_prefixes: list[str] = field(default_factory=list)
+    fsdp_layer_prefixes: list[str] = field(default_factory=lambda: ["transformer_blocks."])
     hf_config: Any = None  # verl's server asks for the attribute; a diffusion model has none
     tokenizer: Any = None
     processor: Any = None
@@ -68,6 +70,8 @@ class DiffusionModelConfig(BaseConfig):
         listed = isinstance(targets, Sequence) and all(isinstance(name, str) for name in targets)
         if targets is not None and not listed:
             raise TypeError(f"target_modules must be a string or a list of strings, not {targets!r}")
+        if self.attn_backend not in ATTN_BACKENDS:
+            raise ValueError(f"Unknown attn_backend: {self.attn_backend!r}; one of {ATTN_BACKENDS}")
         for name, entry in self.extra_tokenizers.items():
             if not entry.get("path"):
                 raise ValueError(f"extra_tokenizers.{name} has no path")

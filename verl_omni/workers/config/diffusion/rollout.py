@@ -87,6 +87,9 @@ class DiffusionSamplingConfig(BaseConfig):
 class DiffusionRolloutConfig(RolloutConfig):
     """verl's rollout settings with those of a diffusion engine.
 
+    Attributes:
+        rollout_attn_backend: vLLM-Omni's name of the pipeline's attention, unless `engine_kwargs.vllm_omni` has one.
+
     Raises:
         ValueError: `mode` is not `async`, or `rollout_adapter` is unknown.
         NotImplementedError: pipeline parallelism is asked of vLLM-Omni.
@@ -98,7 +101,7 @@ class DiffusionRolloutConfig(RolloutConfig):
 
     name: str | None = "vllm_omni"
     seed: int | None = None  # type: ignore[assignment]
-    rollout_attn_backend: str = "TORCH_SDPA"
+    rollout_attn_backend: str = "FLASH_ATTN"
     step_execution: bool = False
     rollout_adapter: str = "default"
     external_lib: str | None = None

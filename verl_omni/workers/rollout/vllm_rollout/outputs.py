@@ -119,9 +119,9 @@ def _sample(media: _Media, wanted: Wanted) -> Tensor:
     if media.kind == "audio":
         return _float32(media.value)
     tensor = _float32(media.value) if wanted.latent else as_pixels(media.value, wanted.pixel_dtype)
-    # The engine's dimension of one sample; a video has another one, of its frames.
-    dimensions = (5,) if media.kind == "video" else (4, 5)
-    return tensor[0] if tensor.ndim in dimensions and tensor.shape[0] == 1 else tensor
+    # The engine's dimension of one sample; latents of any family have it, a video has another one, of its frames.
+    batched = wanted.latent or tensor.ndim == 5 or (tensor.ndim == 4 and media.kind != "video")
+    return tensor[0] if batched and tensor.shape[0] == 1 else tensor
 
 
 def _float32(value: Any) -> Tensor:

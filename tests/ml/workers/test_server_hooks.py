@@ -1,0 +1,151 @@
+"""What verl's server and replica ask of ours while they start."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
+
+MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
+ROLLOUT = "verl_omni.workers.config.DiffusionRolloutConfig"
+UTILS = "verl_omni.workers.rollout.vllm_rollout"
+
+
+def rollout(output_mode: str | None = None, **settings: Any) -> Any:
+    engine = {"vllm_omni": {"output_mode": output_mode, "custom_pipeline": "mine.Pipeline", "stage_init_timeout": 9}}
+    return OmegaConf.create({"_target_": ROLLOUT, "engine_kwargs": engine, **settings})
+
+
+@pytest.fixture
+def language_model(tmp_path: Path) -> Path:
+    """As much of a language model as its settings are read from."""
+    from transformers import AutoTokenizer, Qwen2Config
+
+    AutoTokenizer.from_pretrained(MODEL / "tokenizer").save_pretrained(tmp_path)
+    made = Qwen2Config(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=64)
+    made.architectures = ["Qwen2ForCausalLM"]
+    made.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def server(config: Any, model: Any) -> Any:
+    """A server that has read its settings, as verl's constructor makes it do, without the rest of that."""
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
+
+    made: Any = object.__new__(vLLMOmniHttpServer)
+    made.config = made._init_config(config)
+    made.model_config = made._init_model_config(model)
+    made._validate_configs()
+    return made
+
+
+def drawing(**settings: Any) -> Any:
+    target = {"_target_": "verl_omni.workers.config.DiffusionModelConfig", "path": str(MODEL)}
+    return server(rollout(**settings), OmegaConf.create(target))
+
+
+def writing(folder: Path, **settings: Any) -> Any:
+    target = {"_target_": "verl.workers.config.HFModelConfig", "path": str(folder)}
+    return server(rollout("ar", **settings), OmegaConf.create(target))
+
+
+def test_a_server_that_draws() -> None:
+    from verl_omni.workers.config import DiffusionModelConfig
+
+    made = drawing()
+    assert isinstance(made.model_config, DiffusionModelConfig)
+    assert made.config.seed == 0, "verl adds the replica's rank to it"
+    assert made.config.max_model_len is None
+    assert made._get_override_generation_config() == {}
+    engine_kwargs = dict(made.config.engine_kwargs["vllm_omni"])
+    made._preprocess_engine_kwargs(engine_kwargs)
+    assert engine_kwargs == {"custom_pipeline": "mine.Pipeline", "stage_init_timeout": 9}
+    assert (made._get_engine_kwargs_key(), made._get_wake_up_tags()) == ("vllm_omni", ["weights"])
+    assert made._get_cli_description() == "vLLM-Omni CLI"
+    assert [module.__name__ for module in made._get_cli_modules()] == ["vllm_omni.entrypoints.cli.serve"]
+
+
+def test_a_server_that_writes(language_model: Path) -> None:
+    from verl.workers.config import HFModelConfig
+
+    made = writing(language_model, prompt_length=20, response_length=12, temperature=0.5)
+    assert isinstance(made.model_config, HFModelConfig)
+    assert made.config.max_model_len == 32
+    assert writing(language_model, max_model_len=7).config.max_model_len == 7
+    assert made._get_override_generation_config()["temperature"] == 0.5
+    engine_kwargs = dict(made.config.engine_kwargs["vllm_omni"])
+    made._preprocess_engine_kwargs(engine_kwargs)
+    assert engine_kwargs == {"stage_init_timeout": 9}
+
+
+def test_the_extension_of_the_engines_workers(language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.utils import device
+
+    plain, ascend = (
+        f"{UTILS}.utils.vLLMOmniColocateWorkerExtension",
+        f"{UTILS}.npu_utils.vLLMOmniNPUColocateWorkerExtension",
+    )
+    made = drawing(), writing(language_model)
+    assert [each._get_worker_extension_cls() for each in made] == [plain, plain]
+    monkeypatch.setattr(device, "is_torch_npu_available", lambda check_device=True: True)
+    assert [each._get_worker_extension_cls() for each in made] == [ascend, plain]
+
+
+def prepared(given: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    made = drawing(**settings)
+    arguments: dict[str, Any] = {"max_num_seqs": 8, **(given or {})}
+    made._mode.prepare(arguments, made.config, made.model_config)
+    return arguments
+
+
+def test_the_pipeline_that_the_engine_is_given() -> None:
+    made = prepared(step_execution=True)
+    found = made["custom_pipeline_args"]["pipeline_class"]
+    assert found.startswith("verl_omni.pipelines.sd3.") and made["step_execution"] is True
+    assert (prepared()["step_execution"], prepared()["max_num_seqs"]) == (False, 8)
+
+
+def test_the_attention_of_the_pipeline_is_a_setting() -> None:
+    assert prepared(rollout_attn_backend="TORCH_SDPA")["diffusion_attention_backend"] == "TORCH_SDPA"
+    assert prepared()["diffusion_attention_backend"] == "FLASH_ATTN"
+    for name in ("backend", "config"):
+        given = {f"diffusion_attention_{name}": json.dumps({"default": "CUDNN_ATTN"})}
+        made = prepared(given)
+        assert {key: value for key, value in made.items() if "attention" in key and value is not None} == given
+
+
+async def test_a_replica_fits_in_one_node() -> None:
+    with pytest.raises(NotImplementedError, match=r"^vLLM-Omni headless mode is not implemented yet\.$"):
+        await drawing().run_headless(argparse.Namespace())
+
+
+def test_a_replica_starts_our_servers() -> None:
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    from verl_omni.workers.rollout import replica
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer, vLLMOmniReplica
+
+    replica.register_vllm_omni()
+    assert RolloutReplicaRegistry.get("vllm_omni") is vLLMOmniReplica
+    config = SimpleNamespace(rollout=rollout(), model=OmegaConf.create({"path": str(MODEL)}))
+    made = vLLMOmniReplica(1, config.rollout, config.model, gpus_per_node=1)
+    assert made._get_server_name_prefix() == "vllm_omni_"
+    assert made._validate_launch_requirements() is None
+    assert made.server_class.__ray_metadata__.modified_class.__mro__[1] is vLLMOmniHttpServer
+
+
+def test_verl_finds_our_weight_sender() -> None:
+    from verl.workers.rollout.base import get_rollout_class
+
+    from verl_omni.workers.rollout import base
+    from verl_omni.workers.rollout.vllm_rollout.server_adapter import ServerAdapter
+
+    base.register_vllm_omni()
+    assert get_rollout_class("vllm_omni", "async") is ServerAdapter
