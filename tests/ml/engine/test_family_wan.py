@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +24,10 @@ def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_vi
     assert before.images.shape == (2, FRAMES, 3, 64, 64) and before.images.dtype == torch.uint8
     assert before.scores.tolist() == pytest.approx([float(video.float().mean() / 255) for video in before.images])
 
+    early = frames(over_http(running))
+    assert early.shape == (FRAMES, 64, 64, 3)
+    assert np.array_equal(early, frames(over_http(running)))
+
     samples = running.samples(version=0)
     assert samples.versions == [0] * 4
     assert samples.tensors["all_latents"].shape == (4, 4, 4, 2, 8, 8), "steps + 1, channels, latent frames, h, w"
@@ -33,8 +40,39 @@ def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_vi
     assert changed.versions == [1, 1] and not torch.equal(before.images, changed.images)
     assert running.update(running.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4
 
+    told = frames(over_http(running))
+    assert not np.array_equal(told, early), "drawn without the weights that training published"
+    own, other = (np.abs(told - video.permute(0, 2, 3, 1).numpy()).mean() for video in changed.images)
+    assert own < other * 0.75, "a compressed film of another prompt"
+
     assert running.send_base(1.5) == WEIGHTS
     assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
     running.send_base(1.0)
     # How many are drawn at once decides how sums are rounded.
     assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
+
+    for wrong, words in (
+        ({"size": "large"}, "size"), ({"num_frames": 0}, "num_frames"), ({"num_inference_steps": -3}, "greater than"),
+        ({"model": "another"}, "Model mismatch"), ({"seed": "x"}, "seed"),
+    ):  # fmt: skip
+        refused = over_http(running, **wrong)
+        assert refused.status_code == 400 and words in refused.text
+
+
+def over_http(running: Any, **other: Any) -> httpx.Response:
+    """The first video of `evaluate`, as a plain client asks for it."""
+    asked = {
+        "prompt": "a red circle", "negative_prompt": "dark sky", "size": "64x64", "num_frames": FRAMES, "seed": 7,
+        "num_inference_steps": 4, "guidance_scale": 3.0, **other,
+    }  # fmt: skip
+    form = {name: (None, str(value)) for name, value in asked.items()}
+    return httpx.post(f"http://{running.stack.servers.server_addresses[0]}/v1/videos/sync", files=form, timeout=120)
+
+
+def frames(answer: httpx.Response) -> np.ndarray:
+    """Every frame of an MP4, [T, H, W, 3] from 0 to 255."""
+    import av
+
+    assert answer.status_code == 200, answer.text
+    with av.open(io.BytesIO(answer.content)) as opened:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in opened.decode(video=0)]).astype(float)

@@ -88,9 +88,9 @@ def answered(*references: Any) -> list[Any]:
     return ray.get(list(references), timeout=120)  # type: ignore[no-any-return]
 
 
-def png(answer: httpx.Response) -> Image.Image:
+def png(answer: httpx.Response, number: int = 0) -> Image.Image:
     assert answer.status_code == 200, answer.text
-    image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
+    image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][number]["b64_json"])))
     assert image.format == "PNG"
     return image
 
@@ -193,12 +193,28 @@ def test_a_plain_client_gets_the_picture_that_training_would_get(running: Runnin
     )
 
 
+def test_several_pictures_of_one_prompt_have_seeds_in_turn(running: Running) -> None:
+    asked = {
+        "prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "seed": 7, "num_inference_steps": STEPS, "guidance_scale": 1.0
+    }  # fmt: skip
+    answer = running.post("/v1/images/generations", json={**asked, "n": 3})
+    several = [np.asarray(png(answer, number)).astype(int) for number in range(3)]
+    assert len(answer.json()["data"]) == 3
+    for number, made in enumerate(several):
+        alone = np.asarray(png(running.post("/v1/images/generations", json={**asked, "seed": 7 + number})))
+        assert abs(made - alone).max() <= 1
+        assert abs(made - several[number - 1]).max() > 1
+    assert running.metrics()["vllm_omni:num_requests_running"] == 0
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ({"size": "65x64"}, "width must be a multiple of 16, not 65"), ({"size": "large"}, "WIDTHxHEIGHT"),
-        ({"prompt": None}, "prompt"), ({"num_inference_steps": 0}, "num_inference_steps"),
-        ({"model": "another"}, "Model mismatch"),
+        ({"size": "-64x64"}, "size"), ({"size": "0x64"}, "size"), ({"prompt": None}, "prompt"),
+        ({"num_inference_steps": 0}, "num_inference_steps"), ({"num_inference_steps": -4}, "num_inference_steps"),
+        ({"n": 0}, "n"), ({"n": 3, "size": "64x65"}, "height must be a multiple of 16, not 65"),
+        ({"guidance_scale": -1.0}, "guidance_scale"), ({"model": "another"}, "Model mismatch"),
     ],
 )  # fmt: skip
 def test_a_request_that_cannot_be_drawn_is_answered_in_words(

@@ -28,6 +28,7 @@ class Engine:
         self.stage_configs = [SimpleNamespace(stage_type="diffusion", engine_args={}, model_arch=None)]
         self.default_sampling_params_list = [OmniDiffusionSamplingParams()]
         self.asked: list[tuple[Any, Any]] = []
+        self.names: list[str] = []
         self.errored, self.model_config, self.renderer, self.input_processor = False, None, None, None
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
@@ -42,12 +43,15 @@ class Engine:
     async def check_health(self) -> None:
         return None
 
-    async def generate(self, *, prompt: Any, sampling_params_list: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def generate(
+        self, *, prompt: Any, request_id: str, sampling_params_list: Any, **kwargs: Any
+    ) -> AsyncIterator[Any]:
         from vllm_omni.errors import OmniClientError
         from vllm_omni.outputs import OmniRequestOutput
 
         params = sampling_params_list[0]
         self.asked.append((prompt, params))
+        self.names.append(request_id)
         if prompt["prompt"] == "nonsense":
             raise OmniClientError("cannot draw that")
         yield OmniRequestOutput.from_diffusion("1", [Image.new("RGB", (params.width, params.height), GREEN)])
@@ -93,6 +97,17 @@ async def test_a_picture_comes_as_a_png_of_the_size_that_was_asked(client: Any) 
     assert params.lora_request == "policy", "drawn without the weights that training published"
 
 
+async def test_several_pictures_of_a_prompt_are_a_request_each(client: Any) -> None:
+    asked = {"prompt": "a lawn", "size": "16x16", "seed": 7, "n": 3}
+    answer = await client.post("/v1/images/generations", json=asked)
+    assert answer.status_code == 200 and len(answer.json()["data"]) == 3
+    found = [(params.seed, params.num_outputs_per_prompt, params.lora_request) for _, params in client.engine.asked]
+    assert found == [(7, 1, "policy"), (8, 1, "policy"), (9, 1, "policy")]
+    assert len(set(client.engine.names)) == 3
+    refused = await client.post("/v1/images/generations", json={**asked, "prompt": "nonsense"})
+    assert refused.status_code == 400 and "cannot draw that" in refused.text
+
+
 async def test_a_picture_can_be_part_of_the_question(client: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (16, 16), "red").save(file, "PNG")
@@ -110,6 +125,7 @@ async def test_a_picture_can_be_part_of_the_question(client: Any) -> None:
     [
         ({"prompt": "nonsense"}, "cannot draw that"), ({"size": "large"}, "WIDTHxHEIGHT"), ({"prompt": None}, "prompt"),
         ({"num_inference_steps": 0}, "num_inference_steps"), ({"model": "another"}, "Model mismatch"),
+        ({"n": 0}, "n"), ({"n": 11}, "n"),
     ],
 )  # fmt: skip
 async def test_a_question_that_makes_no_sense_is_answered_in_words(client: Any, wrong: Any, words: str) -> None:

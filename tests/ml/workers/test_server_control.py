@@ -241,7 +241,7 @@ async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> No
     class Drawing:
         name = "inner"
 
-        async def generate(self, *, sampling_params_list: list[Any]) -> Any:
+        async def generate(self, *, request_id: str, sampling_params_list: list[Any]) -> Any:
             seen.extend(params.lora_request for params in sampling_params_list)
             yield "picture"
 
@@ -250,5 +250,5 @@ async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> No
 
     engine = PolicyEngine(Drawing(), policy)
     asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request="own")]
-    assert [each async for each in engine.generate(sampling_params_list=asked)] == ["picture"]
+    assert [each async for each in engine.generate(request_id="1", sampling_params_list=asked)] == ["picture"]
     assert seen == ["policy", "own"] and engine.name == "inner"

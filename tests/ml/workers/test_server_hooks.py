@@ -113,8 +113,10 @@ def test_the_pipeline_that_the_engine_is_given() -> None:
 
 
 def test_the_attention_of_the_pipeline_is_a_setting() -> None:
-    assert prepared(rollout_attn_backend="TORCH_SDPA")["diffusion_attention_backend"] == "TORCH_SDPA"
-    assert prepared()["diffusion_attention_backend"] == "FLASH_ATTN"
+    from vllm_omni.diffusion.data import parse_attention_config
+
+    for given, found in (({"rollout_attn_backend": "TORCH_SDPA"}, "TORCH_SDPA"), ({}, "FLASH_ATTN")):
+        assert parse_attention_config(prepared(**given)["diffusion_attention_config"]).default.backend == found
     for name in ("backend", "config"):
         given = {f"diffusion_attention_{name}": json.dumps({"default": "CUDNN_ATTN"})}
         made = prepared(given)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+from verl_omni.workers.rollout.vllm_rollout.control import last
 
 
 class PolicyEngine:
@@ -21,15 +26,40 @@ class PolicyEngine:
         return getattr(self._engine, name)
 
     async def generate(
-        self, *args: Any, sampling_params_list: Sequence[Any] | None = None, **kwargs: Any
+        self, *, request_id: str, sampling_params_list: Sequence[Any] | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """`AsyncOmni.generate`."""
+        """`AsyncOmni.generate`. Several samples of one prompt are a request each: sample i has the seed plus i."""
         lora = await self._policy()
-        for params in sampling_params_list or ():
-            if getattr(params, "lora_request", lora) is None:
-                params.lora_request = lora
-        async for output in self._engine.generate(*args, sampling_params_list=sampling_params_list, **kwargs):
+        params = list(sampling_params_list or ())
+        for each in params:
+            if getattr(each, "lora_request", lora) is None:
+                each.lora_request = lora
+        count = getattr(params[-1], "num_outputs_per_prompt", 1) if params else 1
+        if count > 1:
+            yield await self._several(count, request_id, params, **kwargs)
+            return
+        async for output in self._engine.generate(
+            request_id=request_id, sampling_params_list=sampling_params_list, **kwargs
+        ):
             yield output
+
+    async def _several(self, count: int, request_id: str, params: list[Any], **kwargs: Any) -> Any:
+        """One answer with the samples of `count` requests; the first failure ends the others."""
+
+        def one(number: int) -> Any:
+            own = copy.deepcopy(params)
+            own[-1].num_outputs_per_prompt = 1
+            if own[-1].seed is not None:
+                own[-1].seed += number
+            return last(self._engine.generate(request_id=f"{request_id}-{number}", sampling_params_list=own, **kwargs))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(number)) for number in range(count)]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        answers = [task.result() for task in tasks]
+        return replace(answers[0], images=[image for answer in answers for image in answer.images])
 
 
 async def http_app(engine: PolicyEngine, args: argparse.Namespace) -> Any:

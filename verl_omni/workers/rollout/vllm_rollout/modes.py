@@ -83,7 +83,7 @@ class DiffusionMode(Mode):
         engine_args["custom_pipeline_args"] = {"pipeline_class": found.pipeline_class}
         engine_args["step_execution"] = config.step_execution
         if all(engine_args.get(f"diffusion_attention_{given}") is None for given in ("config", "backend")):
-            engine_args["diffusion_attention_backend"] = config.rollout_attn_backend
+            engine_args["diffusion_attention_config"] = {"default": {"backend": config.rollout_attn_backend}}
         if not config.step_execution and not _batches_requests(found.rollout_module, found.pipeline):
             engine_args["max_num_seqs"] = 1
 

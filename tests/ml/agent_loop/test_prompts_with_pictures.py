@@ -1,0 +1,132 @@
+"""Pictures of a prompt, from a row of the data set to the prompt that the engine is given."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
+
+MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
+START, END, PICTURE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
+TEMPLATE = (
+    "{% for message in messages %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}" + START + PICTURE + END + "{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+PATCH, MERGE = 14, 2
+SIDE = 4 * PATCH  # pixels of a picture: 4 patches, of which 2 by 2 become one token
+
+
+class Dataset:
+    """Takes pictures from messages; verl's own does that with `qwen_vl_utils`."""
+
+    @classmethod
+    async def process_vision_info(cls, messages: list[dict[str, Any]], **options: Any) -> tuple[Any, None]:
+        parts = [part for message in messages for part in message["content"]]
+        return [part["image"] for part in parts if part["type"] == "image"] or None, None
+
+
+class Engine:
+    """AsyncOmni as the server sees it: keeps prompts, draws black."""
+
+    def __init__(self) -> None:
+        self.prompts: list[dict[str, Any]] = []
+        self.default_sampling_params_list = [None]
+
+    async def generate(self, *, prompt: dict[str, Any], **arguments: Any) -> Any:
+        from vllm_omni.outputs import OmniRequestOutput
+
+        self.prompts.append(prompt)
+        yield OmniRequestOutput.from_diffusion("1", images=[torch.zeros(1, 3, 2, 2, dtype=torch.uint8)])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The example's model, with a processor of pictures as Qwen's edit models have one."""
+    from transformers import (
+        AutoTokenizer,
+        Qwen2VLConfig,
+        Qwen2VLImageProcessor,
+        Qwen2VLProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL / "tokenizer", folder / "tokenizer")
+    shutil.copy(MODEL / "model_index.json", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer.add_special_tokens({"additional_special_tokens": [START, END, PICTURE, VIDEO]})
+    tokenizer.save_pretrained(folder / "tokenizer")
+    size = {"min_pixels": 1, "max_pixels": 1 << 20}
+    shape = {"patch_size": PATCH, "merge_size": MERGE, **size}
+    processor = Qwen2VLProcessor(
+        Qwen2VLImageProcessor(**shape), tokenizer, Qwen2VLVideoProcessor(**shape), chat_template=TEMPLATE
+    )
+    processor.save_pretrained(folder / "processor")
+    Qwen2VLConfig().save_pretrained(folder / "processor")
+    return folder
+
+
+def server(engine: Engine) -> Any:
+    """A replica's server, awake and open, with an engine in it."""
+    from verl_omni.workers.rollout.vllm_rollout.modes import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
+
+    made: Any = object.__new__(vLLMOmniHttpServer)
+    made.engine, made._mode, made.config = engine, DiffusionMode(), None
+    made.model_config = SimpleNamespace(lora_rank=0, lora={})
+    made.global_steps, made.replica_rank = 3, 0
+    made._submission_paused, made._rejecting, made._admitting = False, False, 0
+    made._awake, made._resume_event = asyncio.Event(), asyncio.Event()
+    made._awake.set()
+    made._resume_event.set()
+    return made
+
+
+def message(*parts: str | Image.Image) -> list[dict[str, Any]]:
+    content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
+    return [{"role": "user", "content": content}]
+
+
+async def test_a_picture_of_a_row_is_in_the_engines_prompt_and_its_tokens_in_the_ids(
+    worker: Any, batch: Any, model: Path
+) -> None:
+    engine = Engine()
+    made = worker(
+        f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=16", engine=server(engine)
+    )  # fmt: skip
+    assert type(made.processor).__name__ == "Qwen2VLProcessor"
+    made.dataset_cls = Dataset
+    red, blue = (Image.new("RGB", (SIDE, side), color) for side, color in ((SIDE, "red"), (SIDE // 2, "blue")))
+    rows = batch(
+        ["", ""], raw_prompt=[message(red, "a circle", blue), message("a circle")],
+        raw_negative_prompt=[message("a square"), message("a square")],
+    )  # fmt: skip
+    output = await made.generate_sequences(rows)
+    pictured, plain = sorted(engine.prompts, key=lambda prompt: "multi_modal_data" not in prompt)
+    assert pictured["multi_modal_data"] == {"image": [red, blue]} == pictured["extra_args"]["multi_modal_data"]
+    ids = made.tokenizer.convert_tokens_to_ids
+    assert pictured["prompt_token_ids"].count(ids(PICTURE)) == 4 + 2, "a token for each 2 by 2 patches"
+    assert pictured["prompt_token_ids"].count(ids(START)) == 2
+    words = made.tokenizer("a circle")["input_ids"]
+    assert plain["prompt_token_ids"] == words and not {"multi_modal_data", "extra_args"} & plain.keys()
+    assert output.batch["attention_mask"].sum(1).tolist() == [6 + 2 * 2 + len(words), len(words)]
+    assert output.non_tensor_batch["raw_prompt"][0][0]["content"][0]["image"] is red
+
+
+async def test_a_picture_of_too_many_tokens_is_refused(worker: Any, batch: Any, model: Path) -> None:
+    from verl_omni.agent_loop.fanout import SampleFailed
+
+    made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=16", engine=server(Engine()))
+    made.dataset_cls = Dataset
+    large = message(Image.new("RGB", (4 * SIDE, 4 * SIDE), "red"))
+    with pytest.raises(SampleFailed, match="ValueError: Multimodal prompt produced 68 tokens, exceeding"):
+        await made.generate_sequences(batch([""], raw_prompt=[large]))
