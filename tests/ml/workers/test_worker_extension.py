@@ -1,0 +1,87 @@
+"""The documented edges of the engine worker's extension and of an adapter's request, without an engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the engine's modules take half a minute to import
+
+CONFIG = {"r": 4}
+
+
+def worker(pipeline: Any = "pipeline", device: Any = "cpu") -> Any:
+    from verl_omni.workers.rollout.vllm_rollout.utils import vLLMOmniColocateWorkerExtension
+
+    made: Any = object.__new__(vLLMOmniColocateWorkerExtension)
+    made.device, made.local_rank = device, 2
+    made.model_runner = SimpleNamespace(pipeline=SimpleNamespace() if pipeline else None)
+    return made
+
+
+def test_the_handle_names_job_replica_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VERL_RAY_JOB_ID", "VERL_REPLICA_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert worker()._get_zmq_handle() == "ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-2.sock"
+    monkeypatch.setenv("VERL_RAY_JOB_ID", "01000000")
+    monkeypatch.setenv("VERL_REPLICA_RANK", "3")
+    assert worker()._get_zmq_handle() == "ipc:///tmp/rl-colocate-zmq-01000000-replica-3-rank-2.sock"
+
+
+@pytest.mark.parametrize("missing", ["pipeline", "device"])
+def test_weights_for_a_worker_that_has_loaded_nothing_are_refused(missing: str) -> None:
+    with pytest.raises(RuntimeError, match="weights arrived at a worker without a pipeline"):
+        worker(**{missing: None}).update_weights_from_ipc()
+
+
+def test_an_adapter_needs_its_settings_and_the_base_and_settings_sent_ahead_serve_once() -> None:
+    taken: list[Any] = []
+
+    def made() -> Any:
+        own = worker()
+        own._take_adapter = lambda handle, config, deadline: taken.append(("adapter", config))
+        own._take_full = lambda handle, deadline: taken.append("full")
+        return own
+
+    own = made()
+    own.update_weights_from_ipc()
+    own.update_weights_from_ipc(base_sync_done=True)
+    own.update_weights_from_ipc(peft_config=CONFIG)
+    assert taken == ["full"] * 3
+    taken.clear()
+    own.set_pending_lora_peft_config(CONFIG)
+    for _ in range(2):
+        own.update_weights_from_ipc(base_sync_done=True)
+    assert taken == [("adapter", CONFIG), "full"]
+
+
+def test_a_request_may_carry_an_adapter_or_name_its_files() -> None:
+    from vllm_omni.lora.request import LoRARequest
+
+    from verl_omni.utils.vllm_omni.utils import OmniTensorLoRARequest
+
+    made = OmniTensorLoRARequest(lora_name="123", lora_int_id=123, lora_path="simon_lora_path")
+    assert isinstance(made, LoRARequest)
+    assert (made.peft_config, made.lora_tensors) == (None, None)
+    with pytest.raises(AssertionError, match="lora_path cannot be empty"):
+        OmniTensorLoRARequest(lora_name="123", lora_int_id=123, lora_path="")
+
+
+def test_a_pipeline_without_a_layer_for_an_adapter_is_refused() -> None:
+    from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
+
+    from verl_omni.utils.vllm_omni.utils import OmniTensorLoRARequest, VLLMOmniHijack
+
+    for _ in range(2):
+        VLLMOmniHijack.hijack()
+    manager: Any = object.__new__(DiffusionLoRAManager)
+    manager._expected_lora_modules = []
+    request = OmniTensorLoRARequest(
+        lora_name="123", lora_int_id=123, lora_path="simon_lora_path", peft_config=CONFIG,
+        lora_tensors={"a.lora_A.weight": torch.zeros(1)},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"^No supported LoRA modules found in the diffusion pipeline\.$"):
+        manager._load_adapter(request)
