@@ -3,26 +3,25 @@
     python benchmarks/agent_loop.py [--repeats N] [--out FILE]
 
 For each size, the processor's time of this process from a batch of prompts to the batch of samples, so that other work
-on the machine counts little. The first batch of all is not counted: it makes what is kept.
+on the machine counts little. Small batches come one after another until they are 64 samples, as a larger batch's rows
+do; `first` is the first of them, which finds the processor's caches full of what ran before it. The first turn is not
+counted: it makes what is kept.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
-import platform
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-MODEL = HERE.parent / "examples" / "shapes-sd3"
+from measured import arguments, spread, table, write
+from stack import MODEL, batch
+
 SIZES = (1, 4, 16, 64, 256, 1024, 4096)
+SAMPLES = 64  # at least so many in a turn of each size
 
 
 class Answers:
@@ -72,46 +71,37 @@ def worker(folder: Path) -> Any:
     return DiffusionAgentLoopWorker(config, answers, None, [answers])
 
 
-def batch(size: int) -> Any:
-    """Rows as a trainer makes them."""
-    from verl_omni.trainer.rollout import training_prompts
-
-    rows = [
-        {
-            "raw_prompt": [{"role": "user", "content": "two red squares"}],
-            "data_source": "shapes", "reward_model": {"ground_truth": ""}, "extra_info": {"index": row},
-        }
-        for row in range(size)
-    ]  # fmt: skip
-    return training_prompts(rows, n=1, step=1, version=0, seed=0)
+async def taken(made: Any, size: int) -> tuple[float, float]:
+    """Milliseconds of the processor a sample: over a turn, and of the turn's first batch."""
+    batches = [batch(size) for _ in range(max(1, SAMPLES // size))]
+    found = []
+    for prompts in batches:
+        began = time.process_time()
+        await made.generate_sequences(prompts)
+        found.append((time.process_time() - began) * 1e3 / size)
+    return sum(found) / len(found), found[0]
 
 
 async def measure(made: Any, repeats: int) -> list[dict[str, Any]]:
-    """Milliseconds of the processor a sample, for each size; batches of all sizes take turns."""
-    found: dict[int, list[float]] = {size: [] for size in SIZES}
-    await made.generate_sequences(batch(1))
-    for _ in range(repeats):
-        for size in SIZES:
-            prompts = batch(size)
-            began = time.process_time()
-            await made.generate_sequences(prompts)
-            found[size].append((time.process_time() - began) * 1e3 / size)
-    return [{"samples": size, "ms_a_sample": statistics.median(each), "all": each} for size, each in found.items()]
+    """A row for each size; the sizes take turns."""
+    turns = [{size: await taken(made, size) for size in SIZES} for _ in range(repeats + 1)][1:]
+    return [
+        {
+            "samples": size,
+            **spread("ms_a_sample", [turn[size][0] for turn in turns]),
+            **spread("first_ms_a_sample", [turn[size][1] for turn in turns]),
+        }
+        for size in SIZES
+    ]
 
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "figures" / "agent_loop.json")
-    chosen = parser.parse_args()
+    chosen = arguments(__doc__, "agent_loop", repeats=5).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        runs = asyncio.run(measure(worker(Path(folder)), chosen.repeats))
-    answer = {"machine": f"{os.cpu_count()} cores, {platform.machine()}, no accelerator", "runs": runs}
-    chosen.out.write_text(json.dumps(answer, indent=2) + "\n")
-    print("| samples | ms a sample | lowest to highest |\n| --- | --- | --- |")
-    for run in runs:
-        print(f"| {run['samples']} | {run['ms_a_sample']:.2f} | {min(run['all']):.2f} to {max(run['all']):.2f} |")
+        rows = asyncio.run(measure(worker(Path(folder)), chosen.repeats))
+    write(chosen.out, rows)
+    table(rows, ["samples", "ms_a_sample", "ms_a_sample_lowest", "ms_a_sample_highest", "first_ms_a_sample"])
     return 0
 
 

@@ -1,0 +1,66 @@
+"""Seconds a picture as the batch, the resolution and the number of replicas grow.
+
+    python benchmarks/growth.py [--repeats N] [--out FILE]
+
+Each against the smallest of its kind; the sizes take turns, and the first turn is not counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from measured import arguments, spread, table, write
+from stack import Running, drawn, running
+
+BATCHES = (4, 8, 16, 32, 64)
+RESOLUTIONS, PICTURES = (64, 128, 192, 256), 8
+REPLICAS, SHARED = (1, 2), 64
+
+
+def taken(variants: dict[int, Callable[[], float]], repeats: int, kind: str) -> list[dict[str, Any]]:
+    """A row for each variant; `relative` is its seconds a picture over those of the first, turn by turn."""
+    seconds: dict[int, list[float]] = {size: [] for size in variants}
+    for _ in range(repeats + 1):
+        for size, draw in variants.items():
+            seconds[size].append(draw())
+    first = seconds[next(iter(variants))][1:]
+    return [
+        {
+            "kind": kind, "size": size,
+            **spread("relative", [one / base for one, base in zip(found[1:], first, strict=True)]),
+            **spread("seconds_a_picture", found[1:]),
+        }
+        for size, found in seconds.items()
+    ]  # fmt: skip
+
+
+def measure(on: Running, repeats: int) -> list[dict[str, Any]]:
+    """Rows of the three kinds."""
+    engines = [on.add_engine(max(BATCHES)) for _ in REPLICAS]
+
+    def drawing(servers: list[Any], pictures: int, pixels: int = 64) -> Callable[[], float]:
+        worker = on.worker(servers, pixels)
+        return lambda: drawn(worker, pictures)[0] / pictures
+
+    kinds = {
+        "batch": {size: drawing(engines[:1], size) for size in BATCHES},
+        "resolution": {pixels: drawing(engines[:1], PICTURES, pixels) for pixels in RESOLUTIONS},
+        "replicas": {count: drawing(engines[:count], SHARED) for count in REPLICAS},
+    }
+    return [row for kind, variants in kinds.items() for row in taken(variants, repeats, kind)]
+
+
+def main() -> int:
+    """Measure and print."""
+    chosen = arguments(__doc__, "growth", repeats=5).parse_args()
+    with running() as on:
+        rows = measure(on, chosen.repeats)
+    write(chosen.out, rows, pictures_of_resolutions=PICTURES, pictures_of_replicas=SHARED)
+    table(rows, ["kind", "size", "relative", "relative_lowest", "relative_highest", "seconds_a_picture"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What programs that measure share: the machine, several values of one thing, the file of raw data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "docs" / "figures"
+
+
+def machine() -> str:
+    """What these numbers are of."""
+    return f"{os.cpu_count()} cores, {platform.machine()}, no accelerator"
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """Median, and how far single values lie from it: `name`, `name_lowest`, `name_highest` and `name_all`."""
+    return {
+        name: statistics.median(values),
+        f"{name}_lowest": min(values),
+        f"{name}_highest": max(values),
+        f"{name}_all": list(values),
+    }
+
+
+def arguments(document: str | None, name: str, repeats: int) -> argparse.ArgumentParser:
+    """`--repeats` and `--out`, which every program has."""
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=repeats, help="counted turns of each variant")
+    parser.add_argument("--out", type=Path, default=FIGURES / f"{name}.json")
+    return parser
+
+
+def write(out: Path, runs: Sequence[dict[str, Any]], **conditions: Any) -> None:
+    """Write the raw data, and how it came about."""
+    answer = {"machine": machine(), **conditions, "runs": list(runs)}
+    out.write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
+
+
+def table(runs: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Print some columns."""
+    for line in [list(columns), ["---"] * len(columns), *([_cell(run[name]) for name in columns] for run in runs)]:
+        print(f"| {' | '.join(line)} |")
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
