@@ -60,7 +60,7 @@ def padded_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[T
 def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[str, np.ndarray]) -> DataProto:
     """Put rows together.
 
-    `batch`: prompts, responses, rollout_log_probs (if the first row has any), every tensor among the first
+    `batch`: prompts, responses and rollout_log_probs (if the first row has any), every tensor among the first
     row's extra fields, and rm_scores float32 [B, 1] if every row was scored. `non_tensor_batch`: the input
     columns, `__num_turns__`, the reward's extra keys that every row has, and the remaining extra fields.
 
@@ -68,10 +68,9 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
         KeyError: a row lacks a tensor that the first row has.
     """
     first = rows[0]
-    tensors = {
-        "prompts": torch.cat([row.prompt_ids for row in rows]),
-        "responses": torch.cat([row.response_diffusion_output for row in rows]),
-    }
+    tensors = {"prompts": torch.cat([row.prompt_ids for row in rows])}
+    if first.response_diffusion_output is not None:
+        tensors["responses"] = _joined("responses", [row.response_diffusion_output for row in rows])
     if first.response_logprobs is not None:
         tensors["rollout_log_probs"] = _joined("rollout_log_probs", [row.response_logprobs for row in rows])
     carried = [key for key, value in first.extra_fields.items() if isinstance(value, Tensor)]

@@ -103,10 +103,11 @@ class DiffusionAgentLoopWorker:
     async def generate_sequences(self, batch: DataProto) -> DataProto:
         """Make and score a sample for each row; the keys of the result are in `batching.collate`.
 
-        The batch gains a column `agent_name` where it has none.
+        The batch gains a column `agent_name` where it has none. With `meta_info["carry_responses"]` false, each sample is
+        left behind once it has its score: the result has no `responses`.
 
         Raises:
-            SampleFailed: a row failed; the others were cancelled.
+            SampleFailed: a row failed, or had no score to be carried instead; the others were cancelled.
             KeyError: a training batch has no `meta_info["global_steps"]`.
         """
         size = len(batch)
@@ -117,10 +118,16 @@ class DiffusionAgentLoopWorker:
         rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]
         version = batch.meta_info.get("global_steps")
         _validating.set(bool(batch.meta_info.get("validate")))
+        carry = bool(batch.meta_info.get("carry_responses", True))
+
+        async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
+            made = await self._run_agent_loop(params[row], **rows[row])
+            return made if carry else _score_alone(made)
+
         outputs = await run_rows(
             size,
             self.rollout_config.max_concurrent_requests,
-            lambda row: self._run_agent_loop(params[row], **rows[row]),
+            run,
             lambda row: f"row {row} of {size} at weight version {version} ({_short(rows[row].get('raw_prompt'))})",
         )
         return self._postprocess(outputs, columns)
@@ -222,6 +229,12 @@ def configured_loops(path: str) -> dict[str, Any]:
     if not named:
         raise ValueError(f"{path} must be a list of agent loops, each with `name` and `_target_`")
     return {entry.name: entry for entry in entries}
+
+
+def _score_alone(made: _InternalDiffusionAgentLoopOutput) -> _InternalDiffusionAgentLoopOutput:
+    if made.reward_score is None:
+        raise ValueError("carry_responses is false, and nothing has scored the sample: there are no reward workers")
+    return made.model_copy(update={"response_diffusion_output": None})
 
 
 def _single(value: Any) -> np.ndarray:

@@ -34,8 +34,11 @@ class DiffusionAgentLoopOutput(BaseModel):
 
 
 class _InternalDiffusionAgentLoopOutput(DiffusionAgentLoopOutput):
-    """The same with tensors that have a leading dimension of 1: prompt_ids int64 [1, P], and so on."""
+    """The same with tensors that have a leading dimension of 1: prompt_ids int64 [1, P], and so on.
+
+    The response is None where the caller asked for scores alone.
+    """
 
     prompt_ids: torch.Tensor  # type: ignore[assignment]
-    response_diffusion_output: torch.Tensor
+    response_diffusion_output: torch.Tensor | None
     response_logprobs: torch.Tensor | None = None

@@ -105,6 +105,7 @@ class DiffusionTrainer:
             [self.train[index] for index in indices],
             n=self.config.actor_rollout_ref.rollout.n, step=step, version=step - 1, seed=self.config.trainer.seed,
         )  # fmt: skip
+        prompts.meta_info["carry_responses"] = False  # a step learns from the trajectory and the score
         samples = rollout.scored(self.config, self.stack.agent_loop, prompts)
         metrics.check_versions(samples.versions, step - 1)
         return samples
@@ -129,6 +130,7 @@ class DiffusionTrainer:
             prompts = rollout.evaluation_prompts(rows, seed=seed, version=step)
             found = rollout.scored(self.config, self.stack.agent_loop, prompts)
             metrics.check_versions(found.versions, step)
+        assert found.images is not None
         shown = _spread_out(len(rows), self.config.trainer.sample_prompts)
         self.folder.samples(
             step,

@@ -24,7 +24,7 @@ class Scored:
 
     Attributes:
         tensors: the training tensors, [B, ...].
-        images: uint8 [B, C, H, W], or videos [B, T, C, H, W].
+        images: uint8 [B, C, H, W], or videos [B, T, C, H, W]; None where `meta_info["carry_responses"]` is false.
         scores: float32 [B].
         extras: lists of length B, by name.
         versions: weight version of each sample.
@@ -34,7 +34,7 @@ class Scored:
     """
 
     tensors: dict[str, torch.Tensor]
-    images: torch.Tensor
+    images: torch.Tensor | None
     scores: torch.Tensor
     extras: dict[str, list[Any]]
     versions: list[Any]
@@ -86,7 +86,7 @@ def scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> Scored:
     wanted = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
     return Scored(
         tensors={name: output.batch[name] for name in wanted if name in output.batch},
-        images=_shown(output.batch["responses"], config.actor_rollout_ref.rollout.pipeline.output_type),
+        images=_shown(output.batch.get("responses"), config.actor_rollout_ref.rollout.pipeline.output_type),
         scores=output.batch["rm_scores"].squeeze(-1).float(),
         extras={key: list(columns[key]) for key in output.meta_info.get("reward_extra_keys", [])},
         versions=list(columns["global_steps"]),
@@ -96,8 +96,8 @@ def scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> Scored:
     )
 
 
-def _shown(responses: torch.Tensor, output_type: str) -> torch.Tensor:
-    return responses if output_type == "latent" else as_pixels(responses)
+def _shown(responses: torch.Tensor | None, output_type: str) -> torch.Tensor | None:
+    return responses if responses is None or output_type == "latent" else as_pixels(responses)
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:

@@ -199,6 +199,21 @@ async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: An
     assert "reward_extra_keys" not in output.meta_info
 
 
+async def test_responses_stay_behind_where_scores_alone_are_asked_for(worker: Any, batch: Any, rewards: Any) -> None:
+    scorer = rewards()
+    rows = batch(["a", "b"], {"global_steps": 3, "carry_responses": False})
+    output = await worker(rewards=[scorer]).generate_sequences(rows)
+    assert [tuple(data.batch["responses"].shape) for data in scorer.given] == [(1, 3, 2, 2)] * 2, "they were scored"
+    assert "responses" not in output.batch and len(output) == 2
+    assert output.batch["rm_scores"].tolist() == [[0.0], [1.0]]
+    assert output.batch["rollout_log_probs"].shape == (2, 4)
+
+
+async def test_responses_that_nothing_scores_cannot_stay_behind(worker: Any, batch: Any) -> None:
+    with pytest.raises(SampleFailed, match="carry_responses is false, and nothing has scored the sample"):
+        await worker().generate_sequences(batch(["a"], {"global_steps": 3, "carry_responses": False}))
+
+
 async def test_a_sample_says_how_often_it_was_set_aside(worker: Any, batch: Any, engine: Any) -> None:
     class Preempting(engine):
         async def generate(self, request_id: str, **request: Any) -> Any:
