@@ -18,6 +18,8 @@ FAST   := not engine and not slow and not gpu and not npu and not cluster and no
 fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml >.venv/ml.log 2>&1 & ml=$$!; \
   $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml || { wait $$ml || cat .venv/ml.log; exit 1; }; \
   wait $$ml && cat .venv/ml.log || { cat .venv/ml.log; exit 1; }
+# Those of the rollout, whose page is made of their data, and then the longer ones.
+BENCHES := batching reward_overlap overhead agent_loop payload growth weight_transfer adapter_update start_up main_job
 STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`; the chart has a copy of the CRD, which Helm installs.
 generated = $(BIN)/python -m omni_operator.api.crd $(1) \
@@ -99,10 +101,9 @@ static: setup ## format, lint, types, walls, locks
 format: setup ## rewrite the code in its format
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
-bench: setup ## every figure in the docs
-	@$(BIN)/python benchmarks/agent_loop.py
-	@$(BIN)/python benchmarks/start_up.py
-	@$(BIN)/python benchmarks/main_job.py
+bench: setup ## every figure in the docs; one of them alone: .venv/bin/python benchmarks/NAME.py
+	@for name in $(BENCHES); do echo "measuring: benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py; done
+	@$(BIN)/python benchmarks/page.py
 
 crds: setup ## write crds/ and docs/job.md again, from the models
 	@$(call generated,)

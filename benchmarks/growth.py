@@ -2,7 +2,8 @@
 
     python benchmarks/growth.py [--repeats N] [--out FILE]
 
-Each against the smallest of its kind; the sizes take turns, and the first turn is not counted.
+Each against the smallest of its kind; the sizes take turns, and the first turn is not counted. Every batch of the
+engines is full, so that none waits for more requests.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 from measured import arguments, spread, table, write
 from stack import Running, drawn, running
 
-BATCHES = (4, 8, 16, 32, 64)
-RESOLUTIONS, PICTURES = (64, 128, 192, 256), 8
-REPLICAS, SHARED = (1, 2), 64
+BATCHES, PICTURES = (4, 8, 16, 32, 64), 64
+RESOLUTIONS, FEW = (64, 128, 192, 256), 8
+REPLICAS, AT_ONCE = (1, 2), 16
 
 
 def taken(variants: dict[int, Callable[[], float]], repeats: int, kind: str) -> list[dict[str, Any]]:
@@ -38,16 +39,17 @@ def taken(variants: dict[int, Callable[[], float]], repeats: int, kind: str) -> 
 
 def measure(on: Running, repeats: int) -> list[dict[str, Any]]:
     """Rows of the three kinds."""
-    engines = [on.add_engine(max(BATCHES)) for _ in REPLICAS]
+    engines = {size: on.add_engine(size) for size in BATCHES}
+    replicas = [engines[AT_ONCE], *(on.add_engine(AT_ONCE) for _ in REPLICAS[1:])]
 
     def drawing(servers: list[Any], pictures: int, pixels: int = 64) -> Callable[[], float]:
         worker = on.worker(servers, pixels)
         return lambda: drawn(worker, pictures)[0] / pictures
 
     kinds = {
-        "batch": {size: drawing(engines[:1], size) for size in BATCHES},
-        "resolution": {pixels: drawing(engines[:1], PICTURES, pixels) for pixels in RESOLUTIONS},
-        "replicas": {count: drawing(engines[:count], SHARED) for count in REPLICAS},
+        "batch": {size: drawing([engine], PICTURES) for size, engine in engines.items()},
+        "resolution": {pixels: drawing([engines[FEW]], FEW, pixels) for pixels in RESOLUTIONS},
+        "replicas": {count: drawing(replicas[:count], PICTURES) for count in REPLICAS},
     }
     return [row for kind, variants in kinds.items() for row in taken(variants, repeats, kind)]
 
@@ -57,7 +59,7 @@ def main() -> int:
     chosen = arguments(__doc__, "growth", repeats=5).parse_args()
     with running() as on:
         rows = measure(on, chosen.repeats)
-    write(chosen.out, rows, pictures_of_resolutions=PICTURES, pictures_of_replicas=SHARED)
+    write(chosen.out, rows, pictures=PICTURES, pictures_of_resolutions=FEW, max_num_seqs_of_replicas=AT_ONCE)
     table(rows, ["kind", "size", "relative", "relative_lowest", "relative_highest", "seconds_a_picture"])
     return 0
 

@@ -1,0 +1,60 @@
+"""Rows of numbers -> plots as SVG, the same bytes for the same numbers, readable on light and on dark paper."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+COLORS = ("#4c8fd0", "#e5683c", "#49a86c", "#e0a030")
+INK = "#808890"  # a grey that both papers carry
+STYLE = {
+    "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.spines.right": False, "axes.spines.top": False, "legend.frameon": False, "svg.fonttype": "none",
+    "svg.hashsalt": "figures", "font.size": 10.0, "axes.grid": True, "grid.alpha": 0.25, "grid.color": INK,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line of a plot.
+
+    Attributes:
+        low, high: how far single turns lie from the median; empty for what is computed, as an ideal, and drawn dashed.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+def plot(series: Sequence[Series], x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> str:
+    """Lines over labelled axes; `y` begins at zero unless it is logarithmic."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+        axes = figure.add_subplot()
+        for color, one in zip(COLORS, series, strict=False):
+            if one.low:
+                below = [middle - low for middle, low in zip(one.y, one.low, strict=True)]
+                above = [high - middle for middle, high in zip(one.y, one.high, strict=True)]
+                axes.errorbar(
+                    one.x, one.y, (below, above), color=color, marker="o", markersize=4, capsize=3, label=one.label
+                )
+            else:
+                axes.plot(one.x, one.y, color=color, linestyle="--", label=one.label)
+        places = sorted({place for one in series for place in one.x})
+        axes.set(xlabel=x, ylabel=y, xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.xaxis.set_minor_locator(NullLocator())
+        if not log_y:
+            axes.set_ylim(bottom=0)
+        axes.legend(loc="best")
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"

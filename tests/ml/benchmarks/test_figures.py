@@ -1,0 +1,104 @@
+"""The page of the rollout's figures is what its raw data make; what the programs compute beside measuring."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a program of `benchmarks/` as it imports its neighbours, by their file's name."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module
+
+
+def test_the_committed_page_is_what_the_committed_data_make(program: Any) -> None:
+    made = program("page").made(DOCS / "figures")
+    stale = [name for name, text in made.items() if (DOCS / name).read_text(encoding="utf-8") != text]
+    assert stale == [], "run: python benchmarks/page.py"
+    assert set(made) >= {"figures-rollout.md", "figures/batching.svg"}
+
+
+def test_a_page_says_where_a_goal_is_not_reached(program: Any, tmp_path: Path) -> None:
+    data = json.loads((DOCS / "figures" / "reward_overlap.json").read_text(encoding="utf-8"))
+    said = {}
+    for over in (1.1, 1.2):
+        data["runs"][0]["over_ideal"] = over
+        for row in data["runs"][1:]:
+            row["over_ideal"] = 1.0
+        (tmp_path / "reward_overlap.json").write_text(json.dumps(data), encoding="utf-8")
+        said[over] = program("page").made(tmp_path)["figures-rollout.md"]
+    goal = r"within 10% of max(g, r) / (g + r)"
+    assert f"**Reached**: {goal}" in said[1.1] and "**Not reached**" not in said[1.1]
+    assert f"**Not reached**: {goal}: the largest median is 1.2 times it" in said[1.2]
+
+
+def test_a_page_says_what_is_not_measured(program: Any, tmp_path: Path) -> None:
+    page = program("page")
+    made = page.made(tmp_path)
+    assert list(made) == ["figures-rollout.md"]
+    for name in page.SECTIONS:
+        assert f"Not measured yet (`python benchmarks/{name}.py`)." in made["figures-rollout.md"]
+
+
+def test_plots_are_the_same_bytes_each_time(program: Any) -> None:
+    plots = program("plots")
+    one, again = (plots.plot([plots.Series("a", [1, 2], [3, 4], [2, 3], [4, 5])], "x", "y") for _ in range(2))
+    assert one == again and "date" not in one.lower()
+
+
+def test_data_of_weights_have_their_sections(program: Any, tmp_path: Path) -> None:
+    transfer = {
+        "bucket_mib": 64, "total_mib": 256, "share_of_memcpy": 0.5, "lowest": 0.4, "highest": 0.6,
+        "gib_per_s": 2.0, "memcpy_gib_per_s": 4.0,
+    }  # fmt: skip
+    update = {
+        "rank": 16, "megabytes": 1.0, "tmpfs_ratio": 6.0, "disk_ratio": 7.0, "memory_s": 0.01, "tmpfs_s": 0.06,
+        "disk_s": 0.07,
+    }  # fmt: skip
+    buckets = [{"buckets": 4, "ratio": 3.0, "same_picture_from": "the last"}]
+    (tmp_path / "weight_transfer.json").write_text(json.dumps({"machine": "one", "runs": [transfer]}))
+    (tmp_path / "adapter_update.json").write_text(json.dumps({"machine": "one", "runs": [update], "buckets": buckets}))
+    made = program("page").made(tmp_path)
+    text = made["figures-rollout.md"]
+    assert "**Not reached**: at least 60% of `memcpy`: the lowest median is 50%." in text
+    assert "**Reached**: at least 5 times as fast as files: the lowest is 6 times." in text
+    assert "| 4 | 3 | the last |" in text
+    assert {"figures/weight_transfer.svg", "figures/adapter_update.svg"} <= made.keys()
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(1, 1000))
+def test_an_exact_ideal_lies_between_the_ideal_and_the_sequence(drawing: float, scoring: float, batches: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        exact = importlib.import_module("reward_overlap").exact_ideal
+    ideal = max(drawing, scoring) / (drawing + scoring)
+    assert ideal - 1e-9 <= exact(drawing, scoring, batches) <= 1 + 1e-9
+    assert exact(drawing, scoring, 1) == pytest.approx(1.0), "of one batch, nothing overlaps"
+    # One batch's shorter half is what the ends cost.
+    ends = min(drawing, scoring) / (drawing + scoring) / batches
+    assert exact(drawing, scoring, batches) == pytest.approx(ideal + ends)
+
+
+def test_pictures_are_compared_value_by_value(program: Any) -> None:
+    ours = torch.tensor([[0, 255, 7, 7]], dtype=torch.uint8)
+    theirs = torch.tensor([[0, 254, 7, 9]], dtype=torch.uint8)
+    assert program("batching").compared(ours, theirs) == {"equal": 0.5, "largest_difference": 2}
+
+
+def test_a_spread_keeps_every_turn(program: Any) -> None:
+    made = program("measured").spread("seconds", [3.0, 1.0, 2.0])
+    assert made == {
+        "seconds": 2.0, "seconds_lowest": 1.0, "seconds_highest": 3.0, "seconds_all": [3.0, 1.0, 2.0]
+    }  # fmt: skip
