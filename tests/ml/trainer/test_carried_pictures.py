@@ -1,0 +1,67 @@
+"""Which pictures the trainer has carried to it: those of an evaluation, none of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from verl import DataProto
+
+from verl_omni.trainer import settings
+from verl_omni.trainer.loop import DiffusionTrainer
+from verl_omni.trainer.run_folder import RunFolder
+
+MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
+ROWS = [{"raw_prompt": [{"role": "user", "content": "a"}], "extra_info": {"prompt": "a"}} for _ in range(2)]
+
+
+class Loop:
+    """An agent loop that draws black pictures at weight version 0, and carries them where they are asked for."""
+
+    def __init__(self) -> None:
+        self.carried: list[bool] = []
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        size = len(prompts)
+        self.carried.append(prompts.meta_info.get("carry_responses", True))
+        tensors = {"rm_scores": torch.ones(size, 1), "rollout_log_probs": torch.zeros(size, 2)}
+        if self.carried[-1]:
+            tensors["responses"] = torch.zeros(size, 3, 8, 8, dtype=torch.uint8)
+        columns = {**prompts.non_tensor_batch, "global_steps": np.zeros(size, dtype=np.int64)}
+        return DataProto.from_dict(tensors=tensors, non_tensors=columns)
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def trainer(loop: Loop, tmp_path: Path) -> Any:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    config = settings.load(
+        [
+            f"data.train_files='{tmp_path / 'prompts.jsonl'}'", "data.train_batch_size=2",
+            f"actor_rollout_ref.model.path='{MODEL}'", "trainer.total_training_steps=1",
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        ]
+    )  # fmt: skip
+    folder = RunFolder(tmp_path / "run")
+    return DiffusionTrainer(config, SimpleNamespace(agent_loop=loop), folder, ROWS, ROWS, stop_requested=lambda: False)
+
+
+def test_a_step_learns_without_its_pictures(trainer: Any, loop: Loop) -> None:
+    samples = trainer._generate(1)
+    assert loop.carried == [False] and samples.images is None
+    assert samples.scores.tolist() == [1.0] * 16 and samples.tensors["rollout_log_probs"].shape == (16, 2)
+
+
+def test_an_evaluation_keeps_pictures(trainer: Any, loop: Loop) -> None:
+    trainer._evaluate(0)
+    assert loop.carried == [True]
+    assert len(list((trainer.folder.path / "samples").rglob("*.png"))) == 2
