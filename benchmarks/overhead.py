@@ -5,13 +5,15 @@
 The same requests, all of them in flight at once, by turns: `AsyncOmni.generate` inside the server's process, with
 requests that are ready and outputs that nobody takes; and the whole way from rows to a `DataProto` in the driver
 (tokenize, seeds, Ray to the worker, the router and the server, the output, and back). Nothing is scored. The first turn
-is not counted.
+is not counted. Beside the seconds, the processor's time of the server's and of the agent loop's process, which other
+work on the machine changes less.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from measured import arguments, spread, table, write
@@ -58,12 +60,25 @@ def raw_seconds(server: Any, requests: list[dict[str, Any]]) -> float:
     return asyncio.run_coroutine_threadsafe(draw(), server._server_task.get_loop()).result()
 
 
-def loop_seconds(loop: Any) -> float:
+def by_loop(loop: Any) -> float:
     """Seconds of the same pictures by the agent loop."""
     rows = batch(PICTURES)
     began = time.perf_counter()
     loop.generate_sequences(rows)
     return time.perf_counter() - began
+
+
+def taken(draw: Callable[[], float], actors: list[Any]) -> list[float]:
+    """Milliseconds a picture: of the clock, and of each actor's processor."""
+    import ray
+
+    def processor() -> list[float]:
+        return ray.get([actor.__ray_call__.remote(lambda own: time.process_time()) for actor in actors])
+
+    before = processor()
+    seconds = draw()
+    spent = [after - first for after, first in zip(processor(), before, strict=True)]
+    return [each * 1e3 / PICTURES for each in (seconds, *spent)]
 
 
 def measure(on: Running, repeats: int) -> dict[str, Any]:
@@ -75,15 +90,20 @@ def measure(on: Running, repeats: int) -> dict[str, Any]:
     worker.server_manager = kept = Kept([server])
     drawn(worker, PICTURES)
     loop = on.unscored()
-    turns = []
-    for _ in range(repeats + 1):
-        raw = ray.get(server.__ray_call__.remote(raw_seconds, kept.requests))
-        turns.append((raw, loop_seconds(loop)))
-    turns = turns[1:]
+    actors = [server, *loop.agent_loop_workers]
+
+    def by_engine() -> float:
+        return float(ray.get(server.__ray_call__.remote(raw_seconds, kept.requests)))
+
+    turns = [
+        (taken(by_engine, actors), taken(lambda: by_loop(loop), actors)) for _ in range(repeats + 1)
+    ][1:]  # fmt: skip
     return {
-        **spread("added_ms_a_picture", [(way - raw) * 1e3 / PICTURES for raw, way in turns]),
-        **spread("added_share", [way / raw - 1 for raw, way in turns]),
-        **spread("raw_ms_a_picture", [raw * 1e3 / PICTURES for raw, _ in turns]),
+        **spread("added_ms_a_picture", [way[0] - raw[0] for raw, way in turns]),
+        **spread("added_share", [way[0] / raw[0] - 1 for raw, way in turns]),
+        **spread("raw_ms_a_picture", [raw[0] for raw, _ in turns]),
+        **spread("server_processor_ms_added", [way[1] - raw[1] for raw, way in turns]),
+        **spread("worker_processor_ms", [way[2] for _, way in turns]),
     }
 
 

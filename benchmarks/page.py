@@ -85,10 +85,11 @@ def reward_overlap(data: Data) -> Section:
     ]
     return Section(
         [
-            f"{data['pictures']} pictures through the agent loop, {data['max_num_seqs']} drawn at once, and one "
-            "scorer that takes one picture at a time and sleeps. In sequence, all pictures are drawn (g seconds each) "
-            "and then all are scored (r each); overlapped, a picture is scored while others are drawn. The exact ideal "
-            "counts that nothing can be scored while the first batch is drawn, nor drawn while the last one is scored.",
+            f"{data['pictures']} pictures of {data['steps']} denoising steps through the agent loop, "
+            f"{data['max_num_seqs']} drawn at once, and one scorer that takes one picture at a time and sleeps. In "
+            "sequence, all pictures are drawn (g seconds each) and then all are scored (r each); overlapped, a picture "
+            "is scored while others are drawn. The exact ideal counts that nothing can be scored while the first batch "
+            "is drawn, nor drawn while the last one is scored.",
             table(["r / g", "share of the sequence's seconds", "ideal max(g, r) / (g + r)", "exact ideal",
                    "measured over ideal"], cells),
             verdict(worst <= 1.1, f"within 10% of max(g, r) / (g + r): the largest median is {number(worst)} times it"),
@@ -106,7 +107,9 @@ def overhead(data: Data) -> Section:
             "`AsyncOmni.generate` inside the server's process, against the whole way from rows to a `DataProto` in the "
             "driver (tokenizing, Ray to the worker, the router and the server, the output, and back).",
             f"The engine alone takes {spread(row, 'raw_ms_a_picture')} ms a picture; the agent loop adds "
-            f"{spread(row, 'added_ms_a_picture')} ms, {percent(row['added_share'])} of pictures as small as these.",
+            f"{spread(row, 'added_ms_a_picture')} ms, {percent(row['added_share'])} of pictures as small as these. Of "
+            f"the processor's time it takes {spread(row, 'server_processor_ms_added')} ms a picture more in the "
+            f"server's process, and {spread(row, 'worker_processor_ms')} ms in that of the agent loop.",
         ]
     )
 
