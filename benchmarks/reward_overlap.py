@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+# The reward worker executes this file for its scorer, away from its neighbours: they are imported where they are used.
 HERE = Path(__file__).resolve()
 PICTURES = 96
 AT_ONCE = 4  # pictures in one batch of the engine
