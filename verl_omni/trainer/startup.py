@@ -20,6 +20,7 @@ Say = Callable[[str], None]
 # A worker group asks for a CPU per colocated role and bundle, and each agent, reward, server and router actor
 # for one; on a host these are logical numbers (verl/single_controller/ray/base.py, `max_colocate_count`).
 LOGICAL_CPUS = 16
+STOP_SECONDS = 60.0  # for an engine to end by itself
 
 
 class Cluster(Protocol):
@@ -52,25 +53,45 @@ class Stack:
     agent_loop: Any  # AgentLoopManager
     weights: Any  # CheckpointEngineManager
     ray: Cluster
+    deadline: float  # seconds for an answer of a replica
 
     def versions(self) -> list[int]:
-        """Version of the weights that each rollout replica says it serves."""
+        """Version of the weights that each rollout replica says it serves.
+
+        Raises:
+            ReplicaFailed: one did not say it within `deadline`.
+        """
         import ray
 
-        found: list[int] = ray.get([server.get_global_steps.remote() for server in self.servers.server_handles])
+        from verl_omni.workers.rollout.answers import ReplicaFailed
+
+        asked = [server.get_global_steps.remote() for server in self.servers.server_handles]
+        said, _ = ray.wait(asked, num_returns=len(asked), timeout=self.deadline)
+        if silent := [str(replica) for replica, answer in enumerate(asked) if answer not in said]:
+            raise ReplicaFailed(f"replica {', '.join(silent)} did not say its version within {self.deadline:g} s")
+        found: list[int] = ray.get(asked)
         return found
 
     def stop(self) -> None:
-        """End engines before Ray, so that they remove their shared memory. Safe after a failure, of engines too."""
+        """End engines before Ray, so that they remove their shared memory.
+
+        Safe after a failure, of engines too; one that does not answer is killed.
+        """
         import ray
 
         servers = self.servers.server_handles
         try:
-            for ending in [server.shutdown.remote() for server in servers]:
+            endings = {server.shutdown.remote(): server for server in servers}
+            ended, silent = ray.wait(list(endings), num_returns=len(endings), timeout=STOP_SECONDS)
+            for ending in silent:
+                ray.kill(endings[ending])
+            for ending in ended:
                 with contextlib.suppress(ray.exceptions.RayActorError):  # it is gone already
-                    ray.get(ending, timeout=60)
+                    ray.get(ending)
             # An actor that ends by itself removes its semaphores from /dev/shm; one that is killed does not.
-            ray.wait([server.__ray_terminate__.remote() for server in servers], num_returns=len(servers), timeout=10)
+            last = [endings[ending].__ray_terminate__.remote() for ending in ended]
+            if last:
+                ray.wait(last, num_returns=len(last), timeout=10)
         finally:
             self.ray.stop()
 
@@ -256,7 +277,7 @@ def _start_actors(config: DictConfig, say: Say, cluster: Cluster) -> Stack:
         config=omega_conf_to_dataclass(settings.rollout.checkpoint_engine),
         actor_wg=workers, replicas=servers.get_replicas(),
     )  # fmt: skip
-    return Stack(workers, servers, agent_loop, weights, cluster)
+    return Stack(workers, servers, agent_loop, weights, cluster, deadline=settings.rollout.deadline_seconds)
 
 
 def _device_name() -> str:

@@ -17,6 +17,7 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl_omni.weight_sync.errors import WeightSyncError
 from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omni` with verl in this process
 
 
@@ -81,16 +82,25 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
             `seconds`, and on the rank that owns the server the worker's answer: `tensors`, `buckets`, `lora`, `bound`.
 
         Raises:
-            WeightSyncError: they did not take effect everywhere; the replica goes on with the old ones.
+            WeightSyncError: they did not take effect everywhere; the replica goes on with the old ones. The message
+                names replica and version.
         """
         began = time.perf_counter()
+        try:
+            answer = await self._send_weights(global_steps)
+        except WeightSyncError as error:
+            replica = self.rollout.replica_rank
+            raise type(error)(f"version {global_steps} did not reach replica {replica}: {error.args[0]}") from error
+        return {"seconds": time.perf_counter() - began, **(answer or {})}
+
+    async def _send_weights(self, global_steps: int | None) -> dict[str, Any] | None:
         sleeping = self.rollout_config.free_cache_engine
-        if sleeping:
-            await self.rollout.resume(tags=["weights"])
         config = self.actor.peft_config()
         kind: Literal["lora", "full"] = "lora" if config is not None else "full"
         weights = self.actor.weights(kind, self.rollout_config.rollout_adapter)
         try:
+            if sleeping:
+                await self.rollout.resume(tags=["weights"])
             answer = await self.rollout.update_weights(
                 weights, peft_config=config, base_sync_done=config is not None, global_steps=global_steps
             )
@@ -100,7 +110,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
                 await asyncio.to_thread(collections.deque, weights, 0)
         if sleeping:
             await self.rollout.resume(tags=["kv_cache"])
-        return {"seconds": time.perf_counter() - began, **(answer or {})}
+        return answer  # type: ignore[no-any-return]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:

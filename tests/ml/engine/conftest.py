@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import tqdm
@@ -20,6 +25,12 @@ from verl_omni.weight_sync import names, transfer
 def _no_thread_of_progress_bars() -> None:
     """A process with a second thread cannot fork Ray's workers; saving a model shows a bar, which starts one."""
     tqdm.tqdm.monitor_interval = 0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _orphans_stay_in_the_family() -> None:
+    """A process whose parent is killed becomes this one's child, so that `Leftovers` counts it."""
+    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +77,7 @@ def rows() -> Callable[[list[str]], list[dict[str, Any]]]:
     return made
 
 
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 FAMILY_PROMPTS = ["a red circle", "two blue squares on the left"]  # of different lengths
 NEGATIVE = "dark sky"
 
@@ -160,10 +172,15 @@ def family(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> C
 
 LAYER = "transformer.transformer_blocks.{block}.attn.to_{part}"
 RANK, WIDTH = 4, 32
-ADAPTER = {"r": RANK, "lora_alpha": RANK, "target_modules": ["to_q", "to_k"], "peft_type": "LORA", "bias": "none"}
 DEADLINE = 10.0  # seconds that either end of a transfer waits for the other
 SOON = 60.0  # seconds by which whatever is asked is there
 TOKEN = secrets.token_hex(4)
+
+
+def lora_settings(rank: int = RANK, alpha: int = RANK, parts: str = "qk") -> dict[str, Any]:
+    """What peft says of an adapter of these parts of the attention."""
+    targets = [f"to_{part}" for part in parts]
+    return {"r": rank, "lora_alpha": alpha, "target_modules": targets, "peft_type": "LORA", "bias": "none"}
 
 
 @dataclass
@@ -178,18 +195,18 @@ class Replica:
     token: str = TOKEN
 
     @staticmethod
-    def adapter(strength: float) -> dict[str, Tensor]:
-        """An adapter of all queries and keys; another strength draws other pictures."""
+    def adapter(strength: float, rank: int = RANK, parts: str = "qk") -> dict[str, Tensor]:
+        """An adapter of all queries and keys, or other parts; another strength draws other pictures."""
         generator = torch.Generator().manual_seed(3)
         made: dict[str, Tensor] = {}
         for block in range(2):
-            for part in "qk":
+            for part in parts:
                 module = LAYER.format(block=block, part=part)
-                made[f"{module}.lora_A.weight"] = torch.randn(RANK, WIDTH, generator=generator)
-                made[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, RANK, generator=generator)
+                made[f"{module}.lora_A.weight"] = torch.randn(rank, WIDTH, generator=generator)
+                made[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, rank, generator=generator)
         return made
 
-    def begin(self, version: int | None = None) -> tuple[str, Any]:
+    def begin(self, version: int | None = None, settings: dict[str, Any] | None = None) -> tuple[str, Any]:
         """Tell the worker that an adapter comes. Returns the handle to send it on, and the answer to wait for."""
         self.updates += 1
         # No other run on this host, whose Ray counts its jobs from one too, has this name.
@@ -198,17 +215,20 @@ class Replica:
         answer = self.server.collective_rpc.remote(
             "update_weights_from_ipc",
             kwargs={
-                "peft_config": ADAPTER, "base_sync_done": True, "use_shm": True, "zmq_update_id": update,
-                "deadline": DEADLINE, "global_steps": version,
+                "peft_config": settings or lora_settings(), "base_sync_done": True, "use_shm": True,
+                "zmq_update_id": update, "deadline": DEADLINE, "global_steps": version,
             },
         )  # fmt: skip
         return names.make_update_zmq_handle(base, update), answer
 
-    def publish(self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 1 << 20) -> Any:
+    def publish(
+        self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 1 << 20,
+        settings: dict[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
         """A good update; the worker's answer."""
         import ray
 
-        handle, answer = self.begin(version)
+        handle, answer = self.begin(version, settings)
         transfer.send(weights.items(), handle=handle, bucket_bytes=bucket_bytes, device=None, deadline=DEADLINE)
         found = ray.get(answer, timeout=SOON)[0]
         ray.get(self.server.set_global_steps.remote(version), timeout=SOON)
@@ -230,10 +250,69 @@ class Replica:
 
         return ray.get(self.draw(seed), timeout=SOON).diffusion_output  # type: ignore[no-any-return]
 
+    def pid(self) -> int:
+        """The process of the server; on a host, the engine's worker is a thread of it."""
+        import ray
+
+        return ray.get(self.server.__ray_call__.remote(lambda own: os.getpid()), timeout=SOON)  # type: ignore[no-any-return]
+
     def in_flight(self) -> int:
         import ray
 
         return ray.get(self.server.__ray_call__.remote(lambda own: len(own.engine.request_states)), timeout=SOON)  # type: ignore[no-any-return]
+
+
+class Leftovers:
+    """What a fault may leave: processes, sockets of updates, and shared memory. Counted from here on.
+
+    Files in shared memory that processes of others have open are theirs; several runs may share a machine.
+    """
+
+    def __init__(self) -> None:
+        self.before = self._now()
+
+    def none(self) -> None:
+        """Assert that nothing is there that was not; what ends may take its time."""
+        end = time.monotonic() + SOON
+        while found := {key: what for key, what in self._now().items() if key not in self.before}:
+            assert time.monotonic() < end, found
+            time.sleep(0.05)
+
+    @staticmethod
+    def _now() -> dict[str, str]:
+        found = {str(path): "socket" for path in Path("/tmp").glob(f"rl-*-{TOKEN}.sock")}
+        own = {os.getpid()}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                own.add(process.pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found[f"process {process.pid}"] = " ".join(process.cmdline())
+        mapped = {pid: _shared_memory_of(pid) for pid in psutil.pids()}
+        of_others = set().union(*(files for pid, files in mapped.items() if pid not in own))
+        present = {str(path) for path in Path("/dev/shm").iterdir()} - of_others
+        removed = {file for pid in own for file in mapped.get(pid, ()) if transfer.SEGMENT_PREFIX in file}
+        return found | dict.fromkeys(present | removed, "shared memory")
+
+
+def _shared_memory_of(pid: int) -> set[str]:
+    """The files in /dev/shm that a process has mapped, removed ones too."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended
+        return set()
+    return {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
+
+
+@pytest.fixture(scope="module")
+def leftovers() -> type[Leftovers]:
+    """To count what is left: make one before, ask `none` after."""
+    return Leftovers
+
+
+@pytest.fixture(scope="module", name="lora_settings")
+def _lora_settings() -> Callable[..., dict[str, Any]]:
+    """For tests: `lora_settings` above."""
+    return lora_settings
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from torch import Tensor
 from verl_omni.weight_sync import names, transfer
 from verl_omni.weight_sync.buffers import Begin, Outgoing
 from verl_omni.weight_sync.digest import digest
+from verl_omni.workers.rollout.answers import ReplicaFailed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -51,18 +51,23 @@ class Running:
     replicas: list[Any]
     rows: Callable[[Sequence[str]], list[dict[str, Any]]]
 
-    def score(self, truths: Sequence[str]) -> Any:
+    leftovers: type[Any]
+
+    def score(self, truths: Sequence[str], version: int | None = None) -> Any:
         """Draw and score a sample for each; its ground truth tells the scorer how to behave."""
         from verl_omni.trainer import rollout
 
         made = self.rows(PROMPTS[: len(truths)])
         for row, truth in zip(made, truths, strict=True):
             row["reward_model"] = {"ground_truth": truth}
-        return rollout.scored(self.config, self.stack.agent_loop, rollout.evaluation_prompts(made, seed=7))
+        prompts = rollout.evaluation_prompts(made, seed=7, version=version)
+        return rollout.scored(self.config, self.stack.agent_loop, prompts)
 
 
 @pytest.fixture(scope="module")
-def running(start: Any, rows: Any, replicas_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
+def running(
+    start: Any, rows: Any, replicas_of: Any, leftovers: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Running:
     from verl_omni.models.tiny import make_tiny_sd3
 
     folder = tmp_path_factory.mktemp("faults")
@@ -78,27 +83,22 @@ def running(start: Any, rows: Any, replicas_of: Any, tmp_path_factory: pytest.Te
         "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
         "actor_rollout_ref.rollout.pipeline.max_sequence_length=16",
         f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
+        f"actor_rollout_ref.rollout.deadline_seconds={DEADLINE}",
         "reward.scorer=null", f"reward.custom_reward_function.path='{folder / 'scorer.py'}'", "reward.num_workers=2",
     )  # fmt: skip
     replicas = replicas_of(stack)
     assert len(replicas) == 2
-    return Running(config, stack, replicas, rows)
+    return Running(config, stack, replicas, rows, leftovers)
 
 
 @pytest.fixture
 def replica(running: Running) -> Iterator[Any]:
     """The first replica. Whatever a test does to it, it serves on as before and leaves nothing."""
     one = running.replicas[0]
-    before = one.picture()
+    before, counted = one.picture(), running.leftovers()
     yield one
     assert torch.equal(one.picture(), before), "the old weights must serve on"
-    assert left_behind(one.token) == []
-
-
-def left_behind(token: str) -> list[str]:
-    """Shared memory and sockets of weight updates."""
-    segments, sockets = Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"), Path("/tmp").glob(f"rl-*-{token}.sock")
-    return sorted(map(str, [*segments, *sockets]))
+    counted.none()
 
 
 def refused(answer: Any) -> str:
@@ -114,6 +114,7 @@ def refused(answer: Any) -> str:
 
 
 def test_an_adapter_larger_than_a_bucket_arrives_whole(running: Running) -> None:
+    counted = running.leftovers()
     """Fault 2 of the reference: of several buckets only the last one was right."""
     one, other = running.replicas
     found = one.publish(one.adapter(2.0), version=2, bucket_bytes=600)
@@ -123,7 +124,7 @@ def test_an_adapter_larger_than_a_bucket_arrives_whole(running: Running) -> None
     assert torch.equal(one.picture(), other.picture())
     for replica in running.replicas:
         replica.publish(replica.adapter(1.0), version=1)
-    assert left_behind(one.token) == []
+    counted.none()
 
 
 def test_a_sender_that_is_killed_between_two_buckets(replica: Any) -> None:
@@ -227,6 +228,55 @@ def test_a_sample_is_of_the_version_that_it_says_while_weights_change_under_it(r
     one.publish(one.adapter(1.0), 1)
 
 
+Change = tuple[int, int, str]  # rank, alpha, parts of the attention
+CHANGES: list[Change] = [(2, 2, "q"), (2, 2, "v"), (4, 4, "qk"), (4, 8, "qk"), (8, 8, "qkv")]
+
+
+def change(replica: Any, settings: Any, kind: Change) -> Tensor:
+    """The picture after an update by an adapter of this kind."""
+    rank, alpha, parts = kind
+    weights = replica.adapter(1.0, rank, parts)
+    found = replica.publish(weights, version=1, settings=settings(rank, alpha, parts))
+    assert found["bound"] == 2 * len(parts), "a module of each block for each part"
+    return replica.picture()  # type: ignore[no-any-return]
+
+
+def test_rank_alpha_and_modules_may_change_and_nothing_of_the_adapter_before_stays(
+    running: Running, lora_settings: Any
+) -> None:
+    """One replica takes the adapters in one order, the other in reverse: none has the same one before it."""
+    one, other = running.replicas
+    first, counted = one.picture(), running.leftovers()
+    upwards = {kind: change(one, lora_settings, kind) for kind in CHANGES}
+    downwards = {kind: change(other, lora_settings, kind) for kind in reversed(CHANGES)}
+    for number, kind in enumerate(CHANGES):
+        assert torch.equal(upwards[kind], downwards[kind]), kind
+        same = [other for other in CHANGES[:number] if torch.equal(upwards[kind], upwards[other])]
+        assert same == [], f"{kind} draws what {same} draws"
+    assert torch.equal(upwards[4, 4, "qk"], first), "the pictures of the adapter that the engine took first"
+    for replica in running.replicas:
+        replica.publish(replica.adapter(1.0), version=1)
+        assert torch.equal(replica.picture(), first)
+    counted.none()
+
+
+@pytest.mark.parametrize(
+    ("sent", "told", "said"),
+    [
+        ((600, 600, "q"), (600, 600, "q"), "LoRA rank of 600 exceeds max allowed rank of 512"),
+        ((2, 2, "q"), (4, 4, "q"), r"lora_A (2, 32) and lora_B (32, 2) where the rank is 4"),
+        ((4, 4, "qx"), (4, 4, "qx"), "2 of 4 LoRA modules are not in the engine"),
+    ],
+)
+def test_an_adapter_that_the_engine_has_no_room_for_is_refused(
+    replica: Any, lora_settings: Any, sent: Change, told: Change, said: str
+) -> None:
+    handle, answer = replica.begin(settings=lora_settings(*told))
+    weights = replica.adapter(3.0, sent[0], sent[2])
+    transfer.send(weights.items(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=DEADLINE)
+    assert said in refused(answer)
+
+
 # --- requests -----------------------------------------------------------------------------------------------
 
 
@@ -279,11 +329,46 @@ def test_a_reward_worker_that_dies_ends_the_batch_with_its_name(running: Running
 # --- replicas -----------------------------------------------------------------------------------------------
 
 
+def test_a_replica_that_is_silent_is_named_and_serves_on_when_it_is_back(running: Running) -> None:
+    """A process that is stopped has every connection, and answers nothing on any: Ray alone would wait for ever."""
+    one, other = running.replicas
+    picture, counted = other.picture(), running.leftovers()
+    assert torch.equal(one.picture(), picture)
+    asked = [other.draw(seed) for seed in range(3)]
+    pid = other.pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Exception, match="SampleFailed") as drawing:
+            running.score(["", "", "", ""], version=1)
+        with pytest.raises(Exception, match=r"version 5 did not reach replica 1: .*no answer within 10 s"):
+            running.stack.weights.update_weights(global_steps=5)
+        with pytest.raises(ReplicaFailed, match=r"replica 1, sleep: no answer within 10 s"):
+            running.stack.weights.sleep_replicas()
+        with pytest.raises(ReplicaFailed, match=r"replica 1 did not say its version within 10 s"):
+            running.stack.versions()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    said, address = str(drawing.value), running.stack.servers.server_addresses[1]
+    assert f"replica {address}: TimeoutError: no answer for 10 s (rollout.deadline_seconds)" in said
+    assert "at weight version 1" in said and any(prompt in said for prompt in PROMPTS)
+    running.stack.weights.wake_up_replicas()
+    assert [each.stop_reason for each in ray_get(asked)] == ["completed"] * 3
+    assert torch.equal(one.picture(), picture) and torch.equal(other.picture(), picture)
+    assert running.stack.versions() == [1, 1]
+    counted.none()
+
+
+def ray_get(asked: Any) -> Any:
+    import ray
+
+    return ray.get(asked, timeout=SOON)
+
+
 def test_a_replica_that_dies_while_it_draws_ends_the_batch_and_is_named(running: Running) -> None:
     import ray
 
     one, other = running.replicas
-    pid = ray.get(other.server.__ray_call__.remote(lambda own: os.getpid()))
+    pid, counted = other.pid(), running.leftovers()
     asked = [other.draw(seed) for seed in range(40)]
     wait_for(lambda: other.in_flight() > 10)
     os.kill(pid, signal.SIGKILL)
@@ -295,15 +380,18 @@ def test_a_replica_that_dies_while_it_draws_ends_the_batch_and_is_named(running:
             ended.append(str(error))
     assert ended
     assert torch.equal(one.picture(), one.picture())
-    with pytest.raises(Exception, match="SampleFailed"):  # its share of any batch goes to nobody
-        running.score(["", "", "", ""])
+    address = running.stack.servers.server_addresses[1]
+    with pytest.raises(Exception, match="SampleFailed") as batch:  # its share of any batch goes to nobody
+        running.score(["", "", "", ""], version=1)
+    assert f"replica {address}: ActorDiedError" in str(batch.value)
+    counted.none()
 
 
 def test_a_replica_that_dies_in_an_update_ends_the_update(running: Running) -> None:
     import ray
 
     one = running.replicas[0]
-    pid = ray.get(one.server.__ray_call__.remote(lambda own: os.getpid()))
+    pid, counted = one.pid(), running.leftovers()
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         for number, (name, tensor) in enumerate(one.adapter(2.0).items()):
@@ -318,7 +406,7 @@ def test_a_replica_that_dies_in_an_update_ends_the_update(running: Running) -> N
         ray.get(answer, timeout=SOON)
     with pytest.raises(Exception, match=r"died|dead"):
         running.stack.weights.update_weights(global_steps=3)
-    assert left_behind(one.token) == []
+    counted.none()
 
 
 def wait_for(happened: Callable[[], bool]) -> None:

@@ -8,13 +8,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from verl_omni.weight_sync import names, transfer
 
@@ -22,7 +19,6 @@ pytestmark = pytest.mark.engine
 
 PROMPTS = ["a red circle", "a blue square on the left", "two cat photo"]
 BUCKET = 4096  # bytes: an adapter needs several
-SEEDS = st.integers(0, 5)
 
 
 @dataclass(frozen=True)
@@ -190,101 +186,3 @@ def test_a_failed_sample_names_prompt_replica_and_version(running: Running) -> N
     with pytest.raises(SampleFailed, match=f"{named}: (?s:.*)Unknown output_type 'sculpture'"):
         asyncio.run(DiffusionAgentLoopWorker(config, client).generate_sequences(prompts))
     assert evaluate(running).versions == [2, 2, 2]
-
-
-class Life(RuleBasedStateMachine):
-    """What may happen to a replica, in any order.
-
-    What must hold: a sample is of the version that it says, an adapter draws the same pictures whenever it serves, and
-    an update that is refused changes nothing.
-    """
-
-    replica: Any
-    pictures: ClassVar[dict[tuple[float, int], torch.Tensor]] = {}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.version, self.strength = 1, 1.0
-        self.replica.publish(self.replica.adapter(self.strength), self.version)
-
-    def check(self, sample: Any, seed: int) -> None:
-        assert (sample.stop_reason, sample.extra_fields["global_steps"]) == ("completed", self.version)
-        known = self.pictures.setdefault((self.strength, seed), sample.diffusion_output)
-        assert torch.equal(known, sample.diffusion_output)
-
-    @rule(seed=SEEDS)
-    def generate(self, seed: int) -> None:
-        self.check(got(self.replica.draw(seed)), seed)
-
-    @rule(strength=st.sampled_from([0.5, 1.0, 2.0]), bucket_bytes=st.sampled_from([600, 1 << 20]))
-    def update(self, strength: float, bucket_bytes: int) -> None:
-        self.version, self.strength = self.version + 1, strength
-        self.replica.publish(self.replica.adapter(strength), self.version, bucket_bytes)
-
-    @rule(kept=st.integers(0, 7))
-    def update_that_is_not_whole(self, kept: int) -> None:
-        """The sender fails after some tensors."""
-        handle, answer = self.replica.begin(self.version + 1)
-
-        def weights() -> Iterator[tuple[str, torch.Tensor]]:
-            yield from list(self.replica.adapter(3.0).items())[:kept]
-            raise OSError("the trainer's disk is gone")
-
-        with pytest.raises(OSError, match="disk is gone"):
-            transfer.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=30.0)
-        with pytest.raises(Exception, match="disk is gone"):
-            got(answer)
-
-    @rule(seeds=st.lists(SEEDS, min_size=1, max_size=5), strength=st.sampled_from([0.5, 2.0]))
-    def update_while_requests_are_in_flight(self, seeds: list[int], strength: float) -> None:
-        """Each is of the version before or after, and says which."""
-        asked = [self.replica.draw(seed) for seed in seeds]
-        before = (self.version, self.strength)
-        self.update(strength, 1 << 20)
-        after = (self.version, self.strength)
-        for seed, answer in zip(seeds, asked, strict=True):
-            sample = got(answer)
-            self.version, self.strength = before if sample.extra_fields["global_steps"] == before[0] else after
-            self.check(sample, seed)
-        self.version, self.strength = after
-
-    @rule(seeds=st.lists(SEEDS, min_size=1, max_size=5))
-    def abort(self, seeds: list[int]) -> None:
-        asked = [self.replica.draw(seed) for seed in seeds]
-        got(self.replica.server.abort_all_requests.remote())
-        late = self.replica.draw(seeds[0])
-        got(self.replica.server.resume_generation.remote())
-        for seed, answer in zip(seeds, asked, strict=True):
-            sample = got(answer)
-            if sample.stop_reason == "aborted":
-                assert sample.diffusion_output.numel() == 0
-            else:
-                self.check(sample, seed)
-        self.check(got(late), seeds[0])
-
-    @rule(seed=SEEDS)
-    def sleep_and_wake(self, seed: int) -> None:
-        """What is asked of a replica that sleeps waits until it is awake."""
-        import ray
-
-        got(self.replica.server.sleep.remote())
-        waiting = self.replica.draw(seed)
-        assert ray.wait([waiting], timeout=0.2)[0] == []
-        got(self.replica.server.wake_up.remote())
-        self.check(got(waiting), seed)
-
-
-def got(answer: Any) -> Any:
-    import ray
-
-    return ray.get(answer, timeout=60)
-
-
-def test_in_any_order_of_events_a_sample_is_what_its_version_draws(running: Running, replicas_of: Any) -> None:
-    (Life.replica,) = replicas_of(running.stack)
-    # A fixed choice of histories: what is found once is found again.
-    chosen = settings(
-        max_examples=8, stateful_step_count=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
-    run_state_machine_as_test(Life, settings=chosen)
-    assert segments() == []

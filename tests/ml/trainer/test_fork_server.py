@@ -34,11 +34,17 @@ finally:
 DEADLINE = 60
 
 
+def started() -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.address = process.stdout.readline().strip()  # type: ignore[attr-defined]
+    return process
+
+
 @pytest.fixture(scope="module")
 def server() -> object:
-    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = started()
     assert process.stdin is not None and process.stdout is not None
-    process.address = process.stdout.readline().strip()  # type: ignore[attr-defined]
     yield process
     process.stdin.close()
     assert process.wait(DEADLINE) == 0
@@ -82,6 +88,22 @@ def test_a_fork_ends_when_its_client_is_killed(server: object, tmp_path: Path) -
     fork.wait(DEADLINE)
     assert made.wait(DEADLINE) == -signal.SIGKILL
     made.stdout.close()
+
+
+def test_a_fork_that_cannot_end_is_killed_with_the_server(tmp_path: Path) -> None:
+    """A process that is stopped takes no other signal."""
+    server = started()
+    script = tmp_path / "script.py"
+    script.write_text("import os, signal\nprint(os.getpid(), flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)\n")
+    made = client(server, script)
+    assert made.stdout is not None and server.stdin is not None and server.stdout is not None
+    fork = psutil.Process(int(made.stdout.readline()))
+    server.stdin.close()
+    assert server.wait(DEADLINE) == 0
+    assert made.wait(DEADLINE) != 0
+    assert not fork.is_running()
+    made.stdout.close()
+    server.stdout.close()
 
 
 def test_a_signal_reaches_the_fork(server: object, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,63 @@ async def test_without_a_replica_there_is_none_to_name() -> None:
     with pytest.raises(RuntimeError, match="No available servers") as failure:
         await ask(DiffusionLLMServerClient(CONFIG, Router(missing=True)))
     assert not isinstance(failure.value, ReplicaFailed)
+
+
+class Late:
+    """A server that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[asyncio.Future[Any]] = []
+        self.generate = SimpleNamespace(remote=self._answer)
+
+    def _answer(self, **request: Any) -> Any:
+        self.asked.append(asyncio.get_running_loop().create_future())
+        return self.asked[-1]
+
+
+def with_deadline(seconds: float, server: Any) -> tuple[Any, Router]:
+    rollout = SimpleNamespace(name="vllm_omni", deadline_seconds=seconds)
+    router = Router()
+    router.acquire_server = Call(lambda request_id: ("10.0.0.1:81", server))
+    return DiffusionLLMServerClient(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)), router), router
+
+
+async def test_a_replica_that_answers_nothing_is_given_up_and_its_server_released() -> None:
+    server = Late()
+    client, router = with_deadline(0.05, server)
+    with pytest.raises(
+        ReplicaFailed, match=r"replica 10\.0\.0\.1:81: TimeoutError: no answer for 0\.05 s \(rollout\.d"
+    ):
+        await ask(client)
+    assert router.released == ["10.0.0.1:81"]
+    assert server.asked[0].cancelled()
+
+
+async def test_a_long_queue_is_not_silence() -> None:
+    """Ten samples, one after the other, take far longer than the deadline, which starts again with each."""
+    server, turns = Late(), 10
+    client, _ = with_deadline(0.2, server)
+    waiting = [
+        asyncio.ensure_future(client.generate(f"r{n}", prompt_ids=[1], sampling_params={})) for n in range(turns)
+    ]
+    began = asyncio.get_running_loop().time()
+    for number in range(turns):
+        await asyncio.sleep(0.05)
+        server.asked[number].set_result(sample(number))
+    assert [made.extra_fields["global_steps"] for made in await asyncio.gather(*waiting)] == list(range(turns))
+    assert asyncio.get_running_loop().time() - began > 2 * 0.2
+
+
+async def test_a_request_that_is_given_up_by_its_caller_is_given_up_here() -> None:
+    server = Late()
+    client, router = with_deadline(3600, server)
+    waiting = asyncio.ensure_future(ask(client))
+    while not server.asked:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert router.released == ["10.0.0.1:81"] and server.asked[0].cancelled()
 
 
 def retrying(router: Router, **options: Any) -> DiffusionWholeSampleRetryLLMServerClient:

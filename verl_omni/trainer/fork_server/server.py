@@ -17,12 +17,14 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0  # how often ended forks are looked for
+END_SECONDS = 10.0  # for forks to end with Ray
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def _serve(listener: socket.socket, driver: int) -> tuple[Request, socket.socket
             ready = {key.fileobj for key, _ in waiting.select(LOOK_SECONDS)}
             _tell_ended(clients)
             if driver in ready:
+                _outlive(clients)
                 return None
             if listener not in ready:
                 continue
@@ -92,6 +95,18 @@ def _serve(listener: socket.socket, driver: int) -> tuple[Request, socket.socket
                 os.close(descriptor)
             with contextlib.suppress(OSError):
                 connection.sendall(pid.to_bytes(4, "big"))
+
+
+def _outlive(clients: dict[int, socket.socket]) -> None:
+    """Wait until the forks have ended with Ray; kill those that do not, because a process that is stopped cannot."""
+    end = time.monotonic() + END_SECONDS
+    while clients and time.monotonic() < end:
+        _tell_ended(clients)
+        time.sleep(0.02)
+    for pid in clients:
+        logger.warning("the worker in process %d did not end with Ray, and is killed", pid)
+        os.kill(pid, signal.SIGKILL)  # ours, and not waited for: nobody else can have this number
+        os.waitpid(pid, 0)
 
 
 def _tell_ended(clients: dict[int, socket.socket]) -> None:

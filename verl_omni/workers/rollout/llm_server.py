@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from typing_extensions import override
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_omni.utils.errors import ReplicaError
+from verl_omni.workers.config.diffusion.rollout import DEADLINE_SECONDS
+from verl_omni.workers.rollout.answers import ReplicaFailed
 from verl_omni.workers.rollout.replica import DiffusionOutput
 
-
-class ReplicaFailed(RuntimeError):
-    """A replica could not be asked, or is gone; the message names it, the cause is kept."""
+__all__ = ["DiffusionLLMServerClient", "DiffusionWholeSampleRetryLLMServerClient", "ReplicaFailed"]
 
 
 class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
-    """verl's client, whose errors say which replica had the request."""
+    """verl's client, whose errors say which replica had the request.
+
+    A replica that owes samples and answers none for `rollout.deadline_seconds` is given up: it may be stopped, or
+    behind a broken network, where Ray waits for ever. The time does not run while others of its samples come, so it
+    need not grow with the batch.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        rollout = self.config.actor_rollout_ref.rollout
+        self._deadline = float(getattr(rollout, "deadline_seconds", DEADLINE_SECONDS))
         self._serving: dict[str, str] = {}
+        self._heard: dict[str | None, float] = {}  # when a replica last answered, by the loop's clock
 
     @override
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
@@ -35,10 +44,11 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
 
         Raises:
             ReplicaError: the replica's engine failed.
-            ReplicaFailed: the replica raised something else, or is gone.
+            ReplicaFailed: the replica raised something else, is gone, or has answered nothing for
+                `rollout.deadline_seconds`.
         """
         try:
-            return await super().generate(request_id, **kwargs)
+            return await self._unless_silent(request_id, super().generate(request_id, **kwargs))
         except ReplicaError as error:
             # It names the replica. What Ray wraps around it on the way is a text of the whole traceback.
             raise getattr(error, "cause", error) from error
@@ -48,6 +58,21 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             raise ReplicaFailed(f"replica {server_id}: {type(error).__name__}: {error}") from error
         finally:
             self._serving.pop(request_id, None)
+
+    async def _unless_silent(self, request_id: str, answer: Coroutine[Any, Any, DiffusionOutput]) -> DiffusionOutput:
+        clock, asked = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
+        coming = asyncio.ensure_future(answer)
+        try:
+            while not coming.done():
+                heard = max(asked, self._heard.get(self._serving.get(request_id), asked))
+                if (left := heard + self._deadline - clock()) <= 0:
+                    raise TimeoutError(f"no answer for {self._deadline:g} s (rollout.deadline_seconds)")
+                await asyncio.wait({coming}, timeout=left)
+            self._heard[self._serving.get(request_id)] = clock()
+            return coming.result()
+        finally:
+            coming.cancel()
+            await asyncio.wait({coming})
 
 
 class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):

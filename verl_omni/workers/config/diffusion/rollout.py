@@ -10,6 +10,7 @@ from verl.workers.config import RolloutConfig
 
 ROLLOUT_ADAPTERS = ("default", "old")
 SAMPLE_STRATEGIES = ("random", "progressive")
+DEADLINE_SECONDS = 1800.0
 SDE_TYPES = ("sde", "cps", "dance_sde")
 
 
@@ -89,9 +90,12 @@ class DiffusionRolloutConfig(RolloutConfig):
 
     Attributes:
         rollout_attn_backend: vLLM-Omni's name of the pipeline's attention, unless `engine_kwargs.vllm_omni` has one.
+        deadline_seconds: how long a replica may answer nothing of what it was asked before it is given up. It must
+            exceed the time for one batch of the engine; weight updates have a deadline of their own
+            (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
 
     Raises:
-        ValueError: `mode` is not `async`, or `rollout_adapter` is unknown.
+        ValueError: `mode` is not `async`, `rollout_adapter` is unknown, or `deadline_seconds` is not positive.
         NotImplementedError: pipeline parallelism is asked of vLLM-Omni.
     """
 
@@ -107,6 +111,7 @@ class DiffusionRolloutConfig(RolloutConfig):
     external_lib: str | None = None
     max_prompt_embed_length: int | None = None
     max_concurrent_requests: int = 256
+    deadline_seconds: float = DEADLINE_SECONDS
     pipeline: DiffusionPipelineConfig = field(default_factory=DiffusionPipelineConfig)
     algo: DiffusionRolloutAlgoConfig = field(default_factory=DiffusionRolloutAlgoConfig)
     val_kwargs: DiffusionSamplingConfig = field(default_factory=DiffusionSamplingConfig)  # type: ignore[assignment]
@@ -118,6 +123,8 @@ class DiffusionRolloutConfig(RolloutConfig):
             raise ValueError(
                 f"Invalid diffusion rollout rollout_adapter: {self.rollout_adapter!r}; one of {ROLLOUT_ADAPTERS}"
             )
+        if self.deadline_seconds <= 0:
+            raise ValueError(f"deadline_seconds must be positive: {self.deadline_seconds}")
         if self.pipeline_model_parallel_size > 1 and self.name == "vllm_omni":
             raise NotImplementedError(
                 "vLLM-Omni diffusion has no pipeline parallelism: pipeline_model_parallel_size must be 1"

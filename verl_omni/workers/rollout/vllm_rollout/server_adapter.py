@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from verl.workers.rollout.vllm_rollout import ServerAdapter as VerlServerAdapter
 
 from verl_omni.weight_sync import names, transfer
 from verl_omni.weight_sync.ends import both_ends, confirmed
+from verl_omni.weight_sync.errors import WeightSyncError
+from verl_omni.workers.rollout.answers import ReplicaFailed, answered
 from verl_omni.workers.rollout.vllm_rollout.utils import DEADLINE_SECONDS
 
 _sequence = itertools.count()
@@ -24,6 +26,18 @@ class ServerAdapter(VerlServerAdapter):
 
     `rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds` is how long either end waits for the other.
     """
+
+    @override
+    async def resume(self, tags: list[str]) -> None:
+        """Wake the replica where it sleeps between updates; `WeightSyncError` where it does not."""
+        if self.config.free_cache_engine and self._ensure_server_handle():
+            await self._answered(self.server_handle.wake_up.remote(tags=tags), f"waking {' and '.join(tags)}")
+
+    @override
+    async def release(self) -> None:
+        """Let the replica sleep; `WeightSyncError` where it does not."""
+        if self.config.free_cache_engine and self._ensure_server_handle():
+            await self._answered(self.server_handle.sleep.remote(), "falling asleep")
 
     @override
     async def update_weights(
@@ -78,10 +92,16 @@ class ServerAdapter(VerlServerAdapter):
         if not self._has_server:
             return None
         answer = confirmed(sent, answers)
-        await self.server_handle.clear_kv_cache.remote()
+        await self._answered(self.server_handle.clear_kv_cache.remote(), "clearing its cache")
         if global_steps is not None:
-            await self.server_handle.set_global_steps.remote(global_steps)
+            await self._answered(self.server_handle.set_global_steps.remote(global_steps), "publishing the version")
         return answer
+
+    async def _answered(self, answer: Awaitable[Any], asked: str) -> Any:
+        try:
+            return await answered(answer, replica=self.replica_rank, asked=asked, deadline=self._deadline())
+        except ReplicaFailed as error:
+            raise WeightSyncError(str(error)) from error
 
     def _deadline(self) -> float:
         options = self.config.checkpoint_engine.engine_kwargs.get("naive") or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import traceback
 from typing import Any
 
 import torch
@@ -87,10 +88,15 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
         config, self._pending_peft_config = peft_config or self._pending_peft_config, None
         self._refuse_half_drawn()
         handle = make_update_zmq_handle(self._get_zmq_handle(), zmq_update_id)
-        if config and base_sync_done:
-            answer = self._take_adapter(handle, config, deadline)
-        else:
-            answer = self._take_full(handle, deadline)
+        try:
+            if config and base_sync_done:
+                answer = self._take_adapter(handle, config, deadline)
+            else:
+                answer = self._take_full(handle, deadline)
+        except BaseException as error:
+            # Whoever keeps the error would keep what these functions held: the sender's buffer, and its tensors.
+            traceback.clear_frames(error.__traceback__)
+            raise
         self.note_weights_version(global_steps)
         return answer
 

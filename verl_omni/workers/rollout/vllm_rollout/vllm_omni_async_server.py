@@ -17,13 +17,14 @@ from verl.utils.net_utils import get_free_port
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.utils import run_uvicorn
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from verl_omni.utils.errors import ReplicaError
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout.llm_server import DiffusionWholeSampleRetryLLMServerClient
 from verl_omni.workers.rollout.replica import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout import requests
+from verl_omni.workers.rollout.vllm_rollout.answering import AnsweringReplica
 from verl_omni.workers.rollout.vllm_rollout.control import (
     checked_acknowledgements,
     checked_answers,
@@ -340,7 +341,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         self.engine.shutdown()
 
 
-class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
+class vLLMOmniReplica(AnsweringReplica):
     """The servers of one replica; it must fit in one node."""
 
     def __init__(

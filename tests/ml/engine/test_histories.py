@@ -1,0 +1,258 @@
+"""Random histories of replicas on the real engine: whatever happens, in any order, until one is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from verl_omni.weight_sync import transfer
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+REPLICAS = 4  # one of them lives on
+HISTORIES = 10
+SOON = 60.0  # seconds by which whatever is asked has ended
+SEEDS = st.integers(0, 5)
+
+
+def got(answer: Any) -> Any:
+    import ray
+
+    return ray.get(answer, timeout=SOON)
+
+
+def ended(call: Coroutine[Any, Any, Any]) -> Any:
+    """What a call of a coroutine returns or raises; it must do either."""
+
+    async def within() -> Any:
+        return await asyncio.wait_for(call, SOON)
+
+    return asyncio.run(within())
+
+
+@dataclass
+class One:
+    """A replica as tests, verl's trainer and the agent loop see it."""
+
+    played: Any  # the trainer's end of an update, played by these tests
+    control: Any  # verl's replica
+    client: Any  # asks no other
+    address: str
+
+    async def sample(self, seed: int) -> Any:
+        params = {
+            "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
+            "seed": seed, "logprobs": False,
+        }  # fmt: skip
+        return await self.client.generate(f"seed-{seed}", prompt_ids=[2, 5, 7], sampling_params=params)
+
+
+@pytest.fixture(scope="module")
+def replicas(start: Any, replicas_of: Any, tmp_path_factory: pytest.TempPathFactory) -> list[One]:
+    from verl_omni.models.tiny import make_tiny_sd3
+
+    model = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_sd3(model)
+    config, stack = start(
+        ["a red circle"],
+        "data.max_prompt_length=16", f"trainer.n_gpus_per_node={REPLICAS}", "actor_rollout_ref.rollout.n=2",
+        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+        # One at a time: pictures are then equal to the last bit.
+        "actor_rollout_ref.rollout.max_num_seqs=1",
+        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
+        "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
+        "actor_rollout_ref.rollout.pipeline.max_sequence_length=16",
+    )  # fmt: skip
+    import ray
+    from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+    from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
+
+    made = []
+    played = replicas_of(stack)
+    for each, control, address in zip(played, stack.weights.replicas, stack.servers.server_addresses, strict=True):
+        router = ray.remote(GlobalRequestLoadBalancer).remote({address: each.server})
+        made.append(One(each, control, DiffusionLLMServerClient(config, router), address))
+        ended(made[-1].sample(0))  # the router is there
+    return made
+
+
+class Life(RuleBasedStateMachine):
+    """What may happen to a replica, in any order.
+
+    What must hold: a sample is of the version that it says, an adapter draws the same pictures whenever it serves, and
+    an update that is refused changes nothing. Once the replica is killed, whatever is asked of it, then or before,
+    ends with an error that names it; it leaves nothing, and another replica draws as before.
+    """
+
+    living: ClassVar[list[One]]
+    leftovers: ClassVar[Any]
+    killed: ClassVar[list[str]] = []
+    pictures: ClassVar[dict[tuple[float, int], torch.Tensor]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.living[-1]
+        self.replica = self.one.played
+        self.alive, self.version, self.strength = True, 1, 1.0
+        self.replica.publish(self.replica.adapter(self.strength), self.version)
+
+    def check(self, sample: Any, seed: int) -> None:
+        assert (sample.stop_reason, sample.extra_fields["global_steps"]) == ("completed", self.version)
+        known = self.pictures.setdefault((self.strength, seed), sample.diffusion_output)
+        assert torch.equal(known, sample.diffusion_output)
+
+    alive_only = precondition(lambda self: self.alive)
+
+    @alive_only
+    @rule(seed=SEEDS)
+    def generate(self, seed: int) -> None:
+        self.check(ended(self.one.sample(seed)), seed)
+
+    @alive_only
+    @rule(strength=st.sampled_from([0.5, 1.0, 2.0]), bucket_bytes=st.sampled_from([600, 1 << 20]))
+    def update(self, strength: float, bucket_bytes: int) -> None:
+        self.version, self.strength = self.version + 1, strength
+        self.replica.publish(self.replica.adapter(strength), self.version, bucket_bytes)
+
+    @alive_only
+    @rule(kept=st.integers(0, 7))
+    def update_that_is_not_whole(self, kept: int) -> None:
+        """The sender fails after some tensors."""
+        handle, answer = self.replica.begin(self.version + 1)
+
+        def weights() -> Iterator[tuple[str, torch.Tensor]]:
+            yield from list(self.replica.adapter(3.0).items())[:kept]
+            raise OSError("the trainer's disk is gone")
+
+        with pytest.raises(OSError, match="disk is gone"):
+            transfer.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=30.0)
+        with pytest.raises(Exception, match="disk is gone"):
+            got(answer)
+
+    @alive_only
+    @rule(seeds=st.lists(SEEDS, min_size=1, max_size=5), strength=st.sampled_from([0.5, 2.0]))
+    def update_while_requests_are_in_flight(self, seeds: list[int], strength: float) -> None:
+        """Each is of the version before or after, and says which."""
+        asked = [self.replica.draw(seed) for seed in seeds]
+        before = (self.version, self.strength)
+        self.update(strength, 1 << 20)
+        after = (self.version, self.strength)
+        for seed, answer in zip(seeds, asked, strict=True):
+            sample = got(answer)
+            self.version, self.strength = before if sample.extra_fields["global_steps"] == before[0] else after
+            self.check(sample, seed)
+        self.version, self.strength = after
+
+    @alive_only
+    @rule(seeds=st.lists(SEEDS, min_size=1, max_size=5))
+    def abort(self, seeds: list[int]) -> None:
+        asked = [self.replica.draw(seed) for seed in seeds]
+        ended(self.one.control.abort_all_requests())
+        late = self.replica.draw(seeds[0])
+        ended(self.one.control.resume_generation())
+        for seed, answer in zip(seeds, asked, strict=True):
+            sample = got(answer)
+            if sample.stop_reason == "aborted":
+                assert sample.diffusion_output.numel() == 0
+            else:
+                self.check(sample, seed)
+        self.check(got(late), seeds[0])
+
+    @alive_only
+    @rule(seed=SEEDS)
+    def sleep_and_wake(self, seed: int) -> None:
+        """What is asked of a replica that sleeps waits until it is awake."""
+        import ray
+
+        ended(self.one.control.sleep())
+        waiting = self.replica.draw(seed)
+        assert ray.wait([waiting], timeout=0.2)[0] == []
+        ended(self.one.control.wake_up())
+        self.check(got(waiting), seed)
+
+    @precondition(lambda self: self.alive and len(self.living) > 1)
+    @rule(moment=st.sampled_from(["idle", "drawing", "updating", "asleep"]), seeds=st.lists(SEEDS, min_size=5))
+    def kill(self, moment: str, seeds: list[int]) -> None:
+        counted, pid = self.leftovers(), self.replica.pid()
+        update = self.replica.begin(self.version + 1) if moment == "updating" else None
+        if moment == "asleep":
+            ended(self.one.control.sleep())
+        self.alive = False
+        self.killed.append(moment)
+        self.living.remove(self.one)
+        samples = ended(self._asked_while_killed(seeds if moment != "idle" else [], pid, moment))
+        for seed, sample in zip(seeds, samples, strict=False):
+            if isinstance(sample, Exception):
+                self._names_the_replica(sample)
+            else:
+                self.check(sample, seed)
+        assert moment not in ("asleep", "updating") or all(isinstance(each, Exception) for each in samples)
+        if update is not None:
+            self._update_ends(*update)
+        counted.none()
+        self.check_survivor()
+
+    async def _asked_while_killed(self, seeds: list[int], pid: int, moment: str) -> list[Any]:
+        asked = [asyncio.ensure_future(self.one.sample(seed)) for seed in seeds]
+        if moment == "drawing":
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        os.kill(pid, signal.SIGKILL)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    def _update_ends(self, handle: str, answer: Any) -> None:
+        with pytest.raises(Exception, match="DeadlineExceeded"):
+            transfer.send(self.replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=2.0)
+        with pytest.raises(Exception, match=r"died|unavailable"):
+            got(answer)
+
+    def _names_the_replica(self, error: Exception) -> None:
+        from verl_omni.workers.rollout.answers import ReplicaFailed
+
+        assert isinstance(error, ReplicaFailed), error
+        assert re.match(rf"replica ({re.escape(self.one.address)}|{self.replica.rank}\b)", str(error)), error
+
+    @precondition(lambda self: not self.alive)
+    @rule(what=st.sampled_from(["sample", "sleep", "wake_up", "abort_all_requests", "resume_generation"]))
+    def ask_the_dead(self, what: str) -> None:
+        calls = {"sample": lambda: self.one.sample(0)}
+        with pytest.raises(Exception) as caught:  # noqa: PT011  its type and words are looked at below
+            ended(calls.get(what, getattr(self.one.control, what, None))())
+        self._names_the_replica(caught.value)
+
+    @precondition(lambda self: not self.alive)
+    @rule(kept=st.integers(0, 7))
+    def update_the_dead(self, kept: int) -> None:
+        self._update_ends(*self.replica.begin(self.version + 1))
+
+    @precondition(lambda self: not self.alive)
+    @rule()
+    def check_survivor(self) -> None:
+        """Another replica draws what the same adapter drew everywhere."""
+        sample = ended(self.living[0].sample(0))
+        known = self.pictures.setdefault((1.0, 0), sample.diffusion_output)
+        assert sample.extra_fields["global_steps"] == 1 and torch.equal(known, sample.diffusion_output)
+
+
+def test_in_any_order_of_events_a_sample_is_what_its_version_draws(replicas: list[One], leftovers: Any) -> None:
+    counted = leftovers()
+    Life.living, Life.leftovers = replicas, leftovers
+    # A fixed choice of histories: what is found once is found again. A killed replica does not come back for another.
+    chosen = settings(
+        max_examples=HISTORIES, stateful_step_count=12, deadline=None, derandomize=True, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    run_state_machine_as_test(Life, settings=chosen)
+    assert len(Life.killed) == REPLICAS - 1, Life.killed
+    counted.none()
