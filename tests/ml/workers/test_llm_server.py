@@ -64,7 +64,8 @@ def sample(version: int | None, reason: str = "completed") -> DiffusionOutput:
 
 
 async def ask(client: Any) -> Any:
-    return await client.generate("r", prompt_ids=[1], sampling_params={}, negative_prompt_ids=[2])
+    async with asyncio.timeout(30):
+        return await client.generate("r", prompt_ids=[1], sampling_params={}, negative_prompt_ids=[2])
 
 
 async def test_a_sample_passes_and_its_server_is_released() -> None:

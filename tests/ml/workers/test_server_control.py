@@ -252,3 +252,26 @@ async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> No
     asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request="own")]
     assert [each async for each in engine.generate(request_id="1", sampling_params_list=asked)] == ["picture"]
     assert seen == ["policy", "own"] and engine.name == "inner"
+
+
+async def test_a_control_call_to_a_server_that_is_silent_ends_and_names_the_replica() -> None:
+    from verl_omni.workers.rollout.answers import ReplicaFailed
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
+
+    class Silent:
+        """A server all of whose methods never answer."""
+
+        def __getattr__(self, name: str) -> Any:
+            return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.Event().wait())
+
+    replica: Any = object.__new__(vLLMOmniReplica)
+    replica.replica_rank, replica.servers = 3, [Silent()]
+    replica.config = SimpleNamespace(deadline_seconds=0.05)
+    calls = {
+        "sleep": (), "wake_up": (), "abort_all_requests": (), "abort_request": ("r",), "resume_generation": (),
+        "clear_kv_cache": (), "release_kv_cache": (), "resume_kv_cache": (),
+    }  # fmt: skip
+    for name, arguments in calls.items():
+        with pytest.raises(ReplicaFailed, match=rf"replica 3, {name}: no answer within 0\.05 s"):
+            async with asyncio.timeout(5):
+                await getattr(replica, name)(*arguments)

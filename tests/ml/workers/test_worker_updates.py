@@ -1,0 +1,68 @@
+"""A rank's part in a weight update, with doubles of the actor and of the sender."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verl_omni.weight_sync.errors import DeadlineExceeded, WeightSyncError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # the worker's module takes long to import
+
+
+class Sender:
+    """`ServerAdapter` of replica 1, which fails where it is told to; it takes two weights."""
+
+    replica_rank = 1
+
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+
+    def _reach(self, place: str) -> None:
+        if place == self.failing:
+            raise DeadlineExceeded("no answer within 10 s")
+
+    async def resume(self, tags: list[str]) -> None:
+        self._reach(tags[0])
+
+    async def update_weights(self, weights: Iterator[int], **options: Any) -> dict[str, Any]:
+        next(weights), next(weights)
+        self._reach("transfer")
+        return {"tensors": 2}
+
+
+def worker(failing: str, gathered: list[int]) -> Any:
+    from verl_omni.workers.engine_workers import DiffusionActorRolloutWorker
+
+    class Rank(DiffusionActorRolloutWorker):
+        world_size = 2
+
+        def __init__(self) -> None:
+            """Nothing of a Ray worker."""
+
+    def weights(kind: str, adapter: str) -> Iterator[int]:
+        for each in range(5):
+            gathered.append(each)  # a collective
+            yield each
+
+    made = Rank()
+    made.rollout_config = SimpleNamespace(free_cache_engine=True, rollout_adapter="default")
+    made.actor, made.rollout = SimpleNamespace(peft_config=lambda: None, weights=weights), Sender(failing)
+    return made
+
+
+@pytest.mark.parametrize("failing", ["weights", "transfer", "kv_cache"])
+async def test_a_rank_whose_replica_fails_gathers_with_the_others_to_the_end(failing: str) -> None:
+    gathered: list[int] = []
+    words = r"version 7 did not reach replica 1: no answer within 10 s"
+    with pytest.raises(DeadlineExceeded, match=words) as caught:
+        await worker(failing, gathered).update_weights(global_steps=7)
+    assert isinstance(caught.value, WeightSyncError)
+    assert gathered == [0, 1, 2, 3, 4]
+
+
+async def test_an_update_that_arrives_is_answered() -> None:
+    assert (await worker("", []).update_weights(global_steps=7))["tensors"] == 2
