@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import secrets
 import time
@@ -274,6 +275,7 @@ class Leftovers:
     def none(self) -> None:
         """Assert that nothing is there that was not; what ends may take its time."""
         end = time.monotonic() + SOON
+        gc.collect()  # errors that a test has looked at keep what their functions held
         while found := {key: what for key, what in self._now().items() if key not in self.before}:
             assert time.monotonic() < end, found
             time.sleep(0.05)

@@ -121,19 +121,18 @@ class ForkingCluster:
         """Leave Ray, end it and the server. Safe to repeat."""
         if (ray := sys.modules.get("ray")) is not None:
             ray.shutdown()
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
+        if self._server is not None:
+            os.waitpid(self._server, 0)  # it waits for its forks, which end with this driver's job
+            self._server = None
         _close(self._head)
         try:
             self._head.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._head.kill()
             self._head.wait()
-        # The server last: it waits for its forks, which end with Ray.
-        if self._alive is not None:
-            os.close(self._alive)
-            self._alive = None
-        if self._server is not None:
-            os.waitpid(self._server, 0)
-            self._server = None
 
 
 def _head(options: dict[str, Any]) -> subprocess.Popen[str]:

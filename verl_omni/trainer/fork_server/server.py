@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0  # how often ended forks are looked for
-END_SECONDS = 10.0  # for forks to end with Ray
+END_SECONDS = 10.0  # for forks to end with the driver's job
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ def _serve(listener: socket.socket, driver: int) -> tuple[Request, socket.socket
 
 
 def _outlive(clients: dict[int, socket.socket]) -> None:
-    """Wait until the forks have ended with Ray; kill those that do not, because a process that is stopped cannot."""
+    """Wait until the forks have ended with the driver's job; kill those that do not: one that is stopped cannot."""
     end = time.monotonic() + END_SECONDS
     while clients and time.monotonic() < end:
         _tell_ended(clients)
         time.sleep(0.02)
     for pid in clients:
-        logger.warning("the worker in process %d did not end with Ray, and is killed", pid)
+        logger.warning("the worker in process %d did not end with its job, and is killed", pid)
         os.kill(pid, signal.SIGKILL)  # ours, and not waited for: nobody else can have this number
         os.waitpid(pid, 0)
 
