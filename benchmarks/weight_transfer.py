@@ -9,12 +9,7 @@ turns, after one of each that is not counted. Checking the tensors' digests is p
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
-import os
-import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -24,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measured import arguments, spread, table, write
 from torch import Tensor
 
 from verl_omni.weight_sync import transfer
 
-HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
 BUCKETS = (1, 64, 512)  # MiB
 SOURCE, ROUNDS = 512, 4  # MiB of distinct weights, and how often an update sends them
@@ -95,24 +90,23 @@ def measure(orders: Connection, folder: Path, repeats: int) -> list[dict[str, An
         for number in range(repeats + 1):
             handle = f"ipc://{folder}/{bucket}-{number}.sock"
             pairs.append((copying(weights, targets), sending(weights, bucket, orders, handle)))
-        shares = [copied / sent for copied, sent in pairs[1:]]
+        counted = pairs[1:]
         rows.append(
             {
-                "bucket_mib": bucket, "total_mib": SOURCE * ROUNDS, "tensor_kib": weights[0].nbytes // 1024,
-                "share_of_memcpy": statistics.median(shares), "lowest": min(shares), "highest": max(shares),
-                "gib_per_s": gib / statistics.median(sent for _, sent in pairs[1:]),
-                "memcpy_gib_per_s": gib / statistics.median(copied for copied, _ in pairs[1:]),
+                "bucket_mib": bucket,
+                "total_mib": SOURCE * ROUNDS,
+                "tensor_kib": weights[0].nbytes // 1024,
+                **spread("share_of_memcpy", [copied / sent for copied, sent in counted]),
+                **spread("gib_per_s", [gib / sent for _, sent in counted]),
+                **spread("memcpy_gib_per_s", [gib / copied for copied, _ in counted]),
             }
-        )  # fmt: skip
+        )
     return rows
 
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "figures" / "weight_transfer.json")
-    chosen = parser.parse_args()
+    chosen = arguments(__doc__, "weight_transfer", repeats=7).parse_args()
     torch.set_num_threads(1)
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=receiving, args=(theirs,), daemon=True)
@@ -121,16 +115,8 @@ def main() -> int:
         rows = measure(ours, Path(folder), chosen.repeats)
     ours.send("")
     process.join()
-    answer = {"machine": f"{os.cpu_count()} cores, {platform.machine()}, no accelerator", "runs": rows}
-    chosen.out.write_text(json.dumps(answer, indent=2) + "\n")
-    print(
-        "| bucket, MiB | GiB/s | memcpy, GiB/s | share of memcpy | lowest to highest |\n| --- | --- | --- | --- | --- |"
-    )
-    for row in rows:
-        print(
-            f"| {row['bucket_mib']} | {row['gib_per_s']:.1f} | {row['memcpy_gib_per_s']:.1f} "
-            f"| {row['share_of_memcpy']:.0%} | {row['lowest']:.0%} to {row['highest']:.0%} |"
-        )
+    write(chosen.out, rows, threads=1)
+    table(rows, ["bucket_mib", "gib_per_s", "memcpy_gib_per_s", "share_of_memcpy"])
     return 0
 
 

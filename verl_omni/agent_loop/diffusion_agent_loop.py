@@ -103,8 +103,8 @@ class DiffusionAgentLoopWorker:
     async def generate_sequences(self, batch: DataProto) -> DataProto:
         """Make and score a sample for each row; the keys of the result are in `batching.collate`.
 
-        The batch gains a column `agent_name` where it has none. With `meta_info["carry_responses"]` false, each sample is
-        left behind once it has its score: the result has no `responses`.
+        The batch gains a column `agent_name` where it has none. With `meta_info["carry_responses"]` false, each sample
+        is left behind once it has its score: the result has no `responses`.
 
         Raises:
             SampleFailed: a row failed, or had no score to be carried instead; the others were cancelled.

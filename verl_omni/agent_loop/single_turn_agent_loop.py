@@ -51,7 +51,8 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
             SampleAborted: the sample has no picture.
         """
         prompt = kwargs["raw_prompt"]
-        media = await self.process_vision_info(prompt)
+        # Words alone need no package that reads pictures, which verl imports for every model with a processor.
+        media = await self.process_vision_info(prompt) if _has_parts(prompt) else {}
         images, videos = media.get("images"), media.get("videos")
         prompt_ids = await self._token_ids(prompt, images, videos)
         negative = _messages(kwargs.get("raw_negative_prompt"))
@@ -122,6 +123,10 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
 def _messages(prompt: str | list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def _has_parts(messages: list[dict[str, Any]]) -> bool:
+    return any(not isinstance(message["content"], str) for message in messages)
 
 
 def _text(messages: list[dict[str, Any]]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,10 +26,10 @@ def draws(seeds: Tensor, count: int, shape: Sequence[int]) -> tuple[Tensor, Tens
     """
     times, noise = [], []
     for seed in seeds.tolist():
-        generator = torch.Generator().manual_seed(seed)
-        times.append((torch.arange(count) + torch.rand(count, generator=generator)) / count)
-        noise.append(torch.randn(count, *shape, generator=generator))
-    return torch.stack(times), torch.stack(noise)
+        generator = np.random.default_rng(seed)  # torch's for the host takes 32 bits of a seed
+        times.append((np.arange(count, dtype=np.float32) + generator.random(count, dtype=np.float32)) / count)
+        noise.append(generator.standard_normal((count, *shape), dtype=np.float32))
+    return torch.from_numpy(np.stack(times)), torch.from_numpy(np.stack(noise))
 
 
 def noised(clean: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:

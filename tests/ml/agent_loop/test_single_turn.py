@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,9 @@ class Processor:
     chat_template = "any"
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        return " ".join(part.get("text", "") for message in messages for part in message["content"])
+        contents = [message["content"] for message in messages]
+        parts = [[{"text": each}] if isinstance(each, str) else each for each in contents]
+        return " ".join(part.get("text", "") for each in parts for part in each)
 
     def __call__(self, text: list[str], images: Any, videos: Any, **options: Any) -> dict[str, Any]:
         media = [IMAGE] * len(images or []) + [VIDEO] * len(videos or [])
@@ -61,7 +64,24 @@ async def test_without_a_chat_template_the_text_itself_is_read(worker: Any, batc
     assert request["negative_prompt_ids"] is request["image_data"] is request["video_data"] is None
 
 
+async def test_words_alone_need_no_reader_of_pictures(worker: Any, batch: Any) -> None:
+    """verl's imports `qwen_vl_utils` for every model that has a processor."""
+
+    class Missing:
+        @classmethod
+        async def process_vision_info(cls, messages: Any, **options: Any) -> Any:
+            raise ModuleNotFoundError("qwen_vl_utils")
+
+    made = worker()
+    made.processor, made.dataset_cls = Processor(), Missing
+    assert (await one(made, batch, "a red circle"))["image_data"] is None
+    with pytest.raises(SampleFailed, match="qwen_vl_utils"):
+        await one(made, batch, [{"role": "user", "content": [{"type": "text", "text": "a"}, {"image": "b"}]}])
+
+
 async def test_a_long_text_is_cut_and_keeps_its_end(worker: Any, batch: Any, caplog: Any) -> None:
+    # An import of vLLM in another test of this process raises the level of all loggers.
+    caplog.set_level(logging.WARNING, logger="verl_omni.agent_loop.single_turn_agent_loop")
     made = worker()
     ids = (await one(made, batch, "red " * 20))["prompt_ids"]
     assert len(ids) == 8
