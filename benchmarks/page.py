@@ -217,8 +217,9 @@ def weight_transfer(data: Data) -> Section:
             table(["bucket, MiB", "tensors, KiB", "sent, MiB", "share of memcpy's bandwidth", "GiB/s",
                    "memcpy, GiB/s"], cells),
             verdict(not short, f"at least 60% of `memcpy`{missed}"),
-            "Shared memory takes at most 32 MiB of a bucket for tensors that fit into half of that: fresh pages cost "
-            "several times what copying them does.",
+            f"Shared memory takes {data['enough_mib']} MiB of a bucket at most where tensors fit into half of that: "
+            "fresh pages cost several times what copying them does. Both ends read and write memory at the same time, "
+            "and single turns differ by what else the machine's memory does.",
         ],
         {"weight_transfer": plot(series, "bucket, MiB", "share of memcpy's bandwidth", log_x=True)},
     )  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,14 +21,15 @@ def draws(seeds: Tensor, count: int, shape: Sequence[int]) -> tuple[Tensor, Tens
     `count` equal parts of [0, 1): they cover the noise levels better than independent ones, and their mean is the same.
 
     Args:
-        seeds: int64 [B], not negative.
+        seeds: int64 [B], not negative. Torch's generator of the host takes 32 bits of a seed: those that differ by a
+            multiple of 2^32 draw the same.
     """
     times, noise = [], []
     for seed in seeds.tolist():
-        generator = np.random.default_rng(seed)  # torch's for the host takes 32 bits of a seed
-        times.append((np.arange(count, dtype=np.float32) + generator.random(count, dtype=np.float32)) / count)
-        noise.append(generator.standard_normal((count, *shape), dtype=np.float32))
-    return torch.from_numpy(np.stack(times)), torch.from_numpy(np.stack(noise))
+        generator = torch.Generator().manual_seed(seed)
+        times.append((torch.arange(count) + torch.rand(count, generator=generator)) / count)
+        noise.append(torch.randn(count, *shape, generator=generator))
+    return torch.stack(times), torch.stack(noise)
 
 
 def noised(clean: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:

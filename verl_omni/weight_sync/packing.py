@@ -14,7 +14,7 @@ from verl_omni.weight_sync.errors import IncompleteUpdate
 
 # Bytes of shared memory. To make a page costs several times what copying it does (benchmarks/weight_transfer.py), so an
 # adapter gets a small buffer, and a model one that stays in the processor's cache: a larger one would be slower.
-FIRST, GROWTH, ENOUGH = 1 << 20, 8, 32 << 20
+FIRST, GROWTH, ENOUGH = 1 << 20, 8, 8 << 20
 Bucket = list[tuple[str, Tensor]]
 ALIGNMENT = 16  # bytes; of the widest element, complex128
 

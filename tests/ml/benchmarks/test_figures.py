@@ -72,7 +72,7 @@ def test_data_of_weights_have_their_sections(program: Any, tmp_path: Path) -> No
         update |= spread(f"{way}_ratio", [ratio])
     buckets = [{"buckets": 4, **spread("ratio", [3.0]), "same_picture": False}]
     adapter = {"machine": "one", "runs": [update], "buckets": buckets, "modules": 2, "buckets_rank": 16}
-    (tmp_path / "weight_transfer.json").write_text(json.dumps({"machine": "one", "runs": transfer}))
+    (tmp_path / "weight_transfer.json").write_text(json.dumps({"machine": "one", "runs": transfer, "enough_mib": 8}))
     (tmp_path / "adapter_update.json").write_text(json.dumps(adapter))
     made = program("page").made(tmp_path)
     text = " ".join(made["figures-rollout.md"].split())
