@@ -297,36 +297,7 @@ def test_what_is_cut_off_in_the_middle_says_so_and_the_rest_is_whole(replica: An
         assert answer.extra_fields["global_steps"] == 1
 
 
-# --- rewards ------------------------------------------------------------------------------------------------
-
-
-def test_a_slow_score_is_waited_for_and_a_raising_scorer_is_named(running: Running) -> None:
-    scored = running.score(["", "slow", "", ""])
-    assert scored.scoring_seconds > 2
-    assert scored.scores.tolist() == pytest.approx([float(image.float().mean() / 255) for image in scored.images])
-    with pytest.raises(Exception, match="the scorer's disk is gone") as caught:
-        running.score(["", "", "raise", ""])
-    assert PROMPTS[2] in str(caught.value)
-    assert running.score(["", "", "", ""]).scores.tolist() == scored.scores.tolist()
-
-
-def test_a_reward_worker_that_dies_ends_the_batch_with_its_name(running: Running) -> None:
-    import ray
-
-    (worker, *_) = ray.get(
-        running.stack.agent_loop.agent_loop_workers[0].__ray_call__.remote(lambda own: own.reward_loop_worker_handles)
-    )
-    pid = ray.get(worker.__ray_call__.remote(lambda own: os.getpid()))
-    with ThreadPoolExecutor(1) as pool:
-        batch = pool.submit(running.score, ["slow", "slow", "slow", "slow"])
-        time.sleep(1)  # it is being scored: whichever moment it dies at, the batch must end
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(Exception, match="RewardLoopWorker") as caught:
-            batch.result(timeout=SOON)
-    assert "SampleFailed" in str(caught.value)
-
-
-# --- replicas -----------------------------------------------------------------------------------------------
+# --- silence: before anything is killed ---------------------------------------------------------------------
 
 
 def test_a_replica_that_is_silent_is_named_and_serves_on_when_it_is_back(running: Running) -> None:
@@ -366,6 +337,38 @@ def ray_get(asked: Any) -> Any:
     import ray
 
     return ray.get(asked, timeout=SOON)
+
+
+# --- rewards ------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_score_is_waited_for_and_a_raising_scorer_is_named(running: Running) -> None:
+    scored = running.score(["", "slow", "", ""])
+    assert scored.scoring_seconds > 2
+    assert scored.scores.tolist() == pytest.approx([float(image.float().mean() / 255) for image in scored.images])
+    with pytest.raises(Exception, match="the scorer's disk is gone") as caught:
+        running.score(["", "", "raise", ""])
+    assert PROMPTS[2] in str(caught.value)
+    assert running.score(["", "", "", ""]).scores.tolist() == scored.scores.tolist()
+
+
+def test_a_reward_worker_that_dies_ends_the_batch_with_its_name(running: Running) -> None:
+    import ray
+
+    (worker, *_) = ray.get(
+        running.stack.agent_loop.agent_loop_workers[0].__ray_call__.remote(lambda own: own.reward_loop_worker_handles)
+    )
+    pid = ray.get(worker.__ray_call__.remote(lambda own: os.getpid()))
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(running.score, ["slow", "slow", "slow", "slow"])
+        time.sleep(1)  # it is being scored: whichever moment it dies at, the batch must end
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Exception, match="RewardLoopWorker") as caught:
+            batch.result(timeout=SOON)
+    assert "SampleFailed" in str(caught.value)
+
+
+# --- replicas -----------------------------------------------------------------------------------------------
 
 
 def test_a_replica_that_dies_while_it_draws_ends_the_batch_and_is_named(running: Running) -> None:

@@ -149,6 +149,24 @@ async def test_a_long_queue_is_not_silence() -> None:
     assert asyncio.get_running_loop().time() - began > 2 * 0.2
 
 
+async def test_waiting_for_the_router_is_no_silence_of_a_replica() -> None:
+    """The router is an actor, which the first request waits for while it is imported."""
+    server = Late()
+    client, router = with_deadline(0.05, server)
+
+    async def acquired() -> Any:
+        await asyncio.sleep(0.2)
+        return "10.0.0.1:81", server
+
+    router.acquire_server = SimpleNamespace(remote=lambda request_id: acquired())
+    waiting = asyncio.ensure_future(ask(client))
+    while not server.asked:
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+    server.asked[0].set_result(sample(4))
+    assert (await waiting).stop_reason == "completed"
+
+
 async def test_a_request_that_is_given_up_by_its_caller_is_given_up_here() -> None:
     server = Late()
     client, router = with_deadline(3600, server)

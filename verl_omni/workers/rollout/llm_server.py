@@ -29,13 +29,13 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         rollout = self.config.actor_rollout_ref.rollout
         self._deadline = float(getattr(rollout, "deadline_seconds", DEADLINE_SECONDS))
-        self._serving: dict[str, str] = {}
-        self._heard: dict[str | None, float] = {}  # when a replica last answered, by the loop's clock
+        self._serving: dict[str, tuple[str, float]] = {}  # which replica has a request, and since when
+        self._heard: dict[str, float] = {}  # when a replica last answered
 
     @override
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         server_id, server = await super()._acquire_server(request_id, **extra)
-        self._serving[request_id] = server_id
+        self._serving[request_id] = server_id, asyncio.get_running_loop().time()
         return server_id, server
 
     @override
@@ -53,22 +53,23 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             # It names the replica. What Ray wraps around it on the way is a text of the whole traceback.
             raise getattr(error, "cause", error) from error
         except Exception as error:
-            if (server_id := self._serving.get(request_id)) is None:
+            if (serving := self._serving.get(request_id)) is None:
                 raise  # no replica was found
-            raise ReplicaFailed(f"replica {server_id}: {type(error).__name__}: {error}") from error
+            raise ReplicaFailed(f"replica {serving[0]}: {type(error).__name__}: {error}") from error
         finally:
             self._serving.pop(request_id, None)
 
     async def _unless_silent(self, request_id: str, answer: Coroutine[Any, Any, DiffusionOutput]) -> DiffusionOutput:
-        clock, asked = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
-        coming = asyncio.ensure_future(answer)
+        clock, coming = asyncio.get_running_loop().time, asyncio.ensure_future(answer)
         try:
             while not coming.done():
-                heard = max(asked, self._heard.get(self._serving.get(request_id), asked))
-                if (left := heard + self._deadline - clock()) <= 0:
+                replica, since = self._serving.get(request_id, ("", clock()))  # none yet: it is not silent
+                left = max(since, self._heard.get(replica, since)) + self._deadline - clock()
+                if left <= 0:
                     raise TimeoutError(f"no answer for {self._deadline:g} s (rollout.deadline_seconds)")
                 await asyncio.wait({coming}, timeout=left)
-            self._heard[self._serving.get(request_id)] = clock()
+            if serving := self._serving.get(request_id):
+                self._heard[serving[0]] = clock()
             return coming.result()
         finally:
             coming.cancel()
