@@ -287,8 +287,10 @@ class Leftovers:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 own.add(process.pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found[f"process {process.pid}"] = " ".join(process.cmdline())
+                command = " ".join(process.cmdline())
+                # A process that shares memory for the first time starts a tracker, which lives as long as it does.
+                if process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in command:
+                    found[f"process {process.pid}"] = command
         mapped = {pid: _shared_memory_of(pid) for pid in psutil.pids()}
         of_others = set().union(*(files for pid, files in mapped.items() if pid not in own))
         present = {str(path) for path in Path("/dev/shm").iterdir()} - of_others
