@@ -22,7 +22,6 @@ from torch import Tensor
 from verl_omni.weight_sync import names, transfer
 from verl_omni.weight_sync.buffers import Begin, Outgoing
 from verl_omni.weight_sync.digest import digest
-from verl_omni.workers.rollout.answers import ReplicaFailed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -302,6 +301,8 @@ def test_what_is_cut_off_in_the_middle_says_so_and_the_rest_is_whole(replica: An
 
 def test_a_replica_that_is_silent_is_named_and_serves_on_when_it_is_back(running: Running) -> None:
     """A process that is stopped has every connection, and answers nothing on any: Ray alone would wait for ever."""
+    from verl_omni.workers.rollout.answers import ReplicaFailed  # not before Ray was started: it loads Ray
+
     one, other = running.replicas
     picture, counted = other.picture(), running.leftovers()
     assert torch.equal(one.picture(), picture)
