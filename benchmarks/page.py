@@ -252,8 +252,8 @@ def adapter_update(data: Data) -> Section:
             "and loaded and attached by one call of the worker, which checks nothing.",
             table(["rank", "MB", "in memory, ms", *(f"{words}, over memory" for words in FILES.values())], cells),
             verdict(min(lowest.values()) >= 5, f"at least 5 times as fast as files: the lowest ratios are {said}"),
-            "A file on a tmpfs is memory, and one that was just written to a disk is still there, so these ways copy "
-            "as often as the transfer does, and most of the time goes into the engine's own work on each module.",
+            "A file on a tmpfs is memory, and one that was just written to a disk is still there: these ways copy as "
+            "often as the transfer does. Seconds hardly grow with the rank, so they are not those of copying.",
             f"One swap against a swap for each bucket, as the reference does it (rank {data['buckets_rank']}). What "
             "came before the last bucket is lost there, and the picture is another:",
             table(["buckets", "seconds over those of one swap", "the adapter's picture"], buckets),
