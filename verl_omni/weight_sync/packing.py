@@ -101,6 +101,7 @@ class Packer:
             if needed > size or wanted > self._asked:
                 self._receiver.wait(0)
                 self._receiver.give(self._buffer.replace(max(needed, 1), wanted))
+                self._receiver.wait(0)  # a sender that fails now removes the buffer, which nobody could open then
                 self._asked = wanted
                 size, half = self._sizes()
             else:
