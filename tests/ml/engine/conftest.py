@@ -288,12 +288,14 @@ class Leftovers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 own.add(process.pid)
                 command = " ".join(process.cmdline())
-                # A process that shares memory for the first time starts a tracker, which lives as long as it does.
-                if process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in command:
+                # Ray starts its workers when it likes. A process that shares memory for the first time starts a
+                # tracker, which lives as long as it does.
+                of_others = command.startswith("ray::") or "resource_tracker" in command
+                if process.status() != psutil.STATUS_ZOMBIE and not of_others:
                     found[f"process {process.pid}"] = command
         mapped = {pid: _shared_memory_of(pid) for pid in psutil.pids()}
-        of_others = set().union(*(files for pid, files in mapped.items() if pid not in own))
-        present = {str(path) for path in Path("/dev/shm").iterdir()} - of_others
+        elsewhere = set().union(*(files for pid, files in mapped.items() if pid not in own))
+        present = {str(path) for path in Path("/dev/shm").iterdir()} - elsewhere
         removed = {file for pid in own for file in mapped.get(pid, ()) if transfer.SEGMENT_PREFIX in file}
         return found | dict.fromkeys(present | removed, "shared memory")
 
