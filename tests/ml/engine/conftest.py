@@ -238,13 +238,16 @@ class Replica:
     def draw(self, seed: int) -> Any:
         """A sample that is on its way."""
         self.asked += 1
+        return self.server.generate.remote(request_id=f"draw-{self.asked}", **self.request(seed))
+
+    @staticmethod
+    def request(seed: int) -> dict[str, Any]:
+        """What is asked for a sample, besides its name."""
         params = {
             "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
             "seed": seed, "logprobs": False,
         }  # fmt: skip
-        return self.server.generate.remote(
-            prompt_ids=[2, 5, 7], sampling_params=params, request_id=f"draw-{self.asked}"
-        )
+        return {"prompt_ids": [2, 5, 7], "sampling_params": params}
 
     def picture(self, seed: int = 5) -> Tensor:
         import ray

@@ -52,11 +52,7 @@ class One:
     address: str
 
     async def sample(self, seed: int) -> Any:
-        params = {
-            "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
-            "seed": seed, "logprobs": False,
-        }  # fmt: skip
-        return await self.client.generate(uuid4().hex, prompt_ids=[2, 5, 7], sampling_params=params)
+        return await self.client.generate(uuid4().hex, **self.played.request(seed))
 
 
 @pytest.fixture(scope="module")
