@@ -85,6 +85,8 @@ class Channel:
     def __enter__(self) -> Channel:
         self._socket = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 1000)  # milliseconds that a last word may take to leave
+        # Milliseconds between two tries while the other end is not there (100 by default): the receiver is told first.
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 2)
         if self.owner:
             self.forget_file()
             self._socket.bind(self.handle)

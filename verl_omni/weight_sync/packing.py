@@ -12,9 +12,10 @@ from verl_omni.weight_sync.channel import BucketMessage, Entry
 from verl_omni.weight_sync.digest import digest
 from verl_omni.weight_sync.errors import IncompleteUpdate
 
-# Bytes of shared memory. To make a page costs several times what copying it does (benchmarks/weight_transfer.py), so an
-# adapter gets a small buffer, and a model one that stays in the processor's cache: a larger one would be slower.
-FIRST, GROWTH, ENOUGH = 1 << 20, 8, 8 << 20
+# Bytes. To make a page of shared memory costs several times what copying it does (benchmarks/weight_transfer.py), so the
+# buffer stays small enough for the processor's cache. It has that size at once: each time it grows, both ends wait.
+ENOUGH = FIRST = 8 << 20
+GROWTH = 8  # on a device, where pages cost nothing
 Bucket = list[tuple[str, Tensor]]
 ALIGNMENT = 16  # bytes; of the widest element, complex128
 
