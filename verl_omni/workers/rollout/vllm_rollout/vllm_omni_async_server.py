@@ -23,7 +23,7 @@ from verl_omni.utils.errors import ReplicaError
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout.llm_server import DiffusionWholeSampleRetryLLMServerClient
 from verl_omni.workers.rollout.replica import DiffusionOutput
-from verl_omni.workers.rollout.vllm_rollout import requests
+from verl_omni.workers.rollout.vllm_rollout import requests, shared_memory
 from verl_omni.workers.rollout.vllm_rollout.answering import AnsweringReplica
 from verl_omni.workers.rollout.vllm_rollout.control import (
     checked_acknowledgements,
@@ -131,6 +131,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         if engine_args["distributed_executor_backend"] == UNI_EXECUTOR:
             sys.setswitchinterval(SWITCH_SECONDS)
         self.engine = AsyncOmni(**engine_args)
+        self._shared = shared_memory.of_children()
         app = await http_app(PolicyEngine(self.engine, self._policy), args)
         self._server_port, self._server_task = await run_uvicorn(app, args, self._server_address)
 
@@ -339,6 +340,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
     async def shutdown(self) -> None:
         """Stop the engine; without this, a killed process would leave its shared memory behind."""
         self.engine.shutdown()
+        shared_memory.remove(self._shared)
 
 
 class vLLMOmniReplica(AnsweringReplica):

@@ -1,0 +1,45 @@
+"""Shared memory of a process that was killed is removed by its parent, and nothing else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from multiprocessing import resource_tracker
+from multiprocessing import shared_memory as python
+from pathlib import Path
+
+from verl_omni.workers.rollout.vllm_rollout import shared_memory
+
+# It has a segment and a semaphore of its own, and no tracker that would remove them.
+CHILD = """
+import sys, time
+from multiprocessing import resource_tracker, shared_memory, synchronize, get_context
+resource_tracker.register = resource_tracker.ensure_running = lambda *kind: None
+segment = shared_memory.SharedMemory(create=True, size=16)
+lock = get_context("spawn").Lock()
+theirs = shared_memory.SharedMemory(sys.argv[1])
+print(segment.name, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_child_had_goes_and_the_own_semaphores_stay() -> None:
+    own, lock = python.SharedMemory(create=True, size=16), multiprocessing.get_context("spawn").Lock()
+    child = subprocess.Popen([sys.executable, "-c", CHILD, own.name], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        segment = Path("/dev/shm") / child.stdout.readline().strip()
+        files = shared_memory.of_children()
+        assert {segment, Path("/dev/shm") / own.name} <= files
+        (semaphore,) = (file for file in files if file.name.startswith(shared_memory.SEMAPHORE))
+    finally:
+        child.kill()
+        child.communicate()
+    assert segment.exists() and semaphore.exists(), "nobody has removed them"
+    held = Path("/dev/shm/sem." + lock._semlock.name.removeprefix("/"))  # type: ignore[attr-defined]
+    shared_memory.remove(files | {held})
+    assert not segment.exists() and not semaphore.exists() and not Path("/dev/shm", own.name).exists()
+    assert held.exists(), "who has a semaphore removes it"
+    own.close()
+    resource_tracker.unregister(f"/{own.name}", "shared_memory")
