@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     startup.prepare_environment(has_accelerator)
     try:
         startup.fit_to_machine(config, has_accelerator)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         print(error, file=sys.stderr)
         return USAGE_ERROR
     return _run(config, stop)

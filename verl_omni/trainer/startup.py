@@ -125,13 +125,25 @@ def accelerator_present() -> bool:
 
 
 def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
-    """Fill in the settings that are null because they depend on the machine or the model."""
+    """Fill in the settings that are null because they depend on the machine or the model.
+
+    Raises:
+        FileNotFoundError: the model's folder is none of diffusers'.
+        ValueError: there is no family for the model, or the engine cannot run so on this machine.
+    """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
         _fit_to_model(model, rollout)
         engine = rollout.engine_kwargs.vllm_omni
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"
+        if engine.distributed_executor_backend == "mp" and not (has_accelerator or rollout.step_execution):
+            # vllm_omni/diffusion/worker/diffusion_worker.py, `_async_output_loop`: its thread ends at the first line.
+            raise ValueError(
+                "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend: with mp a worker "
+                "hands whole samples over on a stream of its device, which a host has not, and the engine would wait "
+                "for ever; it needs uni, or actor_rollout_ref.rollout.step_execution=true"
+            )
         if config.trainer.fork_workers is None:
             # Never with an accelerator: its context does not survive a fork.
             ray_init = config.ray_kwargs.ray_init

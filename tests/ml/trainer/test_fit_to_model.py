@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +52,31 @@ def test_what_the_settings_say_stays(tmp_path: Path) -> None:
 def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No model family for architecture 'FluxPipeline'"):
         fitted(tmp_path, "FluxPipeline")
+
+
+def test_a_worker_process_that_a_host_cannot_hear_from_is_refused(tmp_path: Path) -> None:
+    executor = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend=mp"
+    with pytest.raises(ValueError, match=r"it needs uni, or actor_rollout_ref\.rollout\.step_execution=true"):
+        fitted(tmp_path, "QwenImagePipeline", executor)
+
+
+def test_step_by_step_a_worker_process_runs_on_a_host_too(tmp_path: Path) -> None:
+    executor = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend=mp"
+    made = fitted(tmp_path, "QwenImagePipeline", executor, "actor_rollout_ref.rollout.step_execution=true")
+    assert made.rollout.engine_kwargs.vllm_omni.distributed_executor_backend == "mp"
+
+
+@pytest.mark.slow
+def test_a_model_without_a_family_ends_the_trainer_with_the_families_that_there_are(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "NoSuchPipeline"}')
+    wanted = [
+        f"actor_rollout_ref.model.path='{tmp_path}'",
+        "data.train_files=x.jsonl",
+        "trainer.total_training_steps=1",
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *wanted], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "No model family for architecture 'NoSuchPipeline'; one of ['QwenImagePipeline'" in ended.stderr
+    assert "Traceback" not in ended.stderr
