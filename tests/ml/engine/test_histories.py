@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from tests.ml.engine.played import SOON, Leftovers, Replica, replicas_of
 from verl_omni.weight_sync import transfer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 REPLICAS = 4  # one of them lives on
 HISTORIES = 10
-SOON = 60.0  # seconds by which whatever is asked has ended
 SEEDS = st.integers(0, 5)
 
 
@@ -46,7 +46,7 @@ def ended(call: Coroutine[Any, Any, Any]) -> Any:
 class One:
     """A replica as tests, verl's trainer and the agent loop see it."""
 
-    played: Any  # the trainer's end of an update, played by these tests
+    played: Replica  # the trainer's end of an update, played by these tests
     control: Any  # verl's replica
     client: Any  # asks no other
     address: str
@@ -56,7 +56,7 @@ class One:
 
 
 @pytest.fixture(scope="module")
-def replicas(start: Any, replicas_of: Any, tmp_path_factory: pytest.TempPathFactory) -> list[One]:
+def replicas(start: Any, tmp_path_factory: pytest.TempPathFactory) -> list[One]:
     from verl_omni.models.tiny import make_tiny_sd3
 
     model = tmp_path_factory.mktemp("tiny") / "model"
@@ -97,7 +97,6 @@ class Life(RuleBasedStateMachine):
     """
 
     living: ClassVar[list[One]]
-    leftovers: ClassVar[Any]
     killed: ClassVar[list[str]] = []
     pictures: ClassVar[dict[tuple[float, int], torch.Tensor]] = {}
 
@@ -186,7 +185,7 @@ class Life(RuleBasedStateMachine):
         seeds=st.lists(SEEDS, min_size=5, max_size=10),
     )
     def kill(self, moment: str, seeds: list[int]) -> None:
-        counted, pid = self.leftovers(), self.replica.pid()
+        counted, pid = Leftovers(), self.replica.pid()
         update = self.replica.begin(self.version + 1) if moment == "updating" else None
         if moment == "asleep":
             ended(self.one.control.sleep())
@@ -246,9 +245,9 @@ class Life(RuleBasedStateMachine):
         assert sample.extra_fields["global_steps"] == 1 and torch.equal(known, sample.diffusion_output)
 
 
-def test_in_any_order_of_events_a_sample_is_what_its_version_draws(replicas: list[One], leftovers: Any) -> None:
-    counted = leftovers()
-    Life.living, Life.leftovers = replicas, leftovers
+def test_in_any_order_of_events_a_sample_is_what_its_version_draws(replicas: list[One]) -> None:
+    counted = Leftovers()
+    Life.living = replicas
     # A fixed choice of histories: what is found once is found again. A killed replica does not come back for another.
     chosen = settings(
         max_examples=HISTORIES, stateful_step_count=12, deadline=None, derandomize=True, phases=[Phase.generate],

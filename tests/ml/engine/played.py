@@ -1,0 +1,209 @@
+"""A trainer's end of an update as tests play it, and what a fault may leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from verl_omni.weight_sync import names, transfer
+
+LAYER = "transformer.transformer_blocks.{block}.attn.to_{part}"
+RANK, WIDTH = 4, 32
+DEADLINE = 10.0  # seconds that either end of a transfer waits for the other
+SOON = 60.0  # seconds by which whatever is asked is there
+TOKEN = secrets.token_hex(4)
+
+
+def lora_settings(rank: int = RANK, alpha: int = RANK, parts: str = "qk") -> dict[str, Any]:
+    """What peft says of an adapter of these parts of the attention."""
+    targets = [f"to_{part}" for part in parts]
+    return {"r": rank, "lora_alpha": alpha, "target_modules": targets, "peft_type": "LORA", "bias": "none"}
+
+
+@dataclass
+class Replica:
+    """A server of the stack, and the trainer's end of an update as these tests play it."""
+
+    server: Any
+    rank: int
+    job: str
+    updates: int = 0
+    asked: int = 0
+    token: str = TOKEN
+
+    @staticmethod
+    def adapter(strength: float, rank: int = RANK, parts: str = "qk") -> dict[str, Tensor]:
+        """An adapter of all queries and keys, or other parts; another strength draws other pictures."""
+        generator = torch.Generator().manual_seed(3)
+        made: dict[str, Tensor] = {}
+        for block in range(2):
+            for part in parts:
+                module = LAYER.format(block=block, part=part)
+                made[f"{module}.lora_A.weight"] = torch.randn(rank, WIDTH, generator=generator)
+                made[f"{module}.lora_B.weight"] = strength * torch.randn(WIDTH, rank, generator=generator)
+        return made
+
+    def begin(self, version: int | None = None, settings: dict[str, Any] | None = None) -> tuple[str, Any]:
+        """Tell the worker that an adapter comes. Returns the handle to send it on, and the answer to wait for."""
+        self.updates += 1
+        # No other run on this host, whose Ray counts its jobs from one too, has this name.
+        update = f"{names.make_update_zmq_id(0, self.updates)}-{TOKEN}"
+        base = f"ipc:///tmp/rl-colocate-zmq-{self.job}-replica-{self.rank}-rank-0.sock"
+        answer = self.server.collective_rpc.remote(
+            "update_weights_from_ipc",
+            kwargs={
+                "peft_config": settings or lora_settings(), "base_sync_done": True, "use_shm": True,
+                "zmq_update_id": update, "deadline": DEADLINE, "global_steps": version,
+            },
+        )  # fmt: skip
+        return names.make_update_zmq_handle(base, update), answer
+
+    def publish(
+        self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 1 << 20,
+        settings: dict[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """A good update; the worker's answer."""
+        import ray
+
+        handle, answer = self.begin(version, settings)
+        transfer.send(weights.items(), handle=handle, bucket_bytes=bucket_bytes, device=None, deadline=DEADLINE)
+        found = ray.get(answer, timeout=SOON)[0]
+        ray.get(self.server.set_global_steps.remote(version), timeout=SOON)
+        return found
+
+    def draw(self, seed: int) -> Any:
+        """A sample that is on its way."""
+        self.asked += 1
+        return self.server.generate.remote(request_id=f"draw-{self.asked}", **self.request(seed))
+
+    @staticmethod
+    def request(seed: int) -> dict[str, Any]:
+        """What is asked for a sample, besides its name."""
+        params = {
+            "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
+            "seed": seed, "logprobs": False,
+        }  # fmt: skip
+        return {"prompt_ids": [2, 5, 7], "sampling_params": params}
+
+    def picture(self, seed: int = 5) -> Tensor:
+        import ray
+
+        return ray.get(self.draw(seed), timeout=SOON).diffusion_output  # type: ignore[no-any-return]
+
+    def pid(self) -> int:
+        """The process of the server; on a host, the engine's worker is a thread of it."""
+        import ray
+
+        return ray.get(self.server.__ray_call__.remote(lambda own: os.getpid()), timeout=SOON)  # type: ignore[no-any-return]
+
+    def in_flight(self) -> int:
+        import ray
+
+        return ray.get(self.server.__ray_call__.remote(lambda own: len(own.engine.request_states)), timeout=SOON)  # type: ignore[no-any-return]
+
+
+class Leftovers:
+    """What a fault may leave: processes, sockets of updates, and shared memory. Counted from here on.
+
+    Files in shared memory that processes of others have open are theirs; several runs may share a machine.
+    """
+
+    def __init__(self) -> None:
+        self.before = self._now()
+
+    def none(self) -> None:
+        """Assert that nothing is there that was not; what ends may take its time."""
+        end = time.monotonic() + SOON
+        gc.collect()  # errors that a test has looked at keep what their functions held
+        while found := {key: what for key, what in self._now().items() if key not in self.before}:
+            assert time.monotonic() < end, found
+            time.sleep(0.05)
+
+    @staticmethod
+    def _now() -> dict[str, str]:
+        found = {str(path): "socket" for path in Path("/tmp").glob(f"rl-*-{TOKEN}.sock")}
+        own = {os.getpid()}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                own.add(process.pid)
+                command = " ".join(process.cmdline())
+                # Ray starts its workers when it likes. A process that shares memory for the first time starts a
+                # tracker, which lives as long as it does.
+                of_others = command.startswith("ray::") or "resource_tracker" in command
+                if process.status() != psutil.STATUS_ZOMBIE and not of_others:
+                    found[f"process {process.pid}"] = command
+        mapped = {pid: _shared_memory_of(pid) for pid in psutil.pids()}
+        elsewhere = set().union(*(files for pid, files in mapped.items() if pid not in own))
+        present = {str(path) for path in Path("/dev/shm").iterdir()} - elsewhere
+        removed = {file for pid in own for file in mapped.get(pid, ()) if transfer.SEGMENT_PREFIX in file}
+        return found | dict.fromkeys(present | removed, "shared memory")
+
+
+def _shared_memory_of(pid: int) -> set[str]:
+    """The files in /dev/shm that a process has mapped, removed ones too."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended
+        return set()
+    return {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
+
+
+def replicas_of(stack: Any) -> list[Replica]:
+    """The servers of a stack with a tiny Stable Diffusion 3 and LoRA of rank 4, each with an adapter of version 1."""
+    import ray
+
+    job = ray.get_runtime_context().get_job_id()
+    found = [Replica(server, rank, job) for rank, server in enumerate(stack.servers.server_handles)]
+    for replica in found:
+        replica.publish(replica.adapter(1.0), version=1)
+    return found
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    """Until it has happened; it must."""
+    end = time.monotonic() + SOON
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+
+
+PROMPTS = ["a red circle", "a blue square on the left", "two cat photo", "a green tree"]
+SCORER = """
+import time
+def compute_score(data_source, solution_image, ground_truth, extra_info):
+    if ground_truth == "raise":
+        raise OSError("the scorer's disk is gone")
+    if ground_truth == "slow":
+        time.sleep(3)
+    return float(solution_image.float().mean()) / 255
+"""
+
+
+@dataclass
+class TwoReplicas:
+    """A stack of two replicas whose scorer does as a row's ground truth says, and what of it is asked."""
+
+    config: Any
+    stack: Any
+    replicas: list[Replica]
+    rows: Callable[[Sequence[str]], list[dict[str, Any]]]
+
+    def score(self, truths: Sequence[str], version: int | None = None) -> Any:
+        """Draw and score a sample for each; its ground truth tells the scorer how to behave."""
+        from verl_omni.trainer import rollout
+
+        made = self.rows(PROMPTS[: len(truths)])
+        for row, truth in zip(made, truths, strict=True):
+            row["reward_model"] = {"ground_truth": truth}
+        prompts = rollout.evaluation_prompts(made, seed=7, version=version)
+        return rollout.scored(self.config, self.stack.agent_loop, prompts)

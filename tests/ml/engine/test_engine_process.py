@@ -1,0 +1,113 @@
+"""Engines whose workers are processes of their own, as on a machine with devices: updates, and what a death ends.
+
+On a host that needs `step_execution`. The tests run in this order: they end one engine, then the other, then the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ml.engine.played import DEADLINE, SOON, Leftovers, Replica, replicas_of, wait_for
+from verl_omni.weight_sync import transfer
+from verl_omni.weight_sync.errors import WeightSyncError
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def counted() -> Iterator[Leftovers]:
+    """Counted before anything has started; when all has ended, nothing may be left of it."""
+    before = Leftovers()
+    yield before
+    before.none()
+
+
+@pytest.fixture(scope="module")
+def stack(counted: Leftovers, start: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from verl_omni.models.tiny import make_tiny_sd3
+
+    model = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_sd3(model)
+    rollout = "actor_rollout_ref.rollout"
+    _, stack = start(
+        ["a red circle"],
+        "data.max_prompt_length=16", "trainer.n_gpus_per_node=2", f"{rollout}.n=2",
+        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+        f"{rollout}.engine_kwargs.vllm_omni.distributed_executor_backend=mp",
+        f"{rollout}.step_execution=true", f"{rollout}.max_num_seqs=1",
+        f"{rollout}.pipeline.height=64", f"{rollout}.pipeline.width=64",
+        f"{rollout}.pipeline.num_inference_steps=4", f"{rollout}.pipeline.max_sequence_length=16",
+        f"{rollout}.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
+        f"{rollout}.deadline_seconds={SOON}",
+    )  # fmt: skip
+    return stack
+
+
+@pytest.fixture(scope="module")
+def replicas(stack: Any) -> list[Replica]:
+    return replicas_of(stack)
+
+
+def worker_of(replica: Replica) -> psutil.Process:
+    """The process of the engine's worker."""
+    below = psutil.Process(replica.pid()).children(recursive=True)
+    (found,) = [process for process in below if "DiffusionWorker" in " ".join(process.cmdline())]
+    return found
+
+
+def said(asked: Any) -> str:
+    """The error that a call of a server ends with."""
+    import ray
+
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        ray.get(asked, timeout=SOON)
+    return str(caught.value)
+
+
+def test_an_adapter_reaches_a_worker_in_another_process(replicas: list[Replica]) -> None:
+    one, other = replicas
+    assert len({each.pid() for each in replicas} | {worker_of(each).pid for each in replicas}) == 4
+    before, counted = one.picture(), Leftovers()
+    assert torch.equal(before, other.picture())
+    one.publish(one.adapter(2.0), version=2)
+    assert not torch.equal(before, one.picture())
+    one.publish(one.adapter(1.0), version=1)
+    assert torch.equal(before, one.picture())
+    counted.none()
+
+
+def test_a_worker_that_dies_while_it_draws_fails_its_requests_and_all_later_ones(replicas: list[Replica]) -> None:
+    one, other = replicas
+    worker, picture = worker_of(other), one.picture()
+    asked = [other.draw(seed) for seed in range(40)]
+    wait_for(lambda: other.in_flight() > 10)
+    worker.kill()
+    last = "rollout replica 1, with weights of version 1: OmniEngineDeadError"
+    assert last in said(asked[-1])
+    assert last in said(other.draw(0))
+    with pytest.raises(psutil.NoSuchProcess):
+        worker.status()
+    assert torch.equal(one.picture(), picture), "the other replica serves on"
+
+
+def test_a_worker_that_dies_in_an_update_ends_both_ends_of_it(replicas: list[Replica]) -> None:
+    one = replicas[0]
+    worker = worker_of(one)
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for number, (name, tensor) in enumerate(one.adapter(2.0).items()):
+            if number == 5:
+                worker.kill()
+            yield name, tensor
+
+    handle, answer = one.begin()
+    with pytest.raises(WeightSyncError, match="DeadlineExceeded"):
+        transfer.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+    assert "update_weights_from_ipc failed in 1 of 1 workers" in said(answer)
+    assert "OmniEngineDeadError" in said(one.draw(0))

@@ -1,0 +1,231 @@
+"""What breaks in a weight update while two replicas serve: each fault ends with the stated error, hangs and leaves
+nothing, and what served before serves on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ml.engine.played import DEADLINE, LAYER, SOON, Leftovers, Replica, TwoReplicas, lora_settings, wait_for
+from verl_omni.weight_sync import names, transfer
+from verl_omni.weight_sync.buffers import Begin, Outgoing
+from verl_omni.weight_sync.digest import digest
+from verl_omni.weight_sync.errors import WeightSyncError
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+
+def refused(answer: Any) -> str:
+    """What the worker said of an update that it did not take."""
+    import ray
+
+    with pytest.raises(Exception, match="update_weights_from_ipc failed") as caught:
+        ray.get(answer, timeout=SOON)
+    return str(caught.value)
+
+
+# --- weight updates -----------------------------------------------------------------------------------------
+
+
+def test_an_adapter_larger_than_a_bucket_arrives_whole(two_replicas: TwoReplicas) -> None:
+    """Fault 2 of the reference: of several buckets only the last one was right."""
+    counted = Leftovers()
+    one, other = two_replicas.replicas
+    found = one.publish(one.adapter(2.0), version=2, bucket_bytes=600)
+    assert (found["tensors"], found["bound"]) == (8, 4)
+    assert found["buckets"] > 4
+    other.publish(other.adapter(2.0), version=2)
+    assert torch.equal(one.picture(), other.picture())
+    for replica in two_replicas.replicas:
+        replica.publish(replica.adapter(1.0), version=1)
+    counted.none()
+
+
+def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
+    handle, answer = replica.begin()
+    program = f"""
+        import os, signal, torch
+        from verl_omni.weight_sync import transfer
+        def weights():
+            for number in range(9):
+                if number == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield f"{LAYER.format(block=0, part="q")}.lora_{{number}}", torch.ones(4, 32)
+        transfer.send(weights(), handle={handle!r}, bucket_bytes=600, device=None, deadline={DEADLINE})
+    """
+    sender = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, timeout=SOON)
+    assert sender.returncode == -signal.SIGKILL
+    assert "DeadlineExceeded" in refused(answer)
+
+
+def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
+    """What a faulty sender puts into the buffer, and its messages after the first."""
+    q, k = (f"{LAYER.format(block=0, part=part)}.lora_A.weight" for part in "qk")
+    one, two = torch.full((4, 32), 1.0), torch.full((4, 32), 2.0)
+    size = one.nbytes
+    first = {q: transfer.Entry(one.shape, one.dtype, 0, digest(one))}
+    second = {k: transfer.Entry(two.shape, two.dtype, size, digest(two))}
+    swapped = {
+        q: transfer.Entry(one.shape, one.dtype, size, digest(one)),
+        k: transfer.Entry(two.shape, two.dtype, 0, digest(two)),
+    }  # fmt: skip
+    beyond = {q: transfer.Entry(one.shape, one.dtype, 2 * size - 8, digest(one))}
+    message = transfer.BucketMessage
+    return {q: one, k: two}, {
+        "truncated": [message(beyond, [q])],
+        "re-ordered": [message(swapped, [q, k])],
+        "duplicated": [message(first), message(first), message(second, [q, k])],
+        "left out": [message(second, [q, k])],
+    }[fault]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("truncated", ""), ("re-ordered", "other bytes"), ("duplicated", "arrived twice"), ("left out", "missing")],
+)
+def test_a_bucket_that_is_not_what_was_sent(replica: Replica, fault: str, said: str) -> None:
+    handle, answer = replica.begin()
+    tensors, messages = bucket(fault)
+    buffer = Outgoing(None)
+    with transfer.Channel(handle, DEADLINE, owner=True) as channel:
+        begin: Begin = buffer.replace(1024, 1024)
+        place = 0
+        for tensor in tensors.values():
+            buffer.tensor[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            place += tensor.nbytes
+        failed = None
+        for message in [begin, *messages]:
+            channel.send(message)
+            failed = channel.receive().failed
+            if failed is not None:
+                break
+    buffer.close()
+    assert said in (failed or refused(answer))
+    refused(answer)
+
+
+def bad(fault: str) -> list[tuple[str, Tensor]]:
+    """The tensors of an adapter that is none."""
+    module = "transformer.no_such_block.attn.to_q" if fault == "unknown module" else LAYER.format(block=0, part="q")
+    value = float("nan") if fault == "not finite" else 1.0
+    a = torch.full((4, 7 if fault == "wrong shape" else 32), value)
+    pair = [(f"{module}.lora_A.weight", a), (f"{module}.lora_B.weight", torch.ones(32, 4))]
+    return [*pair, *pair] if fault == "a name twice" else pair
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("unknown module", "1 of 1 LoRA modules are not in the engine"),
+        ("wrong shape", "got lora_A (4, 7) and lora_B (32, 4)"),
+        ("not finite", "to_q.lora_A.weight has values that are not finite"),
+        ("a name twice", "to_q.lora_A.weight was sent twice"),
+    ],
+)
+def test_a_bad_adapter_is_refused(replica: Replica, fault: str, said: str) -> None:
+    """Faults 1 and 3: no adapter may bind nothing in silence, and none may be dropped before the next is there."""
+    import ray
+
+    from verl_omni.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
+
+    handle, answer = replica.begin()
+    sends = contextlib.nullcontext() if fault in ("unknown module", "wrong shape") else pytest.raises(WeightSyncError)
+    with sends:
+        transfer.send(bad(fault), handle=handle, bucket_bytes=4096, device=None, deadline=DEADLINE)
+    assert said in refused(answer)
+    assert ray.get(replica.server.collective_rpc.remote("list_loras"))[0] == VLLM_LORA_INT_ID
+
+
+def test_a_full_shared_memory(replica: Replica) -> None:
+    handle, answer = replica.begin()
+    room = os.statvfs("/dev/shm")
+    larger = torch.empty(room.f_blocks * room.f_frsize + 1, dtype=torch.uint8)  # its pages are never touched
+    with pytest.raises(Exception, match=r"\[NoRoom\] /dev/shm cannot hold"):
+        transfer.send([("transformer.x", larger)], handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+    assert "NoRoom" in refused(answer)
+
+
+def test_a_worker_that_was_never_told_leaves_the_sender_a_deadline(replica: Replica) -> None:
+    handle = names.make_update_zmq_handle(
+        f"ipc:///tmp/rl-colocate-zmq-{replica.job}-replica-9-rank-0.sock", "step-0-seq-0"
+    )
+    with pytest.raises(Exception, match=r"nobody listened within 0\.5 s"):
+        transfer.send(replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
+
+
+def test_a_sample_is_of_the_version_that_it_says_while_weights_change_under_it(two_replicas: TwoReplicas) -> None:
+    """Requests wait in the engine's queue when an update comes: some are drawn before it, and some after."""
+    import ray
+
+    one, seeds = two_replicas.replicas[0], range(30)
+    pictures: dict[int, list[Tensor]] = {}
+    for version, strength in ((3, 1.5), (2, 2.0)):
+        one.publish(one.adapter(strength), version)
+        pictures[version] = [one.picture(seed) for seed in seeds]
+    differ = [not torch.equal(old, new) for old, new in zip(pictures[2], pictures[3], strict=True)]
+    assert all(differ), "two versions that draw the same would prove nothing"
+    asked = [one.draw(seed) for seed in seeds]
+    wait_for(lambda: 0 < one.in_flight() < len(seeds) - 2)
+    one.publish(one.adapter(1.5), 3)
+    found = [(answer.extra_fields["global_steps"], answer.diffusion_output) for answer in ray.get(asked, timeout=SOON)]
+    for seed, (version, picture) in zip(seeds, found, strict=True):
+        assert torch.equal(picture, pictures[version][seed]), f"seed {seed} is not of version {version}"
+    assert {version for version, _ in found} == {2, 3}
+    one.publish(one.adapter(1.0), 1)
+
+
+Change = tuple[int, int, str]  # rank, alpha, parts of the attention
+CHANGES: list[Change] = [(2, 2, "q"), (2, 2, "v"), (4, 4, "qk"), (4, 8, "qk"), (8, 8, "qkv")]
+
+
+def change(replica: Replica, kind: Change) -> Tensor:
+    """The picture after an update by an adapter of this kind."""
+    rank, alpha, parts = kind
+    weights = replica.adapter(1.0, rank, parts)
+    found = replica.publish(weights, version=1, settings=lora_settings(rank, alpha, parts))
+    assert found["bound"] == 2 * len(parts), "a module of each block for each part"
+    return replica.picture()  # type: ignore[no-any-return]
+
+
+def test_rank_alpha_and_modules_may_change_and_nothing_of_the_adapter_before_stays(two_replicas: TwoReplicas) -> None:
+    """One replica takes the adapters in one order, the other in reverse: none has the same one before it."""
+    one, other = two_replicas.replicas
+    first, counted = one.picture(), Leftovers()
+    upwards = {kind: change(one, kind) for kind in CHANGES}
+    downwards = {kind: change(other, kind) for kind in reversed(CHANGES)}
+    for number, kind in enumerate(CHANGES):
+        assert torch.equal(upwards[kind], downwards[kind]), kind
+        same = [other for other in CHANGES[:number] if torch.equal(upwards[kind], upwards[other])]
+        assert same == [], f"{kind} draws what {same} draws"
+    assert torch.equal(upwards[4, 4, "qk"], first), "the pictures of the adapter that the engine took first"
+    for replica in two_replicas.replicas:
+        replica.publish(replica.adapter(1.0), version=1)
+        assert torch.equal(replica.picture(), first)
+    counted.none()
+
+
+@pytest.mark.parametrize(
+    ("sent", "told", "said"),
+    [
+        ((600, 600, "q"), (600, 600, "q"), "LoRA rank of 600 exceeds max allowed rank of 512"),
+        ((2, 2, "q"), (4, 4, "q"), r"lora_A (2, 32) and lora_B (32, 2) where the rank is 4"),
+        ((4, 4, "qx"), (4, 4, "qx"), "2 of 4 LoRA modules are not in the engine"),
+    ],
+)
+def test_an_adapter_that_the_engine_has_no_room_for_is_refused(
+    replica: Replica, sent: Change, told: Change, said: str
+) -> None:
+    handle, answer = replica.begin(settings=lora_settings(*told))
+    weights = replica.adapter(3.0, sent[0], sent[2])
+    transfer.send(weights.items(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=DEADLINE)
+    assert said in refused(answer)
