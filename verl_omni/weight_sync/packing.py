@@ -12,7 +12,7 @@ from verl_omni.weight_sync.channel import BucketMessage, Entry
 from verl_omni.weight_sync.digest import digest
 from verl_omni.weight_sync.errors import IncompleteUpdate
 
-# Bytes. To make a page of shared memory costs several times what copying it does (benchmarks/weight_transfer.py), so the
+# Bytes. A page of shared memory costs several times what copying it does (benchmarks/weight_transfer.py), so the
 # buffer stays small enough for the processor's cache. It has that size at once: each time it grows, both ends wait.
 ENOUGH = FIRST = 8 << 20
 GROWTH = 8  # on a device, where pages cost nothing
