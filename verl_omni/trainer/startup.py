@@ -21,6 +21,7 @@ Say = Callable[[str], None]
 # for one; on a host these are logical numbers (verl/single_controller/ray/base.py, `max_colocate_count`).
 LOGICAL_CPUS = 16
 STOP_SECONDS = 60.0  # for an engine to end by itself
+LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 
 
 class Cluster(Protocol):
@@ -98,7 +99,14 @@ class Stack:
 
 def prepare_environment(has_accelerator: bool) -> None:
     """Variables that must be set before Ray, torch and verl are imported; what the user set stays."""
-    wanted = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}
+    wanted = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_DEDUP_LOGS": "0",
+        # A library that vLLM's server imports lets no warning through, of anybody's, unless this says so
+        # (model_hosting_container_standards/logging_config.py).
+        LOG_LEVEL: "WARNING",
+    }
     if not has_accelerator:
         wanted |= {
             "VERL_PLATFORM": "cpu",
@@ -240,7 +248,8 @@ def _local(options: dict[str, Any]) -> Cluster:
 def _join(address: str, options: dict[str, Any]) -> Cluster:
     import ray
 
-    passed = {name: value for name, value in os.environ.items() if name.startswith(("VERL_", "OMP_", "HF_", "HCCL_"))}
+    prefixes = ("VERL_", "OMP_", "HF_", "HCCL_", LOG_LEVEL)
+    passed = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
     ray.init(address=address, runtime_env={"env_vars": passed}, **options)
     return PlainCluster(started_here=False)
 

@@ -1,0 +1,22 @@
+"""A warning of this project reaches whoever reads the log of a worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import logging
+from verl_omni.trainer import startup
+startup.prepare_environment(has_accelerator=False)
+import model_hosting_container_standards.logging_config  # as vLLM's server does
+logging.getLogger("verl_omni.agent_loop").warning("the prompt is cut")
+"""
+
+
+@pytest.mark.slow
+def test_a_warning_is_not_lost_by_what_the_server_imports() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=300)
+    assert "the prompt is cut" in ended.stderr
