@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 PROGRAM = """
 import logging
 from verl_omni.trainer import startup
@@ -16,7 +14,6 @@ logging.getLogger("verl_omni.agent_loop").warning("the prompt is cut")
 """
 
 
-@pytest.mark.slow
 def test_a_warning_is_not_lost_by_what_the_server_imports() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=300)
     assert "the prompt is cut" in ended.stderr
