@@ -10,7 +10,6 @@ import psutil
 import torch
 from typing_extensions import override
 from vllm.utils.torch_utils import set_random_seed
-from vllm.v1.worker import block_table
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
@@ -18,6 +17,7 @@ from vllm.v1.worker.workspace import init_workspace_manager
 from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_ar_worker import GPUARWorker
 
+from verl_omni.compat import slot_mapping as compat_slot_mapping
 from verl_omni.platforms.cpu import paged_attention
 
 
@@ -26,8 +26,7 @@ class HostModelRunner(CPUModelRunner):
 
     @override
     def _postprocess_triton(self) -> None:
-        """Upstream's puts C++ functions of the CPU build in the place of Triton kernels; of these, one is needed."""
-        block_table._compute_slot_mapping_kernel = _SlotMapping()
+        compat_slot_mapping.apply(slot_mapping)
 
     @override
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -114,13 +113,6 @@ class HostArWorker(GPUARWorker):
     @override
     def wake_up(self, tags: list[str] | None = None) -> bool:
         return True
-
-
-class _SlotMapping:
-    """Stands where vLLM calls a Triton kernel, `kernel[grid](…)` (vllm/v1/worker/block_table.py)."""
-
-    def __getitem__(self, grid: Any) -> Any:
-        return slot_mapping
 
 
 def slot_mapping(

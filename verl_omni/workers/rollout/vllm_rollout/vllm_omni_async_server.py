@@ -285,18 +285,22 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         self._resume_event.clear()
         # What is past our gate first: it would wait behind the engine's pause, where no abort finds it.
         await until(lambda: self._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
+        running = self._running()  # a pause ends those of a language model
         await self.engine.pause_generation(mode="abort", clear_cache=False)
         await until(lambda: self.engine._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="submitting requests")
-        ids = [state.external_request_id for state in self.engine.request_states.values()]
-        if ids:
-            await self.engine.abort(ids)
+        if left := self._running():
+            await self.engine.abort(left)
         await self.wait_for_requests_to_drain()
+        ids = list(dict.fromkeys([*running, *left]))
         return {"aborted_count": len(ids), "request_ids": ids}
+
+    def _running(self) -> list[str]:
+        return [state.external_request_id for state in self.engine.request_states.values()]
 
     @override
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:
         """Cut off one request; `aborted` is False when it is not here."""
-        here = any(state.external_request_id == request_id for state in self.engine.request_states.values())
+        here = request_id in self._running()
         if here:
             await self.engine.abort(request_id)
         return {"aborted": here, "request_id": request_id}
