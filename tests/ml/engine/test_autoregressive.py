@@ -27,6 +27,7 @@ PROMPT_LENGTH, RESPONSE_LENGTH = 32, 2000
 ROOM = PROMPT_LENGTH + RESPONSE_LENGTH
 AT_ONCE = 3  # requests in one step of the engine, fewer than are asked
 SOON = 60.0  # seconds by which whatever is asked is there
+START = 300.0  # the engine is a process, which imports everything anew
 TOLERANCE = 1e-4  # of a log-probability; both sides compute in float32, in another order
 RANK = 4
 
@@ -96,10 +97,10 @@ class Running:
         return found
 
 
-def answered(*references: Any) -> list[Any]:
+def answered(*references: Any, within: float = SOON) -> list[Any]:
     import ray
 
-    return ray.get(list(references), timeout=SOON)  # type: ignore[no-any-return]
+    return ray.get(list(references), timeout=within)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,7 @@ def launched(model: Path) -> Any:
         config=rollout, model_config=target, rollout_mode=RolloutMode.HYBRID, workers=[], replica_rank=0, node_rank=0,
         gpus_per_node=1, nnodes=1, cuda_visible_devices="",
     )  # fmt: skip
-    answered(server.launch_server.remote())
+    answered(server.launch_server.remote(), within=START)
     return server
 
 

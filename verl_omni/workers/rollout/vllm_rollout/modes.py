@@ -136,6 +136,7 @@ class AutoregressiveMode(Mode):
 
         language_stage.register(engine_args["model"], trust_remote_code=model_config.trust_remote_code)
         language_stage.leave_out_defaults(engine_args)
+        # Programs know the server's extension by its name; vLLM's workers take only this one.
         engine_args["worker_extension_cls"] = TOKEN_EXTENSION
 
     @override
