@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
 from verl_omni.weight_sync.names import replaced, unpacked, unwrapped, wrapped
@@ -98,13 +99,42 @@ class FullUpdate:
         for own in _named(component, module.named_buffers()):
             self._known[unwrapped(own)] = own
         for own in _named(component, module.named_parameters()):
-            parts = [replaced(part, table) for part in unpacked(unwrapped(own), packed)]
-            self._known.update(dict.fromkeys(parts, own))
-            self._needed[own] = set(parts)
+            self._need(own, [replaced(part, table) for part in unpacked(unwrapped(own), packed)])
+
+    def _need(self, own: str, parts: Iterable[str]) -> None:
+        """A parameter, and the names that cover it together."""
+        self._needed[own] = set(parts)
+        self._known.update(dict.fromkeys(parts, own))
 
     def _parameter(self, sent: str) -> set[str]:
         """The parameter that a sent name is for; empty for a buffer, which loaders may not report."""
         return {self._known[sent]} & self._needed.keys()
+
+
+class LanguageUpdate(FullUpdate):
+    """One update of all weights of a language model of vLLM, which takes the names of its checkpoints.
+
+    Args:
+        model: `packed_modules_mapping`, if it has it, names fused modules and their parts.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        packed = getattr(model, "packed_modules_mapping", None) or {}
+        once = [name for name, _ in model.named_parameters()]
+        for name in map(unwrapped, once):
+            self._need(name, unpacked(name, packed))
+        # Senders may name a parameter that two modules share, such as tied embeddings, at either place.
+        everywhere = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        self._shared = {unwrapped(name) for name in everywhere} - self._known.keys() - self._needed.keys()
+
+    @override
+    def load(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
+        super().load([(name, tensor) for name, tensor in bucket if unwrapped(name) not in self._shared])
+
+    @override
+    def _learn(self, component: str) -> None:
+        """Everything is known from the beginning."""
 
 
 def _named(component: str, pairs: Iterable[tuple[str, Any]]) -> list[str]:

@@ -52,6 +52,11 @@ def adapter_modules(names: Iterable[str]) -> set[str]:
     return set(halves)
 
 
+def without_peft(name: str) -> str:
+    """A tensor's name without what peft puts before the names of the model that it wraps."""
+    return name.removeprefix("base_model.model.")
+
+
 def unwrapped(name: str) -> str:
     """`a.to_q.base_layer.weight` -> `a.to_q.weight`: the name that a weight has without any adapter."""
     return ".".join(part for part in name.split(".") if part != WRAPPED)

@@ -26,6 +26,18 @@ except NotImplementedError as error:
     print("FAULT", error)
 """
 
+SLOT_MAPPING = """
+import torch
+from vllm.utils.cpu_triton_utils import compute_slot_mapping_kernel
+starts, positions = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+try:
+    compute_slot_mapping_kernel[(2,)](
+        1, 1, starts, positions, torch.zeros(1, 1, dtype=torch.int32), 1, 4, torch.zeros(1, dtype=torch.int64)
+    )
+except AttributeError as error:
+    print("FAULT", error)
+"""
+
 TENSOR_ADAPTER = """
 from types import SimpleNamespace
 import torch
@@ -42,7 +54,9 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("script", [SDPA_FORWARD, TENSOR_ADAPTER], ids=["sdpa_forward", "VLLMOmniHijack"])
+@pytest.mark.parametrize(
+    "script", [SDPA_FORWARD, SLOT_MAPPING, TENSOR_ADAPTER], ids=["sdpa_forward", "slot_mapping", "VLLMOmniHijack"]
+)
 def test_upstream_still_has_the_fault(script: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.full import FullUpdate, packed_parts
+from verl_omni.weight_sync.full import FullUpdate, LanguageUpdate, packed_parts
 from verl_omni.weight_sync.names import engine_adapter
 
 
@@ -177,3 +177,75 @@ def test_an_adapter_takes_the_engines_names_in_its_targets_too() -> None:
     assert found == {"r": 4, "target_modules": ["attn.to_out", "attn.to_q", "to_out.01"]}
     assert settings["target_modules"] == ["attn.to_out.0", "attn.to_q", "to_out.01"], "the input is not changed"
     assert engine_adapter({}, {"target_modules": ".*to_out.0"}, table)[1] == {"target_modules": ".*to_out.0"}
+
+
+# --- language models -----------------------------------------------------------------------------------
+
+
+class Language(nn.Module):
+    """Loads like vLLM's models: it takes the names of checkpoints, and reports its own without adapters' wrappers."""
+
+    def __init__(self, *, tied: bool = False, wrapped: bool = False) -> None:
+        super().__init__()
+        self.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+        qkv: nn.Module = nn.Linear(2, 6)
+        self.model = nn.ModuleDict({"embed": nn.Embedding(4, 2), "qkv_proj": Wrapper(qkv) if wrapped else qkv})  # type: ignore[arg-type]
+        self.lm_head = nn.Linear(2, 4, bias=False)
+        if tied:
+            self.lm_head.weight = self.model["embed"].weight  # type: ignore[assignment]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        own = {name.replace(".base_layer", ""): parameter for name, parameter in self.named_parameters()}
+        loaded = set()
+        for name, tensor in weights:
+            fused, rows = name, slice(None)
+            for index, part in enumerate("qkv"):
+                if f"{part}_proj" in name:
+                    fused, rows = name.replace(f"{part}_proj", "qkv_proj"), slice(2 * index, 2 * index + 2)
+            own[fused].data[rows] = tensor
+            loaded.add(fused)
+        return loaded
+
+
+def sent_to_language(*, tied: bool = False) -> dict[str, Tensor]:
+    shapes: dict[str, tuple[int, ...]] = {"model.embed.weight": (4, 2)}
+    for part in "qkv":
+        shapes |= {f"model.{part}_proj.weight": (2, 2), f"model.{part}_proj.bias": (2,)}
+    if not tied:
+        shapes["lm_head.weight"] = (4, 2)
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 99])
+def test_a_language_model_takes_the_names_of_its_checkpoints(size: int, wrapped: bool) -> None:
+    model, weights = Language(wrapped=wrapped), list(sent_to_language().items())
+    update = LanguageUpdate(model)
+    for start in range(0, len(weights), size):
+        update.load(weights[start : start + size])
+    assert update.finish() == 4
+    given = dict(weights)
+    qkv = torch.cat([given[f"model.{part}_proj.weight"] for part in "qkv"])
+    assert any(torch.equal(parameter, qkv) for parameter in model.parameters())
+    assert torch.equal(model.lm_head.weight, given["lm_head.weight"])
+
+
+def test_a_language_model_needs_every_weight() -> None:
+    weights = sent_to_language()
+    for left_out in weights:
+        update = LanguageUpdate(Language())
+        update.load([pair for pair in weights.items() if pair[0] != left_out])
+        with pytest.raises(IncompleteUpdate, match="not sent, or only in part"):
+            update.finish()
+    with pytest.raises(IncompleteUpdate, match=r"model.layers.7.weight is no weight of the engine's Language"):
+        LanguageUpdate(Language()).load([("model.layers.7.weight", torch.zeros(1))])
+
+
+@pytest.mark.parametrize("named_twice", [False, True])
+def test_a_weight_that_two_modules_share_may_be_sent_under_both_names(named_twice: bool) -> None:
+    model, weights = Language(tied=True), sent_to_language(tied=True)
+    update = LanguageUpdate(model)
+    update.load([*weights.items(), *([("lm_head.weight", weights["model.embed.weight"])] if named_twice else [])])
+    assert update.finish() == 3
+    assert torch.equal(model.lm_head.weight, weights["model.embed.weight"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,8 +72,9 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     args = parser.parse_args(["serve", str(tmp_path)])
     args.model = args.model_tag
 
-    async def policy() -> str:
-        return "policy"
+    @asynccontextmanager
+    async def policy() -> AsyncIterator[str]:
+        yield "policy"
 
     engine = Engine()
     app = await http_app(PolicyEngine(engine, policy), args)

@@ -246,6 +246,13 @@ def test_a_prompt_that_fills_the_model_is_refused(length: int) -> None:
         tokens({}, prompt_length=length)
 
 
+def test_a_request_for_tokens_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="The prompt has no tokens"):
+        tokens({}, prompt_length=0)
+    with pytest.raises(ValueError, match="Unknown sampling parameters: colour, size"):
+        tokens({"size": 1, "colour": "red", "temperature": 0.5})
+
+
 def test_tokens_come_back_with_their_log_probabilities_and_version() -> None:
     from vllm.logprobs import Logprob
     from vllm.outputs import CompletionOutput

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,10 +71,12 @@ def made(engine: Engine, mode: str = "HYBRID") -> Any:
 
     from verl_omni.workers.rollout.vllm_rollout.modes import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
+    from verl_omni.workers.rollout.vllm_rollout.weights_gate import WeightsGate
 
     server: Any = object.__new__(vLLMOmniHttpServer)
     server.engine, server._mode, server.config = engine, DiffusionMode(), SimpleNamespace(free_cache_engine=True)
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
+    server._weights, server._noted_version = WeightsGate(), None
     server._lora_loaded, server._asleep, server.global_steps, server.replica_rank = None, set(), 3, 1
     server._submission_paused, server._rejecting, server._admitting = False, False, 0
     server._resume_event, server._awake = asyncio.Event(), asyncio.Event()
@@ -180,7 +184,12 @@ async def test_a_request_waits_until_all_that_slept_is_awake() -> None:
 async def test_a_plain_client_waits_for_the_replica_to_be_awake() -> None:
     server = made(Engine())
     await server.sleep()
-    policy = asyncio.create_task(server._policy())
+
+    async def asked() -> Any:
+        async with server._policy() as lora:
+            return lora
+
+    policy = asyncio.create_task(asked())
     await turn()
     assert not policy.done()
     await server.wake_up()
@@ -241,17 +250,24 @@ async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> No
     class Drawing:
         name = "inner"
 
-        async def generate(self, *, request_id: str, sampling_params_list: list[Any]) -> Any:
-            seen.extend(params.lora_request for params in sampling_params_list)
+        async def generate(self, *, sampling_params_list: list[Any] | None, lora_request: Any, **asked: Any) -> Any:
+            seen.extend(params.lora_request for params in sampling_params_list or ())
+            seen.append(lora_request)
             yield "picture"
 
-    async def policy() -> str:
-        return "policy"
+    @asynccontextmanager
+    async def policy() -> AsyncIterator[str]:
+        yield "policy"
 
     engine = PolicyEngine(Drawing(), policy)
     asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request="own")]
-    assert [each async for each in engine.generate(request_id="1", sampling_params_list=asked)] == ["picture"]
-    assert seen == ["policy", "own"] and engine.name == "inner"
+    drawn = [each async for each in engine.generate("a lawn", request_id="1", sampling_params_list=asked)]
+    assert drawn == ["picture"] and seen == ["policy", "own", None] and engine.name == "inner"
+    seen.clear()
+    # The parameters of a language model name no adapter.
+    for own in (None, "own"):
+        assert [each async for each in engine.generate("a lawn", object(), "1", lora_request=own)] == ["picture"]
+    assert seen == ["policy", "own"]
 
 
 async def test_a_control_call_to_a_server_that_is_silent_ends_and_names_the_replica() -> None:

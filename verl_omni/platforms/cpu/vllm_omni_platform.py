@@ -34,6 +34,11 @@ class HostCpuOmniPlatform(OmniPlatform, HostCpuPlatform):
 
     @classmethod
     @override
+    def get_omni_ar_worker_cls(cls) -> str:
+        return "verl_omni.platforms.cpu.ar_worker.HostArWorker"
+
+    @classmethod
+    @override
     def supports_torch_inductor(cls) -> bool:
         return False
 

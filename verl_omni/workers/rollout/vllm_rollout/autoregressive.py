@@ -28,8 +28,12 @@ def sampling_params(
             has room; `logprobs` is True (of the chosen tokens), a number (of that many more), or nothing.
 
     Raises:
-        ValueError: the prompt leaves no room for a token.
+        ValueError: the prompt is empty or leaves no room for a token, or vLLM does not know a parameter.
     """
+    if unknown := params.keys() - {*SamplingParams.__struct_fields__, "max_new_tokens"}:
+        raise ValueError(f"Unknown sampling parameters: {', '.join(sorted(unknown))}")
+    if prompt_length < 1:
+        raise ValueError("The prompt has no tokens")
     room = max_model_len - prompt_length
     if room < 1:
         raise ValueError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -13,35 +14,52 @@ from verl_omni.workers.rollout.vllm_rollout.control import last
 
 
 class PolicyEngine:
-    """The engine as its HTTP app sees it: a request that names no adapter is drawn with the policy's.
+    """The engine as its HTTP app sees it: a request that names no adapter is answered with the policy's.
 
     Args:
-        policy: gives the policy's LoRA request, or None where there is no adapter.
+        policy: gives the policy's LoRA request, or None where there is no adapter, for as long as a request lasts.
     """
 
-    def __init__(self, engine: Any, policy: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, engine: Any, policy: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         self._engine, self._policy = engine, policy
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     async def generate(
-        self, *, request_id: str, sampling_params_list: Sequence[Any] | None = None, **kwargs: Any
+        self,
+        prompt: Any,
+        sampling_params: Any = None,
+        request_id: str = "",
+        *,
+        sampling_params_list: Sequence[Any] | None = None,
+        lora_request: Any = None,
+        session_id: str | None = None,
+        **kwargs: Any,
     ) -> AsyncIterator[Any]:
-        """`AsyncOmni.generate`. Several samples of one prompt are a request each: sample i has the seed plus i."""
-        lora = await self._policy()
-        params = list(sampling_params_list or ())
-        for each in params:
-            if getattr(each, "lora_request", lora) is None:
-                each.lora_request = lora
-        count = getattr(params[-1], "num_outputs_per_prompt", 1) if params else 1
-        if count > 1:
-            yield await self._several(count, request_id, params, **kwargs)
-            return
-        async for output in self._engine.generate(
-            request_id=request_id, sampling_params_list=sampling_params_list, **kwargs
-        ):
-            yield output
+        """`AsyncOmni.generate`. Several samples of one prompt are a request each: sample i has the seed plus i.
+
+        Args:
+            sampling_params: those of a language model, from routes of vLLM.
+            sampling_params_list: one for each stage; a diffusion stage's name its adapter themselves.
+            session_id: vLLM's routes give it, vLLM-Omni's engine does not take it.
+        """
+        async with self._policy() as lora:
+            params = list(sampling_params_list or ())
+            drawing = [each for each in params if hasattr(each, "lora_request")]
+            for each in drawing:
+                each.lora_request = each.lora_request or lora
+            if not drawing:
+                lora_request = lora_request or lora
+            count = getattr(params[-1], "num_outputs_per_prompt", 1) if params else 1
+            if count > 1:
+                yield await self._several(count, request_id, params, prompt=prompt, **kwargs)
+                return
+            async for output in self._engine.generate(
+                prompt=prompt, sampling_params=sampling_params, request_id=request_id,
+                sampling_params_list=sampling_params_list, lora_request=lora_request, **kwargs,
+            ):  # fmt: skip
+                yield output
 
     async def _several(self, count: int, request_id: str, params: list[Any], **kwargs: Any) -> Any:
         """One answer with the samples of `count` requests; the first failure ends the others."""

@@ -17,6 +17,7 @@ from verl_omni.workers.rollout.replica import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout import autoregressive, outputs, requests
 
 EXTENSION = "verl_omni.workers.rollout.vllm_rollout.utils.vLLMOmniColocateWorkerExtension"
+TOKEN_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.token_worker.TokenWorkerExtension"
 NPU_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.npu_utils.vLLMOmniNPUColocateWorkerExtension"
 
 Params = Mapping[str, Any]
@@ -25,6 +26,7 @@ Params = Mapping[str, Any]
 class Mode(Protocol):
     """One kind of model behind a server."""
 
+    language_model: bool  # by vLLM's engine, with a scheduler and a key-value cache
     npu_extension: str
     ignored_engine_kwargs: tuple[str, ...]  # settings of the other mode
 
@@ -55,6 +57,7 @@ class Mode(Protocol):
 class DiffusionMode(Mode):
     """Images and videos, by a pipeline of `verl_omni.pipelines`."""
 
+    language_model = False
     npu_extension = NPU_EXTENSION
     ignored_engine_kwargs = ()
 
@@ -110,6 +113,7 @@ class DiffusionMode(Mode):
 class AutoregressiveMode(Mode):
     """Tokens, by a language model of vLLM in vLLM-Omni's engine."""
 
+    language_model = True
     npu_extension = EXTENSION
     ignored_engine_kwargs = ("custom_pipeline",)
 
@@ -128,7 +132,12 @@ class AutoregressiveMode(Mode):
 
     @override
     def prepare(self, engine_args: dict[str, Any], config: DiffusionRolloutConfig, model_config: Any) -> None:
-        """Nothing is missing: a language model needs no pipeline."""
+        from verl_omni.workers.rollout.vllm_rollout import language_stage
+
+        language_stage.register(engine_args["model"], trust_remote_code=model_config.trust_remote_code)
+        language_stage.leave_out_defaults(engine_args)
+        # Programs know the server's extension by its name; vLLM's workers take only this one.
+        engine_args["worker_extension_cls"] = TOKEN_EXTENSION
 
     @override
     def arguments(

@@ -7,6 +7,8 @@ import asyncio
 import importlib
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -38,11 +40,13 @@ from verl_omni.workers.rollout.vllm_rollout.utils import (
     VLLM_LORA_NAME,
     VLLM_LORA_PATH,
 )
+from verl_omni.workers.rollout.vllm_rollout.weights_gate import WeightsGate
 
 __all__ = ["DiffusionWholeSampleRetryLLMServerClient", "vLLMOmniHttpServer", "vLLMOmniReplica"]
 
 DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
+UPDATE = "update_weights_from_ipc"
 # The host platform has no memory pool and runs the worker in the server's process.
 UNI_EXECUTOR = "uni"
 # There the model and the requests share one interpreter lock. By Python's default a request would wait 5 ms for it at
@@ -77,6 +81,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         self._asleep: set[str] = set()
         self._awake = asyncio.Event()
         self._awake.set()
+        self._weights = WeightsGate()
 
     @override
     def _get_override_generation_config(self) -> dict[str, Any]:
@@ -170,6 +175,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
 
         Raises:
             ValueError: a parameter is unknown, or the prompt is too long.
+            TornWeights: an update of a language model's weights broke off half-way.
             ReplicaError: the engine failed; the message names this replica and its weights.
         """
         asked = requests.Asked(
@@ -184,24 +190,28 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
             return self._mode.aborted(sampling_params, self.global_steps)
         # The parent counts admissions to know when its gate is closed. Its count would hold until the first
         # output, which for a diffusion model is the whole image; AsyncOmni keeps a count of its own.
-        try:
-            lora = await self._lora_request()
-            arguments = self._mode.arguments(
-                asked, sampling_params, lora, self.config, self.engine.default_sampling_params_list
-            )
-        finally:
-            self._admitting -= 1
-        version = self.global_steps
-        try:
-            result = await last(self.engine.generate(request_id=request_id, **arguments))
-        except Exception as error:
-            raise ReplicaError(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
-        return self._mode.output(result, sampling_params, version)
+        async with AsyncExitStack() as answering:
+            try:
+                await answering.enter_async_context(self._weights.request())
+                lora = await self._lora_request()
+                arguments = self._mode.arguments(
+                    asked, sampling_params, lora, self.config, self.engine.default_sampling_params_list
+                )
+            finally:
+                self._admitting -= 1
+            version = self._noted_version if self._noted_version is not None else self.global_steps
+            try:
+                result = await last(self.engine.generate(request_id=request_id, **arguments))
+            except Exception as error:
+                raise ReplicaError(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
+            return self._mode.output(result, sampling_params, version)
 
-    async def _policy(self) -> Any:
+    @asynccontextmanager
+    async def _policy(self) -> AsyncIterator[Any]:
         """The policy's adapter for a plain client's request, which waits while the replica sleeps, as training's do."""
         await self._awake.wait()
-        return await self._lora_request()
+        async with self._weights.request():
+            yield await self._lora_request()
 
     async def _lora_request(self) -> Any:
         """The adapter's request once it is loaded; the answer is kept, because asking waits behind every forward."""
@@ -229,14 +239,19 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
 
         Raises:
             EngineControlError: any worker failed.
+            WeightSyncError: new weights come while a language model answers requests.
         """
-        answers = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
-        if method == "update_weights_from_ipc":
+        if method != UPDATE:
+            answers = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
+            return checked_answers(method, answers)
+        # A worker of diffusion models itself knows when its weights may change.
+        with self._weights.update() if self._mode.language_model else nullcontext():
+            answers = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
             self._lora_loaded = None
-        flat = checked_answers(method, answers)
-        if method == "update_weights_from_ipc":
+            flat = self._weights.checked(UPDATE, answers)
             self._noted_version = (kwargs or {}).get("global_steps")
-        return flat
+            await self.clear_kv_cache()
+            return flat
 
     @override
     async def set_global_steps(self, global_steps: int) -> None:
@@ -275,18 +290,22 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         self._resume_event.clear()
         # What is past our gate first: it would wait behind the engine's pause, where no abort finds it.
         await until(lambda: self._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
+        running = self._running()  # a pause ends those of a language model
         await self.engine.pause_generation(mode="abort", clear_cache=False)
         await until(lambda: self.engine._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="submitting requests")
-        ids = [state.external_request_id for state in self.engine.request_states.values()]
-        if ids:
-            await self.engine.abort(ids)
+        if left := self._running():
+            await self.engine.abort(left)
         await self.wait_for_requests_to_drain()
+        ids = list(dict.fromkeys([*running, *left]))
         return {"aborted_count": len(ids), "request_ids": ids}
+
+    def _running(self) -> list[str]:
+        return [state.external_request_id for state in self.engine.request_states.values()]
 
     @override
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:
         """Cut off one request; `aborted` is False when it is not here."""
-        here = any(state.external_request_id == request_id for state in self.engine.request_states.values())
+        here = request_id in self._running()
         if here:
             await self.engine.abort(request_id)
         return {"aborted": here, "request_id": request_id}
@@ -324,22 +343,32 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
         checked_acknowledgements("wake_up", answers, stages=self._stages())
         self._asleep -= wanted
         if not self._asleep:
+            await self._reopen()
             self._awake.set()
+
+    async def _reopen(self) -> None:
+        """vLLM-Omni holds the requests of a language model after a sleep or a pause, until it is told."""
+        if self._mode.language_model and not self._asleep and not self._submission_paused:
+            await self.engine.resume_generation()
 
     def _stages(self) -> int:
         return len(self.engine.default_sampling_params_list)
 
     @override
     async def clear_kv_cache(self) -> None:
-        """A diffusion stage keeps nothing from one request to the next."""
+        """Forget what a language model computed of prompts; a diffusion stage keeps nothing beyond a request."""
+        if self._mode.language_model:
+            # The one call of AsyncOmni that reaches the cache; its `reset_prefix_cache` does nothing yet.
+            await self.engine.pause_generation(mode="keep", clear_cache=True)
+            await self._reopen()
 
     @override
     async def release_kv_cache(self) -> None:
-        """A diffusion stage has no key-value cache to release."""
+        """The cache of a language model stays where it is, a diffusion stage has none."""
 
     @override
     async def resume_kv_cache(self) -> None:
-        """A diffusion stage has no key-value cache to resume."""
+        """See `release_kv_cache`."""
 
     async def shutdown(self) -> None:
         """Stop the engine; without this, a killed process would leave its shared memory behind."""

@@ -1,0 +1,85 @@
+"""What vLLM-Omni's engine is told of a language model before it starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the engine's modules take half a minute to import
+
+
+def folder(at: Path, **settings: Any) -> str:
+    """As much of a model as the engine decides by."""
+    at.mkdir()
+    (at / "config.json").write_text(json.dumps(settings))
+    return str(at)
+
+
+@pytest.fixture
+def pipelines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """vLLM-Omni's, put back after the test."""
+    from vllm_omni.config import config_factory, pipeline_registry
+
+    own: dict[str, Any] = dict(pipeline_registry.OMNI_PIPELINES)
+    monkeypatch.setattr(pipeline_registry, "OMNI_PIPELINES", own)
+    monkeypatch.setattr(config_factory, "OMNI_PIPELINES", own)
+    return own
+
+
+def test_a_language_model_becomes_one_stage_that_makes_tokens(tmp_path: Path, pipelines: dict[str, Any]) -> None:
+    from vllm_omni.config.stage_config import StageExecutionType
+
+    from verl_omni.workers.rollout.vllm_rollout import language_stage
+
+    model = folder(tmp_path / "qwen2", model_type="qwen2", architectures=["Qwen2ForCausalLM"])
+    for _ in range(2):
+        language_stage.register(model, trust_remote_code=False)
+        (stage,) = pipelines["qwen2"].stages
+        assert pipelines["qwen2"].model_arch == "Qwen2ForCausalLM"
+        assert (stage.execution_type, stage.final_output_type) == (StageExecutionType.LLM_AR, "text")
+        assert stage.scheduler_cls.endswith(".OmniARScheduler"), "a host prepares no step ahead"
+
+
+def test_a_model_that_the_engine_has_a_pipeline_for_keeps_it(tmp_path: Path, pipelines: dict[str, Any]) -> None:
+    from verl_omni.workers.rollout.vllm_rollout import language_stage
+
+    before = dict(pipelines)
+    # It calls itself qwen2, and is told apart by its architecture.
+    model = folder(tmp_path / "audio", model_type="qwen2", architectures=["MiMoAudioModel"])
+    language_stage.register(model, trust_remote_code=False)
+    assert pipelines == before
+
+
+@pytest.mark.parametrize("settings", [{"model_type": "unheard-of"}, {}])
+def test_what_is_no_language_model_is_refused_in_words(
+    tmp_path: Path, pipelines: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    from verl_omni.workers.rollout.vllm_rollout import language_stage
+
+    model = folder(tmp_path / "nothing", **settings)
+    with pytest.raises(
+        ValueError, match=r"nothing is no language model: its config\.json is missing, or names no arch"
+    ):
+        language_stage.register(model, trust_remote_code=False)
+
+
+def test_settings_inside_settings_that_nobody_chose_are_left_out(tmp_path: Path) -> None:
+    from vllm.config import CompilationConfig, CUDAGraphMode
+    from vllm_omni.engine.arg_utils import OmniEngineArgs
+
+    from verl_omni.workers.rollout.vllm_rollout import language_stage
+
+    model = folder(tmp_path / "qwen2", model_type="qwen2", architectures=["Qwen2ForCausalLM"])
+    chosen = CompilationConfig(cudagraph_mode=CUDAGraphMode.PIECEWISE)
+    given = asdict(OmniEngineArgs(model=model, max_num_seqs=3, compilation_config=chosen))
+    made = dict(given)
+    language_stage.leave_out_defaults(made)
+    assert made["compilation_config"] == {"cudagraph_mode": CUDAGraphMode.PIECEWISE}
+    assert made["max_num_seqs"] == 3 and made.keys() < given.keys()
+    assert OmniEngineArgs(**made).compilation_config.cudagraph_mode == CUDAGraphMode.PIECEWISE
+    with pytest.raises(ValueError, match="cudagraph_capture_sizes"):
+        OmniEngineArgs(**given)  # upstream takes its own defaults back: nothing needs to be left out any more

@@ -1,0 +1,140 @@
+"""The engine's worker of a language model on a host CPU."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import psutil
+import torch
+from typing_extensions import override
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
+from vllm.v1.worker.worker_base import CompilationTimes
+from vllm.v1.worker.workspace import init_workspace_manager
+from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
+from vllm_omni.worker.gpu_ar_worker import GPUARWorker
+
+from verl_omni.compat import slot_mapping as compat_slot_mapping
+from verl_omni.platforms.cpu import paged_attention
+
+
+class HostModelRunner(CPUModelRunner):
+    """vLLM's runner for a host, with what only its CPU build has written in torch."""
+
+    @override
+    def _postprocess_triton(self) -> None:
+        compat_slot_mapping.apply(slot_mapping)
+
+    @override
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM-Omni's runner also passes what its own models take, and a model of vLLM does not."""
+        known = inspect.signature(self.model.forward).parameters
+        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+            kwargs = {name: value for name, value in kwargs.items() if name in known}
+        return super()._model_forward(*args, **kwargs)
+
+
+class HostArModelRunner(GPUARModelRunner, HostModelRunner):
+    """vLLM-Omni's runner of token models on a host. The order of the bases puts the host's runner below it.
+
+    While a prompt comes in parts, what is sampled after each but the last is thrown away. Upstream then sets the
+    request's own generator back by an offset, which generators of a host do not have: here it gets its state back.
+    """
+
+    @override
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        before = {index: generator.get_state() for index, generator in self._discarded().items()}
+        sampled = super()._sample(logits, spec_decode_metadata)
+        for index, state in before.items():
+            self.input_batch.generators[index].set_state(state)
+        return sampled
+
+    @override
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = self._discarded()
+        for index in hidden:
+            del self.input_batch.generators[index]
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            self.input_batch.generators.update(hidden)
+
+    def _discarded(self) -> dict[int, torch.Generator]:
+        """Generators, by row of the batch, of requests whose sampled token is thrown away."""
+        unfinished = self.discard_request_mask.np
+        return {index: each for index, each in self.input_batch.generators.items() if unfinished[index]}
+
+
+class HostArWorker(GPUARWorker):
+    """Computes on the host. Sleep and wake succeed and free nothing: upstream's need vLLM's CUDA memory pool."""
+
+    model_runner_cls = HostArModelRunner
+
+    @override
+    def init_device(self) -> None:
+        self.device = torch.device("cpu")
+        init_worker_distributed_environment(
+            self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, "gloo"
+        )
+        set_random_seed(self.model_config.seed)
+        init_workspace_manager(self.device, 1)
+        self.use_v2_model_runner = False
+        self.model_runner = self.model_runner_cls(self.vllm_config, self.device)
+
+    @override
+    def determine_available_memory(self) -> int:
+        """Bytes for the key-value cache.
+
+        As many as `max_num_seqs` requests of full length take, but at most `gpu_memory_utilization` of what is free.
+        """
+        if given := self.cache_config.kv_cache_memory_bytes:
+            return int(given)
+        one = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in self.get_kv_cache_spec().values())
+        free = psutil.virtual_memory().available * self.cache_config.gpu_memory_utilization
+        return min(one * self.scheduler_config.max_num_seqs, int(free))
+
+    @override
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Nothing is compiled."""
+        set_random_seed(self.model_config.seed)
+        return CompilationTimes(language_model=0.0, encoder=0.0)
+
+    @override
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @override
+    def sleep(self, level: int = 1) -> bool:
+        return True
+
+    @override
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        return True
+
+
+def slot_mapping(
+    tokens: int,
+    room: int,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    stride: int,
+    block_size: int,
+    made: torch.Tensor,
+    **launch: Any,
+) -> None:
+    """vLLM's `_compute_slot_mapping_kernel`: the slot of each token, and `PAD_ID` in what is left of the buffer.
+
+    Args:
+        tokens: in the batch. room: length of the buffer `made`.
+        query_start_loc: int32 [requests + 1].
+        positions: int64 [tokens]. table: int32 [requests, blocks].
+        made: int64 [room], written in place.
+    """
+    counts = query_start_loc[1:] - query_start_loc[:-1]
+    owners = torch.repeat_interleave(torch.arange(len(counts)), counts.to(torch.int64))
+    made[:tokens] = paged_attention.slots(positions[:tokens], owners, table, block_size)
+    made[tokens:] = paged_attention.PADDING

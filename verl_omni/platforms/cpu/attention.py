@@ -1,0 +1,152 @@
+"""vLLM's attention of a language model on a host: the CUDA build of vLLM has no kernels for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+)
+
+from verl_omni.platforms.cpu import paged_attention
+
+
+class TorchAttentionBackend(AttentionBackend):
+    """Causal attention with grouped queries over a paged cache; what a model needs beyond that is refused."""
+
+    forward_includes_kv_cache_update = True
+
+    @staticmethod
+    @override
+    def get_name() -> str:
+        """vLLM looks the name up in a closed list (vllm/model_executor/layers/attention/attention.py)."""
+        return "CUSTOM"
+
+    @staticmethod
+    @override
+    def get_impl_cls() -> type[TorchAttention]:
+        return TorchAttention
+
+    @staticmethod
+    @override
+    def get_builder_cls() -> type[TorchAttentionMetadataBuilder]:
+        return TorchAttentionMetadataBuilder
+
+    @staticmethod
+    @override
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        return num_blocks, block_size, num_kv_heads, 2 * head_size
+
+
+@dataclass(frozen=True, slots=True)
+class TorchAttentionMetadata:
+    """One batch of requests, as `paged_attention` wants it.
+
+    Attributes:
+        starts: first token of each request, and the number of tokens.
+        lengths: how many tokens each request has, the new ones among them.
+        block_table: int32 [requests, blocks].
+        slot_mapping: int64 [tokens].
+    """
+
+    starts: list[int]
+    lengths: list[int]
+    block_table: Tensor
+    slot_mapping: Tensor
+
+
+class TorchAttentionMetadataBuilder(AttentionMetadataBuilder[TorchAttentionMetadata]):
+    """Makes the metadata of a batch."""
+
+    @override
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    @override
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> TorchAttentionMetadata:
+        """Raises NotImplementedError where tokens see later ones."""
+        if common_attn_metadata.causal is not True:
+            raise NotImplementedError("attention on a host is causal")
+        requests, tokens = common_attn_metadata.num_reqs, common_attn_metadata.num_actual_tokens
+        return TorchAttentionMetadata(
+            starts=common_attn_metadata.query_start_loc_cpu[: requests + 1].tolist(),
+            lengths=common_attn_metadata.seq_lens[:requests].tolist(),
+            block_table=common_attn_metadata.block_table_tensor[:requests],
+            slot_mapping=common_attn_metadata.slot_mapping[:tokens],
+        )
+
+
+class TorchAttention(AttentionImpl[TorchAttentionMetadata]):
+    """The attention of one layer."""
+
+    @override
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Raises NotImplementedError for a model that attends in another way."""
+        asked = {
+            "ALiBi": alibi_slopes is not None,
+            "a sliding window": sliding_window is not None,
+            f"a cache of {kv_cache_dtype}": kv_cache_dtype != "auto",
+            "a soft cap": bool(logits_soft_cap),
+            f"{attn_type} attention": attn_type != AttentionType.DECODER,
+            "a cache shared between layers": kv_sharing_target_layer_name is not None,
+            "attention sinks": sinks is not None,
+        }
+        if missing := [name for name, needed in asked.items() if needed]:
+            raise NotImplementedError(f"attention on a host has no {', no '.join(missing)}")
+        self.scale = scale
+
+    @override
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: TorchAttentionMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Attend, and keep the new keys and values.
+
+        Args:
+            query: [tokens, heads, head_size]; beyond the batch's last token there may be padding.
+            key, value: [tokens, kv_heads, head_size].
+            kv_cache: see `paged_attention`.
+            attn_metadata: None while the model is profiled, when nothing is computed.
+            output: written in place, of the query's size.
+        """
+        if attn_metadata is None:
+            return output.fill_(0)
+        tokens = attn_metadata.starts[-1]
+        paged_attention.write(kv_cache, key[:tokens], value[:tokens], attn_metadata.slot_mapping)
+        output.view_as(query)[:tokens] = paged_attention.attend(
+            query[:tokens], kv_cache, attn_metadata.block_table, attn_metadata.starts, attn_metadata.lengths, self.scale
+        )
+        return output

@@ -1,0 +1,177 @@
+"""`TokenWorkerExtension`: the end of a weight update in the engine's worker of a language model."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+import torch
+
+from verl_omni.utils.vllm_omni import (
+    VLLM_LORA_INT_ID,
+    VLLM_LORA_NAME,
+    VLLM_LORA_PATH,
+    OmniTensorLoRARequest,
+    load_tensor_adapter,
+)
+from verl_omni.weight_sync import adapter, transfer
+from verl_omni.weight_sync.errors import BindingIncomplete, TornWeights, WeightSyncError, text
+from verl_omni.weight_sync.full import LanguageUpdate
+from verl_omni.weight_sync.names import make_update_zmq_handle, without_peft
+from verl_omni.weight_sync.staging import Staging, check_names, few
+
+DEADLINE_SECONDS = 120.0
+
+
+class TokenWorkerExtension:
+    """Mixed into the engine's worker. Everything here runs in the worker's one thread, between steps.
+
+    `vLLMOmniColocateWorkerExtension` overrides methods of its worker, which vLLM does not allow.
+    """
+
+    # Of vLLM's worker. Without values, because what both have vLLM refuses.
+    device: torch.device
+    local_rank: int
+    model_config: Any
+    model_runner: Any
+
+    _pending_peft_config: dict[str, Any] | None = None
+    _base_synced = False
+
+    def set_pending_lora_peft_config(self, peft_config: dict[str, Any]) -> None:
+        """Keep a config for the next update, for senders that cannot pass it along."""
+        self._pending_peft_config = peft_config
+
+    def note_weights_version(self, global_steps: int | None) -> None:
+        """The server itself stamps what a language model writes."""
+
+    def update_weights_from_ipc(
+        self,
+        peft_config: dict[str, Any] | None = None,
+        base_sync_done: bool = False,
+        use_shm: bool = False,
+        zmq_update_id: str | None = None,
+        deadline: float = DEADLINE_SECONDS,
+        global_steps: int | None = None,
+    ) -> dict[str, Any]:
+        """Take an adapter (with `peft_config` and `base_sync_done`) or all weights from the trainer.
+
+        The server calls this while no request is being answered.
+
+        Args:
+            use_shm: verl's flag; the sender's first message says the same, and is believed.
+            global_steps: version of the weights, which the server notes.
+
+        Returns:
+            `tensors` (number sent), `buckets`, `lora` (bool), `bound`: modules that the adapter was attached to,
+            or parameters that were written.
+
+        Raises:
+            TornWeights: some weights are new, some old; only an update of all weights mends it.
+            WeightSyncError: it did not take effect, and what served before goes on serving.
+        """
+        config, self._pending_peft_config = peft_config or self._pending_peft_config, None
+        handle = make_update_zmq_handle(self._get_zmq_handle(), zmq_update_id)
+        try:
+            if config and base_sync_done:
+                return self._take_adapter(handle, config, deadline)
+            return self._take_full(handle, deadline)
+        except BaseException as error:
+            # Whoever keeps the error would keep what these functions held: the sender's buffer, and its tensors.
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    def _take_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
+        staging, buckets = Staging(), 0
+
+        def stage(bucket: transfer.Bucket) -> None:
+            nonlocal buckets
+            staging.add(bucket)
+            buckets += 1
+
+        sent = transfer.receive(stage, handle=handle, device=self.device, deadline=deadline)
+        check_names(sent, staging.tensors)
+        manager = getattr(self.model_runner, "lora_manager", None)
+        if manager is None:
+            raise WeightSyncError("the engine was started without LoRA: model.lora_rank must be positive")
+        bound = swap_adapter(manager._adapter_manager, staging.tensors, config, base_synced=self._base_synced)
+        return {"tensors": len(sent), "buckets": buckets, "lora": True, "bound": bound}
+
+    def _take_full(self, handle: str, deadline: float) -> dict[str, Any]:
+        from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+        model = self.model_runner.get_model()
+        update, buckets = LanguageUpdate(model), 0
+
+        def load(bucket: transfer.Bucket) -> None:
+            nonlocal buckets
+            update.load(bucket)
+            buckets += 1
+
+        try:
+            sent = transfer.receive(load, handle=handle, device=self.device, deadline=deadline)
+            written = update.finish()
+            process_weights_after_loading(model, self.model_config, self.device)
+        except BaseException as error:
+            if update.begun:
+                raise TornWeights(f"the update of all weights broke off: {text(error)}") from error
+            raise
+        self._base_synced = True
+        return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written}
+
+    def _get_zmq_handle(self) -> str:
+        job, replica = os.environ.get("VERL_RAY_JOB_ID", "0"), os.environ.get("VERL_REPLICA_RANK", "0")
+        return f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{replica}-rank-{self.local_rank}.sock"
+
+
+def swap_adapter(
+    manager: Any, tensors: dict[str, torch.Tensor], peft_config: dict[str, Any], *, base_synced: bool = False
+) -> int:
+    """Replace the policy's adapter, attach it at once, and read back from the engine that it is there.
+
+    Args:
+        manager: vLLM's `LRUCacheLoRAModelManager`.
+        tensors: named as peft names them, with or without its prefix.
+        base_synced: whether the trainer sent its base weights before.
+
+    Returns:
+        How many modules it was attached to.
+
+    Raises:
+        UnsupportedAdapter, IncompleteUpdate, BindingIncomplete: the adapter cannot be what was trained here.
+        WeightSyncError: the engine refused it. Whatever is raised, the old adapter is in place.
+    """
+    named = {without_peft(name): tensor for name, tensor in tensors.items()}
+    modules = adapter.check_pairs(named, adapter.check_settings(peft_config, base_synced=base_synced))
+    request = OmniTensorLoRARequest(
+        lora_name=VLLM_LORA_NAME, lora_int_id=VLLM_LORA_INT_ID, lora_path=VLLM_LORA_PATH,
+        peft_config=peft_config, lora_tensors=named,
+    )  # fmt: skip
+    previous = manager.get_adapter(VLLM_LORA_INT_ID)
+    try:
+        loaded = load_tensor_adapter(request, dtype=manager.lora_config.lora_dtype)
+        assert loaded is not None  # the request has tensors
+        model, helper = loaded
+        helper.validate_legal(manager.lora_config)
+        loras = dict(model.loras)  # vLLM merges those of fused layers into one
+        if lost := modules - set(loras):
+            raise BindingIncomplete(f"the engine left out LoRA modules: {few(lost)}")
+        known = adapter.places(manager.modules, manager.packed_modules_mapping)
+        adapter.check_places(loras, known)
+        _serve(manager, model)
+        return adapter.check_attached(loras, known)
+    except Exception as error:
+        _serve(manager, previous)
+        if isinstance(error, WeightSyncError):
+            raise
+        raise WeightSyncError(f"the engine refused the adapter: {text(error)}") from error
+
+
+def _serve(manager: Any, model: Any) -> None:
+    """Have this adapter, or none, in the place of the policy's."""
+    if manager.get_adapter(VLLM_LORA_INT_ID) is not None:
+        manager.remove_adapter(VLLM_LORA_INT_ID)
+    if model is not None:
+        manager.add_adapter(model)
+        manager.activate_adapter(VLLM_LORA_INT_ID)
