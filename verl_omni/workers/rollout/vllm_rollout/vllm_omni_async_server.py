@@ -279,9 +279,7 @@ class vLLMOmniHttpServer(vLLMHttpServer):  # type: ignore[misc]
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         """Close the gate, cut off what runs, and wait until it is gone; `resume_generation` opens again.
 
-        Returns:
-            `request_ids` of what was in flight, and how many those are (`aborted_count`); what the engine had just
-            finished is among them, and is answered whole.
+        It counts what was in flight, with what the engine had just finished, which is answered whole.
 
         Raises:
             TimeoutError: admissions or requests did not settle.
