@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from verl_omni.utils.vllm_omni import (
     VLLM_LORA_INT_ID,
@@ -15,33 +14,21 @@ from verl_omni.utils.vllm_omni import (
     OmniTensorLoRARequest,
     load_tensor_adapter,
 )
-from verl_omni.weight_sync import adapter, transfer
+from verl_omni.weight_sync import adapter
 from verl_omni.weight_sync.errors import BindingIncomplete, TornWeights, WeightSyncError, text
 from verl_omni.weight_sync.full import LanguageUpdate
-from verl_omni.weight_sync.names import make_update_zmq_handle, without_peft
-from verl_omni.weight_sync.staging import Staging, check_names, few
+from verl_omni.weight_sync.names import without_peft
+from verl_omni.weight_sync.staging import few
+from verl_omni.workers.rollout.vllm_rollout.receiving import DEADLINE_SECONDS, WeightReceiver
 
-DEADLINE_SECONDS = 120.0
 
-
-class TokenWorkerExtension:
+class TokenWorkerExtension(WeightReceiver):
     """Mixed into the engine's worker. Everything here runs in the worker's one thread, between steps.
 
     `vLLMOmniColocateWorkerExtension` overrides methods of its worker, which vLLM does not allow.
     """
 
-    # Of vLLM's worker. Without values, because what both have vLLM refuses.
-    device: torch.device
-    local_rank: int
     model_config: Any
-    model_runner: Any
-
-    _pending_peft_config: dict[str, Any] | None = None
-    _base_synced = False
-
-    def set_pending_lora_peft_config(self, peft_config: dict[str, Any]) -> None:
-        """Keep a config for the next update, for senders that cannot pass it along."""
-        self._pending_peft_config = peft_config
 
     def note_weights_version(self, global_steps: int | None) -> None:
         """The server itself stamps what a language model writes."""
@@ -71,46 +58,23 @@ class TokenWorkerExtension:
             TornWeights: some weights are new, some old; only an update of all weights mends it.
             WeightSyncError: it did not take effect, and what served before goes on serving.
         """
-        config, self._pending_peft_config = peft_config or self._pending_peft_config, None
-        handle = make_update_zmq_handle(self._get_zmq_handle(), zmq_update_id)
-        try:
-            if config and base_sync_done:
-                return self._take_adapter(handle, config, deadline)
-            return self._take_full(handle, deadline)
-        except BaseException as error:
-            # Whoever keeps the error would keep what these functions held: the sender's buffer, and its tensors.
-            traceback.clear_frames(error.__traceback__)
-            raise
+        return self._take(self._config_of_update(peft_config), base_sync_done, zmq_update_id, deadline)
 
-    def _take_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
-        staging, buckets = Staging(), 0
-
-        def stage(bucket: transfer.Bucket) -> None:
-            nonlocal buckets
-            staging.add(bucket)
-            buckets += 1
-
-        sent = transfer.receive(stage, handle=handle, device=self.device, deadline=deadline)
-        check_names(sent, staging.tensors)
+    @override
+    def _swap(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
         manager = getattr(self.model_runner, "lora_manager", None)
         if manager is None:
             raise WeightSyncError("the engine was started without LoRA: model.lora_rank must be positive")
-        bound = swap_adapter(manager._adapter_manager, staging.tensors, config, base_synced=self._base_synced)
-        return {"tensors": len(sent), "buckets": buckets, "lora": True, "bound": bound}
+        return swap_adapter(manager._adapter_manager, tensors, config, base_synced=self._base_synced)
 
+    @override
     def _take_full(self, handle: str, deadline: float) -> dict[str, Any]:
         from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
         model = self.model_runner.get_model()
-        update, buckets = LanguageUpdate(model), 0
-
-        def load(bucket: transfer.Bucket) -> None:
-            nonlocal buckets
-            update.load(bucket)
-            buckets += 1
-
+        update = LanguageUpdate(model)
         try:
-            sent = transfer.receive(load, handle=handle, device=self.device, deadline=deadline)
+            sent, buckets = self._receive(update.load, handle, deadline)
             written = update.finish()
             process_weights_after_loading(model, self.model_config, self.device)
         except BaseException as error:
@@ -119,10 +83,6 @@ class TokenWorkerExtension:
             raise
         self._base_synced = True
         return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written}
-
-    def _get_zmq_handle(self) -> str:
-        job, replica = os.environ.get("VERL_RAY_JOB_ID", "0"), os.environ.get("VERL_REPLICA_RANK", "0")
-        return f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{replica}-rank-{self.local_rank}.sock"
 
 
 def swap_adapter(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import traceback
 from typing import Any
 
 import torch
+from typing_extensions import override
 from verl.workers.rollout.vllm_rollout.utils import set_death_signal
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
@@ -18,11 +17,12 @@ from verl_omni.utils.vllm_omni import (
     OmniTensorLoRARequest,
     VLLMOmniHijack,
 )
-from verl_omni.weight_sync import adapter, transfer
+from verl_omni.weight_sync import adapter
 from verl_omni.weight_sync.errors import BindingIncomplete, TornWeights, WeightSyncError, text
 from verl_omni.weight_sync.full import FullUpdate
 from verl_omni.weight_sync.names import make_update_zmq_handle, make_update_zmq_id
-from verl_omni.weight_sync.staging import Staging, check_names, few
+from verl_omni.weight_sync.staging import few
+from verl_omni.workers.rollout.vllm_rollout.receiving import DEADLINE_SECONDS, WeightReceiver
 
 __all__ = [
     "DEADLINE_SECONDS",
@@ -35,14 +35,10 @@ __all__ = [
     "vLLMOmniColocateWorkerExtension",
 ]
 
-DEADLINE_SECONDS = 120.0
 
-
-class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: ignore[misc]
+class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtension):  # type: ignore[misc]
     """Mixed into the engine's worker. Everything here runs in the worker's one thread, between requests."""
 
-    _pending_peft_config: dict[str, Any] | None = None
-    _base_synced = False
     _torn: str | None = None
 
     def __new__(cls, **kwargs: Any) -> vLLMOmniColocateWorkerExtension:
@@ -51,10 +47,6 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
             set_death_signal()
         VLLMOmniHijack.hijack()
         return super().__new__(cls)
-
-    def set_pending_lora_peft_config(self, peft_config: dict[str, Any]) -> None:
-        """Keep a config for the next update, for senders that cannot pass it along."""
-        self._pending_peft_config = peft_config
 
     def update_weights_from_ipc(
         self,
@@ -85,18 +77,9 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
             raise RuntimeError(
                 "weights arrived at a worker without a pipeline: none is loaded, or its model makes tokens"
             )
-        config, self._pending_peft_config = peft_config or self._pending_peft_config, None
+        config = self._config_of_update(peft_config)
         self._refuse_half_drawn()
-        handle = make_update_zmq_handle(self._get_zmq_handle(), zmq_update_id)
-        try:
-            if config and base_sync_done:
-                answer = self._take_adapter(handle, config, deadline)
-            else:
-                answer = self._take_full(handle, deadline)
-        except BaseException as error:
-            # Whoever keeps the error would keep what these functions held: the sender's buffer, and its tensors.
-            traceback.clear_frames(error.__traceback__)
-            raise
+        answer = self._take(config, base_sync_done, zmq_update_id, deadline)
         self.note_weights_version(global_steps)
         return answer
 
@@ -110,29 +93,15 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
         if half_drawn := len(getattr(self.model_runner, "state_cache", ())):
             raise WeightSyncError(f"{half_drawn} requests are half drawn: abort them, or let them end, first")
 
-    def _take_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
-        staging, buckets = Staging(), 0
+    @override
+    def _swap(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
+        return swap_adapter(self, tensors, config, base_synced=self._base_synced)
 
-        def stage(bucket: transfer.Bucket) -> None:
-            nonlocal buckets
-            staging.add(bucket)
-            buckets += 1
-
-        sent = transfer.receive(stage, handle=handle, device=self.device, deadline=deadline)
-        check_names(sent, staging.tensors)
-        bound = swap_adapter(self, staging.tensors, config, base_synced=self._base_synced)
-        return {"tensors": len(sent), "buckets": buckets, "lora": True, "bound": bound}
-
+    @override
     def _take_full(self, handle: str, deadline: float) -> dict[str, Any]:
-        update, buckets = FullUpdate(self.model_runner.pipeline), 0
-
-        def load(bucket: transfer.Bucket) -> None:
-            nonlocal buckets
-            update.load(bucket)
-            buckets += 1
-
+        update = FullUpdate(self.model_runner.pipeline)
         try:
-            sent = transfer.receive(load, handle=handle, device=self.device, deadline=deadline)
+            sent, buckets = self._receive(update.load, handle, deadline)
             written = update.finish()
         except BaseException as error:
             if update.begun:
@@ -159,10 +128,6 @@ class vLLMOmniColocateWorkerExtension(CustomPipelineWorkerExtension):  # type: i
     def _refuse_torn_weights(self) -> None:
         if self._torn is not None:
             raise TornWeights(f"a full weight update broke off, and some weights are new, some old: {self._torn}")
-
-    def _get_zmq_handle(self) -> str:
-        job, replica = os.environ.get("VERL_RAY_JOB_ID", "0"), os.environ.get("VERL_REPLICA_RANK", "0")
-        return f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{replica}-rank-{self.local_rank}.sock"
 
 
 def swap_adapter(
