@@ -1,17 +1,28 @@
-"""The words of a transfer, and the pair of sockets that carries them, with a deadline on every wait."""
+"""The words of a transfer, and the socket that carries them, with a deadline on every wait."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import select
+import socket
+import struct
+import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import zmq
 
-from verl_omni.weight_sync.errors import CalledOff, DeadlineExceeded, PeerFailed
+from verl_omni.weight_sync.errors import CalledOff, DeadlineExceeded, IncompleteUpdate, PeerFailed, PeerGone
 from verl_omni.weight_sync.names import socket_path
+
+HEADER = struct.Struct(">Q")  # bytes of the message that follows
+LONGEST = 1 << 30  # bytes; a header that says more was none
+RETRY_SECONDS = 0.002  # while the sender is not there: the receiver is told first
+# The other end is done with half a buffer in less; to sleep and be woken costs as much as copying it, in a virtual
+# machine above all.
+SPIN_SECONDS = 0.0005
 
 
 class Entry(NamedTuple):
@@ -68,10 +79,13 @@ class Stop:
 
 @dataclass
 class Channel:
-    """One end of a pair of sockets.
+    """One end of a stream socket between two processes of a host. The owner listens; the other may come before it.
+
+    A library's threads would be in the way here: while both ends copy, each has a processor, and there may be no third.
 
     Raises (from every method that waits):
         DeadlineExceeded: the other end was not there, or said nothing, for `deadline` seconds.
+        PeerGone: the other end was there and left, as it does when its process is killed.
         CalledOff: `stop` was set.
     """
 
@@ -79,22 +93,17 @@ class Channel:
     deadline: float
     owner: bool
     stop: Stop | None = None
-    _socket: Any = field(default=None, init=False)
-    _poller: Any = field(default=None, init=False)
+    _socket: socket.socket = field(init=False)
+    _met: bool = field(default=False, init=False)
 
     def __enter__(self) -> Channel:
-        self._socket = zmq.Context.instance().socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 1000)  # milliseconds that a last word may take to leave
-        # Milliseconds between two tries while the other end is not there (100 by default): the receiver is told first.
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 2)
+        path = socket_path(self.handle)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
         if self.owner:
             self.forget_file()
-            self._socket.bind(self.handle)
-        else:
-            self._socket.connect(self.handle)
-        self._poller = zmq.Poller()
-        if self.stop is not None:
-            self._poller.register(self.stop.fileno(), zmq.POLLIN)
+            self._socket.bind(path)
+            self._socket.listen(1)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -104,45 +113,103 @@ class Channel:
 
     def meet(self) -> None:
         """Wait until the other end is there: only then can it be told of a failure."""
-        self._wait(zmq.POLLOUT, "nobody listened")
+        if self._met:
+            return
+        if self.owner:
+            self._wait(select.POLLIN, "nobody listened")
+            with self._socket as listening:
+                self._socket, _ = listening.accept()
+            self._socket.setblocking(False)
+        else:
+            latest = time.monotonic() + self.deadline
+            # A sender that is not there yet has no file; that of a sender that was killed refuses.
+            while self._socket.connect_ex(socket_path(self.handle)) != 0:
+                if time.monotonic() > latest:
+                    raise DeadlineExceeded(f"nobody was there within {self.deadline:g} s on {self.handle}")
+                time.sleep(RETRY_SECONDS)
+        self._met = True
 
     def heard(self) -> bool:
-        """Wait until there is a message (True), or else until one can be sent (False)."""
-        return bool(self._wait(zmq.POLLIN | zmq.POLLOUT, "nobody listened") & zmq.POLLIN)
+        """Whether the other end has said something, or left."""
+        return bool(self._ready(select.POLLIN, 0))
 
-    def send(self, message: Any) -> None:
-        """Hand over a message; waits until the other end is there."""
+    def send(self, message: Any) -> bool:
+        """Hand over a message; waits until the other end is there, and has room for it.
+
+        Returns:
+            Whether it is still there. What it said before it left can be received.
+        """
         self.meet()
-        self.post(message)
-
-    def post(self, message: Any) -> None:
-        """Hand over a message where a wait has just said that one can be sent."""
-        self._socket.send_pyobj(message)
+        left = memoryview(_framed(message))
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                self._wait(select.POLLOUT, "no room for a message")
+            except ConnectionError:
+                return False
+        return True
 
     def tell(self, message: Any) -> None:
         """A last word, if the other end is still there to hear it; never waits."""
-        with contextlib.suppress(zmq.Again):
-            self._socket.send_pyobj(message, zmq.NOBLOCK)
+        with contextlib.suppress(OSError):
+            self._socket.send(_framed(message))
 
     def receive(self) -> Any:
-        """The next message."""
-        self._wait(zmq.POLLIN, "no answer")
-        return self._socket.recv_pyobj()
+        """The next message.
 
-    def _wait(self, events: int, otherwise: str) -> int:
-        self._poller.register(self._socket, events)
-        ready = dict(self._poller.poll(self.deadline * 1000))
-        if self._socket in ready:  # an answer that is already here counts, whatever happened since
-            return int(ready[self._socket])
+        Raises:
+            IncompleteUpdate: what came is no message of this protocol.
+        """
+        self.meet()
+        (size,) = HEADER.unpack(self._exactly(HEADER.size))
+        if size > LONGEST:
+            raise IncompleteUpdate(f"what came on {self.handle} is no message of an update")
+        return pickle.loads(self._exactly(size))
+
+    def _exactly(self, size: int) -> bytearray:
+        found, place = bytearray(size), 0
+        patient = time.perf_counter() + SPIN_SECONDS
+        while place < size:
+            try:
+                taken = self._socket.recv_into(memoryview(found)[place:])
+            except BlockingIOError:
+                if time.perf_counter() > patient:
+                    self._wait(select.POLLIN, "no answer")
+                else:
+                    os.sched_yield()
+                continue
+            except ConnectionError:
+                taken = 0
+            if taken == 0:
+                raise PeerGone(f"the other end of {self.handle} left without a word")
+            place += taken
+        return found
+
+    def _wait(self, events: int, otherwise: str) -> None:
+        ready = self._ready(events, self.deadline, *([] if self.stop is None else [self.stop]))
+        if self._socket.fileno() in ready:  # an answer that is already here counts, whatever happened since
+            return
         if ready:
             raise CalledOff(f"the transfer on {self.handle} was called off")
         raise DeadlineExceeded(f"{otherwise} within {self.deadline:g} s on {self.handle}")
 
+    def _ready(self, events: int, seconds: float, *others: Stop) -> list[int]:
+        poller = select.poll()
+        poller.register(self._socket, events)
+        for other in others:
+            poller.register(other.fileno(), select.POLLIN)
+        return [descriptor for descriptor, _ in poller.poll(seconds * 1000)]
+
     def forget_file(self) -> None:
         """Remove the socket's file; safe to repeat, and does not cut off who is connected."""
-        if path := socket_path(self.handle):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(socket_path(self.handle))
+
+
+def _framed(message: Any) -> bytes:
+    content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(content)) + content
 
 
 class Listener:
@@ -157,10 +224,11 @@ class Listener:
 
     def give(self, message: Any) -> None:
         """Hand over a message, and do not wait for its confirmation."""
-        while self._channel.heard():  # one that has failed leaves, and would never take another message
+        while self._channel.heard():  # it may have failed
             self._hear()
-        self._channel.post(message)
         self._unconfirmed += 1
+        if not self._channel.send(message):
+            self.wait(0)  # its last word says why
 
     def wait(self, unconfirmed: int) -> None:
         """Until no more than so many messages lack their confirmation."""

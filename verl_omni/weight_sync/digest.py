@@ -15,9 +15,8 @@ CHUNK = 1 << 22  # words at a time: bounds the temporaries on a device to 3 x 32
 _SPREAD, _PLACE = -7046029254386353131, -4658895280553007687  # odd; 2^64 over the golden ratio, and splitmix64's
 
 
-def digest(tensor: Tensor) -> int:
-    """XXH3 (64 bits) of host bytes; a 64-bit sum, computed where they lie, of device bytes."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+def digest(flat: Tensor) -> int:
+    """Of bytes, uint8 [n]: XXH3 (64 bits) on a host; on a device a 64-bit sum, computed where they lie."""
     return xxh3_64_intdigest(flat.numpy()) if flat.device.type == "cpu" else mixed_sum(flat)
 
 

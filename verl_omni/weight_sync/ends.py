@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from verl_omni.weight_sync.errors import CalledOff, DeadlineExceeded, IncompleteUpdate, PeerFailed, from_text
+from verl_omni.weight_sync.errors import CalledOff, DeadlineExceeded, IncompleteUpdate, PeerFailed, PeerGone, from_text
 from verl_omni.weight_sync.transfer import Stop
 
 
@@ -42,7 +42,7 @@ async def both_ends(
 
 def _outcome(sender: asyncio.Future[int], answer: asyncio.Future[Any] | None, deadline: float) -> tuple[int, Any]:
     problem = sender.exception()
-    if problem is not None and not isinstance(problem, (PeerFailed, DeadlineExceeded, CalledOff)):
+    if problem is not None and not isinstance(problem, (PeerFailed, PeerGone, DeadlineExceeded, CalledOff)):
         raise problem
     if answer is None:
         return sender.result(), None

@@ -6,6 +6,7 @@ WeightSyncError
 ├── BindingIncomplete    an adapter was sent that the engine cannot attach everywhere
 ├── TornWeights          full weights were written in part: the worker refuses to serve
 ├── PeerFailed           the other end said that it failed
+├── PeerGone             the other end left without a word
 ├── CalledOff            this end was told to stop
 ├── NoRoom               shared memory is full
 └── DeadlineExceeded     the other end did not answer in time
@@ -45,6 +46,10 @@ class TornWeights(WeightSyncError):
 
 class PeerFailed(WeightSyncError):
     """The other end of the transfer failed, and said why."""
+
+
+class PeerGone(WeightSyncError):
+    """The other end of the transfer ended in the middle of it, as a process does that is killed."""
 
 
 class CalledOff(WeightSyncError):

@@ -26,9 +26,15 @@ def make_update_zmq_handle(handle: str, update_id: str | None) -> str:
     return f"{stem}-update-{update_id}.sock"
 
 
-def socket_path(handle: str) -> str | None:
-    """The socket file of an `ipc://` handle."""
-    return handle.removeprefix("ipc://") if handle.startswith("ipc://") else None
+def socket_path(handle: str) -> str:
+    """The socket file of an `ipc://` handle.
+
+    Raises:
+        ValueError: it is a handle of another kind.
+    """
+    if not handle.startswith("ipc://"):
+        raise ValueError(f"weights travel within a host, by ipc:// and not by {handle}")
+    return handle.removeprefix("ipc://")
 
 
 def adapter_modules(names: Iterable[str]) -> set[str]:

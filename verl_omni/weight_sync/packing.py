@@ -69,10 +69,10 @@ class Packer:
             self._take_part(tensor.nbytes)
         begin = _aligned(self._used)
         self._used = begin + tensor.nbytes
-        view = self._buffer.tensor[begin : self._used].view(tensor.dtype).view(tensor.shape)
-        view.copy_(tensor.detach())
+        place = self._buffer.tensor[begin : self._used]
+        place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
         # Now, while the processor's cache still has these bytes.
-        self._entries[name] = Entry(view.shape, view.dtype, begin, digest(view))
+        self._entries[name] = Entry(tensor.shape, tensor.dtype, begin, digest(place))
 
     def finish(self) -> list[str]:
         """Hand over what is left, with the names of all, and wait for the receiver; returns the names."""
@@ -124,10 +124,10 @@ def unpacked(buffer: Tensor, entries: dict[str, Entry], device: torch.device) ->
     found: Bucket = []
     for name, entry in entries.items():
         size = entry.shape.numel() * entry.dtype.itemsize
-        view = buffer[entry.offset : entry.offset + size].view(entry.dtype).view(entry.shape)
-        if digest(view) != entry.digest:
+        place = buffer[entry.offset : entry.offset + size]
+        if digest(place) != entry.digest:
             raise IncompleteUpdate(f"{name} arrived with other bytes than were sent")
-        found.append((name, view.to(device)))
+        found.append((name, place.view(entry.dtype).view(entry.shape).to(device)))
     return found
 
 

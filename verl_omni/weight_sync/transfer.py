@@ -1,6 +1,6 @@
 """Tensors from one process to another on the same host: buckets through shared memory or device IPC.
 
-Both ends have deadlines, and either tells the other when it fails. One pair of sockets serves one update;
+Both ends have deadlines, and either tells the other when it fails. One socket serves one update;
 the sender owns the buffer and the socket file, and removes both whatever happens. Besides the tensors
 themselves, an update takes one buffer: of at most `bucket_bytes`, or of its largest tensor where that is larger.
 The sender fills one half of it while the receiver reads the other (`packing.Packer`).
@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_omni.weight_sync.buffers import SEGMENT_PREFIX, Begin, Outgoing, opened, settle
 from verl_omni.weight_sync.channel import Abandon, Answer, BucketMessage, Channel, Entry, Listener, Stop
-from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerFailed, text
+from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerFailed, PeerGone, text
 from verl_omni.weight_sync.packing import ENOUGH, Bucket, Packer, unpacked
 
 __all__ = ["SEGMENT_PREFIX", "Bucket", "BucketMessage", "Channel", "Entry", "Stop", "receive", "send"]
@@ -51,7 +52,8 @@ def send(
         stop: set from elsewhere to call the transfer off.
 
     Raises:
-        PeerFailed: the receiver failed. DeadlineExceeded: it did not answer. CalledOff: `stop` was set.
+        PeerFailed: the receiver failed. PeerGone: it was killed. DeadlineExceeded: it did not answer.
+        CalledOff: `stop` was set.
         NoRoom: shared memory is full.
         whatever iterating `weights` raises, after telling the receiver.
     """
@@ -62,7 +64,7 @@ def send(
             for name, tensor in weights:
                 packer.put(name, tensor)
             return len(packer.finish())
-        except (PeerFailed, DeadlineExceeded):
+        except (PeerFailed, PeerGone, DeadlineExceeded):
             raise
         except BaseException as error:
             channel.tell(Abandon(text(error)))
@@ -76,31 +78,30 @@ def receive(consume: Callable[[Bucket], None], *, handle: str, device: torch.dev
         consume: is given views into the buffer, valid during the call only.
 
     Raises:
-        PeerFailed: the sender abandoned the update. DeadlineExceeded: it went silent.
+        PeerFailed: the sender abandoned the update. PeerGone: it was killed. DeadlineExceeded: it went silent.
         IncompleteUpdate: a tensor's bytes are not those that were sent.
         whatever `consume` raises, after telling the sender.
     """
     with Channel(handle, deadline, owner=False) as channel:
         try:
             names = _take_buckets(channel, consume, device)
+            # The last word only after the buffer is dropped: the sender frees it the moment it hears this.
+            if not channel.send(Answer()):
+                _next(channel)  # the sender left before
         except PeerFailed:
             raise
         except BaseException as error:
             channel.tell(Answer(failed=text(error)))
-            if isinstance(error, DeadlineExceeded):
+            if isinstance(error, (PeerGone, DeadlineExceeded)):
                 channel.forget_file()  # a sender that was killed does not
             raise
-        # The last word only after the buffer is dropped: the sender frees it the moment it hears this.
-        channel.send(Answer())
         return names
 
 
 def _take_buckets(channel: Channel, consume: Callable[[Bucket], None], device: torch.device) -> list[str]:
     buffer = torch.empty(0, dtype=torch.uint8)
     while True:
-        match channel.receive():
-            case Abandon(reason=reason):
-                raise PeerFailed(f"the trainer abandoned the update: {reason}")
+        match _next(channel):
             case Begin() as begin:
                 buffer = opened(begin, device)
             case BucketMessage(entries=entries, last=last):
@@ -111,3 +112,10 @@ def _take_buckets(channel: Channel, consume: Callable[[Bucket], None], device: t
             case other:
                 raise IncompleteUpdate(f"the trainer sent {type(other).__name__}, which is no message of an update")
         channel.send(Answer())
+
+
+def _next(channel: Channel) -> Any:
+    message = channel.receive()
+    if isinstance(message, Abandon):
+        raise PeerFailed(f"the trainer abandoned the update: {message.reason}")
+    return message

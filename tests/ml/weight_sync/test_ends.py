@@ -15,6 +15,7 @@ from verl_omni.weight_sync.errors import (
     DeadlineExceeded,
     IncompleteUpdate,
     PeerFailed,
+    PeerGone,
     WeightSyncError,
 )
 from verl_omni.weight_sync.transfer import Stop
@@ -67,7 +68,7 @@ async def test_an_error_of_the_trainer_is_the_cause() -> None:
         await both_ends(Sender(KeyError("x")), answers(refusal), 5)
 
 
-@pytest.mark.parametrize("heard", [PeerFailed("refused"), DeadlineExceeded("silent")])
+@pytest.mark.parametrize("heard", [PeerFailed("refused"), PeerGone("killed"), DeadlineExceeded("silent")])
 async def test_what_the_worker_says_is_the_cause_where_the_sender_only_heard_of_it(heard: Exception) -> None:
     with pytest.raises(IncompleteUpdate, match="twice"):
         await both_ends(Sender(heard), answers(RuntimeError("[IncompleteUpdate] a arrived twice")), 5)

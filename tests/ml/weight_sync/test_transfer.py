@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +15,15 @@ import pytest
 import torch
 
 from verl_omni.weight_sync import buffers, packing, transfer
-from verl_omni.weight_sync.errors import CalledOff, DeadlineExceeded, IncompleteUpdate, NoRoom, PeerFailed
+from verl_omni.weight_sync.channel import Answer
+from verl_omni.weight_sync.errors import (
+    CalledOff,
+    DeadlineExceeded,
+    IncompleteUpdate,
+    NoRoom,
+    PeerFailed,
+    PeerGone,
+)
 from verl_omni.weight_sync.staging import Staging
 
 CPU = torch.device("cpu")
@@ -157,6 +169,89 @@ def test_the_socket_of_a_sender_that_was_killed_is_removed(handle: str) -> None:
         transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
 
 
+def killed_after(handle: str, buckets: int) -> multiprocessing.Process:
+    """A receiver in a process of its own, which is killed when it has so many buckets."""
+
+    def receiving() -> None:
+        seen: list[Any] = []
+
+        def consume(bucket: Any) -> None:
+            seen.append(bucket)
+            if len(seen) == buckets:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        transfer.receive(consume, handle=handle, device=CPU, deadline=20)
+
+    process = multiprocessing.get_context("fork").Process(target=receiving)
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_a_receiver_that_is_killed_is_missed_at_once(handle: str, buckets: int) -> None:
+    """The deadline is an hour away."""
+    process = killed_after(handle, buckets)
+    with pytest.raises(PeerGone, match="left without a word"):
+        transfer.send(tensors(), handle=handle, bucket_bytes=16, device=None, deadline=3600)
+    process.join(20)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_sender_that_is_killed_is_missed_at_once_and_its_file_removed(handle: str) -> None:
+    path = handle.removeprefix("ipc://")
+
+    def sending() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+            listening.bind(path)
+            listening.listen(1)
+            listening.accept()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=sending)
+    process.start()
+    with pytest.raises(PeerGone, match="left without a word"):
+        transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=3600)
+    process.join(20)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_the_last_word_of_a_receiver_that_left_is_heard(handle: str) -> None:
+    """It fails while the sender fills the other half, and is gone when that is handed over."""
+    left = threading.Event()
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from [("a", torch.ones(4)), ("b", torch.ones(4)), ("c", torch.ones(4))]
+        left.wait(20)
+        yield "d", torch.ones(4)
+
+    def receiving() -> None:
+        with transfer.Channel(handle, 20.0, owner=False) as channel:
+            for _ in range(2):
+                channel.receive()
+                channel.send(Answer())
+            channel.receive()
+            channel.send(Answer(failed="out of paper"))
+        left.set()
+
+    thread = threading.Thread(target=receiving)
+    thread.start()
+    with pytest.raises(PeerFailed, match="out of paper"):
+        transfer.send(weights(), handle=handle, bucket_bytes=32, device=None, deadline=20)
+    thread.join(20)
+
+
+def test_a_message_longer_than_the_socket_holds_arrives(handle: str) -> None:
+    """Each waits where the other is slow: the names of a large model do not fit into the kernel's buffer."""
+    weights = [(f"{'layer.' * 200}{number}", torch.ones(1)) for number in range(900)]
+    sent, received = both(handle, weights, lambda bucket: None, bucket=1 << 20)
+    assert sent == 900 and received == [name for name, _ in weights]
+
+
+def test_weights_travel_within_a_host(handle: str) -> None:
+    with pytest.raises(ValueError, match=r"by ipc:// and not by tcp://there:1"):
+        transfer.send(tensors(), handle="tcp://there:1", bucket_bytes=64, device=None, deadline=1)
+
+
 def test_a_sender_that_waits_can_be_called_off(handle: str) -> None:
     """Nobody listens; the deadline is an hour away."""
     with transfer.Stop() as stop:
@@ -220,6 +315,26 @@ def test_a_message_of_another_protocol_is_refused(handle: str) -> None:
         assert "dict" in channel.receive().failed
     thread.join(20)
     assert isinstance(found[0], IncompleteUpdate)
+
+
+def test_what_is_no_message_at_all_is_refused(handle: str) -> None:
+    """As of ZeroMQ, by which verl's own sender speaks: it greets with these bytes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(handle.removeprefix("ipc://"))
+        listening.listen(1)
+
+        def greeting() -> None:
+            other, _ = listening.accept()
+            with other:
+                other.sendall(bytes([0xFF, 0, 0, 0, 0, 0, 0, 0, 1, 0x7F]))
+                other.recv(1 << 16)
+
+        thread = threading.Thread(target=greeting)
+        thread.start()
+        with pytest.raises(IncompleteUpdate, match="no message of an update"):
+            transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=20)
+        thread.join(20)
+    Path(handle.removeprefix("ipc://")).unlink()
 
 
 def test_values_that_are_not_finite_are_refused(handle: str) -> None:
