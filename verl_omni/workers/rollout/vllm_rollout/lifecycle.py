@@ -1,0 +1,185 @@
+"""`ServerLifecycle`: what is done to a running engine. New weights, abort, drain, pause, sleep, wake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import nullcontext
+from typing import Any
+
+from typing_extensions import override
+from verl.workers.rollout.replica import RolloutMode
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+from verl_omni.workers.rollout.vllm_rollout.control import checked_acknowledgements, checked_answers, until
+from verl_omni.workers.rollout.vllm_rollout.modes import Mode
+from verl_omni.workers.rollout.vllm_rollout.weights_gate import WeightsGate
+
+DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
+ADMISSION_SECONDS = 60.0
+UPDATE = "update_weights_from_ipc"
+
+
+class ServerLifecycle(vLLMHttpServer):  # type: ignore[misc]
+    """Below a server, which chooses the mode, starts the engine, and answers requests."""
+
+    _mode: Mode
+
+    @override
+    def _post_init(self, cuda_visible_devices: str) -> None:
+        self._lora_loaded: bool | None = None
+        self._noted_version: int | None = None  # what the workers stamp samples with
+        self._asleep: set[str] = set()
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._weights = WeightsGate()
+
+    @override
+    def _get_wake_up_tags(self) -> list[str]:
+        return ["weights"]
+
+    @override
+    def _resolve_sleep_level(self) -> int:
+        # Level 2 drops weights that training never sends again (text encoders, VAE), and 0.28 cannot wake from it.
+        return 1
+
+    @override
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call every worker and return their answers.
+
+        Raises:
+            EngineControlError: any worker failed.
+            WeightSyncError: new weights come while a language model answers requests.
+        """
+        if method != UPDATE:
+            answers = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
+            return checked_answers(method, answers)
+        # A worker of diffusion models itself knows when its weights may change.
+        with self._weights.update() if self._mode.language_model else nullcontext():
+            answers = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
+            self._lora_loaded = None
+            flat = self._weights.checked(UPDATE, answers)
+            self._noted_version = (kwargs or {}).get("global_steps")
+            await self.clear_kv_cache()
+            return flat
+
+    @override
+    async def set_global_steps(self, global_steps: int) -> None:
+        # Weights may have come by another way than the update that told the workers their version.
+        if self._noted_version != global_steps:
+            await self.collective_rpc("note_weights_version", args=(global_steps,))
+            self._noted_version = global_steps
+        self.global_steps = global_steps
+        self._lora_loaded = None
+
+    async def get_global_steps(self) -> int | None:
+        """Version of the weights that new samples are made by; None before the first update."""
+        return self.global_steps
+
+    @override
+    async def wait_for_requests_to_drain(self, deadline: float = DRAIN_SECONDS) -> None:
+        """Wait until no request is in flight.
+
+        Raises:
+            TimeoutError: some still are after `deadline` seconds.
+        """
+        await until(lambda: not self.engine.request_states, deadline=deadline, waiting_for="draining requests")
+
+    @override
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
+        """Close the gate, cut off what runs, and wait until it is gone; `resume_generation` opens again.
+
+        It counts what was in flight, with what the engine had just finished, which is answered whole.
+
+        Raises:
+            TimeoutError: admissions or requests did not settle.
+        """
+        self._submission_paused, self._rejecting = True, reject_request
+        self._resume_event.clear()
+        # What is past our gate first: it would wait behind the engine's pause, where no abort finds it.
+        await until(lambda: self._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
+        running = self._running()  # a pause ends those of a language model
+        await self.engine.pause_generation(mode="abort", clear_cache=False)
+        await until(lambda: self.engine._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="submitting requests")
+        if left := self._running():
+            await self.engine.abort(left)
+        await self.wait_for_requests_to_drain()
+        ids = list(dict.fromkeys([*running, *left]))
+        return {"aborted_count": len(ids), "request_ids": ids}
+
+    def _running(self) -> list[str]:
+        return [state.external_request_id for state in self.engine.request_states.values()]
+
+    @override
+    async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:
+        """Cut off one request; `aborted` is False when it is not here."""
+        here = request_id in self._running()
+        if here:
+            await self.engine.abort(request_id)
+        return {"aborted": here, "request_id": request_id}
+
+    @override
+    async def sleep(self) -> None:
+        """Put the workers to sleep, where verl shares their devices with training; requests wait until all are awake.
+
+        Raises:
+            EngineControlError: a stage refused, or did not answer.
+        """
+        if self.node_rank == 0 and self.config.free_cache_engine and self.rollout_mode != RolloutMode.STANDALONE:
+            await self._sleep_hybrid()
+
+    @override
+    async def _sleep_hybrid(self) -> None:
+        self._awake.clear()
+        answers = await self.engine.sleep(level=self._resolve_sleep_level())
+        self._lora_loaded = None
+        checked_acknowledgements("sleep", answers, stages=self._stages())
+        self._asleep = {"weights", "kv_cache"}
+
+    @override
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Wake the workers; generation goes on once all that slept is awake.
+
+        Raises:
+            EngineControlError: a stage refused, or did not answer.
+        """
+        wanted = self._asleep & set(tags or ["weights", "kv_cache"])
+        if not wanted:
+            return
+        answers = await self.engine.wake_up(tags=sorted(wanted))
+        self._lora_loaded = None
+        checked_acknowledgements("wake_up", answers, stages=self._stages())
+        self._asleep -= wanted
+        if not self._asleep:
+            await self._reopen()
+            self._awake.set()
+
+    async def _reopen(self) -> None:
+        """vLLM-Omni holds the requests of a language model after a sleep or a pause, until it is told."""
+        if self._mode.language_model and not self._asleep and not self._submission_paused:
+            await self.engine.resume_generation()
+
+    def _stages(self) -> int:
+        return len(self.engine.default_sampling_params_list)
+
+    @override
+    async def clear_kv_cache(self) -> None:
+        """Forget what a language model computed of prompts; a diffusion stage keeps nothing beyond a request."""
+        if self._mode.language_model:
+            # The one call of AsyncOmni that reaches the cache; its `reset_prefix_cache` does nothing yet.
+            await self.engine.pause_generation(mode="keep", clear_cache=True)
+            await self._reopen()
+
+    @override
+    async def release_kv_cache(self) -> None:
+        """The cache of a language model stays where it is, a diffusion stage has none."""
+
+    @override
+    async def resume_kv_cache(self) -> None:
+        """See `release_kv_cache`."""
