@@ -18,6 +18,14 @@ from verl_omni.weight_sync import names, transfer
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
+@pytest.hookimpl(trylast=True)  # of what the marks have left
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a second file: its engines would wait for ever (docs/adr/0007)."""
+    files = sorted({item.path.name for item in items if item.get_closest_marker("engine")})
+    if len(files) > 1:
+        raise pytest.UsageError(f"each file on the engine needs a pytest of its own (`make test`): {', '.join(files)}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_thread_of_progress_bars() -> None:
     """A process with a second thread cannot fork Ray's workers; saving a model shows a bar, which starts one."""
