@@ -12,6 +12,9 @@ that the next request is drawn with them:
   loads the folder and attaches it. Nothing is checked. On a tmpfs, on a disk (where the file stays in the system's
   memory, too), and on a disk with `fsync`, as another host would need it.
 
+What no way can go below is measured beside them: the old adapter dropped, and one whose tensors are in the engine's
+process already added and attached, by vLLM-Omni's own calls alone.
+
 The reference adds an adapter for each bucket that arrives; that is played by an update for each part of the tensors.
 The ways take turns, after one of each that is not counted.
 """
@@ -39,6 +42,7 @@ WIDTH = HEADS * HEAD
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 BUCKET = 512 << 20
 DEADLINE = 60.0  # seconds
+TENSORS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 Adapter = dict[str, Any]
 
 
@@ -83,17 +87,31 @@ def peft_settings(rank: int) -> dict[str, Any]:
     return {"r": rank, "lora_alpha": rank, "target_modules": list(LAYERS), "peft_type": "LORA", "bias": "none"}
 
 
-def learn_to_take_folders(_server: Any) -> None:
-    """Runs in the server's process, which is its worker's too: gives the worker a method for the yardstick."""
+def learn_the_yardsticks(_server: Any) -> None:
+    """Runs in the server's process, which is its worker's too: gives the worker methods for the yardsticks."""
+    from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, OmniTensorLoRARequest
     from verl_omni.workers.rollout.vllm_rollout.utils import vLLMOmniColocateWorkerExtension
 
     def take_folder(self: Any, request: Any) -> None:
         self.remove_lora(request.lora_int_id)
         if not self.add_lora(request):
-            raise RuntimeError("the engine did not take the adapter's folder")
+            raise RuntimeError("the engine did not take the adapter")
         self.lora_manager.set_active_adapter(request)
 
+    def swap_alone(self: Any, folder: str) -> float:
+        from safetensors.torch import load_file
+
+        settings = json.loads((Path(folder) / SETTINGS).read_text())
+        request = OmniTensorLoRARequest(
+            VLLM_LORA_NAME, VLLM_LORA_INT_ID, folder,
+            peft_config=settings, lora_tensors=load_file(Path(folder) / TENSORS),
+        )  # fmt: skip
+        began = time.perf_counter()
+        take_folder(self, request)
+        return time.perf_counter() - began
+
     vLLMOmniColocateWorkerExtension.take_folder = take_folder
+    vLLMOmniColocateWorkerExtension.swap_alone = swap_alone
 
 
 class Trainer:
@@ -135,8 +153,8 @@ class Trainer:
         from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME
 
         began = time.perf_counter()
-        save_file(tensors, folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps(peft_settings(rank)))
+        save_file(tensors, folder / TENSORS)
+        (folder / SETTINGS).write_text(json.dumps(peft_settings(rank)))
         if forced:
             for file in folder.iterdir():
                 with file.open("rb") as opened:
@@ -145,6 +163,12 @@ class Trainer:
         ray.get(self.server.collective_rpc.remote("take_folder", args=(request,)))
         ray.get(self.server.set_global_steps.remote(next(self.versions)))
         return time.perf_counter() - began
+
+    def swap_alone(self, folder: Path) -> float:
+        """Seconds of vLLM-Omni's part, with the adapter that was saved there last."""
+        import ray
+
+        return ray.get(self.server.collective_rpc.remote("swap_alone", args=(str(folder),)))[0]
 
     def picture(self) -> Any:
         """A sample of the same noise every time."""
@@ -163,15 +187,18 @@ def against_files(trainer: Trainer, disk: Path, tmpfs: Path, repeats: int) -> li
     rows = []
     for rank in RANKS:
         tensors = adapter(rank)
-        took: dict[str, list[float]] = {way: [] for way in ("memory", *FILES)}
+        took: dict[str, list[float]] = {way: [] for way in ("memory", *FILES, "swap")}
         for _ in range(repeats + 1):
             took["memory"].append(trainer.in_memory(tensors, rank))
             took["tmpfs"].append(trainer.through_files(tensors, rank, tmpfs))
+            took["swap"].append(trainer.swap_alone(tmpfs))
             took["disk"].append(trainer.through_files(tensors, rank, disk))
             took["forced"].append(trainer.through_files(tensors, rank, disk, forced=True))
         counted = {way: each[1:] for way, each in took.items()}
         row = {"rank": rank, "megabytes": sum(tensor.nbytes for tensor in tensors.values()) / 1e6}
-        row |= spread("memory_s", counted["memory"])
+        row |= spread("memory_s", counted["memory"]) | spread("swap_s", counted["swap"])
+        bound = [files / swap for files, swap in zip(counted["tmpfs"], counted["swap"], strict=True)]
+        row |= spread("tmpfs_over_swap", bound)
         for way in FILES:
             ratios = [files / memory for files, memory in zip(counted[way], counted["memory"], strict=True)]
             row |= spread(f"{way}_s", counted[way]) | spread(f"{way}_ratio", ratios)
@@ -211,12 +238,12 @@ def main() -> int:
             import ray
 
             (server,) = run.stack.servers.server_handles
-            ray.get(server.__ray_call__.remote(learn_to_take_folders))
+            ray.get(server.__ray_call__.remote(learn_the_yardsticks))
             trainer = Trainer(server)
             rows = against_files(trainer, Path(disk), Path(tmpfs), chosen.repeats)
             buckets = for_each_part(trainer, chosen.repeats)
     write(chosen.out, rows, buckets=buckets, modules=BLOCKS * len(LAYERS) - 1, buckets_rank=PARTS_RANK)
-    table(rows, ["rank", "megabytes", "memory_s", "tmpfs_ratio", "disk_ratio", "forced_ratio"])
+    table(rows, ["rank", "megabytes", "memory_s", "tmpfs_ratio", "disk_ratio", "forced_ratio", "tmpfs_over_swap"])
     table(buckets, ["buckets", "ratio", "same_picture"])
     return 0
 

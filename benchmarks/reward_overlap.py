@@ -20,7 +20,7 @@ from typing import Any
 HERE = Path(__file__).resolve()
 PICTURES = 96
 AT_ONCE = 4  # pictures in one batch of the engine
-STEPS = 10  # of denoising, as by default: what a call costs is little beside a picture
+STEPS, PIXELS = 10, 128  # as by default, and on a side: what a call costs is little beside a picture
 TIMES = (0.5, 1.0, 2.0)
 ONE_AT_A_TIME = threading.Lock()
 
@@ -93,15 +93,16 @@ def main() -> int:
     from measured import arguments, table, write
     from stack import running
 
-    chosen = arguments(__doc__, "reward_overlap", repeats=3).parse_args()
+    chosen = arguments(__doc__, "reward_overlap", repeats=5).parse_args()
     overrides = (
         "reward.scorer=python", f"reward.scorer_kwargs.function='{HERE}:slow_score'",
         f"actor_rollout_ref.rollout.max_num_seqs={AT_ONCE}",
         f"actor_rollout_ref.rollout.pipeline.num_inference_steps={STEPS}",
+        f"actor_rollout_ref.rollout.pipeline.height={PIXELS}", f"actor_rollout_ref.rollout.pipeline.width={PIXELS}",
     )  # fmt: skip
     with running(*overrides) as on:
         rows = measure(on, chosen.repeats)
-    write(chosen.out, rows, pictures=PICTURES, max_num_seqs=AT_ONCE, steps=STEPS)
+    write(chosen.out, rows, pictures=PICTURES, max_num_seqs=AT_ONCE, steps=STEPS, pixels=PIXELS)
     table(rows, ["reward_over_generation", "share", "ideal", "exact_ideal", "over_ideal", "over_ideal_highest"])
     return 0
 

@@ -67,7 +67,7 @@ def test_data_of_weights_have_their_sections(program: Any, tmp_path: Path) -> No
         }
         for bucket, share in ((1, 0.5), (64, 0.7))
     ]  # fmt: skip
-    update = {"rank": 16, "megabytes": 1.0, **spread("memory_s", [0.01])}
+    update = {"rank": 16, "megabytes": 1.0, **spread("memory_s", [0.01]), **spread("tmpfs_over_swap", [3.5])}
     for way, ratio in (("tmpfs", 2.0), ("disk", 6.0), ("forced", 7.0)):
         update |= spread(f"{way}_ratio", [ratio])
     buckets = [{"buckets": 4, **spread("ratio", [3.0]), "same_picture": False}]
@@ -78,6 +78,7 @@ def test_data_of_weights_have_their_sections(program: Any, tmp_path: Path) -> No
     text = " ".join(made["figures-rollout.md"].split())
     assert "**Not reached**: at least 60% of `memcpy`: not with 1 MiB." in text
     assert "**Not reached**: at least 5 times as fast as files: the lowest ratios are files on a tmpfs 2," in text
+    assert "would be 3.5 to 3.5 times as fast as files" in text
     assert "| 4 | 3 (3 to 3) | no |" in text
     assert {"figures/weight_transfer.svg", "figures/adapter_update.svg"} <= made.keys()
 
