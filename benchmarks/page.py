@@ -220,7 +220,9 @@ def weight_transfer(data: Data) -> Section:
             verdict(not short, f"at least 60% of `memcpy`{missed}"),
             f"Shared memory takes {data['enough_mib']} MiB of a bucket at most where tensors fit into half of that: "
             "fresh pages cost several times what copying them does. Both ends read and write memory at the same time, "
-            "and single turns differ by what else the machine's memory does.",
+            "and single turns differ by what else the machine's memory does. A message, and the words about a tensor, "
+            "cost the same for any size: it is the buckets of 1 MiB, of two tensors a half, where that is more than "
+            "the copying.",
         ],
         {"weight_transfer": plot(series, "bucket, MiB", "share of memcpy's bandwidth", log_x=True)},
     )  # fmt: skip
