@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +12,7 @@ import pytest
 import torch
 
 from verl_omni.weight_sync import buffers, packing, transfer
-from verl_omni.weight_sync.channel import Answer
+from verl_omni.weight_sync.channel import Abandon, Answer
 from verl_omni.weight_sync.errors import (
     CalledOff,
     DeadlineExceeded,
@@ -80,6 +77,11 @@ def both(
 def tensors(number: int = 7) -> list[tuple[str, torch.Tensor]]:
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     return [(f"t{i}", torch.randn(3, i + 1).to(dtypes[i % 3])) for i in range(number)]
+
+
+def long_names() -> list[tuple[str, torch.Tensor]]:
+    """A megabyte of names in one bucket."""
+    return [(f"{'layer.' * 200}{number}", torch.ones(1)) for number in range(900)]
 
 
 @pytest.mark.parametrize("bucket", [1, 64, 4096])
@@ -169,82 +171,82 @@ def test_the_socket_of_a_sender_that_was_killed_is_removed(handle: str) -> None:
         transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
 
 
-def killed_after(handle: str, buckets: int) -> multiprocessing.Process:
-    """A receiver in a process of its own, which is killed when it has so many buckets."""
-
-    def receiving() -> None:
-        seen: list[Any] = []
-
-        def consume(bucket: Any) -> None:
-            seen.append(bucket)
-            if len(seen) == buckets:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        transfer.receive(consume, handle=handle, device=CPU, deadline=20)
-
-    process = multiprocessing.get_context("fork").Process(target=receiving)
-    process.start()
-    return process
-
-
-@pytest.mark.parametrize("buckets", [1, 3])
-def test_a_receiver_that_is_killed_is_missed_at_once(handle: str, buckets: int) -> None:
-    """The deadline is an hour away."""
-    process = killed_after(handle, buckets)
-    with pytest.raises(PeerGone, match="left without a word"):
-        transfer.send(tensors(), handle=handle, bucket_bytes=16, device=None, deadline=3600)
-    process.join(20)
-    assert process.exitcode == -signal.SIGKILL
-
-
-def test_a_sender_that_is_killed_is_missed_at_once_and_its_file_removed(handle: str) -> None:
-    path = handle.removeprefix("ipc://")
-
-    def sending() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-            listening.bind(path)
-            listening.listen(1)
-            listening.accept()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    process = multiprocessing.get_context("fork").Process(target=sending)
-    process.start()
-    with pytest.raises(PeerGone, match="left without a word"):
-        transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=3600)
-    process.join(20)
-    assert process.exitcode == -signal.SIGKILL
-
-
-def test_the_last_word_of_a_receiver_that_left_is_heard(handle: str) -> None:
-    """It fails while the sender fills the other half, and is gone when that is handed over."""
-    left = threading.Event()
-
-    def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        yield from [("a", torch.ones(4)), ("b", torch.ones(4)), ("c", torch.ones(4))]
-        left.wait(20)
-        yield "d", torch.ones(4)
+@pytest.mark.parametrize("answers", [0, 1, 3])
+def test_a_receiver_that_leaves_without_a_word_is_missed_at_once(handle: str, answers: int) -> None:
+    """The kernel closes the socket of a process that is killed. The deadline is an hour away."""
 
     def receiving() -> None:
         with transfer.Channel(handle, 20.0, owner=False) as channel:
-            for _ in range(2):
+            for _ in range(answers):
                 channel.receive()
                 channel.send(Answer())
             channel.receive()
+
+    thread = threading.Thread(target=receiving)
+    thread.start()
+    with pytest.raises(PeerGone, match="left without a word"):
+        transfer.send(tensors(), handle=handle, bucket_bytes=16, device=None, deadline=3600)
+    thread.join(20)
+
+
+def test_a_sender_that_leaves_without_a_word_is_missed_at_once_and_its_file_removed(handle: str) -> None:
+    path = handle.removeprefix("ipc://")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(path)
+        listening.listen(1)
+
+        def leaving() -> None:
+            listening.accept()[0].close()
+
+        thread = threading.Thread(target=leaving)
+        thread.start()
+        with pytest.raises(PeerGone, match="left without a word"):
+            transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=3600)
+        thread.join(20)
+
+
+def test_the_last_word_of_a_receiver_that_left_is_heard(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails and leaves while the sender hands over a message that the kernel's buffer does not hold."""
+    monkeypatch.setattr(packing, "FIRST", 1 << 20)
+
+    def receiving() -> None:
+        with transfer.Channel(handle, 20.0, owner=False) as channel:
+            channel.receive()
+            channel.send(Answer())
+            while not channel.heard():
+                pass
             channel.send(Answer(failed="out of paper"))
-        left.set()
 
     thread = threading.Thread(target=receiving)
     thread.start()
     with pytest.raises(PeerFailed, match="out of paper"):
-        transfer.send(weights(), handle=handle, bucket_bytes=32, device=None, deadline=20)
+        transfer.send(long_names(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=20)
+    thread.join(20)
+
+
+@pytest.mark.parametrize("word", [None, Abandon("called off")])
+def test_an_update_whose_sender_left_before_the_last_answer_is_none(handle: str, word: Any) -> None:
+    """The trainer does not count on it."""
+    left = threading.Event()
+
+    def sending() -> None:
+        with transfer.Channel(handle, 20.0, owner=True) as channel:
+            channel.send(transfer.BucketMessage({}, last=[]))
+            if word is not None:
+                channel.tell(word)
+        left.set()
+
+    thread = threading.Thread(target=sending)
+    thread.start()
+    with pytest.raises(PeerGone if word is None else PeerFailed, match="without a word" if word is None else "called"):
+        transfer.receive(lambda bucket: left.wait(20), handle=handle, device=CPU, deadline=20)
     thread.join(20)
 
 
 def test_a_message_longer_than_the_socket_holds_arrives(handle: str) -> None:
     """Each waits where the other is slow: the names of a large model do not fit into the kernel's buffer."""
-    weights = [(f"{'layer.' * 200}{number}", torch.ones(1)) for number in range(900)]
-    sent, received = both(handle, weights, lambda bucket: None, bucket=1 << 20)
-    assert sent == 900 and received == [name for name, _ in weights]
+    sent, received = both(handle, long_names(), lambda bucket: None, bucket=1 << 20)
+    assert sent == 900 and received == [name for name, _ in long_names()]
 
 
 def test_weights_travel_within_a_host(handle: str) -> None:
