@@ -131,7 +131,7 @@ class Channel:
 
     def heard(self) -> bool:
         """Whether the other end has said something, or left."""
-        return bool(self._ready(select.POLLIN, 0))
+        return self._socket.fileno() in self._ready(select.POLLIN, 0)
 
     def send(self, message: Any) -> bool:
         """Hand over a message; waits until the other end is there, and has room for it.
@@ -187,18 +187,18 @@ class Channel:
         return found
 
     def _wait(self, events: int, otherwise: str) -> None:
-        ready = self._ready(events, self.deadline, *([] if self.stop is None else [self.stop]))
+        ready = self._ready(events, self.deadline)
         if self._socket.fileno() in ready:  # an answer that is already here counts, whatever happened since
             return
         if ready:
             raise CalledOff(f"the transfer on {self.handle} was called off")
         raise DeadlineExceeded(f"{otherwise} within {self.deadline:g} s on {self.handle}")
 
-    def _ready(self, events: int, seconds: float, *others: Stop) -> list[int]:
+    def _ready(self, events: int, seconds: float) -> list[int]:
         poller = select.poll()
         poller.register(self._socket, events)
-        for other in others:
-            poller.register(other.fileno(), select.POLLIN)
+        if self.stop is not None:
+            poller.register(self.stop.fileno(), select.POLLIN)
         return [descriptor for descriptor, _ in poller.poll(seconds * 1000)]
 
     def forget_file(self) -> None:
