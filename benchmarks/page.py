@@ -86,8 +86,8 @@ def reward_overlap(data: Data) -> Section:
     return Section(
         [
             f"{data['pictures']} pictures of {data['pixels']} x {data['pixels']} and {data['steps']} denoising steps "
-            "through the agent loop, "
-            f"{data['max_num_seqs']} drawn at once, and one scorer that takes one picture at a time and sleeps. In "
+            f"through the agent loop, {data['max_num_seqs']} drawn at once, and one scorer that takes one picture at a "
+            "time and sleeps. In "
             "sequence, all pictures are drawn (g seconds each) and then all are scored (r each); overlapped, a picture "
             "is scored while others are drawn. The exact ideal counts that nothing can be scored while the first batch "
             "is drawn, nor drawn while the last one is scored.",

@@ -34,9 +34,6 @@ def refused(answer: Any) -> str:
     return str(caught.value)
 
 
-# --- weight updates -----------------------------------------------------------------------------------------
-
-
 def test_an_adapter_larger_than_a_bucket_arrives_whole(two_replicas: TwoReplicas) -> None:
     """Fault 2 of the reference: of several buckets only the last one was right."""
     counted = Leftovers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,16 @@ def small_first_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "FIRST", 16)
 
 
+@contextmanager
+def beside(work: Callable[[], Any]) -> Iterator[None]:
+    """Do `work` in a thread, which ends within this context."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    thread.join(30)
+    assert not thread.is_alive(), "the other end hangs"
+
+
 def both(
     handle: str,
     weights: Any,
@@ -61,16 +72,13 @@ def both(
         except Exception as error:
             found[0] = error
 
-    thread = threading.Thread(target=receiving)
-    thread.start()
-    try:
-        sent: Any = transfer.send(
-            weights, handle=handle, bucket_bytes=bucket, device=None, deadline=deadline, stop=stop
-        )
-    except Exception as error:
-        sent = error
-    thread.join(30)
-    assert not thread.is_alive(), "the receiver hangs"
+    with beside(receiving):
+        try:
+            sent: Any = transfer.send(
+                weights, handle=handle, bucket_bytes=bucket, device=None, deadline=deadline, stop=stop
+            )
+        except Exception as error:
+            sent = error
     return sent, found[0]
 
 
@@ -182,11 +190,8 @@ def test_a_receiver_that_leaves_without_a_word_is_missed_at_once(handle: str, an
                 channel.send(Answer())
             channel.receive()
 
-    thread = threading.Thread(target=receiving)
-    thread.start()
-    with pytest.raises(PeerGone, match="left without a word"):
+    with beside(receiving), pytest.raises(PeerGone, match="left without a word"):
         transfer.send(tensors(), handle=handle, bucket_bytes=16, device=None, deadline=3600)
-    thread.join(20)
 
 
 def test_a_sender_that_leaves_without_a_word_is_missed_at_once_and_its_file_removed(handle: str) -> None:
@@ -198,11 +203,8 @@ def test_a_sender_that_leaves_without_a_word_is_missed_at_once_and_its_file_remo
         def leaving() -> None:
             listening.accept()[0].close()
 
-        thread = threading.Thread(target=leaving)
-        thread.start()
-        with pytest.raises(PeerGone, match="left without a word"):
+        with beside(leaving), pytest.raises(PeerGone, match="left without a word"):
             transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=3600)
-        thread.join(20)
 
 
 def test_the_last_word_of_a_receiver_that_left_is_heard(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,11 +219,8 @@ def test_the_last_word_of_a_receiver_that_left_is_heard(handle: str, monkeypatch
                 pass
             channel.send(Answer(failed="out of paper"))
 
-    thread = threading.Thread(target=receiving)
-    thread.start()
-    with pytest.raises(PeerFailed, match="out of paper"):
+    with beside(receiving), pytest.raises(PeerFailed, match="out of paper"):
         transfer.send(long_names(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=20)
-    thread.join(20)
 
 
 @pytest.mark.parametrize("word", [None, Abandon("called off")])
@@ -236,11 +235,11 @@ def test_an_update_whose_sender_left_before_the_last_answer_is_none(handle: str,
                 channel.tell(word)
         left.set()
 
-    thread = threading.Thread(target=sending)
-    thread.start()
-    with pytest.raises(PeerGone if word is None else PeerFailed, match="without a word" if word is None else "called"):
+    with (
+        beside(sending),
+        pytest.raises(PeerGone if word is None else PeerFailed, match="without a word" if word is None else "called"),
+    ):
         transfer.receive(lambda bucket: left.wait(20), handle=handle, device=CPU, deadline=20)
-    thread.join(20)
 
 
 def test_a_message_longer_than_the_socket_holds_arrives(handle: str) -> None:
@@ -310,12 +309,9 @@ def test_a_message_of_another_protocol_is_refused(handle: str) -> None:
         except Exception as error:
             found.append(error)
 
-    thread = threading.Thread(target=receiving)
-    thread.start()
-    with transfer.Channel(handle, 20.0, owner=True) as channel:
+    with beside(receiving), transfer.Channel(handle, 20.0, owner=True) as channel:
         channel.send({"bucket_meta": {}, "is_last": True})
         assert "dict" in channel.receive().failed
-    thread.join(20)
     assert isinstance(found[0], IncompleteUpdate)
 
 
@@ -331,11 +327,8 @@ def test_what_is_no_message_at_all_is_refused(handle: str) -> None:
                 other.sendall(bytes([0xFF, 0, 0, 0, 0, 0, 0, 0, 1, 0x7F]))
                 other.recv(1 << 16)
 
-        thread = threading.Thread(target=greeting)
-        thread.start()
-        with pytest.raises(IncompleteUpdate, match="no message of an update"):
+        with beside(greeting), pytest.raises(IncompleteUpdate, match="no message of an update"):
             transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=20)
-        thread.join(20)
     Path(handle.removeprefix("ipc://")).unlink()
 
 
