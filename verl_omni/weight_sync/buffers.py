@@ -5,27 +5,18 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import pickle
 import secrets
-from dataclasses import dataclass
 from multiprocessing import shared_memory
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from verl_omni.weight_sync.errors import NoRoom
+from verl_omni.weight_sync.errors import IncompleteUpdate, NoRoom
+from verl_omni.weight_sync.messages import Begin
 
 SEGMENT_PREFIX = "verl_omni_weights_"
 SHARED_MEMORY = "/dev/shm"
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """A buffer to read from now on: the name of a shared-memory segment, or a device IPC handle."""
-
-    size: int
-    segment: str | None = None
-    device_handle: Any = None
 
 
 class Outgoing:
@@ -51,7 +42,7 @@ class Outgoing:
             from torch.multiprocessing.reductions import reduce_tensor
 
             self.tensor = torch.empty(wanted, dtype=torch.uint8, device=self.device)
-            return Begin(wanted, device_handle=reduce_tensor(self.tensor))
+            return Begin(wanted, device_handle=pickle.dumps(reduce_tensor(self.tensor)))
         size = max(needed, min(wanted, _free_shared_memory() // 2))
         # SharedMemory, because its resource tracker removes the segment even if this process is killed.
         self._segment = shared_memory.SharedMemory(f"{SEGMENT_PREFIX}{secrets.token_hex(8)}", create=True, size=size)
@@ -68,10 +59,16 @@ class Outgoing:
 
 
 def opened(begin: Begin, device: torch.device) -> Tensor:
-    """The receiver's view of the sender's buffer, uint8 [size]; dropping it closes it."""
+    """The receiver's view of the sender's buffer, uint8 [size]; dropping it closes it.
+
+    Raises:
+        IncompleteUpdate: the message names no buffer.
+    """
     if begin.segment is not None:
         return _mapped(begin.segment, begin.size, reserve=False)
-    rebuild, arguments = begin.device_handle
+    if begin.device_handle is None:
+        raise IncompleteUpdate("the trainer named no buffer")
+    rebuild, arguments = pickle.loads(begin.device_handle)
     place = list(arguments)
     place[6] = device.index  # the two processes may count devices differently
     return rebuild(*place)

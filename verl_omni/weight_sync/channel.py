@@ -1,20 +1,17 @@
-"""The words of a transfer, and the socket that carries them, with a deadline on every wait."""
+"""The socket between the two ends of a transfer, with a deadline on every wait."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import socket
 import struct
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import torch
 
 from verl_omni.weight_sync.errors import CalledOff, DeadlineExceeded, IncompleteUpdate, PeerFailed, PeerGone
+from verl_omni.weight_sync.messages import Answer, Message, decoded, encoded
 from verl_omni.weight_sync.names import socket_path
 
 HEADER = struct.Struct(">Q")  # bytes of the message that follows
@@ -23,37 +20,6 @@ RETRY_SECONDS = 0.002  # while the sender is not there: the receiver is told fir
 # The other end is done with half a buffer in less; to sleep and be woken costs as much as copying it, in a virtual
 # machine above all.
 SPIN_SECONDS = 0.0005
-
-
-class Entry(NamedTuple):
-    """A tensor's place in the buffer, and the digest of its bytes there. A tuple: a model has many to pickle."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    offset: int
-    digest: int
-
-
-@dataclass(frozen=True, slots=True)
-class BucketMessage:
-    """Some tensors are in the buffer; `last` carries the names of the whole update."""
-
-    entries: dict[str, Entry]
-    last: list[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Abandon:
-    """The sender failed."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The receiver's word on one message."""
-
-    failed: str | None = None
 
 
 class Stop:
@@ -133,7 +99,7 @@ class Channel:
         """Whether the other end has said something, or left."""
         return self._socket.fileno() in self._ready(select.POLLIN, 0)
 
-    def send(self, message: Any) -> bool:
+    def send(self, message: Message) -> bool:
         """Hand over a message; waits until the other end is there, and has room for it.
 
         Returns:
@@ -150,12 +116,12 @@ class Channel:
                 return False
         return True
 
-    def tell(self, message: Any) -> None:
+    def tell(self, message: Message) -> None:
         """A last word, if the other end is still there to hear it; never waits."""
         with contextlib.suppress(OSError):
             self._socket.send(_framed(message))
 
-    def receive(self) -> Any:
+    def receive(self) -> Message:
         """The next message.
 
         Raises:
@@ -165,7 +131,7 @@ class Channel:
         (size,) = HEADER.unpack(self._exactly(HEADER.size))
         if size > LONGEST:
             raise IncompleteUpdate(f"what came on {self.handle} is no message of an update")
-        return pickle.loads(self._exactly(size))
+        return decoded(self._exactly(size))
 
     def _exactly(self, size: int) -> bytearray:
         found, place = bytearray(size), 0
@@ -207,8 +173,8 @@ class Channel:
             os.remove(socket_path(self.handle))
 
 
-def _framed(message: Any) -> bytes:
-    content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+def _framed(message: Message) -> bytes:
+    content = encoded(message)
     return HEADER.pack(len(content)) + content
 
 
@@ -222,7 +188,7 @@ class Listener:
     def __init__(self, channel: Channel) -> None:
         self._channel, self._unconfirmed = channel, 0
 
-    def give(self, message: Any) -> None:
+    def give(self, message: Message) -> None:
         """Hand over a message, and do not wait for its confirmation."""
         while self._channel.heard():  # it may have failed
             self._hear()
@@ -236,7 +202,9 @@ class Listener:
             self._hear()
 
     def _hear(self) -> None:
-        answer: Answer = self._channel.receive()
+        answer = self._channel.receive()
+        if not isinstance(answer, Answer):
+            raise IncompleteUpdate(f"the engine sent {type(answer).__name__}, which is no answer")
         if answer.failed is not None:
             raise PeerFailed(f"the engine refused the weights: {answer.failed}")
         self._unconfirmed -= 1

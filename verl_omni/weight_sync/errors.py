@@ -65,8 +65,9 @@ class DeadlineExceeded(WeightSyncError):
 
 
 def text(error: BaseException) -> str:
-    """An error in one line, with its class."""
-    return str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"
+    """An error in one line, with its class; characters that UTF-8 does not have, as of a file's name, are escaped."""
+    words = str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"
+    return words.encode(errors="backslashreplace").decode()
 
 
 def from_text(words: str) -> WeightSyncError:

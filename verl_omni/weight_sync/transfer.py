@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from verl_omni.weight_sync.buffers import SEGMENT_PREFIX, Begin, Outgoing, opened, settle
-from verl_omni.weight_sync.channel import Abandon, Answer, BucketMessage, Channel, Entry, Listener, Stop
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX, Outgoing, opened, settle
+from verl_omni.weight_sync.channel import Channel, Listener, Stop
 from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerFailed, PeerGone, text
+from verl_omni.weight_sync.messages import Abandon, Answer, Begin, BucketMessage, Entry, Message
 from verl_omni.weight_sync.packing import ENOUGH, Bucket, Packer, unpacked
 
 __all__ = ["SEGMENT_PREFIX", "Bucket", "BucketMessage", "Channel", "Entry", "Stop", "receive", "send"]
@@ -114,7 +114,7 @@ def _take_buckets(channel: Channel, consume: Callable[[Bucket], None], device: t
         channel.send(Answer())
 
 
-def _next(channel: Channel) -> Any:
+def _next(channel: Channel) -> Message:
     message = channel.receive()
     if isinstance(message, Abandon):
         raise PeerFailed(f"the trainer abandoned the update: {message.reason}")

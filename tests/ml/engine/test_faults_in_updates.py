@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.ml.engine.played import DEADLINE, LAYER, SOON, Leftovers, Replica, TwoReplicas, lora_settings, wait_for
 from verl_omni.weight_sync import names, transfer
-from verl_omni.weight_sync.buffers import Begin, Outgoing
+from verl_omni.weight_sync.buffers import Outgoing
 from verl_omni.weight_sync.digest import digest
 from verl_omni.weight_sync.errors import WeightSyncError
 
@@ -71,13 +71,13 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     one, two = torch.full((4, 32), 1.0), torch.full((4, 32), 2.0)
     size = one.nbytes
     of_one, of_two = (digest(each.view(-1).view(torch.uint8)) for each in (one, two))
-    first = {q: transfer.Entry(one.shape, one.dtype, 0, of_one)}
-    second = {k: transfer.Entry(two.shape, two.dtype, size, of_two)}
+    first = {q: transfer.Entry(one.shape, "float32", 0, of_one)}
+    second = {k: transfer.Entry(two.shape, "float32", size, of_two)}
     swapped = {
-        q: transfer.Entry(one.shape, one.dtype, size, of_one),
-        k: transfer.Entry(two.shape, two.dtype, 0, of_two),
+        q: transfer.Entry(one.shape, "float32", size, of_one),
+        k: transfer.Entry(two.shape, "float32", 0, of_two),
     }  # fmt: skip
-    beyond = {q: transfer.Entry(one.shape, one.dtype, 2 * size - 8, of_one)}
+    beyond = {q: transfer.Entry(one.shape, "float32", 2 * size - 8, of_one)}
     message = transfer.BucketMessage
     return {q: one, k: two}, {
         "truncated": [message(beyond, [q])],
@@ -96,7 +96,7 @@ def test_a_bucket_that_is_not_what_was_sent(replica: Replica, fault: str, said: 
     tensors, messages = bucket(fault)
     buffer = Outgoing(None)
     with transfer.Channel(handle, DEADLINE, owner=True) as channel:
-        begin: Begin = buffer.replace(1024, 1024)
+        begin = buffer.replace(1024, 1024)
         place = 0
         for tensor in tensors.values():
             buffer.tensor[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)

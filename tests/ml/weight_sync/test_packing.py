@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.weight_sync import errors, names, packing
-from verl_omni.weight_sync.buffers import Begin
+from verl_omni.weight_sync import errors, messages, names, packing
 from verl_omni.weight_sync.digest import digest, mixed_sum
 from verl_omni.weight_sync.errors import IncompleteUpdate
+from verl_omni.weight_sync.messages import Begin
 from verl_omni.weight_sync.staging import Staging, check_finite, check_names, few
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.int64]
@@ -194,3 +194,31 @@ def test_an_error_keeps_its_class_through_text_and_pickle(kind: type[errors.Weig
     assert type(carried) is kind and "two of\nthree" in str(carried)
     assert type(pickle.loads(pickle.dumps(error))) is kind
     assert type(errors.from_text("[KeyError] x")) is errors.WeightSyncError
+
+
+words = st.text(st.characters(codec="utf-8"))
+entries = st.builds(
+    messages.Entry, st.lists(st.integers(0, 2**40), max_size=5).map(tuple), words, st.integers(0, 2**62),
+    st.integers(-(2**63), 2**64 - 1),
+)  # fmt: skip
+
+
+@given(
+    st.builds(messages.Begin, st.integers(0, 2**62), st.none() | words, st.none() | st.binary())
+    | st.builds(messages.BucketMessage, st.dictionaries(words, entries), st.none() | st.lists(words))
+    | st.builds(messages.Abandon, words)
+    | st.builds(messages.Answer, st.none() | words)
+)
+def test_a_message_is_what_its_bytes_say(message: messages.Message) -> None:
+    assert messages.decoded(messages.encoded(message)) == message
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93\x01\x02\x03", b"\x91\xa7Another", pickle.dumps({})])
+def test_other_bytes_are_no_message(content: bytes) -> None:
+    with pytest.raises(IncompleteUpdate, match="what came is no message"):
+        messages.decoded(content)
+
+
+def test_every_dtype_has_a_name() -> None:
+    every = {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+    assert len(every) > 20 and all(messages.dtype_of(messages.name_of(each)) is each for each in every)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from verl_omni.weight_sync import buffers, packing, transfer
-from verl_omni.weight_sync.channel import Abandon, Answer
 from verl_omni.weight_sync.errors import (
     CalledOff,
     DeadlineExceeded,
@@ -22,6 +21,7 @@ from verl_omni.weight_sync.errors import (
     PeerFailed,
     PeerGone,
 )
+from verl_omni.weight_sync.messages import Abandon, Answer, Begin, BucketMessage, Entry
 from verl_omni.weight_sync.staging import Staging
 
 CPU = torch.device("cpu")
@@ -299,8 +299,11 @@ def test_other_bytes_than_were_sent_are_noticed(handle: str, monkeypatch: pytest
     assert isinstance(sent, PeerFailed)
 
 
-def test_a_message_of_another_protocol_is_refused(handle: str) -> None:
-    """verl's own sender speaks dictionaries."""
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [(Answer(), "Answer"), (Begin(16), "no buffer"), (BucketMessage({"t": Entry((1,), "float31", 0, 0)}), "float31")],
+)
+def test_a_message_that_means_nothing_to_the_receiver_is_refused(handle: str, message: Any, said: str) -> None:
     found: list[Any] = []
 
     def receiving() -> None:
@@ -310,9 +313,30 @@ def test_a_message_of_another_protocol_is_refused(handle: str) -> None:
             found.append(error)
 
     with beside(receiving), transfer.Channel(handle, 20.0, owner=True) as channel:
-        channel.send({"bucket_meta": {}, "is_last": True})
-        assert "dict" in channel.receive().failed
+        channel.send(message)
+        assert said in channel.receive().failed
     assert isinstance(found[0], IncompleteUpdate)
+
+
+def test_a_message_that_is_no_answer_is_refused(handle: str) -> None:
+    def receiving() -> None:
+        with transfer.Channel(handle, 20.0, owner=False) as channel:
+            channel.receive()
+            channel.send(Begin(16))
+            channel.receive()  # the sender's word on it
+
+    with beside(receiving), pytest.raises(IncompleteUpdate, match="Begin, which is no answer"):
+        transfer.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=20)
+
+
+def test_an_error_that_is_no_utf8_is_told(handle: str) -> None:
+    """As one that names a file whose name is none."""
+
+    def refuse(bucket: Any) -> None:
+        raise ValueError("no file \udcff")
+
+    sent, _ = both(handle, tensors(), refuse)
+    assert isinstance(sent, PeerFailed) and r"no file \udcff" in str(sent)
 
 
 def test_what_is_no_message_at_all_is_refused(handle: str) -> None:
