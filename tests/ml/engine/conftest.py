@@ -12,7 +12,7 @@ import pytest
 import torch
 import tqdm
 
-from tests.ml.engine.played import DEADLINE, PROMPTS, SCORER, Leftovers, Replica, TwoReplicas, replicas_of
+from tests.ml.engine.played import DEADLINE, PROMPTS, RANK, SCORER, Leftovers, Replica, TwoReplicas, replicas_of
 from verl_omni.weight_sync import names, transfer
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -62,6 +62,27 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
     yield starting
     for stack in stacks:
         stack.stop()
+
+
+@pytest.fixture(scope="module")
+def start_tiny(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, Any]]:
+    """`start` with a tiny Stable Diffusion 3, LoRA, pictures of 64 x 64 in 4 steps, and groups of 2."""
+
+    def starting(prompts: list[str], *overrides: str) -> tuple[Any, Any]:
+        from verl_omni.models.tiny import make_tiny_sd3
+
+        model = tmp_path_factory.mktemp("tiny") / "model"
+        make_tiny_sd3(model)
+        pipeline = "actor_rollout_ref.rollout.pipeline"
+        made: tuple[Any, Any] = start(
+            prompts,
+            f"actor_rollout_ref.model.path='{model}'", f"actor_rollout_ref.model.lora_rank={RANK}",
+            "actor_rollout_ref.rollout.n=2", "data.max_prompt_length=16", f"{pipeline}.max_sequence_length=16",
+            f"{pipeline}.height=64", f"{pipeline}.width=64", f"{pipeline}.num_inference_steps=4", *overrides,
+        )  # fmt: skip
+        return made
+
+    return starting
 
 
 @pytest.fixture(scope="module")
@@ -173,25 +194,18 @@ def family(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> C
 
 
 @pytest.fixture(scope="module")
-def two_replicas(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> TwoReplicas:
+def two_replicas(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> TwoReplicas:
     """Two replicas with LoRA that draw one picture at a time, and two reward workers."""
-    from verl_omni.models.tiny import make_tiny_sd3
-
-    folder = tmp_path_factory.mktemp("faults")
-    make_tiny_sd3(folder / "model")
-    (folder / "scorer.py").write_text(SCORER)
-    config, stack = start(
+    scorer = tmp_path_factory.mktemp("faults") / "scorer.py"
+    scorer.write_text(SCORER)
+    config, stack = start_tiny(
         PROMPTS,
-        "data.max_prompt_length=16", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=2",
-        f"actor_rollout_ref.model.path='{folder / 'model'}'", "actor_rollout_ref.model.lora_rank=4",
+        "trainer.n_gpus_per_node=2",
         # One at a time: pictures are then equal to the last bit, and many requests take a while.
         "actor_rollout_ref.rollout.max_num_seqs=1",
-        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
-        "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
-        "actor_rollout_ref.rollout.pipeline.max_sequence_length=16",
         f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
         f"actor_rollout_ref.rollout.deadline_seconds={DEADLINE}",
-        "reward.scorer=null", f"reward.custom_reward_function.path='{folder / 'scorer.py'}'", "reward.num_workers=2",
+        "reward.scorer=null", f"reward.custom_reward_function.path='{scorer}'", "reward.num_workers=2",
     )  # fmt: skip
     replicas = replicas_of(stack)
     assert len(replicas) == 2

@@ -116,19 +116,12 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    from verl_omni.models.tiny import make_tiny_sd3
-
-    model = tmp_path_factory.mktemp("tiny") / "model"
-    make_tiny_sd3(model)
+def running(start_tiny: Any, rows: Any) -> Running:
     rollout = "actor_rollout_ref.rollout"
-    config, stack = start(
+    config, stack = start_tiny(
         PROMPTS,
-        "data.max_prompt_length=16", "data.train_batch_size=2", f"{rollout}.n=2",
-        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"{rollout}.pipeline.height=64",
-        f"{rollout}.pipeline.width=64", f"{rollout}.pipeline.num_inference_steps={STEPS}",
-        f"{rollout}.pipeline.max_sequence_length=16", f"{rollout}.algo.sde_type=dance_sde",
+        "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        f"{rollout}.pipeline.num_inference_steps={STEPS}", f"{rollout}.algo.sde_type=dance_sde",
         f"{rollout}.algo.sde_window_size=2", f"{rollout}.algo.sde_window_range=[0,{STEPS}]",
         f"{rollout}.algo.sample_strategy=progressive", f"{rollout}.algo.iters_per_group=1",
     )  # fmt: skip

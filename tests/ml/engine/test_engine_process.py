@@ -11,9 +11,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch import Tensor
 
-from tests.ml.engine.played import DEADLINE, SOON, Leftovers, Replica, replicas_of, wait_for
+from tests.ml.engine.played import DEADLINE, SOON, Leftovers, Replica, ending_at_the_sixth, replicas_of, wait_for
 from verl_omni.weight_sync import transfer
 from verl_omni.weight_sync.errors import WeightSyncError
 
@@ -29,20 +28,13 @@ def counted() -> Iterator[Leftovers]:
 
 
 @pytest.fixture(scope="module")
-def stack(counted: Leftovers, start: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from verl_omni.models.tiny import make_tiny_sd3
-
-    model = tmp_path_factory.mktemp("tiny") / "model"
-    make_tiny_sd3(model)
+def stack(counted: Leftovers, start_tiny: Any) -> Any:
     rollout = "actor_rollout_ref.rollout"
-    _, stack = start(
+    _, stack = start_tiny(
         ["a red circle"],
-        "data.max_prompt_length=16", "trainer.n_gpus_per_node=2", f"{rollout}.n=2",
-        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+        "trainer.n_gpus_per_node=2",
         f"{rollout}.engine_kwargs.vllm_omni.distributed_executor_backend=mp",
         f"{rollout}.step_execution=true", f"{rollout}.max_num_seqs=1",
-        f"{rollout}.pipeline.height=64", f"{rollout}.pipeline.width=64",
-        f"{rollout}.pipeline.num_inference_steps=4", f"{rollout}.pipeline.max_sequence_length=16",
         f"{rollout}.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
         f"{rollout}.deadline_seconds={SOON}",
     )  # fmt: skip
@@ -98,16 +90,9 @@ def test_a_worker_that_dies_while_it_draws_fails_its_requests_and_all_later_ones
 
 def test_a_worker_that_dies_in_an_update_ends_both_ends_of_it(replicas: list[Replica]) -> None:
     one = replicas[0]
-    worker = worker_of(one)
-
-    def weights() -> Iterator[tuple[str, Tensor]]:
-        for number, (name, tensor) in enumerate(one.adapter(2.0).items()):
-            if number == 5:
-                worker.kill()
-            yield name, tensor
-
+    weights = ending_at_the_sixth(one.adapter(2.0), worker_of(one).kill)
     handle, answer = one.begin()
     with pytest.raises(WeightSyncError, match="PeerGone"):
-        transfer.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+        transfer.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     assert "update_weights_from_ipc failed in 1 of 1 workers" in said(answer)
     assert "OmniEngineDeadError" in said(one.draw(0))

@@ -7,15 +7,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.ml.engine.played import DEADLINE, PROMPTS, SOON, Leftovers, Replica, TwoReplicas, wait_for
+from tests.ml.engine.played import (
+    DEADLINE,
+    PROMPTS,
+    SOON,
+    Leftovers,
+    Replica,
+    TwoReplicas,
+    ending_at_the_sixth,
+    wait_for,
+)
 from verl_omni.weight_sync import transfer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -148,16 +155,10 @@ def test_a_replica_that_dies_in_an_update_ends_the_update(two_replicas: TwoRepli
 
     one = two_replicas.replicas[0]
     pid, counted = one.pid(), Leftovers()
-
-    def weights() -> Iterator[tuple[str, Tensor]]:
-        for number, (name, tensor) in enumerate(one.adapter(2.0).items()):
-            if number == 5:
-                os.kill(pid, signal.SIGKILL)
-            yield name, tensor
-
+    weights = ending_at_the_sixth(one.adapter(2.0), lambda: os.kill(pid, signal.SIGKILL))
     handle, answer = one.begin()
     with pytest.raises(Exception, match="PeerGone"):
-        transfer.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+        transfer.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(answer, timeout=SOON)
     with pytest.raises(Exception, match=r"died|dead"):

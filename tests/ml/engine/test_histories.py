@@ -56,21 +56,10 @@ class One:
 
 
 @pytest.fixture(scope="module")
-def replicas(start: Any, tmp_path_factory: pytest.TempPathFactory) -> list[One]:
-    from verl_omni.models.tiny import make_tiny_sd3
-
-    model = tmp_path_factory.mktemp("tiny") / "model"
-    make_tiny_sd3(model)
-    config, stack = start(
-        ["a red circle"],
-        "data.max_prompt_length=16", f"trainer.n_gpus_per_node={REPLICAS}", "actor_rollout_ref.rollout.n=2",
-        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
-        # One at a time: pictures are then equal to the last bit.
-        "actor_rollout_ref.rollout.max_num_seqs=1",
-        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
-        "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
-        "actor_rollout_ref.rollout.pipeline.max_sequence_length=16",
-    )  # fmt: skip
+def replicas(start_tiny: Any) -> list[One]:
+    # One at a time: pictures are then equal to the last bit.
+    one_at_a_time = "actor_rollout_ref.rollout.max_num_seqs=1"
+    config, stack = start_tiny(["a red circle"], f"trainer.n_gpus_per_node={REPLICAS}", one_at_a_time)
     import ray
     from verl.workers.rollout.router import GlobalRequestLoadBalancer
 

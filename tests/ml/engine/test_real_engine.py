@@ -28,22 +28,13 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    from verl_omni.models.tiny import make_tiny_sd3
-
-    model = tmp_path_factory.mktemp("tiny") / "model"
-    make_tiny_sd3(model)
-    settings, stack = start(
+def running(start_tiny: Any, rows: Any) -> Running:
+    settings, stack = start_tiny(
         PROMPTS,
-        "data.max_prompt_length=16", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2",
-        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         # How many pictures are drawn at once decides how sums are rounded, and which requests meet in a batch is
         # a matter of time: one at a time, pictures are equal to the last bit (batches: test_full_weights.py).
         "actor_rollout_ref.rollout.max_num_seqs=1",
-        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
-        "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
-        "actor_rollout_ref.rollout.pipeline.max_sequence_length=16",
     )  # fmt: skip
     stack.weights.update_weights(global_steps=0)
     return Running(settings, stack, rows(PROMPTS))
