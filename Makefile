@@ -25,6 +25,8 @@ STAMP  := .venv/.ready-$(KEY)
 generated = $(BIN)/python -m omni_operator.api.crd $(1) \
   && $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files $(1) \
   && $(BIN)/python -m omni_operator.api.reference $(1)
+# Without compiled modules each process imports torch, vLLM and verl in twice the time.
+unexport PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
