@@ -92,7 +92,7 @@ def learn_the_yardsticks(_server: Any) -> None:
     from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, OmniTensorLoRARequest
     from verl_omni.workers.rollout.vllm_rollout.utils import vLLMOmniColocateWorkerExtension
 
-    def take_folder(self: Any, request: Any) -> None:
+    def take_request(self: Any, request: Any) -> None:
         self.remove_lora(request.lora_int_id)
         if not self.add_lora(request):
             raise RuntimeError("the engine did not take the adapter")
@@ -107,10 +107,10 @@ def learn_the_yardsticks(_server: Any) -> None:
             peft_config=settings, lora_tensors=load_file(Path(folder) / TENSORS),
         )  # fmt: skip
         began = time.perf_counter()
-        take_folder(self, request)
+        take_request(self, request)
         return time.perf_counter() - began
 
-    vLLMOmniColocateWorkerExtension.take_folder = take_folder
+    vLLMOmniColocateWorkerExtension.take_request = take_request
     vLLMOmniColocateWorkerExtension.swap_alone = swap_alone
 
 
@@ -160,7 +160,7 @@ class Trainer:
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
         request = LoRARequest(VLLM_LORA_NAME, VLLM_LORA_INT_ID, str(folder))
-        ray.get(self.server.collective_rpc.remote("take_folder", args=(request,)))
+        ray.get(self.server.collective_rpc.remote("take_request", args=(request,)))
         ray.get(self.server.set_global_steps.remote(next(self.versions)))
         return time.perf_counter() - began
 

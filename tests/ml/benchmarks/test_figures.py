@@ -63,7 +63,7 @@ def test_data_of_weights_have_their_sections(program: Any, tmp_path: Path) -> No
     transfer = [
         {
             "bucket_mib": bucket, "total_mib": 256, "tensor_kib": 64, **spread("share_of_memcpy", [share]),
-            **spread("gib_per_s", [2.0]), **spread("memcpy_gib_per_s", [4.0]),
+            **spread("sender_alone", [0.9]), **spread("gib_per_s", [2.0]), **spread("memcpy_gib_per_s", [4.0]),
         }
         for bucket, share in ((1, 0.5), (64, 0.7))
     ]  # fmt: skip
