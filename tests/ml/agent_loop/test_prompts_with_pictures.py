@@ -1,4 +1,4 @@
-"""Pictures of a prompt, from a row of the data set to the prompt that the engine is given."""
+"""Pictures and videos of a prompt, from a row of verl's data set to the prompt that the engine is given."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 START, END, PICTURE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 TEMPLATE = (
     "{% for message in messages %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}" + START + PICTURE + END + "{% else %}{{ part.text }}{% endif %}"
+    "{% if part.type == 'image' %}"
+    + START
+    + PICTURE
+    + END
+    + "{% elif part.type == 'video' %}"
+    + START
+    + VIDEO
+    + END
+    + "{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endfor %}"
 )
 PATCH, MERGE = 14, 2
-SIDE = 4 * PATCH  # pixels of a picture: 4 patches, of which 2 by 2 become one token
-
-
-class Dataset:
-    """Takes pictures from messages; verl's own does that with `qwen_vl_utils`."""
-
-    @classmethod
-    async def process_vision_info(cls, messages: list[dict[str, Any]], **options: Any) -> tuple[Any, None]:
-        parts = [part for message in messages for part in message["content"]]
-        return [part["image"] for part in parts if part["type"] == "image"] or None, None
+SIDE = (
+    4 * PATCH
+)  # pixels of a picture: 4 patches, of which 2 by 2 become one token; qwen_vl_utils enlarges smaller ones
 
 
 class Engine:
@@ -92,21 +93,26 @@ def server(engine: Engine) -> Any:
     return made
 
 
-def message(*parts: str | Image.Image) -> list[dict[str, Any]]:
-    content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
-    return [{"role": "user", "content": content}]
+def message(*parts: str | Image.Image | list[Image.Image]) -> list[dict[str, Any]]:
+    """A list of pictures is a video."""
+
+    def part(each: str | Image.Image | list[Image.Image]) -> dict[str, Any]:
+        if isinstance(each, str):
+            return {"type": "text", "text": each}
+        if isinstance(each, Image.Image):
+            return {"type": "image", "image": each}
+        return {"type": "video", "video": each, "min_pixels": SIDE * SIDE, "max_pixels": SIDE * SIDE}
+
+    return [{"role": "user", "content": [part(each) for each in parts]}]
 
 
 async def test_a_picture_of_a_row_is_in_the_engines_prompt_and_its_tokens_in_the_ids(
     worker: Any, batch: Any, model: Path
 ) -> None:
     engine = Engine()
-    made = worker(
-        f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=16", engine=server(engine)
-    )  # fmt: skip
+    made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
     assert type(made.processor).__name__ == "Qwen2VLProcessor"
-    made.dataset_cls = Dataset
-    red, blue = (Image.new("RGB", (SIDE, side), color) for side, color in ((SIDE, "red"), (SIDE // 2, "blue")))
+    red, blue = (Image.new("RGB", (width, SIDE), color) for width, color in ((SIDE, "red"), (2 * SIDE, "blue")))
     rows = batch(
         ["", ""], raw_prompt=[message(red, "a circle", blue), message("a circle")],
         raw_negative_prompt=[message("a square"), message("a square")],
@@ -115,19 +121,33 @@ async def test_a_picture_of_a_row_is_in_the_engines_prompt_and_its_tokens_in_the
     pictured, plain = sorted(engine.prompts, key=lambda prompt: "multi_modal_data" not in prompt)
     assert pictured["multi_modal_data"] == {"image": [red, blue]} == pictured["extra_args"]["multi_modal_data"]
     ids = made.tokenizer.convert_tokens_to_ids
-    assert pictured["prompt_token_ids"].count(ids(PICTURE)) == 4 + 2, "a token for each 2 by 2 patches"
+    assert pictured["prompt_token_ids"].count(ids(PICTURE)) == 4 + 8, "a token for each 2 by 2 patches"
     assert pictured["prompt_token_ids"].count(ids(START)) == 2
     words = made.tokenizer("a circle")["input_ids"]
     assert plain["prompt_token_ids"] == words and not {"multi_modal_data", "extra_args"} & plain.keys()
-    assert output.batch["attention_mask"].sum(1).tolist() == [6 + 2 * 2 + len(words), len(words)]
+    assert output.batch["attention_mask"].sum(1).tolist() == [12 + 2 * 2 + len(words), len(words)]
     assert output.non_tensor_batch["raw_prompt"][0][0]["content"][0]["image"] is red
+
+
+async def test_a_video_of_a_row_is_in_the_engines_prompt_and_its_tokens_in_the_ids(
+    worker: Any, batch: Any, model: Path
+) -> None:
+    engine = Engine()
+    made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
+    frames = [Image.new("RGB", (SIDE, SIDE), (shade, 0, 0)) for shade in (0, 80, 160, 240)]
+    await made.generate_sequences(batch([""], raw_prompt=[message(frames, "a circle")]))
+    (asked,) = engine.prompts
+    ((video, metadata),) = asked["multi_modal_data"]["video"]
+    assert asked["multi_modal_data"].keys() == {"video"} and metadata["total_num_frames"] == 4
+    assert video.shape == (4, 3, SIDE, SIDE) and video[:, 0].flatten(1).mean(1).tolist() == [0, 80, 160, 240]
+    ids = made.tokenizer.convert_tokens_to_ids
+    assert asked["prompt_token_ids"].count(ids(VIDEO)) == 2 * 4, "one for each 2 by 2 patches of 2 frames"
 
 
 async def test_a_picture_of_too_many_tokens_is_refused(worker: Any, batch: Any, model: Path) -> None:
     from verl_omni.agent_loop.fanout import SampleFailed
 
     made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=16", engine=server(Engine()))
-    made.dataset_cls = Dataset
     large = message(Image.new("RGB", (4 * SIDE, 4 * SIDE), "red"))
     with pytest.raises(SampleFailed, match="ValueError: Multimodal prompt produced 68 tokens, exceeding"):
         await made.generate_sequences(batch([""], raw_prompt=[large]))

@@ -85,3 +85,26 @@ def test_a_pipeline_without_a_layer_for_an_adapter_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"^No supported LoRA modules found in the diffusion pipeline\.$"):
         manager._load_adapter(request)
+
+
+def test_verls_requests_for_language_models_are_loaded_too() -> None:
+    from verl.utils.vllm import TensorLoRARequest
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+
+    from verl_omni.utils.vllm_omni.utils import VLLMOmniHijack
+
+    VLLMOmniHijack.hijack()
+    manager: Any = object.__new__(LRUCacheWorkerLoRAManager)
+    manager._adapter_manager = SimpleNamespace(
+        supported_lora_modules=["q_proj"], packed_modules_mapping={}, model=object()
+    )
+    manager.lora_config = LoRAConfig(max_lora_rank=8, lora_dtype=torch.float32)
+    manager._lora_model_cls, manager.vocab_size = LoRAModel, 10
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{module}.lora_A.weight": torch.ones(4, 6), f"{module}.lora_B.weight": torch.ones(5, 4)}
+    config = {**CONFIG, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    request = TensorLoRARequest("7", 7, "nowhere", peft_config=config, lora_tensors=tensors)
+    (found,) = manager._load_adapter(request).loras.values()
+    assert found.lora_a.shape == (4, 6) and found.lora_b.shape == (5, 4)

@@ -60,7 +60,7 @@ def _one_pattern(endings: list[str]) -> str:
 
 
 class VLLMOmniHijack:
-    """Lets `DiffusionLoRAManager` load tensor requests for any pipeline.
+    """Lets `DiffusionLoRAManager` load tensor requests for any pipeline, and vLLM's own manager those of verl.
 
     A pipeline may have its say, in either of two methods:
         `map_lora_update_to_engine(tensors, peft_config) -> (tensors, peft_config)` renames;
@@ -79,8 +79,10 @@ class VLLMOmniHijack:
         if VLLMOmniHijack._patched:
             return
         require("vllm-omni", TESTED, "VLLMOmniHijack")
+        from verl.utils.vllm import VLLMHijack
         from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
 
+        VLLMHijack.hijack()  # an extension of a language model's workers may count on it
         upstream = DiffusionLoRAManager._load_adapter
 
         def load(self: Any, lora_request: Any) -> tuple[Any, Any]:
