@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
@@ -18,7 +19,16 @@ import ray  # noqa: E402
 assert not possible()
 
 
+def drawn() -> set[str]:
+    """Ids of Ray's own, of this thread and of one that is new."""
+    with ThreadPoolExecutor(1) as pool:
+        return {ray.ObjectID.from_random().hex(), pool.submit(ray.ObjectID.from_random).result().hex()}
+
+
 class Probe:
+    def drawn(self) -> set[str]:
+        return drawn()
+
     def about(self) -> tuple[int, str | None, bool]:
         return os.getpid(), os.environ.get("MARK"), "verl" in sys.modules
 
@@ -30,6 +40,8 @@ assert (mark, other_mark) == ("one", "two")
 assert ready, "a fork has what its parent had imported"
 assert pid != other
 assert psutil.Process(pid).ppid() == cluster._server
+ids = [drawn(), *ray.get([one.drawn.remote(), two.drawn.remote()], timeout=60)]
+assert len(set.union(*ids)) == 6, "Ray gives no two things one id"
 
 ray.kill(one)
 psutil.Process(pid).wait(30)

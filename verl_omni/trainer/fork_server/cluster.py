@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,9 @@ class ForkingCluster:
         found = self._found(head_options)
         # Ray's library reads both when it is loaded, for good; so what needs Ray is imported after this.
         os.environ["RAY_JOB_ID"], os.environ["RAY_RAYLET_PID"] = JOB_ID, str(found["raylet_pid"])
-        for name in (*WORKERS_NEED, *needed):
-            importlib.import_module(name)
+        with _rays_chance_untouched():
+            for name in (*WORKERS_NEED, *needed):
+                importlib.import_module(name)
         name = self._fork_server()
         import ray
 
@@ -133,6 +134,28 @@ class ForkingCluster:
         except subprocess.TimeoutExpired:
             self._head.kill()
             self._head.wait()
+
+
+@contextlib.contextmanager
+def _rays_chance_untouched() -> Iterator[None]:
+    """Have no random number drawn by Ray's library, which seeds itself when it draws the first.
+
+    Forks of a process where it has would all draw the same ids. Two workers that start at once then make an object
+    of the same id, and one of them ends on a failed check (WarmupStore in plasma_store_provider.cc). `@ray.remote` on
+    a class draws one.
+    """
+    import ray.actor
+
+    class Drawn(ray.ActorClassID):  # type: ignore[misc]
+        @classmethod
+        def from_random(cls) -> Any:
+            return ray.ActorClassID(os.urandom(cls.size()))
+
+    ray.actor.ActorClassID = Drawn
+    try:
+        yield
+    finally:
+        ray.actor.ActorClassID = ray.ActorClassID
 
 
 def _head(options: dict[str, Any]) -> subprocess.Popen[str]:
