@@ -17,12 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import tqdm
 from measured import ROOT
-
-# A process with a second thread cannot fork Ray's workers, which would then import everything while others are
-# measured; saving a model shows a bar, which starts one.
-tqdm.tqdm.monitor_interval = 0
 
 MODEL = ROOT / "examples" / "shapes-sd3"
 STEPS = 4  # of denoising: enough to be the engine's work, few enough to repeat it often

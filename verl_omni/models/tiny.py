@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import tqdm
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLQwenImage,
@@ -27,6 +28,9 @@ WORDS = tuple(
 TEXT_LENGTH, WIDTH, HIDDEN, LATENT_CHANNELS = 16, 32, 32, 16
 # A random decoder draws nearly grey; this much more contrast gives rewards something to measure.
 CONTRAST = 8.0
+# Saving a model shows a bar, and a bar's monitor is a thread: a process with a second one cannot fork Ray's workers
+# (docs/adr/0007), as a program that makes a model and then trains on it would.
+tqdm.tqdm.monitor_interval = 0
 
 
 def make_tiny_sd3(path: Path, seed: int = 0) -> None:

@@ -67,7 +67,7 @@ def encoded(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
-def decoded(content: bytes | bytearray | memoryview) -> Message:
+def decoded(content: bytes | bytearray) -> Message:
     """The message that bytes are.
 
     Raises:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import tqdm
 
 from tests.ml.engine.played import DEADLINE, PROMPTS, RANK, SCORER, Leftovers, Replica, TwoReplicas, replicas_of
 from verl_omni.weight_sync import names, transfer
@@ -24,12 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files = sorted({item.path.name for item in items if item.get_closest_marker("engine")})
     if len(files) > 1:
         raise pytest.UsageError(f"each file on the engine needs a pytest of its own (`make test`): {', '.join(files)}")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_thread_of_progress_bars() -> None:
-    """A process with a second thread cannot fork Ray's workers; saving a model shows a bar, which starts one."""
-    tqdm.tqdm.monitor_interval = 0
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -54,6 +54,21 @@ def beside(work: Callable[[], Any]) -> Iterator[None]:
     assert not thread.is_alive(), "the other end hangs"
 
 
+@contextmanager
+def received(handle: str, consume: Callable[[Any], None], deadline: float = 20.0) -> Iterator[list[Any]]:
+    """A receiver meanwhile; afterwards the list holds what it returned or raised."""
+    found: list[Any] = []
+
+    def receiving() -> None:
+        try:
+            found.append(transfer.receive(consume, handle=handle, device=CPU, deadline=deadline))
+        except Exception as error:
+            found.append(error)
+
+    with beside(receiving):
+        yield found
+
+
 def both(
     handle: str,
     weights: Any,
@@ -64,15 +79,7 @@ def both(
     stop: transfer.Stop | None = None,
 ) -> tuple[Any, Any]:
     """Run sender and receiver; what each returned or raised."""
-    found: list[Any] = [None]
-
-    def receiving() -> None:
-        try:
-            found[0] = transfer.receive(consume, handle=handle, device=CPU, deadline=deadline)
-        except Exception as error:
-            found[0] = error
-
-    with beside(receiving):
+    with received(handle, consume, deadline) as found:
         try:
             sent: Any = transfer.send(
                 weights, handle=handle, bucket_bytes=bucket, device=None, deadline=deadline, stop=stop
@@ -304,15 +311,7 @@ def test_other_bytes_than_were_sent_are_noticed(handle: str, monkeypatch: pytest
     [(Answer(), "Answer"), (Begin(16), "no buffer"), (BucketMessage({"t": Entry((1,), "float31", 0, 0)}), "float31")],
 )
 def test_a_message_that_means_nothing_to_the_receiver_is_refused(handle: str, message: Any, said: str) -> None:
-    found: list[Any] = []
-
-    def receiving() -> None:
-        try:
-            transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=20)
-        except Exception as error:
-            found.append(error)
-
-    with beside(receiving), transfer.Channel(handle, 20.0, owner=True) as channel:
+    with received(handle, lambda bucket: None) as found, transfer.Channel(handle, 20.0, owner=True) as channel:
         channel.send(message)
         assert said in channel.receive().failed
     assert isinstance(found[0], IncompleteUpdate)
