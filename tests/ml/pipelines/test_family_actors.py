@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model: Any = SimpleNamespace(
         path=str(folder), architecture=architecture, lora_rank=4, lora_alpha=8,
         target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",),
+        fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",), attn_backend="native",
     )  # fmt: skip
     return family.folder, folder, DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=2), 1)
 
@@ -56,3 +57,31 @@ def test_diffusers_loads_the_adapter_whole(made: tuple[str, Path, DiffusionActor
     trained = {name: tensor for name, tensor in actor.module.named_parameters() if "lora_" in name}
     assert trained.keys() == {name for name in loaded if "lora_" in name}
     assert all(torch.equal(loaded[name], tensor) for name, tensor in trained.items())
+
+
+@pytest.fixture
+def math(made: tuple[str, Path, DiffusionActor]) -> Iterator[str]:
+    """A kernel that every machine has; afterwards diffusers computes as before."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+
+    active, _ = _AttentionBackendRegistry.get_active_backend()
+    yield "_native_math"
+    made[2].module.reset_attention_backend()
+    _AttentionBackendRegistry.set_active_backend(active)
+
+
+def test_attention_takes_the_kernel_that_is_named(
+    made: tuple[str, Path, DiffusionActor], math: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _, actor = made
+    build.attend_with(actor.module, math)
+    taken = {getattr(each, "_attention_backend", None) for each in actor.module.attn_processors.values()}
+    assert taken == ({None} if folder == "sd3" else {math})
+    assert caplog.text.count("changes nothing: SD3Transformer2DModel has torch's own") == (folder == "sd3")
+
+
+def test_a_kernel_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    MAKERS["wan"](tmp_path)
+    model: Any = SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="_native_npu")
+    with pytest.raises(ImportError, match=r"model\.attn_backend='_native_npu' cannot be used: .*install `torch_npu`"):
+        build.transformer(model, dtype=torch.float32, seed=0)

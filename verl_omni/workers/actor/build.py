@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 ADAPTER = "default"
 
+_log = logging.getLogger(__name__)
+
 
 def transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
     """The transformer in `dtype`, with a fresh LoRA adapter when `model.lora_rank` is positive.
@@ -20,10 +23,13 @@ def transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
 
     Raises:
         ValueError: LoRA is asked for without `target_modules`, or they match nothing.
+        ImportError: what `model.attn_backend` needs is not installed.
     """
     from diffusers import AutoModel
 
     made: nn.Module = AutoModel.from_pretrained(str(Path(model.path)), subfolder="transformer", torch_dtype=dtype)
+    if model.attn_backend != "native":  # which diffusers takes by itself
+        attend_with(made, model.attn_backend)
     if model.lora_rank <= 0:
         made.requires_grad_(True)
         return made
@@ -44,6 +50,21 @@ def transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         made.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
     return made
+
+
+def attend_with(module: Any, backend: str) -> None:
+    """Let a diffusers model compute its attention by the kernel that diffusers calls `backend`.
+
+    Raises:
+        ImportError: what it needs is not installed, or could not be fetched.
+    """
+    try:
+        module.set_attention_backend(backend)
+    except Exception as error:
+        raise ImportError(f"model.attn_backend={backend!r} cannot be used: {error}") from error
+    if not any(hasattr(each, "_attention_backend") for each in module.attn_processors.values()):
+        # As in the reference, whose recipes name one for every family.
+        _log.warning("model.attn_backend=%r changes nothing: %s has torch's own", backend, type(module).__name__)
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, prefixes: Sequence[str], *, reshard_after_forward: bool) -> None:

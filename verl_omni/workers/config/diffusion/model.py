@@ -26,6 +26,7 @@ class DiffusionModelConfig(BaseConfig):
         target_modules: names (suffixes) that LoRA wraps.
         extra_tokenizers: of the model's other text encoders, {name: {path, max_length}}; without `max_length`
             nothing is cut.
+        attn_backend: the trainer's attention kernel, by diffusers' name.
         fsdp_layer_prefixes: children sharded one by one under FSDP2.
 
     Raises:
