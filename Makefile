@@ -11,6 +11,8 @@ PYTHON := $(shell for python in python3.11 python3.12 python3; do \
 UV     := $(CACHE)/uv-0.13.8/bin/uv
 BIN    := .venv/bin
 KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
+# Not as `$(MAKE)` in a recipe: `make -n` would run that line, the tests and all.
+AGAIN  := $(MAKE) --no-print-directory
 # Each in a process of its own: what has loaded Ray once cannot fork its workers (docs/adr/0007).
 ENGINE := $(wildcard tests/ml/engine/test_*.py)
 FAST   := not engine and not slow and not gpu and not npu and not cluster and not bare
@@ -61,11 +63,11 @@ test: static ## every check and every test that this machine can run, on the rea
 	@echo "building what clusters need, beside the tests (log: .venv/programs.log)"
 	@PYTHONPATH=. setsid nice -n 19 $(BIN)/python -u -m e2e.programs >.venv/programs.log 2>&1 & builds=$$!; \
 	  trap 'kill -- -$$builds 2>/dev/null || true' EXIT; \
-	  $(MAKE) --no-print-directory test-training; \
+	  $(AGAIN) test-training; \
 	  echo "what clusters need"; tail -n +1 -f --pid=$$builds .venv/programs.log; wait $$builds
 	@echo "on a Kubernetes control plane"
 	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m 'cluster and not bare' --durations=8 e2e tests
-	@$(MAKE) --no-print-directory test-cluster
+	@$(AGAIN) test-cluster
 
 test-training: setup # the tests that need no Kubernetes
 	@echo "fast tests"
@@ -91,7 +93,7 @@ test-npu: setup ## the suite for a machine with an Ascend device (not run there 
 
 # Side by side: the fast tests begin with half a minute of imports.
 check: setup ## format, lint, types, walls, locks, fast tests: before every commit
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target static test-fast
+	@$(AGAIN) --jobs=2 --output-sync=target static test-fast
 
 static: setup ## format, lint, types, walls, locks
 	@echo "format and lint" && $(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
