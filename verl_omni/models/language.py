@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl_omni.models import text
+from verl_omni.models.saving import save
 from verl_omni.models.tiny import WIDTH, WORDS
 
 
@@ -28,5 +29,5 @@ def make_tiny_qwen2(path: Path, seed: int = 0) -> None:
         model = Qwen2ForCausalLM(config)
     generator = torch.Generator().manual_seed(seed + 1)
     model.get_input_embeddings().weight.normal_(0, 1, generator=generator)
-    model.eval().save_pretrained(path)
+    save(model.eval(), path)
     tokenizer.save_pretrained(path)

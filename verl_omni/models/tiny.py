@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import tqdm
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLQwenImage,
@@ -20,6 +19,7 @@ from diffusers import (
 )
 
 from verl_omni.models import text
+from verl_omni.models.saving import save
 
 WORDS = tuple(
     "a above and below black blue bright cat circle dark dog green house left of on orange photo purple red "  # noqa: SIM905
@@ -28,9 +28,6 @@ WORDS = tuple(
 TEXT_LENGTH, WIDTH, HIDDEN, LATENT_CHANNELS = 16, 32, 32, 16
 # A random decoder draws nearly grey; this much more contrast gives rewards something to measure.
 CONTRAST = 8.0
-# Saving a model shows a bar, and a bar's monitor is a thread: a process with a second one cannot fork Ray's workers
-# (docs/adr/0007), as a program that makes a model and then trains on it would.
-tqdm.tqdm.monitor_interval = 0
 
 
 def make_tiny_sd3(path: Path, seed: int = 0) -> None:
@@ -52,7 +49,7 @@ def make_tiny_sd3(path: Path, seed: int = 0) -> None:
         )  # fmt: skip
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
-    StableDiffusion3Pipeline(
+    pipeline = StableDiffusion3Pipeline(
         transformer=transformer.eval(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
         vae=vae.eval(),
@@ -62,7 +59,8 @@ def make_tiny_sd3(path: Path, seed: int = 0) -> None:
         tokenizer_2=text.clip_tokenizer(WORDS, TEXT_LENGTH),
         text_encoder_3=text.t5_encoder(t5, 2 * WIDTH, seed=seed + 3),
         tokenizer_3=t5,
-    ).save_pretrained(path)
+    )
+    save(pipeline, path)
 
 
 def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
@@ -82,13 +80,14 @@ def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
     tokenizer = text.qwen_tokenizer(WORDS)
-    QwenImagePipeline(
+    pipeline = QwenImagePipeline(
         transformer=transformer.eval(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
         vae=vae.eval(),
         text_encoder=text.qwen_encoder(tokenizer, WIDTH, seed=seed + 1),
         tokenizer=tokenizer,
-    ).save_pretrained(path)
+    )
+    save(pipeline, path)
 
 
 def make_tiny_wan(path: Path, seed: int = 0) -> None:
@@ -107,13 +106,14 @@ def make_tiny_wan(path: Path, seed: int = 0) -> None:
         )  # fmt: skip
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
-    WanPipeline(
+    pipeline = WanPipeline(
         transformer=transformer.eval(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
         vae=vae.eval(),
         text_encoder=text.umt5_encoder(tokenizer, WIDTH, seed=seed + 1),
         tokenizer=tokenizer,
-    ).save_pretrained(path)
+    )
+    save(pipeline, path)
 
 
 MAKERS = {"qwen_image": make_tiny_qwen_image, "sd3": make_tiny_sd3, "wan": make_tiny_wan}

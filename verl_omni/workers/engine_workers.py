@@ -43,7 +43,9 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         began = time.perf_counter()
         rollout = omega_conf_to_dataclass(self.config.rollout)
         model = omega_conf_to_dataclass(self.config.model)
-        self.actor = DiffusionActor(model, omega_conf_to_dataclass(self.config.actor), rollout.n, mesh=self._mesh())
+        self.actor = DiffusionActor(
+            model, omega_conf_to_dataclass(self.config.actor), rollout.n, mesh=self._mesh(), device=_device()
+        )
         loaded = time.perf_counter()
         self.rollout = get_rollout_class(rollout.name, rollout.mode)(
             config=rollout, model_config=model, device_mesh=None
@@ -134,3 +136,11 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
     def process_id(self) -> int:
         """For tests that count what is left."""
         return os.getpid()
+
+
+def _device() -> torch.device:
+    """The accelerator of this process, or the host where there is none."""
+    from verl.utils.device import get_device_id, get_device_name
+
+    name = get_device_name()
+    return torch.device(name) if name == "cpu" else torch.device(name, get_device_id())

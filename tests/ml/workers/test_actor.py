@@ -31,14 +31,15 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make(folder: Path, *, rank: int = 4, mesh: Any = None, **changes: Any) -> DiffusionActor:
+def make(folder: Path, *, rank: int = 4, mesh: Any = None, device: Any = None, **changes: Any) -> DiffusionActor:
     model: Any = SimpleNamespace(
         path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
         target_modules=TARGETS, exclude_modules=None, lora_init_weights="gaussian",
         fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
     )  # fmt: skip
     optim = DiffusionOptimizerConfig(lr=1e-2)
-    return DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=2, optim=optim, **changes), 2, mesh=mesh)
+    config = DiffusionActorConfig(ppo_mini_batch_size=2, optim=optim, **changes)
+    return DiffusionActor(model, config, 2, mesh=mesh, device=device)
 
 
 def batch(actor: DiffusionActor | None = None, rows: int = 4, steps: int = 2) -> dict[str, torch.Tensor]:

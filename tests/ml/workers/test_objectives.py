@@ -38,7 +38,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(
-    folder: Path, *, rank: int = 4, adapters: tuple[str, ...] = ("default",), mesh: Any = None, **changes: Any
+    folder: Path,
+    *,
+    rank: int = 4,
+    adapters: tuple[str, ...] = ("default",),
+    mesh: Any = None,
+    device: Any = None,
+    **changes: Any,
 ) -> DiffusionActor:
     model: Any = SimpleNamespace(
         path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
@@ -47,7 +53,7 @@ def make(
         attn_backend="native",
     )  # fmt: skip
     config = DiffusionActorConfig(ppo_mini_batch_size=2, optim=DiffusionOptimizerConfig(lr=1e-2), **changes)
-    return DiffusionActor(model, config, 2, mesh=mesh)
+    return DiffusionActor(model, config, 2, mesh=mesh, device=device)
 
 
 def adapter(actor: DiffusionActor) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from verl_omni.algos import agreement
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor import build, export, optim, state
 from verl_omni.workers.actor.objectives import GRPOObjective, Objective, objective_of
+from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig, FlowGRPOLossConfig
 
@@ -28,6 +29,7 @@ class DiffusionActor:
     Args:
         rollout_n: samples a prompt; a mini-batch is what `ppo_mini_batch_size` prompts make, over all ranks.
         mesh: shard over it with FSDP2; None for one process.
+        device: where the policy is trained, the mesh's own if there is one; None for the host.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class DiffusionActor:
         self.mini_batch = actor.ppo_mini_batch_size * per_prompt // self.ranks
         if self.mini_batch <= 0:
             raise ValueError(f"{actor.ppo_mini_batch_size} x {per_prompt} rows do not reach {self.ranks} ranks")
-        self.module = build.transformer(model, dtype=getattr(torch, actor.dtype), seed=actor.seed).to(self.device)
+        self.module = build.transformer(model, dtype=getattr(torch, actor.dtype), seed=actor.seed)
         self.module.eval()
-        if mesh is not None:
+        if mesh is None:
+            self.module.to(self.device)
+        else:  # takes it to the device layer by layer: as a whole it might not fit
             build.shard(
                 self.module, mesh, model.fsdp_layer_prefixes,
                 reshard_after_forward=actor.fsdp_config.reshard_after_forward,
@@ -61,6 +65,8 @@ class DiffusionActor:
         self.optimizer = optim.optimizer(self.trained, actor.optim)
         self.scheduler = optim.scheduler(self.optimizer, actor.optim)
         self.generator = torch.Generator().manual_seed(actor.seed)
+        self.offload = Offload(self.policy, self.optimizer, self.device, actor.fsdp_config)
+        self.offload.rest()
 
     # --- update -----------------------------------------------------------------------------------------
 
@@ -78,19 +84,21 @@ class DiffusionActor:
             FloatingPointError: the gradient is not finite; the weights are as they were before that step.
             LogProbMismatch: engine and trainer disagree about likelihoods; nothing was updated.
         """
-        objective = objective_of(self.policy, self.config, request)
-        rows = _size(batch)
         totals: dict[str, list[float]] = {}
-        for _ in range(self.config.ppo_epochs):
-            order = torch.randperm(rows, generator=self.generator) if self.config.shuffle else torch.arange(rows)
-            for chosen in order.split(self.mini_batch):
-                prepared = objective.prepared(_rows(batch, chosen))
-                for name, value in self._optimizer_step(prepared, objective).items():
-                    totals.setdefault(name, []).append(value)
-        objective.finished()
+        with self.offload.loaded(states=True):
+            objective = objective_of(self.policy, self.config, request)
+            for _ in range(self.config.ppo_epochs):
+                for chosen in self._order(_size(batch)).split(self.mini_batch):
+                    prepared = objective.prepared(_rows(batch, chosen))
+                    for name, value in self._optimizer_step(prepared, objective).items():
+                        totals.setdefault(name, []).append(value)
+            objective.finished()
         return {
             name: max(values) if name.endswith("_max") else sum(values) / len(values) for name, values in totals.items()
         }
+
+    def _order(self, rows: int) -> Tensor:
+        return torch.randperm(rows, generator=self.generator) if self.config.shuffle else torch.arange(rows)
 
     def _optimizer_step(self, batch: Batch, objective: Objective) -> dict[str, float]:
         rows, passes = _size(batch), objective.passes(batch)
@@ -102,7 +110,7 @@ class DiffusionActor:
         loss = 0.0
         measured: dict[str, list[Tensor]] = {}
         for chosen in learning.split(micro):
-            part = _rows(batch, chosen)
+            part = _rows(batch, chosen, self.device)
             for place in range(passes):
                 term, found = objective.term(part, place)
                 # The sum over all micro-batches and terms is the mean over the mini-batch.
@@ -140,9 +148,10 @@ class DiffusionActor:
         density = GRPOObjective(self.policy, FlowGRPOLossConfig(), kl_loss_coef=None, **sampler).density
         rows, steps = batch["rollout_log_probs"].shape
         parts = []
-        for chosen in torch.arange(rows).split(self.config.ppo_micro_batch_size_per_gpu or rows):
-            part = _rows(batch, chosen)
-            parts.append(torch.stack([density(part, step)[2] for step in range(steps)], dim=1))
+        with self.offload.loaded():
+            for chosen in torch.arange(rows).split(self.config.ppo_micro_batch_size_per_gpu or rows):
+                part = _rows(batch, chosen, self.device)
+                parts.append(torch.stack([density(part, step)[2] for step in range(steps)], dim=1).cpu())
         return torch.cat(parts)
 
     # --- what leaves and enters ---------------------------------------------------------------------------
@@ -158,9 +167,14 @@ class DiffusionActor:
         Raises:
             ValueError: there is no old policy.
         """
-        if which == "default":
-            return export.weights(self.module, kind)
-        return export.weights(self.module, kind, instead=self.policy.require_old().values)
+        if which == "old":
+            self.policy.require_old()
+        return self._weights(kind, which)
+
+    def _weights(self, kind: Literal["lora", "full"], which: Literal["default", "old"]) -> Iterator[tuple[str, Tensor]]:
+        with self.offload.loaded():
+            instead = self.policy.require_old().values if which == "old" else None
+            yield from export.weights(self.module, kind, instead=instead)
 
     def peft_config(self) -> dict[str, Any] | None:
         """The adapter's `PeftConfig` as plain data, or None for full weights."""
@@ -168,21 +182,24 @@ class DiffusionActor:
 
     def save(self, folder: Path) -> None:
         """Write model, optimiser, schedule and generator, so that `load` continues bit-exactly."""
-        state.save(self, folder)
+        with self.offload.loaded(states=True):
+            state.save(self, folder)
 
     def load(self, folder: Path) -> None:
         """Read back what `save` wrote."""
-        state.load(self, folder)
+        with self.offload.loaded(states=True):
+            state.load(self, folder)
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter as `load_lora_weights` of diffusers' pipelines reads it; nothing for full weights."""
         if self.model_config.lora_rank > 0:
-            export.save_adapter(self.module, folder, write=self.mesh is None or self.mesh.get_rank() == 0)
+            with self.offload.loaded():
+                export.save_adapter(self.module, folder, write=self.mesh is None or self.mesh.get_rank() == 0)
 
 
 def _size(batch: Batch) -> int:
     return len(next(iter(batch.values())))
 
 
-def _rows(batch: Batch, chosen: Tensor) -> Batch:
-    return {name: tensor[chosen] for name, tensor in batch.items()}
+def _rows(batch: Batch, chosen: Tensor, device: torch.device | None = None) -> Batch:
+    return {name: tensor[chosen].to(device) for name, tensor in batch.items()}

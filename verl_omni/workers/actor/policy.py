@@ -47,6 +47,12 @@ class Policy:
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.old = OldPolicy(self.trained) if keeps_old else None
 
+    def move(self, device: torch.device) -> None:
+        """Take the model, and what it is compared with, to a device. Parameters stay the objects that they are."""
+        self.module.to(device)
+        if self.old is not None:
+            self.old.values = {name: value.to(device) for name, value in self.old.values.items()}
+
     def velocity(self, part: Batch, x: Tensor, timestep: Tensor, guidance_scale: float) -> Tensor:
         """What the model predicts for latents `x` [B, ...] at `timestep` [B], float32 of the same shape."""
         return self.adapter.velocity(self.module, part, x, timestep, guidance_scale)

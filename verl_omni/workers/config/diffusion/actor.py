@@ -103,7 +103,13 @@ class DiffusionOptimizerConfig(BaseConfig):
 
 @dataclass
 class DiffusionFSDPConfig(BaseConfig):
-    """FSDP2 (`fully_shard`); used when the actor has more than one process."""
+    """How weights lie in the devices' memory; a host without any ignores it.
+
+    Attributes:
+        reshard_after_forward: of FSDP2 (`fully_shard`), which an actor of several processes is sharded by.
+        param_offload: weights are on the host while nobody trains, so that the engine has the device's memory.
+        optimizer_offload: the optimizer's states too.
+    """
 
     reshard_after_forward: bool = True
     param_offload: bool = False

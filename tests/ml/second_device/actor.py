@@ -1,0 +1,161 @@
+"""The actor on a device that is not the host: run by `test_on_a_device.py`, in a process of its own.
+
+What is asserted of the second device holds for any: its tensors and the host's are nowhere mixed, what is computed is
+what the host computes, and what should rest on the host does.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ml.second_device import device
+from tests.ml.workers import test_actor as grpo
+from tests.ml.workers import test_objectives as others
+from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.pipelines.registry import FAMILIES, training_adapter
+from verl_omni.workers.actor import DiffusionActor, build
+from verl_omni.workers.config import DiffusionFSDPConfig
+
+HOST = torch.device("cpu")
+OFFLOADED = DiffusionFSDPConfig(param_offload=True, optimizer_offload=True)
+Updates = Callable[[DiffusionActor], list[dict[str, float]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_sd3(made)
+    return made
+
+
+def by_grpo(actor: DiffusionActor) -> list[dict[str, float]]:
+    data = grpo.batch(actor)
+    return [actor.update(data, **grpo.SAMPLER) for _ in range(3)]
+
+
+ALGORITHMS: dict[str, tuple[Any, dict[str, Any], Updates]] = {
+    "flow_grpo": (grpo.make, {"shuffle": True, "ppo_micro_batch_size_per_gpu": 2}, by_grpo),
+    "flow_grpo with a KL": (grpo.make, {"use_kl_loss": True, "kl_loss_coef": 1.0}, by_grpo),
+    "flow_grpo of all weights": (grpo.make, {"rank": 0}, by_grpo),
+    "diffusion_nft": (
+        others.make, {"adapters": others.BOTH, "diffusion_loss": others.NFT},
+        lambda actor: [actor.update(others.judged(), step=step) for step in (1, 2, 3)],
+    ),
+    "diffusion_dpo": (
+        others.make, {"diffusion_loss": others.DPO},
+        lambda actor: [actor.update(others.compared()) for _ in range(3)],
+    ),
+}  # fmt: skip
+
+
+def published(actor: DiffusionActor) -> dict[str, torch.Tensor]:
+    """What the engine would be sent."""
+    kind: Any = "lora" if actor.model_config.lora_rank else "full"
+    sent = actor.weights(kind, "old" if actor.policy.old is not None else "default")
+    return {name: tensor.detach().cpu().clone() for name, tensor in sent}
+
+
+def test_what_is_of_both_is_refused(second: torch.device) -> None:
+    """Or the tests below would show nothing."""
+    with pytest.raises(RuntimeError, match="to be on the same device"):
+        torch.ones(2, device=second) + torch.ones(2)
+    with pytest.raises(RuntimeError, match="to be on the same device"):
+        torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2, device=second))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_device_learns_what_the_host_learns(second: torch.device, folder: Path, algorithm: str) -> None:
+    make, settings, updates = ALGORITHMS[algorithm]
+    host, there = make(folder, **settings), make(folder, device=second, **settings)
+    assert {parameter.device for parameter in there.module.parameters()} == {second}
+    for found, expected in zip(updates(there), updates(host), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    here = published(host)
+    assert all(torch.allclose(tensor, here[name], atol=1e-4) for name, tensor in published(there).items())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_rests_on_the_host_changes_nothing(second: torch.device, folder: Path, algorithm: str) -> None:
+    make, settings, updates = ALGORITHMS[algorithm]
+    gc.collect()
+    before = device.allocated()
+    resting = make(folder, device=second, fsdp_config=OFFLOADED, **settings)
+    assert device.allocated() == before
+    found = updates(resting)
+    gc.collect()
+    assert device.allocated() == before, "an update leaves nothing on the device"
+    staying = make(folder, device=second, **settings)
+    assert found == updates(staying)
+    assert device.allocated() > before
+    there = published(staying)
+    assert all(torch.equal(tensor, there[name]) for name, tensor in published(resting).items())
+
+
+def test_either_may_rest_alone(second: torch.device, folder: Path) -> None:
+    weights = grpo.make(folder, device=second, fsdp_config=DiffusionFSDPConfig(param_offload=True))
+    states = grpo.make(folder, device=second, fsdp_config=DiffusionFSDPConfig(optimizer_offload=True))
+    for actor in (weights, states):
+        by_grpo(actor)
+    where = [
+        {tensor.device for tensor in actor.module.parameters()} | {"states"}
+        | {value.device for state in actor.optimizer.state.values() for value in state.values() if value.ndim}
+        for actor in (weights, states)
+    ]  # fmt: skip
+    assert where == [{HOST, "states", second}, {second, "states", HOST}]
+
+
+@pytest.mark.parametrize("settings", [{}, {"fsdp_config": OFFLOADED}], ids=["stays", "rests"])
+def test_a_checkpoint_goes_on_bit_exactly(
+    second: torch.device, folder: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    one = grpo.make(folder, device=second, **settings)
+    data = grpo.batch(one)
+    one.update(data, **grpo.SAMPLER)
+    one.save(tmp_path / "state")
+    one.save_adapter(tmp_path / "lora")
+    assert (tmp_path / "lora" / "pytorch_lora_weights.safetensors").is_file()
+    expected = [one.update(data, **grpo.SAMPLER) for _ in range(2)]
+    two = grpo.make(folder, device=second, **settings)
+    two.load(tmp_path / "state")
+    assert [two.update(data, **grpo.SAMPLER) for _ in range(2)] == expected
+
+
+CONDITIONS = {
+    "StableDiffusion3Pipeline": ((16, 8, 8), {"prompt_embeds": (8, 64), "pooled_prompt_embeds": (64,)}),
+    "QwenImagePipeline": ((16, 16), {"prompt_embeds": (8, 32)}),
+    "WanPipeline": ((4, 1, 8, 8), {"prompt_embeds": (8, 32)}),
+}
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, architecture: str) -> None:
+    from types import SimpleNamespace
+
+    from verl_omni.models.tiny import MAKERS
+
+    MAKERS[FAMILIES[architecture].folder](tmp_path)
+    shape, conditions = CONDITIONS[architecture]
+    generator = torch.Generator().manual_seed(0)
+    rows = {
+        f"{negative}{name}": torch.randn(2, *of, generator=generator)
+        for negative in ("", "negative_") for name, of in conditions.items()
+    }  # fmt: skip
+    rows |= {f"{name}_mask": torch.ones(2, 8) for name in rows if name.endswith("prompt_embeds")}
+    rows |= {"img_shapes": torch.tensor([[1, 4, 4]] * 2)}
+    x, timestep = torch.randn(2, *shape, generator=generator), torch.full((2,), 500.0)
+    module = build.transformer(
+        SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="native"), dtype=torch.float32, seed=0
+    )
+    velocity = training_adapter(architecture).velocity
+    with torch.no_grad():
+        expected = velocity(module, rows, x, timestep, 3.0)
+        there = {name: tensor.to(second) for name, tensor in rows.items()}
+        found = velocity(module.to(second), there, x.to(second), timestep.to(second), 3.0)
+    assert found.device == second
+    assert torch.allclose(found.cpu(), expected, atol=1e-4)

@@ -1,0 +1,11 @@
+"""`second`: the device beside the host."""
+
+import pytest
+import torch
+
+from tests.ml.second_device import device
+
+
+@pytest.fixture(scope="session")
+def second() -> torch.device:
+    return device.load()

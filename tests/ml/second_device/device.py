@@ -1,0 +1,51 @@
+"""A device beside the host, for tests: an NVIDIA one if `SECOND_DEVICE=cuda`, or else `second_device.cpp`.
+
+That one is no accelerator. It is built once for each torch, which knows it as `second`.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("second_device.cpp")
+
+
+def load() -> torch.device:
+    """Build it if need be, and make it known to torch in this process, for which it stays so."""
+    if _cuda():
+        return torch.device("cuda", 0)
+    from torch.utils import cpp_extension
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omni-operator"
+    folder = cache / f"second-device-{torch.__version__}"
+    folder.mkdir(parents=True, exist_ok=True)
+    cpp_extension.load(
+        "second_device", [str(SOURCE)], build_directory=str(folder), is_python_module=False,
+        extra_cflags=["-O0", "-std=c++20"],
+    )  # fmt: skip
+    torch.utils.rename_privateuse1_backend("second")
+    module = types.ModuleType("second")
+    module.empty_cache = lambda: None  # type: ignore[attr-defined]
+    module.is_available = lambda: False  # type: ignore[attr-defined]  # of what torch.accelerator can do, nothing
+    module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
+    module.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
+    torch._register_device_module("second", module)
+    # A parameter that goes to another device stays the same object, as it does with CUDA, whose tensors torch takes for
+    # the same kind as the host's.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    return torch.device("second", 0)
+
+
+def allocated() -> int:
+    """Bytes of its memory that are in use."""
+    if _cuda():
+        return torch.cuda.memory_allocated()
+    return torch.ops.second_device.allocated()
+
+
+def _cuda() -> bool:
+    return os.environ.get("SECOND_DEVICE") == "cuda"

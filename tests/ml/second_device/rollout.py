@@ -1,0 +1,46 @@
+"""What of the rollout computes on a device: run by `test_on_a_device.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from verl_omni.pipelines.recording import Window, denoise
+from verl_omni.weight_sync.digest import mixed_sum
+from verl_omni.weight_sync.errors import IncompleteUpdate
+from verl_omni.weight_sync.staging import Staging
+
+
+@pytest.mark.parametrize("kind", ["sde", "cps", "dance_sde"])
+def test_a_sampler_draws_there_what_it_draws_on_the_host(second: torch.device, kind: str) -> None:
+    sigmas = torch.linspace(1, 0, 6)
+    start = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    windows = [Window(0, 5, 0.7, kind), Window(1, 2, 0.7, kind), None]
+    found = {}
+    for where in (torch.device("cpu"), second):
+        chances = [torch.Generator().manual_seed(row) for row in range(3)]
+        found[where.type] = denoise(
+            lambda x, t: 0.5 * x + t / 1000, start.to(where), (sigmas[:-1] * 1000).to(where), sigmas, windows, chances
+        )
+    (here, recorded_here), (there, recorded_there) = found["cpu"], found[second.type]
+    assert there.device == second and torch.allclose(there.cpu(), here, atol=1e-5)
+    for row, (one, other) in enumerate(zip(recorded_there, recorded_here, strict=True)):
+        if windows[row] is None:
+            assert one is other is None
+            continue
+        assert one is not None and other is not None
+        for name in ("latents", "timesteps", "sigmas", "log_probs"):
+            assert torch.allclose(getattr(one, name).cpu(), getattr(other, name), atol=1e-5), name
+
+
+def test_weights_are_summed_where_they_lie(second: torch.device) -> None:
+    flat = torch.randint(256, (1003,), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    assert mixed_sum(flat.to(second)) == mixed_sum(flat)
+
+
+def test_weights_are_staged_where_they_arrive(second: torch.device) -> None:
+    staging = Staging()
+    staging.add([("whole", torch.ones(3, device=second))])
+    assert staging.tensors["whole"].device == second
+    with pytest.raises(IncompleteUpdate, match="not finite"):
+        staging.add([("broken", torch.tensor([1.0, float("nan")]).to(second))])

@@ -1,0 +1,37 @@
+"""What runs on a device: `second_device`, in a process of its own, because torch does not forget such a device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            "second",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler (Debian: apt-get install g++)"),
+            ],
+        ),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_what_runs_on_a_device_does_as_on_the_host(kind: str) -> None:
+    checks = [str(ROOT / "tests" / "ml" / "second_device" / name) for name in ("rollout.py", "actor.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", *checks]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "SECOND_DEVICE": kind}, capture_output=True, text=True, timeout=550,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout

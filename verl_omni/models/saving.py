@@ -1,0 +1,18 @@
+"""Write a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tqdm
+
+
+def save(made: Any, path: Path) -> None:
+    """Write a model, or a pipeline, in its library's layout.
+
+    That shows a bar, whose monitor is a thread, and a process with a second thread cannot fork Ray's workers
+    (docs/adr/0007), as a program that makes a model and then trains on it would. So bars have no monitor from here on.
+    """
+    tqdm.tqdm.monitor_interval = 0
+    made.save_pretrained(path)
