@@ -7,6 +7,8 @@ from typing import Literal
 
 from verl.base_config import BaseConfig
 
+STRATEGIES = ("fsdp", "fsdp2")
+
 
 @dataclass
 class FlowGRPOLossConfig(BaseConfig):
@@ -128,6 +130,10 @@ class DiffusionActorConfig(BaseConfig):
         grad_clip: largest gradient norm.
         use_kl_loss, kl_loss_coef: KL to the base model (adapter switched off); of Flow-GRPO alone.
         dtype: parameters' dtype.
+        strategy: how several processes share it; `fsdp` too means FSDP2.
+
+    Raises:
+        ValueError: `strategy` is another.
     """
 
     strategy: str = "fsdp2"
@@ -143,3 +149,7 @@ class DiffusionActorConfig(BaseConfig):
     diffusion_loss: DiffusionLossConfig = field(default_factory=FlowGRPOLossConfig)
     optim: DiffusionOptimizerConfig = field(default_factory=DiffusionOptimizerConfig)
     fsdp_config: DiffusionFSDPConfig = field(default_factory=DiffusionFSDPConfig)
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"Unknown strategy: {self.strategy!r}; one of {STRATEGIES}, which both mean FSDP2")
