@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol, assert_never
@@ -182,7 +182,7 @@ class Reconciler:
         visit = await self._write(key, body, terms, status, derived, memory, now)
         wakes = [decision.wake, visit.wake, memory.refused_until if refusal else None]
         wakes.append(now + SOON if conflict else None)
-        wakes.append(self._stall(terms, decision, derived, after, context))
+        wakes.extend(self._silences(terms, decision, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else visit.result
         return Visit(wake=min((at for at in wakes if at), default=None), result=result)
 
@@ -209,15 +209,19 @@ class Reconciler:
         rayjob = next(body for body in attempt_objects(job, attempt, self.settings) if kind_of(body) == RAYJOBS)
         return str(rayjob["metadata"]["annotations"][RENDERED_ANNOTATION])
 
-    def _stall(
+    def _silences(
         self, terms: Terms, decision: Decision, status: Status, seen: Observed, context: Context
-    ) -> datetime | None:
-        """When silence turns into a stall, which no event tells."""
-        found = status.condition("ProgressStalled")
-        if not isinstance(decision.situation, Active) or found is None or found.status != "False":
-            return None
-        heard = heard_of(terms, status, seen.report_of(status.attempts), context)
-        return heard.at + heard.silence if heard.at else None
+    ) -> Iterator[datetime]:
+        """When silence turns into a stall, or weights are too old, which no event tells."""
+        if not isinstance(decision.situation, Active):
+            return
+        report = seen.report_of(status.attempts)
+        stalled = status.condition("ProgressStalled")
+        heard = heard_of(terms, status, report, context)
+        if heard.at and stalled and stalled.status == "False":
+            yield heard.at + heard.silence
+        if report and report.synced_at and status.is_true("WeightsInSync"):
+            yield report.synced_at + heard.max_age
 
     async def _perform(self, step: Step, key: Key, job: DiffusionRLJob | None, terms: Terms) -> None:
         """Carry out one step, and remember at once what the API server answered."""

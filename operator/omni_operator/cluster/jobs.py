@@ -54,6 +54,7 @@ def terms(body: Body, spec: Spec) -> Terms:
         workers=spec.trainer.replicas,
         total_steps=spec.trainer.total_steps,
         max_lag=spec.rollout.staleness.max_versions,
+        max_age=timedelta(seconds=spec.rollout.staleness.max_seconds),
     )
 
 

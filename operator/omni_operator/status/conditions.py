@@ -46,11 +46,13 @@ class Heard:
     Attributes:
         at: None: never in this attempt.
         max_lag: versions that an engine may be behind.
+        max_age: how long ago weights may have been sent.
     """
 
     at: datetime | None
     silence: timedelta
     max_lag: int = 1
+    max_age: timedelta = timedelta.max
 
 
 Table = Mapping[str, Said]
@@ -135,7 +137,7 @@ def _active(
         trouble or _serving(seen, attempt),
         Said("Unknown", "Running", (report.phase if report else None) or ""),
         updated=updated,
-        weights=_weights(report, heard),
+        weights=_weights(report, heard, now),
         stalled=_stalled(heard, now),
     )
 
@@ -151,7 +153,7 @@ def _serving(seen: Observed, attempt: int) -> Said:
     return Said("False", "PodsNotReady", f"head {head}, workers {ready}/{desired}")
 
 
-def _weights(report: Report | None, heard: Heard) -> Said:
+def _weights(report: Report | None, heard: Heard, now: datetime) -> Said:
     if report is None or report.version is None:
         return Said("Unknown", "NoReports", "the trainer has not reported a weight version")
     if report.min_version is None:
@@ -159,6 +161,8 @@ def _weights(report: Report | None, heard: Heard) -> Said:
     lag = report.version - report.min_version
     if lag > heard.max_lag:
         return Said("False", "ReplicaBehind", f"an engine is at {report.min_version}, the trainer at {report.version}")
+    if report.synced_at and now - report.synced_at >= heard.max_age:
+        return Said("False", "WeightsOld", f"weights were last sent at {stamp(report.synced_at)}")
     return Said("True", "InSync")
 
 

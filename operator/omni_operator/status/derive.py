@@ -87,7 +87,7 @@ def heard_of(terms: Terms, status: Status, report: Report | None, context: Conte
     # While no process of ours listened, silence says nothing; what was found to be silent before stays so.
     if at and not status.is_true("ProgressStalled"):
         at = max(at, context.listening)
-    return Heard(at, silence, terms.max_lag)
+    return Heard(at, silence, terms.max_lag, terms.max_age)
 
 
 def _finished(terms: Terms, seen: Observed, previous: Status) -> Status:

@@ -77,6 +77,10 @@ def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[E
             return [Event("Warning", EventReason.PROGRESS_STALLED, new.message, key)]
         case "ProgressStalled", "False" if before[0] == "True":
             return [Event("Normal", EventReason.PROGRESS_RESUMED, "the trainer reports again", key)]
+        case "WeightsInSync", "False":
+            return [Event("Warning", EventReason.WEIGHTS_BEHIND, new.message, key)]
+        case "WeightsInSync", "True" if before[0] == "False":
+            return [Event("Normal", EventReason.WEIGHTS_IN_SYNC, "every engine has the trainer's weights", key)]
         case "Ready", "True" if before[0] != "True":
             return [Event("Normal", EventReason.RUNNING, f"attempt {attempt}", key)]
         case "Ready", "False" if new.reason in _TROUBLES:

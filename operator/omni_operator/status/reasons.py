@@ -66,4 +66,6 @@ class EventReason(str, Enum):
     IMAGE_PULL_BACKOFF = "ImagePullBackOff"
     PROGRESS_STALLED = "ProgressStalled"
     PROGRESS_RESUMED = "ProgressResumed"
+    WEIGHTS_BEHIND = "WeightsBehind"
+    WEIGHTS_IN_SYNC = "WeightsInSync"
     CHECKPOINT_SAVED = "CheckpointSaved"

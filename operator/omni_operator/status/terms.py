@@ -27,6 +27,7 @@ class Terms:
         devices: accelerators that a running attempt holds.
         workers: pods besides the head.
         max_lag: versions that an engine may be behind the trainer.
+        max_age: how long ago the engines' weights may have been sent.
         retain: `cleanupPolicy: Retain`: what an attempt leaves is kept for inspection.
     """
 
@@ -49,6 +50,7 @@ class Terms:
     workers: int = 1
     total_steps: int | None = None
     max_lag: int = 1
+    max_age: timedelta = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

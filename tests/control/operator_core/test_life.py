@@ -293,6 +293,28 @@ async def test_engines_that_are_behind_are_a_condition(world: Any) -> None:
     await world.settle()
     assert world.condition("WeightsInSync").reason == "ReplicaBehind"
     assert world.status().weights.lag == 5
+    assert "WeightsBehind" in world.told()
+    world.report(step=10, **{"weights/version": 10, "weights/min_replica_version": 9})
+    await world.settle()
+    assert world.condition("WeightsInSync").status == "True", "one version behind is what the job allows"
+    assert world.told().count("WeightsInSync") == 1
+
+
+async def test_engines_whose_weights_are_old_are_a_condition(world: Any) -> None:
+    await running(world, rollout={"replicas": 2, "staleness": {"maxSeconds": 300}})
+    synced = {"weights/version": 4, "weights/min_replica_version": 4, "timing_s/sync": 0.2}
+    world.report(step=4, **synced)
+    await world.after(299)
+    assert world.condition("WeightsInSync").status == "True"
+    await world.after(2)
+    assert world.condition("WeightsInSync").reason == "WeightsOld"
+    world.report("heartbeat")
+    await world.settle()
+    assert world.condition("WeightsInSync").reason == "WeightsOld", "that a trainer lives makes no weights new"
+    world.report(step=5, **{**synced, "weights/version": 5, "weights/min_replica_version": 5})
+    await world.settle()
+    assert world.condition("WeightsInSync").reason == "InSync"
+    assert {"WeightsBehind", "WeightsInSync"} <= set(world.told())
 
 
 async def test_a_stale_attempts_report_changes_nothing(world: Any) -> None:
