@@ -110,6 +110,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
             # Gathering a sharded weight is a collective: where this rank gives up, the others still wait for it.
             if self.world_size > 1:
                 await asyncio.to_thread(collections.deque, weights, 0)
+            weights.close()  # or they would be off to the host whenever it is forgotten, in the middle of an update
         if sleeping:
             await self.rollout.resume(tags=["kv_cache"])
         return answer  # type: ignore[no-any-return]

@@ -97,6 +97,17 @@ def test_what_rests_on_the_host_changes_nothing(second: torch.device, folder: Pa
     assert all(torch.equal(tensor, there[name]) for name, tensor in published(resting).items())
 
 
+def test_weights_of_which_not_all_are_taken_rest_again(second: torch.device, folder: Path) -> None:
+    gc.collect()
+    before = device.allocated()
+    sent = grpo.make(folder, device=second, fsdp_config=OFFLOADED).weights("lora")
+    _, taken = next(sent)
+    assert taken.device == second and device.allocated() > before
+    del taken
+    sent.close()
+    assert device.allocated() == before
+
+
 def test_either_may_rest_alone(second: torch.device, folder: Path) -> None:
     weights = grpo.make(folder, device=second, fsdp_config=DiffusionFSDPConfig(param_offload=True))
     states = grpo.make(folder, device=second, fsdp_config=DiffusionFSDPConfig(optimizer_offload=True))

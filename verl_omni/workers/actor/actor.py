@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,7 +158,7 @@ class DiffusionActor:
 
     def weights(
         self, kind: Literal["lora", "full"], which: Literal["default", "old"] = "default"
-    ) -> Iterator[tuple[str, Tensor]]:
+    ) -> Generator[tuple[str, Tensor]]:
         """(name, whole tensor) of the adapter, or of all weights, named `transformer.<path>…`.
 
         Args:
@@ -171,7 +171,9 @@ class DiffusionActor:
             self.policy.require_old()
         return self._weights(kind, which)
 
-    def _weights(self, kind: Literal["lora", "full"], which: Literal["default", "old"]) -> Iterator[tuple[str, Tensor]]:
+    def _weights(
+        self, kind: Literal["lora", "full"], which: Literal["default", "old"]
+    ) -> Generator[tuple[str, Tensor]]:
         with self.offload.loaded():
             instead = self.policy.require_old().values if which == "old" else None
             yield from export.weights(self.module, kind, instead=instead)
