@@ -288,8 +288,8 @@ def _start_actors(config: DictConfig, say: Say, cluster: Cluster) -> Stack:
     )
     with ThreadPoolExecutor(2, thread_name_prefix="startup") as threads:
         servers_up = threads.submit(LLMServerManager.create, config, worker_group=workers)
-        workers.init_model()
-        say("waiting for the rollout engine")
+        (device,) = set(workers.init_model())
+        say(f"waiting for the rollout engine; the policy is trained on {device} x {workers.world_size}")
         servers = servers_up.result()
     say("starting the agent loop")
     client = servers.get_client(client_cls=DiffusionLLMServerClient)

@@ -34,24 +34,22 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         self._syncs = itertools.count()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def init_model(self) -> dict[str, float]:
-        """Load the model and the weight sender. Returns seconds spent in each."""
+    def init_model(self) -> str:
+        """Load the model and the weight sender. Returns the kind of device that trains: `cuda`, `npu` or `cpu`."""
         from verl.workers.rollout.base import get_rollout_class
 
         from verl_omni.workers.actor import DiffusionActor
 
-        began = time.perf_counter()
         rollout = omega_conf_to_dataclass(self.config.rollout)
         model = omega_conf_to_dataclass(self.config.model)
         self.actor = DiffusionActor(
             model, omega_conf_to_dataclass(self.config.actor), rollout.n, mesh=self._mesh(), device=_device()
         )
-        loaded = time.perf_counter()
         self.rollout = get_rollout_class(rollout.name, rollout.mode)(
             config=rollout, model_config=model, device_mesh=None
         )
         self.rollout_config = rollout
-        return {"actor": loaded - began, "rollout": time.perf_counter() - loaded}
+        return self.actor.device.type
 
     def _mesh(self) -> Any:
         """A device mesh when there are several ranks; a single process needs no process group."""

@@ -70,13 +70,14 @@ def test_the_main_job_runs_on_the_device(tmp_path: Path, lora: bool) -> None:
     if not lora:
         del spec["model"]["lora"]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    subprocess.run(
+    done = subprocess.run(
         [
             str(Path(sys.executable).with_name("drl")), "run", str(tmp_path / "job.yaml"), "--runs", str(tmp_path),
             "--plain", "--steps", "3",
         ],
-        timeout=800, check=True,
+        timeout=800, check=True, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
+    assert "the policy is trained on cuda" in done.stdout
     lines: list[dict[str, Any]] = [
         json.loads(line) for line in (tmp_path / "red-grpo" / "metrics.jsonl").read_text().splitlines()
     ]
