@@ -289,7 +289,7 @@ def _start_actors(config: DictConfig, say: Say, cluster: Cluster) -> Stack:
     with ThreadPoolExecutor(2, thread_name_prefix="startup") as threads:
         servers_up = threads.submit(LLMServerManager.create, config, worker_group=workers)
         (device,) = set(workers.init_model())
-        say(f"waiting for the rollout engine; the policy is trained on {device} x {workers.world_size}")
+        say(f"waiting for the rollout engine; the policy is trained on {workers.world_size} x {device}")
         servers = servers_up.result()
     say("starting the agent loop")
     client = servers.get_client(client_cls=DiffusionLLMServerClient)

@@ -114,6 +114,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(tmp_path_factory.mktemp("unbroken"))
     code, said = run.end()
     assert code == 0, said
+    assert "the policy is trained on 1 x cpu" in said
     return run
 
 

@@ -77,7 +77,7 @@ def test_the_main_job_runs_on_the_device(tmp_path: Path, lora: bool) -> None:
         ],
         timeout=800, check=True, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert "the policy is trained on cuda" in done.stdout
+    assert "the policy is trained on 1 x cuda" in done.stdout
     lines: list[dict[str, Any]] = [
         json.loads(line) for line in (tmp_path / "red-grpo" / "metrics.jsonl").read_text().splitlines()
     ]
