@@ -64,7 +64,10 @@ class Lines(Display):
 
 
 class Bar(Display):
-    """A status line and a bar that stay at the bottom; evaluations and notes scroll above them."""
+    """What takes the time, the last step's numbers and a bar, which stay at the bottom; other lines scroll above them.
+
+    In a line with the numbers, a bar of a terminal of 80 columns would have no room for the count of steps.
+    """
 
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
@@ -72,13 +75,14 @@ class Bar(Display):
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[left]}"),
             TimeElapsedColumn(),
             console=console,
             expand=True,
         )
-        self._task = self._progress.add_task(name, total=None, numbers="")
+        self._task = self._progress.add_task(name, total=None, left="")
         self._spinner = Spinner("dots", text=Text(Known().phase))
+        self._numbers: list[Text] = []
         self._live = Live(self._layout(), console=console, refresh_per_second=4, transient=False)
 
     @override
@@ -90,7 +94,7 @@ class Bar(Display):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.update(self._progress, refresh=True)
+        self._live.update(Group(*self._numbers, self._progress), refresh=True)
         self._live.stop()
 
     @override
@@ -101,13 +105,16 @@ class Bar(Display):
     def event(self, event: Mapping[str, Any], known: Known) -> None:
         self._spinner.update(text=Text(self._status(known)))
         self._progress.update(
-            self._task, total=known.total, completed=known.step, numbers=self._numbers(known), refresh=False
+            self._task, total=known.total, completed=known.step, left=self._left(known), refresh=False
         )
+        if known.last is not None:
+            self._numbers = [Text(self._figures(known.last), no_wrap=True, overflow="ellipsis")]
+            self._live.update(self._layout())
         if text := progress.announcement(event):
             self.note(text)
 
     def _layout(self) -> Group:
-        return Group(self._spinner, self._progress)
+        return Group(self._spinner, *self._numbers, self._progress)
 
     @staticmethod
     def _status(known: Known) -> str:
@@ -121,16 +128,16 @@ class Bar(Display):
         return f"step {known.step}: " + ", ".join(times)
 
     @staticmethod
-    def _numbers(known: Known) -> str:
-        last = known.last
-        if last is None:
-            return ""
+    def _figures(last: Mapping[str, Any]) -> str:
         parts = [progress.reward(last), f"weights v{last.get('weights/version', '?')}"]
         if (speed := last.get("images_per_s")) is not None:
             parts.insert(1, f"{progress.number(speed)} images/s")
-        if last.get("eta_s") is not None:
-            parts.append(f"ETA {progress.duration(last['eta_s'])}")
         return "  ".join(parts)
+
+    @staticmethod
+    def _left(known: Known) -> str:
+        eta = known.last.get("eta_s") if known.last is not None else None
+        return f"ETA {progress.duration(eta)}" if eta is not None else ""
 
 
 def display(name: str, console: Console, *, plain: bool) -> Display:

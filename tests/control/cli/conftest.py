@@ -52,8 +52,8 @@ def write_job(tmp_path: Path) -> Callable[..., Path]:
 def start(tmp_path: Path) -> Start:
     """Start `drl` with arguments, in `tmp_path`."""
 
-    def begin(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": str(OPERATOR), "COLUMNS": "200"}
+    def begin(*arguments: str | Path, columns: int = 200, **options: object) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": str(OPERATOR), "COLUMNS": str(columns)}
         environment.pop("OMP_NUM_THREADS", None)
         merged: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
         command = [sys.executable, "-m", "omni_operator.cli", *map(str, arguments)]

@@ -228,7 +228,7 @@ def test_a_reader_that_goes_away_does_not_leave_the_run_behind(
 
 def test_a_terminal_gets_a_bar(write_job: WriteJob, start: Start) -> None:
     ours, theirs = pty.openpty()
-    process = start("run", write_job(), stdout=theirs, stderr=theirs)
+    process = start("run", write_job(), columns=70, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
     try:
@@ -241,7 +241,8 @@ def test_a_terminal_gets_a_bar(write_job: WriteJob, start: Start) -> None:
     text = shown.decode()
     assert process.returncode == 0
     assert "3/3" in text
-    assert "reward 0.430 ± 0.210  9.12 images/s  weights v3  ETA 0s" in text
+    assert "reward 0.430 ± 0.210  9.12 images/s  weights v3" in text
+    assert "ETA 0s" in text and "…" not in text, "70 columns have room for all"
     assert "held-out reward 0.595" in text
 
 
