@@ -5,7 +5,9 @@ That one is no accelerator. It is built once for each torch, which knows it as `
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 import types
 from pathlib import Path
 
@@ -18,15 +20,7 @@ def load() -> torch.device:
     """Build it if need be, and make it known to torch in this process, for which it stays so."""
     if _cuda():
         return torch.device("cuda", 0)
-    from torch.utils import cpp_extension
-
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omni-operator"
-    folder = cache / f"second-device-{torch.__version__}"
-    folder.mkdir(parents=True, exist_ok=True)
-    cpp_extension.load(
-        "second_device", [str(SOURCE)], build_directory=str(folder), is_python_module=False,
-        extra_cflags=["-O0", "-std=c++20"],
-    )  # fmt: skip
+    _load_library()
     torch.utils.rename_privateuse1_backend("second")
     module = types.ModuleType("second")
     module.empty_cache = lambda: None  # type: ignore[attr-defined]
@@ -38,6 +32,25 @@ def load() -> torch.device:
     # the same kind as the host's.
     torch.__future__.set_swap_module_params_on_conversion(True)
     return torch.device("second", 0)
+
+
+def _load_library() -> None:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omni-operator"
+    key = f"{torch.__version__}-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}"
+    library = cache / f"second-device-{key}.so"
+    if library.is_file():
+        torch.ops.load_library(library)
+        return
+    from torch.utils import cpp_extension
+
+    cache.mkdir(parents=True, exist_ok=True)
+    # Not built in its place: whoever ends a build leaves a lock, for which the next one would wait.
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        cpp_extension.load(
+            "second_device", [str(SOURCE)], build_directory=folder, is_python_module=False,
+            extra_cflags=["-O0", "-std=c++20"],
+        )  # fmt: skip
+        (Path(folder) / "second_device.so").replace(library)
 
 
 def allocated() -> int:
