@@ -53,6 +53,7 @@ class Outgoing:
     def close(self) -> None:
         """Remove the buffer; safe to repeat."""
         self.tensor = torch.empty(0, dtype=torch.uint8)
+        release(self.device)
         if self._segment is not None:
             segment, self._segment = self._segment, None
             segment.unlink()
@@ -78,6 +79,15 @@ def settle(device: torch.device | None) -> None:
     """Wait for copies that the device still has to do: the other end will read or overwrite the buffer next."""
     if device is not None and device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def release(device: torch.device | None) -> None:
+    """Give back what device IPC keeps for later: a buffer that nobody has any more, and its count in shared memory."""
+    if device is not None and device.type != "cpu":
+        module = torch.get_device_module(device)
+        if hasattr(module, "ipc_collect"):  # not every version of torch_npu has it
+            module.ipc_collect()
+        module.empty_cache()
 
 
 def _free_shared_memory() -> int:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from verl_omni.weight_sync.buffers import SEGMENT_PREFIX, Outgoing, opened, settle
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX, Outgoing, opened, release, settle
 from verl_omni.weight_sync.channel import Channel, Listener, Stop
 from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerFailed, PeerGone, text
 from verl_omni.weight_sync.messages import Abandon, Answer, Begin, BucketMessage, Entry, Message
@@ -85,6 +85,7 @@ def receive(consume: Callable[[Bucket], None], *, handle: str, device: torch.dev
     with Channel(handle, deadline, owner=False) as channel:
         try:
             names = _take_buckets(channel, consume, device)
+            release(device)
             # The last word only after the buffer is dropped: the sender frees it the moment it hears this.
             if not channel.send(Answer()):
                 _next(channel)  # the sender left before

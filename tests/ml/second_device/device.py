@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+given_back: list[str] = []  # what the stand-in's module was asked to give back
 SOURCE = Path(__file__).with_name("second_device.cpp")
 
 
@@ -23,7 +24,8 @@ def load() -> torch.device:
     _load_library()
     torch.utils.rename_privateuse1_backend("second")
     module = types.ModuleType("second")
-    module.empty_cache = lambda: None  # type: ignore[attr-defined]
+    module.empty_cache = lambda: given_back.append("cache")  # type: ignore[attr-defined]
+    module.ipc_collect = lambda: given_back.append("ipc")  # type: ignore[attr-defined]
     module.is_available = lambda: False  # type: ignore[attr-defined]  # of what torch.accelerator can do, nothing
     module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
     module.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.ml.second_device.device import given_back
 from verl_omni.pipelines.recording import Window, denoise
+from verl_omni.weight_sync.buffers import Outgoing
 from verl_omni.weight_sync.digest import mixed_sum
 from verl_omni.weight_sync.errors import IncompleteUpdate
 from verl_omni.weight_sync.staging import Staging
@@ -44,3 +46,12 @@ def test_weights_are_staged_where_they_arrive(second: torch.device) -> None:
     assert staging.tensors["whole"].device == second
     with pytest.raises(IncompleteUpdate, match="not finite"):
         staging.add([("broken", torch.tensor([1.0, float("nan")]).to(second))])
+
+
+def test_a_buffer_that_is_closed_is_given_back(second: torch.device) -> None:
+    given_back.clear()
+    buffer = Outgoing(second)
+    buffer.tensor = torch.empty(16, dtype=torch.uint8, device=second)
+    buffer.close()
+    assert buffer.tensor.numel() == 0
+    assert second.type == "cuda" or given_back == ["ipc", "cache"]
