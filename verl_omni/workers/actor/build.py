@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 ADAPTER = "default"
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
@@ -64,7 +64,7 @@ def attend_with(module: Any, backend: str) -> None:
         raise ImportError(f"model.attn_backend={backend!r} cannot be used: {error}") from error
     if not any(hasattr(each, "_attention_backend") for each in module.attn_processors.values()):
         # As in the reference, whose recipes name one for every family.
-        _log.warning("model.attn_backend=%r changes nothing: %s has torch's own", backend, type(module).__name__)
+        logger.warning("model.attn_backend=%r changes nothing: %s has torch's own", backend, type(module).__name__)
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, prefixes: Sequence[str], *, reshard_after_forward: bool) -> None:
