@@ -32,9 +32,10 @@ ROOT = Path(__file__).parents[2]
 def test_what_runs_on_a_device_does_as_on_the_host(kind: str) -> None:
     checks = [str(ROOT / "tests" / "ml" / "second_device" / name) for name in ("rollout.py", "actor.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", *checks]
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja is installed beside Python
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "SECOND_DEVICE": kind}, capture_output=True, text=True, timeout=550,
-        check=False,
+        command, cwd=ROOT, env={**os.environ, "SECOND_DEVICE": kind, "PATH": tools}, capture_output=True, text=True,
+        timeout=550, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout
