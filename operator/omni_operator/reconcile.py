@@ -15,10 +15,10 @@ from typing import Any, Protocol, assert_never
 
 from pydantic import ValidationError
 
-from omni_operator.api.explain import dotted, problems
 from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.names import FINALIZER, MANAGER, RENDERED_ANNOTATION
 from omni_operator.api.status import Status
+from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.errors import (
     ClusterError,
     Conflict,
@@ -144,7 +144,7 @@ class Reconciler:
         if job.spec.managed_by != "diffusionrl.io/operator":
             return Visit()
         if (impossible := refusals(job, self.settings)) and not body["metadata"].get("deletionTimestamp"):
-            text = "; ".join(f"{dotted(violation.at)}: {violation.text}" for violation in impossible)
+            text = "; ".join(f"{format_path(violation.at)}: {violation.text}" for violation in impossible)
             return await self._without_spec(key, body, status, text, now)
         return await self._pass(key, body, job, terms_of(body, job.spec), status, now)
 
@@ -374,4 +374,4 @@ def _refusal(error: ClusterError) -> Refusal:
 
 def _words(error: ValidationError) -> str:
     """What is wrong with a spec: each problem with the field that it is about."""
-    return "; ".join(text for _, text in problems(error, DiffusionRLJob))
+    return "; ".join(text for _, text in describe_errors(error, DiffusionRLJob))

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from omni_operator import plan
 from omni_operator.api import load_job
-from omni_operator.cli.cluster_options import read_settings
 from omni_operator.cli.main import app
+from omni_operator.cli.options import read_settings
 
 HERE = Path(__file__).parent
 CASES = sorted(path.parent for path in HERE.glob("*/job.yaml"))

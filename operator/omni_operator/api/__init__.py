@@ -1,7 +1,7 @@
 """What users write and read: the v1alpha1 models."""
 
 from .job import API_VERSION, KIND, DiffusionRLJob, Metadata, Spec
-from .load import JobError, LoadedJob, Problem, load_job, read_job
+from .job_loader import JobError, LoadedJob, Problem, load_job, read_job
 
 __all__ = [
     "API_VERSION",

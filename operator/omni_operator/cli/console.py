@@ -8,7 +8,7 @@ from typing import NoReturn
 import typer
 
 from omni_operator.api import JobError, LoadedJob, load_job
-from omni_operator.api.document import Problem
+from omni_operator.api.yaml_document import Problem
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 

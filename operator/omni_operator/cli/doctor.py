@@ -10,7 +10,8 @@ from typing import Literal
 import typer
 
 from . import console, machine
-from .machine import INSTALL, Machine
+from .machine import Machine
+from .training_stack import INSTALL
 
 GIB = 1024**3
 PYTHONS = ((3, 11), (3, 12))

@@ -8,13 +8,10 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-DISTRIBUTION = "omni-operator"
-INSTALL = "pip install 'omni-operator[train]' (in a clone: make setup)"
-STACK = ("torch", "ray", "verl", "vllm", "vllm-omni", "diffusers", "transformers", "peft")
-_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)")
+from .training_stack import STACK, installed_version, pinned
+
 _NO_LIMIT = 1 << 60
 
 
@@ -60,9 +57,9 @@ def look(folder: Path) -> Machine:
         disk_free=shutil.disk_usage(_existing(folder)).free,
         compiler=shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
         devices=devices(),
-        installed={name: installed(name) for name in STACK},
+        installed={name: installed_version(name) for name in STACK},
         pinned=pinned(),
-        reference=installed("verl-omni"),
+        reference=installed_version("verl-omni"),
     )
 
 
@@ -75,28 +72,6 @@ def devices() -> tuple[Devices, ...]:
     if ascend := _device_files("davinci"):
         found.append(Devices("Ascend", ascend))
     return tuple(found)
-
-
-def installed(distribution: str) -> str | None:
-    """Version of an installed distribution."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def missing_stack() -> list[str]:
-    """Distributions that training needs and that are not installed."""
-    return [name for name in STACK if installed(name) is None]
-
-
-def pinned() -> dict[str, str]:
-    """Versions that this distribution was tested with."""
-    try:
-        wanted = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:
-        return {}  # run from a source tree that is not installed
-    return {match[1]: match[2] for line in wanted if (match := _PIN.match(line))}
 
 
 def _device_files(prefix: str) -> int:

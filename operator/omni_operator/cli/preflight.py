@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.document import Document, Problem
-from omni_operator.api.document import Path as Field
 from omni_operator.api.training import ENTRYPOINT
+from omni_operator.api.yaml_document import Document, Problem
+from omni_operator.api.yaml_document import Path as Field
 from omni_operator.plan.overrides import PYTHONS
 
-from .machine import INSTALL, Devices
+from .machine import Devices
+from .training_stack import INSTALL
 
 
 def problems(

@@ -12,7 +12,7 @@ from omni_operator import plan
 from omni_operator.api import LoadedJob
 
 from . import console
-from .cluster_options import Cluster, Image, Settings, must_be_possible, settings_of
+from .options import Cluster, Image, Settings, must_be_possible, settings_of
 
 JobFile = Annotated[Path, typer.Argument(help="A file with a DiffusionRLJob.", metavar="JOB.yaml")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.", metavar="DIR")]

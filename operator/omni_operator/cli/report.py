@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import console, run_folder, stack
+from . import console, run_folder, training_stack
 from .render import Runs
 
 
@@ -20,4 +20,4 @@ def report(
     if folder is None:
         known = sorted(path.parent.name for path in runs.glob(f"*/{run_folder.METRICS}"))
         console.refuse(f"no run {run!r}; runs in {runs}: {', '.join(known) or 'none'}")
-    stack.become("verl_omni.trainer.report", [str(folder)])
+    training_stack.exec_module("verl_omni.trainer.report", [str(folder)])

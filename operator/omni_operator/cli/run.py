@@ -17,11 +17,22 @@ from rich.console import Console
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 
-from . import console, log_tail, machine, outcome, preflight, processes, progress, run_folder, shared_memory, supervise
-from .display import Display, display
-from .following import Follower, Malformed
-from .progress import Known
+from . import (
+    console,
+    failure,
+    machine,
+    preflight,
+    processes,
+    results,
+    run_folder,
+    shared_memory,
+    supervisor,
+    training_stack,
+)  # fmt: skip
+from .json_lines import JsonLinesReader, MalformedLine
+from .progress_display import Display, make_display
 from .render import Assignments, JobFile, Runs
+from .run_state import RunState, apply_event
 
 LOG_BYTES = 256 * 1024  # of the log's end that is read for the reason of a failure
 
@@ -50,7 +61,7 @@ def run(
     loaded = console.loaded(job_file, changes)
     job = plan.rooted(loaded.job, str(job_file.resolve().parent))
     devices = () if job.spec.trainer.accelerator.vendor == "CPU" else machine.devices()
-    if found := tuple(preflight.problems(job, loaded.document, devices, machine.missing_stack())):
+    if found := tuple(preflight.problems(job, loaded.document, devices, training_stack.missing_stack())):
         console.refuse(console.report(found))
     place = plan.one_machine(job, str(runs.resolve()))
     folder = Path(place.run_folder)
@@ -62,7 +73,7 @@ def run(
                 return
             session = Session(job, folder, plan.command(job, place, sys.executable), patience)
             code = session.run(lock, environment(os.environ, cpu=not devices), plain=plain)
-    except run_folder.Unusable as error:
+    except run_folder.RunFolderError as error:
         console.refuse(str(error))
     if code == console.INTERRUPTED:
         console.say(f"go on with: drl run {shlex.quote(str(job_file))}")
@@ -87,40 +98,40 @@ class Session:
     folder: Path
     command: Sequence[str]
     patience: float
-    known: Known = field(default_factory=Known)
+    state: RunState = field(default_factory=RunState)
 
     def run(self, lock: int, variables: Mapping[str, str], *, plain: bool) -> int:
         """Returns the exit code of the program."""
         out = Console(file=sys.stdout, emoji=False)
         log = self.folder / run_folder.LOG
         log_start = log.stat().st_size if log.exists() else 0
-        memory, kills = shared_memory.Before.look(), machine.out_of_memory_kills()
-        follower = Follower(self.folder / run_folder.PROGRESS)
+        memory, kills = shared_memory.Snapshot.take(), machine.out_of_memory_kills()
+        reader = JsonLinesReader(self.folder / run_folder.PROGRESS)
         processes.adopt_orphans()
         try:
-            with display(self.job.metadata.name, out, plain=plain) as shown:
+            with make_display(self.job.metadata.name, out, plain=plain) as shown:
                 shown.note(f"{self.job.metadata.name}: running in {self.folder}, log in {log}")
-                ended = supervise.run(
+                ended = supervisor.run(
                     self.command, environment=variables, log=log, keep_open=[lock], patience=self.patience,
-                    look=lambda: self._look(follower, shown), stopping=lambda number: self._stopping(number, shown),
+                    look=lambda: self._look(reader, shown), stopping=lambda number: self._stopping(number, shown),
                 )  # fmt: skip
         finally:
             self._clean_up(memory)
         killed = machine.out_of_memory_kills() > kills
-        return self._conclude(ended, outcome.tail(log, log_start, LOG_BYTES), out_of_memory=killed)
+        return self._conclude(ended, failure.read_tail(log, log_start, LOG_BYTES), out_of_memory=killed)
 
-    def _look(self, follower: Follower, shown: Display) -> None:
-        for record in follower.new():
-            if isinstance(record, Malformed):
+    def _look(self, reader: JsonLinesReader, shown: Display) -> None:
+        for record in reader.read_new():
+            if isinstance(record, MalformedLine):
                 shown.note(f"unreadable line in {run_folder.PROGRESS}: {record.text[:80]!r}")
             else:
-                self.known = progress.after(self.known, record)
-                shown.event(record, self.known)
+                self.state = apply_event(self.state, record)
+                shown.event(record, self.state)
 
     def _stopping(self, number: signal.Signals, shown: Display) -> None:
         match number:
             case signal.SIGINT:
-                started = self.known.last is not None
+                started = self.state.last is not None
                 when = "after this step, with a checkpoint" if started else "once the trainer is up"
                 shown.note(f"stopping {when}; Ctrl-C again ends it at once")
             case signal.SIGTERM:
@@ -128,31 +139,31 @@ class Session:
             case _:
                 shown.note("killing it")
 
-    def _clean_up(self, memory: shared_memory.Before) -> None:
+    def _clean_up(self, memory: shared_memory.Snapshot) -> None:
         if ended := processes.end_all(min(processes.GRACE_SECONDS, self.patience)):
             console.say(f"ended what the trainer had left running: {', '.join(ended)}")
         if removed := memory.clean():
             console.say(f"removed what the trainer had left in {shared_memory.FOLDER}: {', '.join(removed)}")
 
-    def _conclude(self, ended: supervise.Ended, log: Sequence[str], *, out_of_memory: bool) -> int:
+    def _conclude(self, ended: supervisor.ChildExit, log: Sequence[str], *, out_of_memory: bool) -> int:
         if ended.code == 0:
-            console.say("\n".join(outcome.summary(self.folder)))
+            console.say("\n".join(results.summary(self.folder)))
             return console.OK
-        if outcome.was_stopped(ended.code, ended.asked):
+        if failure.was_stopped(ended.code, ended.asked):
             console.say(self._stopped())
             return console.INTERRUPTED
-        lines = [f"failed: {outcome.reason(ended.code, self.known.failure, out_of_memory=out_of_memory)}"]
-        lines += [f"  | {line}" for line in log_tail.meaningful(log)]
+        lines = [f"failed: {failure.reason(ended.code, self.state.failure, out_of_memory=out_of_memory)}"]
+        lines += [f"  | {line}" for line in failure.log_excerpt(log)]
         lines.append(f"the whole log: {self.folder / run_folder.LOG}")
         typer.echo("\n".join(lines), err=True)
         return console.FAILED
 
     def _stopped(self) -> str:
         saved = run_folder.last_checkpoint(self.folder)
-        text = f"stopped after step {self.known.step} of {self.job.spec.trainer.total_steps}; "
+        text = f"stopped after step {self.state.step} of {self.job.spec.trainer.total_steps}; "
         return text + (f"checkpoint of step {saved}" if saved is not None else "no checkpoint yet")
 
 
 def _say_finished(job: DiffusionRLJob, folder: Path) -> None:
     console.say(f"{job.metadata.name} has finished already; --fresh runs it again, more totalSteps go on")
-    console.say("\n".join(outcome.summary(folder)))
+    console.say("\n".join(results.summary(folder)))

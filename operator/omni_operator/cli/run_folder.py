@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob, JobError, load_job
-from omni_operator.api.document import Document
+from omni_operator.api.yaml_document import Document
 
-from .following import Malformed, records
+from .json_lines import MalformedLine, read_records
 from .processes import having_open
 
 JOB, OVERRIDES, LOG, PROGRESS, METRICS, REPORT = (
@@ -28,7 +28,7 @@ Render = Callable[[DiffusionRLJob], Sequence[str]]
 _CHECKPOINT = re.compile(r"^step_(\d+)$")
 
 
-class Unusable(ValueError):
+class RunFolderError(ValueError):
     """The folder cannot be used for this job; the message says what to do."""
 
 
@@ -42,7 +42,7 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Rende
         fresh: keep an earlier run of that name aside, and start from nothing.
 
     Raises:
-        Unusable: the folder holds another run, or something that is no run.
+        RunFolderError: the folder holds another run, or something that is no run.
     """
     if fresh and folder.exists():
         folder.rename(_aside(folder))
@@ -63,7 +63,7 @@ def last_checkpoint(folder: Path) -> int | None:
 
 def is_finished(folder: Path, total_steps: int) -> bool:
     """Whether the run has come to its last step, checkpoint and all."""
-    lines = [line for line in records(folder / PROGRESS) if not isinstance(line, Malformed)]
+    lines = [line for line in read_records(folder / PROGRESS) if not isinstance(line, MalformedLine)]
     ended = bool(lines) and lines[-1].get("event") == "done" and lines[-1].get("step") == total_steps
     return ended and last_checkpoint(folder) == total_steps
 
@@ -75,7 +75,7 @@ def locked(folder: Path) -> Iterator[int]:
     The lock is a file beside the folder, so that it outlives `--fresh`.
 
     Raises:
-        Unusable: a run holds it; the message names its processes.
+        RunFolderError: a run holds it; the message names its processes.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f".{folder.name}.lock")
@@ -86,7 +86,7 @@ def locked(folder: Path) -> Iterator[int]:
         except BlockingIOError as error:
             holders = [str(pid) for pid in having_open(lock) if pid != os.getpid()]
             who = f" (process {', '.join(holders)})" if holders else ""
-            raise Unusable(f"{folder}: this job is running already{who}") from error
+            raise RunFolderError(f"{folder}: this job is running already{who}") from error
         yield descriptor
     finally:
         os.close(descriptor)
@@ -97,10 +97,10 @@ def _must_match(folder: Path, job: DiffusionRLJob, render: Render) -> None:
     try:
         earlier = load_job(folder / JOB).job
     except JobError as error:
-        raise Unusable(f"{folder} holds something that is not a run of this version: {error}\n{again}") from error
+        raise RunFolderError(f"{folder} holds something that is not a run of this version: {error}\n{again}") from error
     if _computed(render(earlier)) != _computed(render(job)):
         lines = "\n".join(f"  {name}" for name in sorted(_differing(_values(earlier), _values(job))))
-        raise Unusable(f"{folder} holds a run of another job; what differs:\n{lines}\n{again}")
+        raise RunFolderError(f"{folder} holds a run of another job; what differs:\n{lines}\n{again}")
 
 
 def _write_paths(document: Document, job: DiffusionRLJob) -> None:

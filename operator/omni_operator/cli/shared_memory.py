@@ -16,13 +16,13 @@ OURS = re.compile(r"^(psm_|sem\.|torch_|plasma|verl|omni|shm_)")
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class Snapshot:
     """The files that were there before the run."""
 
     files: frozenset[tuple[str, int]]  # name and inode
 
     @classmethod
-    def look(cls, folder: Path = FOLDER) -> Before:
+    def take(cls, folder: Path = FOLDER) -> Snapshot:
         return cls(frozenset(_files(folder)))
 
     def clean(self, folder: Path = FOLDER) -> list[str]:

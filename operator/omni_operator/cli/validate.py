@@ -10,7 +10,7 @@ import typer
 from omni_operator.api import JobError, load_job
 
 from . import console
-from .cluster_options import Cluster, Image, Settings, refused, settings_of
+from .options import Cluster, Image, Settings, refused, settings_of
 
 
 def validate(

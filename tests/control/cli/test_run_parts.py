@@ -14,14 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_operator.cli import log_tail, outcome, progress
+from omni_operator.cli import failure, run_text
 from omni_operator.cli.doctor import diagnosis
-from omni_operator.cli.following import Follower, Malformed, records
-from omni_operator.cli.machine import STACK, Devices, Machine
+from omni_operator.cli.json_lines import JsonLinesReader, MalformedLine, read_records
+from omni_operator.cli.machine import Devices, Machine
 from omni_operator.cli.processes import Process, descendants
 from omni_operator.cli.run import environment
-from omni_operator.cli.shared_memory import Before
-from omni_operator.cli.supervise import Escalation
+from omni_operator.cli.run_state import RunState, apply_event
+from omni_operator.cli.shared_memory import Snapshot
+from omni_operator.cli.supervisor import StopEscalation
+from omni_operator.cli.training_stack import STACK
 
 GIB = 1024**3
 GOOD = Machine(
@@ -38,32 +40,32 @@ GOOD = Machine(
 def test_a_follower_sees_every_line_once_however_the_writes_are_cut(
     tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]], cuts: list[int]
 ) -> None:
-    path = tmp_path_factory.mktemp("follow") / "progress.jsonl"
-    follower = Follower(path)
+    path = tmp_path_factory.mktemp("follow") / "run_text.jsonl"
+    reader = JsonLinesReader(path)
     data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
     seen: list[object] = []
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     for begin, end in itertools.pairwise(edges):
         with path.open("ab") as file:
             file.write(data[begin:end])
-        seen += follower.new()
+        seen += reader.read_new()
     assert seen == lines
 
 
 def test_a_follower_begins_at_the_end_and_mends_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "progress.jsonl"
+    path = tmp_path / "run_text.jsonl"
     path.write_text('{"event": "old"}\n{"event": "cut o')
-    follower = Follower(path)
+    reader = JsonLinesReader(path)
     with path.open("a") as file:
         file.write('{"event": "new"}\n[1]\nnot json\n')
-    assert list(follower.new()) == [{"event": "new"}, Malformed("[1]"), Malformed("not json")]
-    assert list(follower.new()) == []
+    assert list(reader.read_new()) == [{"event": "new"}, MalformedLine("[1]"), MalformedLine("not json")]
+    assert list(reader.read_new()) == []
     # Whoever reads the whole file later finds the new line too, not glued to the old half.
-    assert {"event": "new"} in list(records(path))
+    assert {"event": "new"} in list(read_records(path))
 
 
-def test_what_is_known_follows_the_events() -> None:
-    known = progress.Known()
+def test_what_is_state_follows_the_events() -> None:
+    state = RunState()
     for event in (
         {"event": "start", "total_steps": 9, "resumed_from": 4},
         {"event": "phase", "text": "starting Ray"},
@@ -72,14 +74,13 @@ def test_what_is_known_follows_the_events() -> None:
         {"event": "checkpoint", "path": "/c"},
         {"event": "error", "message": "broken", "kind": "StaleSample"},
     ):
-        known = progress.after(known, event)
-    assert (known.total, known.step, known.resumed_from, known.checkpoint) == (9, 5, 4, "/c")
-    assert known.failure == "StaleSample: broken"
-    assert not known.done
+        state = apply_event(state, event)
+    assert (state.total, state.step) == (9, 5)
+    assert state.failure == "StaleSample: broken"
 
 
 def test_a_step_without_some_numbers_still_has_a_line() -> None:
-    assert progress.step_line({"step": 3, "reward/mean": None}, 10) == "step  3/10  reward not finite  weights v?"
+    assert run_text.step_line({"step": 3, "reward/mean": None}, 10) == "step  3/10  reward not finite  weights v?"
 
 
 @pytest.mark.parametrize(
@@ -91,18 +92,18 @@ def test_a_step_without_some_numbers_still_has_a_line() -> None:
     ],
 )  # fmt: skip
 def test_mean_and_spread_have_the_same_decimals(mean: float, deviation: float | None, shown: str) -> None:
-    assert progress.spread(mean, deviation) == shown
+    assert run_text.spread(mean, deviation) == shown
 
 
 @given(st.floats(0, 1e9))
 def test_durations_and_numbers_are_short(value: float) -> None:
-    assert len(progress.number(value)) <= 10
-    assert progress.duration(value)[-1] in "sm"
+    assert len(run_text.number(value)) <= 10
+    assert run_text.duration(value)[-1] in "sm"
 
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=6), st.floats(0, 20))
 def test_requests_escalate_and_a_kill_comes_once(gaps: list[float], patience: float) -> None:
-    escalation, now, sent = Escalation(patience), 0.0, []
+    escalation, now, sent = StopEscalation(patience), 0.0, []
     for gap in gaps:
         now += gap
         sent.append(escalation.request(now))
@@ -114,7 +115,7 @@ def test_requests_escalate_and_a_kill_comes_once(gaps: list[float], patience: fl
 
 
 def test_nothing_is_overdue_before_its_time() -> None:
-    escalation = Escalation(patience=10)
+    escalation = StopEscalation(patience=10)
     escalation.request(0)
     assert escalation.overdue(1e9) is None
     escalation.request(5)
@@ -127,11 +128,11 @@ def test_nothing_is_overdue_before_its_time() -> None:
     [(130, 1, True), (-2, 1, True), (1, 1, False), (1, 2, True), (-9, 1, False), (-9, 2, True), (130, 0, False)],
 )
 def test_a_failure_is_not_taken_for_a_stop(code: int, asked: int, stopped: bool) -> None:
-    assert outcome.was_stopped(code, asked) is stopped
+    assert failure.was_stopped(code, asked) is stopped
 
 
 @pytest.mark.parametrize(
-    ("code", "failure", "out_of_memory", "said"),
+    ("code", "reported", "out_of_memory", "said"),
     [
         (1, "StaleSample: 3 of 4", False, "StaleSample: 3 of 4"),
         (1, None, False, "the trainer ended with exit code 1"),
@@ -140,8 +141,8 @@ def test_a_failure_is_not_taken_for_a_stop(code: int, asked: int, stopped: bool)
         (1, "a worker died", True, "the kernel killed it for its memory; a worker died"),
     ],
 )
-def test_the_reason_of_a_failure(code: int, failure: str | None, out_of_memory: bool, said: str) -> None:
-    assert outcome.reason(code, failure, out_of_memory=out_of_memory) == said
+def test_the_reason_of_a_failure(code: int, reported: str | None, out_of_memory: bool, said: str) -> None:
+    assert failure.reason(code, reported, out_of_memory=out_of_memory) == said
 
 
 def test_the_last_traceback_is_the_meaningful_part_of_a_log() -> None:
@@ -151,7 +152,7 @@ def test_the_last_traceback_is_the_meaningful_part_of_a_log() -> None:
         "\x1b[36m(WorkerDict pid=12)\x1b[0m   File \"a.py\", line 1, in f", "    g()", "    ^^^",
         "verl_omni.errors.StaleSample: 3 of 4", "INFO shutting down", "",
     ]  # fmt: skip
-    assert log_tail.meaningful(log) == [
+    assert failure.log_excerpt(log) == [
         "Traceback (most recent call last):", '  File "a.py", line 1, in f', "    g()",
         "verl_omni.errors.StaleSample: 3 of 4",
     ]  # fmt: skip
@@ -159,12 +160,12 @@ def test_the_last_traceback_is_the_meaningful_part_of_a_log() -> None:
 
 @given(st.lists(st.text(max_size=30)), st.integers(3, 20))
 def test_a_tail_is_never_longer_than_asked(lines: list[str], limit: int) -> None:
-    assert len(log_tail.meaningful(lines, limit)) <= limit
+    assert len(failure.log_excerpt(lines, limit)) <= limit
 
 
 def test_only_new_segments_of_ours_that_nobody_uses_are_removed(tmp_path: Path) -> None:
     (tmp_path / "psm_old").touch()
-    before = Before.look(tmp_path)
+    before = Snapshot.take(tmp_path)
     for name in ("psm_new", "torch_1_2_3", "verl_omni_weights_1", "someone_elses", "psm_used", "psm_mapped"):
         (tmp_path / name).write_bytes(b"x")
     with (tmp_path / "psm_used").open(), (tmp_path / "psm_mapped").open("rb") as file:

@@ -8,8 +8,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from .base import RULE
-from .document import Path
 from .words import did_you_mean
+from .yaml_document import Path
 
 KINDS = {
     "string_type": "a text", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
@@ -25,7 +25,7 @@ BOUNDS = {
 NAMES = 8
 
 
-def problems(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[Path, str]]:
+def describe_errors(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[Path, str]]:
     """Every problem in `error`: the path of the field it is about, and the words (which repeat the path)."""
     details = error.errors()
     for detail in details:
@@ -35,16 +35,16 @@ def problems(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[Pa
         if detail["type"] == RULE:
             for violation in detail["ctx"]["violations"]:
                 inner = path + violation.at
-                yield inner, f"{dotted(inner)}: {violation.text}"
+                yield inner, f"{format_path(inner)}: {violation.text}"
         else:
-            yield path, f"{dotted(path)}: {_words(dict(detail), path, root)}"
+            yield path, f"{format_path(path)}: {_words(dict(detail), path, root)}"
 
 
 def _below(inner: Path, outer: Path) -> bool:
     return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
-def dotted(path: Path) -> str:
+def format_path(path: Path) -> str:
     """`("spec", "reward", "scorers", 0)` -> `spec.reward.scorers[0]`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".") or "the job"

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import child
+from . import parent_death
 
 LOOK_SECONDS = 0.25  # how often the progress file is looked at
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ChildExit:
     """How a child ended: its exit code, negative for a signal, and whether the user had asked for it."""
 
     code: int
@@ -28,7 +28,7 @@ class Ended:
 
 
 @dataclass(slots=True)
-class Escalation:
+class StopEscalation:
     """PURE: the user's stop requests and the time -> the next signal for the child.
 
     SIGINT asks for a checkpoint, SIGTERM for an end at once; a child that is still there `patience` seconds
@@ -70,7 +70,7 @@ def run(
     patience: float,
     look: Callable[[], None],
     stopping: Callable[[signal.Signals], None],
-) -> Ended:
+) -> ChildExit:
     """Run a command in its own session until it ends.
 
     Args:
@@ -84,10 +84,10 @@ def run(
 
     The kernel ends it too should this process die without a word.
     """
-    escalation = Escalation(patience)
+    escalation = StopEscalation(patience)
     with _requests() as requests, log.open("ab") as output:
         trainer = subprocess.Popen(
-            child.wrapped(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
+            parent_death.wrap_command(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
             stderr=subprocess.STDOUT, start_new_session=True, pass_fds=keep_open,
         )  # fmt: skip
         try:
@@ -96,13 +96,13 @@ def run(
             # This program failed (its output was closed, say): the run must not go on unseen.
             _end(trainer, patience)
             raise
-    return Ended(trainer.wait(), escalation.asked)
+    return ChildExit(trainer.wait(), escalation.asked)
 
 
 def _until_it_ends(
     trainer: subprocess.Popen[bytes],
     requests: socket.socket,
-    escalation: Escalation,
+    escalation: StopEscalation,
     look: Callable[[], None],
     stopping: Callable[[signal.Signals], None],
 ) -> None:

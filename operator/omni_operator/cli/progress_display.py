@@ -13,8 +13,8 @@ from rich.spinner import Spinner
 from rich.text import Text
 from typing_extensions import override
 
-from . import progress
-from .progress import Known
+from . import run_text
+from .run_state import RunState
 
 
 class Display(Protocol):
@@ -29,11 +29,11 @@ class Display(Protocol):
     def note(self, text: str) -> None:
         """A line that stays."""
 
-    def event(self, event: Mapping[str, Any], known: Known) -> None:
-        """Something happened; `known` includes it."""
+    def event(self, event: Mapping[str, Any], state: RunState) -> None:
+        """Something happened; `state` includes it."""
 
 
-class Lines(Display):
+class LineDisplay(Display):
     """A line for every step, phase and evaluation."""
 
     def __init__(self, console: Console) -> None:
@@ -54,16 +54,16 @@ class Lines(Display):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @override
-    def event(self, event: Mapping[str, Any], known: Known) -> None:
+    def event(self, event: Mapping[str, Any], state: RunState) -> None:
         if event.get("event") == "phase":
-            self.note(f"{known.phase} ...")
+            self.note(f"{state.phase} ...")
         if event.get("event") == "step" and "reward/mean" in event:
-            self.note(progress.step_line(event, known.total))
-        if text := progress.announcement(event):
+            self.note(run_text.step_line(event, state.total))
+        if text := run_text.announcement(event):
             self.note(text)
 
 
-class Bar(Display):
+class BarDisplay(Display):
     """What takes the time, the last step's numbers and a bar, which stay at the bottom; other lines scroll above them.
 
     In a line with the numbers, a bar of a terminal of 80 columns would have no room for the count of steps.
@@ -81,7 +81,7 @@ class Bar(Display):
             expand=True,
         )
         self._task = self._progress.add_task(name, total=None, left="")
-        self._spinner = Spinner("dots", text=Text(Known().phase))
+        self._spinner = Spinner("dots", text=Text(RunState().phase))
         self._numbers: list[Text] = []
         self._live = Live(self._layout(), console=console, refresh_per_second=4, transient=False)
 
@@ -102,44 +102,44 @@ class Bar(Display):
         self._console.print(text, markup=False, highlight=False)
 
     @override
-    def event(self, event: Mapping[str, Any], known: Known) -> None:
-        self._spinner.update(text=Text(self._status(known)))
+    def event(self, event: Mapping[str, Any], state: RunState) -> None:
+        self._spinner.update(text=Text(self._status(state)))
         self._progress.update(
-            self._task, total=known.total, completed=known.step, left=self._left(known), refresh=False
+            self._task, total=state.total, completed=state.step, left=self._left(state), refresh=False
         )
-        if known.last is not None:
-            self._numbers = [Text(self._figures(known.last), no_wrap=True, overflow="ellipsis")]
+        if state.last is not None:
+            self._numbers = [Text(self._figures(state.last), no_wrap=True, overflow="ellipsis")]
             self._live.update(self._layout())
-        if text := progress.announcement(event):
+        if text := run_text.announcement(event):
             self.note(text)
 
     def _layout(self) -> Group:
         return Group(self._spinner, *self._numbers, self._progress)
 
     @staticmethod
-    def _status(known: Known) -> str:
-        if known.last is None:
-            return known.phase
+    def _status(state: RunState) -> str:
+        if state.last is None:
+            return state.phase
         times = [
-            f"{name} {progress.seconds(known.last[key])}"
-            for name in progress.PHASES
-            if known.last.get(key := f"timing_s/{name}") is not None
+            f"{name} {run_text.seconds(state.last[key])}"
+            for name in run_text.PHASES
+            if state.last.get(key := f"timing_s/{name}") is not None
         ]
-        return f"step {known.step}: " + ", ".join(times)
+        return f"step {state.step}: " + ", ".join(times)
 
     @staticmethod
     def _figures(last: Mapping[str, Any]) -> str:
-        parts = [progress.reward(last), f"weights v{last.get('weights/version', '?')}"]
+        parts = [run_text.reward_text(last), f"weights v{last.get('weights/version', '?')}"]
         if (speed := last.get("images_per_s")) is not None:
-            parts.insert(1, f"{progress.number(speed)} images/s")
+            parts.insert(1, f"{run_text.number(speed)} images/s")
         return "  ".join(parts)
 
     @staticmethod
-    def _left(known: Known) -> str:
-        eta = known.last.get("eta_s") if known.last is not None else None
-        return f"ETA {progress.duration(eta)}" if eta is not None else ""
+    def _left(state: RunState) -> str:
+        eta = state.last.get("eta_s") if state.last is not None else None
+        return f"ETA {run_text.duration(eta)}" if eta is not None else ""
 
 
-def display(name: str, console: Console, *, plain: bool) -> Display:
+def make_display(name: str, console: Console, *, plain: bool) -> Display:
     """A bar where someone watches a terminal, else lines."""
-    return Lines(console) if plain or not console.is_terminal else Bar(console, name)
+    return LineDisplay(console) if plain or not console.is_terminal else BarDisplay(console, name)

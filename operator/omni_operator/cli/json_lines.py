@@ -10,16 +10,16 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
+class MalformedLine:
     """A whole line that is not a JSON object: the writer was killed in the middle of it, or is not ours."""
 
     text: str
 
 
-Record = dict[str, Any] | Malformed
+Record = dict[str, Any] | MalformedLine
 
 
-class Follower:
+class JsonLinesReader:
     """Whole lines that were appended since the last look; a line without its end waits for the next look.
 
     Starts at the file's present end. A file that does not exist yet is an empty one.
@@ -30,7 +30,7 @@ class Follower:
         self._end_last_line()
         self._offset = path.stat().st_size if path.exists() else 0
 
-    def new(self) -> Iterator[Record]:
+    def read_new(self) -> Iterator[Record]:
         """Records of the lines that are complete by now."""
         if not self.path.exists():
             return
@@ -53,7 +53,7 @@ class Follower:
                 file.write(b"\n")
 
 
-def records(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[Record]:
     """Every whole line of a file that nobody writes any more."""
     data = path.read_bytes() if path.exists() else b""
     for line in data[: data.rfind(b"\n") + 1].splitlines():
@@ -65,5 +65,5 @@ def _record(line: bytes) -> Record:
     try:
         record = json.loads(line)
     except ValueError:
-        return Malformed(line.decode("utf-8", "replace"))
-    return record if isinstance(record, dict) else Malformed(line.decode("utf-8", "replace"))
+        return MalformedLine(line.decode("utf-8", "replace"))
+    return record if isinstance(record, dict) else MalformedLine(line.decode("utf-8", "replace"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from .document import Document, JobError, Problem
-from .explain import problems
 from .job import DiffusionRLJob
+from .validation_messages import describe_errors
+from .yaml_document import Document, JobError, Problem
 
 __all__ = ["JobError", "LoadedJob", "Problem", "load_job", "read_job"]
 
@@ -51,7 +51,7 @@ def read_job(text: str, source: str, assignments: Sequence[str] = ()) -> LoadedJ
     try:
         job = DiffusionRLJob.model_validate(document.plain())
     except ValidationError as error:
-        found = [Problem(document.where(at), words) for at, words in problems(error, DiffusionRLJob)]
+        found = [Problem(document.where(at), words) for at, words in describe_errors(error, DiffusionRLJob)]
         raise JobError(sorted(found, key=_line)) from error
     return LoadedJob(job, document)
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from omni_operator import plan
 from omni_operator.api import JobError, LoadedJob
-from omni_operator.api.document import Document, Problem
-from omni_operator.api.explain import dotted, problems
+from omni_operator.api.validation_messages import describe_errors, format_path
+from omni_operator.api.yaml_document import Document, Problem
 
 from . import console
 
@@ -45,14 +45,14 @@ def read_settings(path: Path) -> plan.ClusterSettings:
     try:
         return plan.ClusterSettings.model_validate(document.plain())
     except ValidationError as error:
-        found = [Problem(document.where(at), words) for at, words in problems(error, plan.ClusterSettings)]
+        found = [Problem(document.where(at), words) for at, words in describe_errors(error, plan.ClusterSettings)]
         raise JobError(found) from error
 
 
 def refused(loaded: LoadedJob, settings: plan.ClusterSettings) -> Iterator[Problem]:
     """Why the cluster would not run the job, and where the job says so."""
     for violation in plan.refusals(loaded.job, settings):
-        yield Problem(loaded.document.where(violation.at), f"{dotted(violation.at)}: {violation.text}")
+        yield Problem(loaded.document.where(violation.at), f"{format_path(violation.at)}: {violation.text}")
 
 
 def must_be_possible(loaded: LoadedJob, settings: plan.ClusterSettings) -> None:

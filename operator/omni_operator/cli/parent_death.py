@@ -1,6 +1,6 @@
 """Becomes a command that ends when the process that started it does.
 
-    python -m omni_operator.cli.child PARENT COMMAND [ARGUMENT...]
+    python -m omni_operator.cli.parent_death PARENT COMMAND [ARGUMENT...]
 
 A program of its own, because the kernel must be asked from within the child before its command runs.
 """
@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 NOT_STARTED = 127
 
 
-def wrapped(command: Sequence[str]) -> list[str]:
+def wrap_command(command: Sequence[str]) -> list[str]:
     """The command line that runs `command` until this process ends."""
     return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 

@@ -1,0 +1,47 @@
+"""The training stack, which this package never imports: installed versions, and running its programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import NoReturn
+
+from . import console
+
+DISTRIBUTION = "omni-operator"
+INSTALL = "pip install 'omni-operator[train]' (in a clone: make setup)"
+STACK = ("torch", "ray", "verl", "vllm", "vllm-omni", "diffusers", "transformers", "peft")
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)")
+
+
+def installed_version(distribution: str) -> str | None:
+    """Version of an installed distribution."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def missing_stack() -> list[str]:
+    """Distributions that training needs and that are not installed."""
+    return [name for name in STACK if installed_version(name) is None]
+
+
+def pinned() -> dict[str, str]:
+    """Versions that this distribution was tested with."""
+    try:
+        wanted = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        return {}  # run from a source tree that is not installed
+    return {match[1]: match[2] for line in wanted if (match := _PIN.match(line))}
+
+
+def exec_module(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by `python -m module`, so that signals and the exit code are its own."""
+    if missing := missing_stack():
+        console.refuse(f"{', '.join(missing)} not installed: {INSTALL}", console.FAILED)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
