@@ -29,31 +29,31 @@ from omni_operator.cluster.errors import (
     QuotaExceeded,
     Refused,
 )
-from omni_operator.cluster.jobs import bare_terms
-from omni_operator.cluster.jobs import terms as terms_of
+from omni_operator.cluster.jobs import job_facts, metadata_facts
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.protocol import Cluster, reference
 from omni_operator.cluster.store import Store
-from omni_operator.plan import ClusterSettings, attempt_objects, job_objects, refusals
-from omni_operator.status.coalesce import write_at
-from omni_operator.status.decide import decide
-from omni_operator.status.derive import Context, derive, heard_of, invalid
-from omni_operator.status.drift import covers
-from omni_operator.status.events import Event, events
-from omni_operator.status.seen import Observed, Refusal, Report
+from omni_operator.plan import ClusterSettings, find_refusals, render_attempt_objects, render_job_objects
+from omni_operator.status.comparison import covers
+from omni_operator.status.decision import decide
+from omni_operator.status.events import Event, find_events
+from omni_operator.status.job_facts import JobFacts
+from omni_operator.status.job_status import Context, derive_invalid_status, derive_status, find_heartbeat
+from omni_operator.status.observation import Observation, Refusal, TrainerReport
 from omni_operator.status.situation import (
     Active,
-    AskCheckpoint,
+    AddFinalizer,
+    ApplyShared,
     CreateAttempt,
     Decision,
     DeleteRayJob,
     DeleteSelf,
-    EnsureShared,
-    Hold,
-    Release,
+    RemoveFinalizer,
+    RequestCheckpoint,
     Step,
 )
-from omni_operator.status.terms import Patience, Terms
+from omni_operator.status.timeouts import Timeouts
+from omni_operator.status.write_throttle import next_write_time
 
 SOON = timedelta(seconds=1)
 ABSENT_FOR = timedelta(seconds=15)
@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 class ReportBook(Protocol):
     """What trainers reported, and what they are to be told."""
 
-    def newest(self, key: Key) -> Report | None:
+    def newest(self, key: Key) -> TrainerReport | None:
         """The newest attempt's report."""
 
     def ask_checkpoint(self, key: Key, since: datetime) -> None:
@@ -116,7 +116,7 @@ class Reconciler:
     settings: ClusterSettings
     clock: Callable[[], datetime]
     instance: str
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     failed: Callable[[str], None] = lambda reason: None
     made: Callable[[Body], None] = lambda body: None
     _memories: dict[Key, _Memory] = field(default_factory=dict)
@@ -143,22 +143,22 @@ class Reconciler:
             return await self._without_spec(key, body, status, _words(error), now)
         if job.spec.managed_by != "diffusionrl.io/operator":
             return Visit()
-        if (impossible := refusals(job, self.settings)) and not body["metadata"].get("deletionTimestamp"):
+        if (impossible := find_refusals(job, self.settings)) and not body["metadata"].get("deletionTimestamp"):
             text = "; ".join(f"{format_path(violation.at)}: {violation.text}" for violation in impossible)
             return await self._without_spec(key, body, status, text, now)
-        return await self._pass(key, body, job, terms_of(body, job.spec), status, now)
+        return await self._pass(key, body, job, job_facts(body, job.spec), status, now)
 
     async def _pass(
-        self, key: Key, body: Body, job: DiffusionRLJob, terms: Terms, status: Status, now: datetime
+        self, key: Key, body: Body, job: DiffusionRLJob, facts: JobFacts, status: Status, now: datetime
     ) -> Visit:
         memory = self._memories.setdefault(key, _Memory())
-        seen = self._observe(key, terms.uid)
-        decision = decide(terms, seen, status, self.patience, now)
-        refusal = self._standing_refusal(memory, terms, now)
+        observed = self._observe(key, facts.uid)
+        decision = decide(facts, observed, status, self.timeouts, now)
+        refusal = self._standing_refusal(memory, facts, now)
         conflict = False
         for step in () if refusal else decision.steps:
             try:
-                await self._perform(step, key, job, terms)
+                await self._perform(step, key, job, facts)
             except (Conflict, NotFound) as error:
                 # The watch has not told yet what the API server knows.
                 log.info("%s/%s: %s", *key, error)
@@ -166,7 +166,7 @@ class Reconciler:
                 break
             except (Refused, KindAbsent) as error:
                 log.warning("%s/%s: refused: %s", *key, error)
-                refusal = self._refused(memory, terms, error, now)
+                refusal = self._refused(memory, facts, error, now)
                 break
         else:
             if not refusal:
@@ -174,95 +174,97 @@ class Reconciler:
         if self.store.job(key) is None:
             return Visit(gone=True, result="gone")
         context = Context(
-            patience=self.patience, now=now, listening=self._listening or now, refusal=refusal,
-            digest=self._digest(job, terms, status, max(status.attempts, seen.newest)),
+            timeouts=self.timeouts, now=now, listening=self._listening or now, refusal=refusal,
+            digest=self._digest(job, facts, status, max(status.attempts, observed.newest)),
         )  # fmt: skip
-        after = self._observe(key, terms.uid)
-        derived = derive(terms, after, status, decision.situation, context)
-        visit = await self._write(key, body, terms, status, derived, memory, now)
+        after = self._observe(key, facts.uid)
+        derived = derive_status(facts, after, status, decision.situation, context)
+        visit = await self._write(key, body, facts, status, derived, memory, now)
         wakes = [decision.wake, visit.wake, memory.refused_until if refusal else None]
         wakes.append(now + SOON if conflict else None)
-        wakes.extend(self._silences(terms, decision, derived, after, context))
+        wakes.extend(self._silences(facts, decision, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else visit.result
         return Visit(wake=min((at for at in wakes if at), default=None), result=result)
 
     async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> Visit:
         """A pass over a job whose spec cannot be read: it can be deleted, and its status says what is wrong."""
-        terms = bare_terms(body)
+        facts = metadata_facts(body)
         memory = self._memories.setdefault(key, _Memory())
-        seen = self._observe(key, terms.uid)
-        if terms.deleting is not None:
-            decision = decide(terms, seen, status, self.patience, now)
+        observed = self._observe(key, facts.uid)
+        if facts.deleting is not None:
+            decision = decide(facts, observed, status, self.timeouts, now)
             for step in decision.steps:
-                await self._perform(step, key, None, terms)
+                await self._perform(step, key, None, facts)
             return Visit(wake=decision.wake)
-        context = Context(patience=self.patience, now=now, listening=now)
-        return await self._write(key, body, terms, status, invalid(terms, seen, status, text, context), memory, now)
+        context = Context(timeouts=self.timeouts, now=now, listening=now)
+        return await self._write(
+            key, body, facts, status, derive_invalid_status(facts, observed, status, text, context), memory, now
+        )
 
-    def _observe(self, key: Key, uid: str) -> Observed:
+    def _observe(self, key: Key, uid: str) -> Observation:
         return replace(self.store.observed(key, uid), report=self.reports.newest(key))
 
-    def _digest(self, job: DiffusionRLJob, terms: Terms, status: Status, attempt: int) -> str | None:
+    def _digest(self, job: DiffusionRLJob, facts: JobFacts, status: Status, attempt: int) -> str | None:
         """Of the RayJob as the spec renders now. Rendering takes milliseconds, so only after the spec changed."""
-        if not attempt or status.observed_generation == terms.generation:
+        if not attempt or status.observed_generation == facts.generation:
             return None
-        rayjob = next(body for body in attempt_objects(job, attempt, self.settings) if kind_of(body) == RAYJOBS)
+        rayjob = next(body for body in render_attempt_objects(job, attempt, self.settings) if kind_of(body) == RAYJOBS)
         return str(rayjob["metadata"]["annotations"][RENDERED_ANNOTATION])
 
     def _silences(
-        self, terms: Terms, decision: Decision, status: Status, seen: Observed, context: Context
+        self, facts: JobFacts, decision: Decision, status: Status, observed: Observation, context: Context
     ) -> Iterator[datetime]:
         """When silence turns into a stall, or weights are too old, which no event tells."""
         if not isinstance(decision.situation, Active):
             return
-        report = seen.report_of(status.attempts)
+        report = observed.report_of(status.attempts)
         stalled = status.condition("ProgressStalled")
-        heard = heard_of(terms, status, report, context)
-        if heard.at and stalled and stalled.status == "False":
-            yield heard.at + heard.silence
+        heartbeat = find_heartbeat(facts, status, report, context)
+        if heartbeat.at and stalled and stalled.status == "False":
+            yield heartbeat.at + heartbeat.silence
         if report and report.synced_at and status.is_true("WeightsInSync"):
-            yield report.synced_at + heard.max_age
+            yield report.synced_at + heartbeat.max_age
 
-    async def _perform(self, step: Step, key: Key, job: DiffusionRLJob | None, terms: Terms) -> None:
+    async def _perform(self, step: Step, key: Key, job: DiffusionRLJob | None, facts: JobFacts) -> None:
         """Carry out one step, and remember at once what the API server answered."""
         match step:
-            case Hold() | Release():
-                await self._set_finalizer(key, isinstance(step, Hold))
-            case EnsureShared():
+            case AddFinalizer() | RemoveFinalizer():
+                await self._set_finalizer(key, isinstance(step, AddFinalizer))
+            case ApplyShared():
                 assert job is not None
-                await self._ensure_shared(key, job)
+                await self._apply_shared(key, job)
             case CreateAttempt(number=number):
                 assert job is not None
-                for body in attempt_objects(job, number, self.settings):
+                for body in render_attempt_objects(job, number, self.settings):
                     answer = await self.cluster.apply(body)
                     self.store.put(kind_of(body), answer)
                 self.made(answer)  # the last one is the RayJob
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, key[0], name, uid)
             case DeleteSelf():
-                await self.cluster.delete(JOBS, *key, terms.uid)
-            case AskCheckpoint(since=since):
+                await self.cluster.delete(JOBS, *key, facts.uid)
+            case RequestCheckpoint(since=since):
                 self.reports.ask_checkpoint(key, since)
             case _:
                 assert_never(step)
 
-    async def _set_finalizer(self, key: Key, held: bool) -> None:
+    async def _set_finalizer(self, key: Key, has_finalizer: bool) -> None:
         body = self.store.job(key)
         if body is None:
             return
         others = [name for name in body["metadata"].get("finalizers") or () if name != FINALIZER]
-        wanted = [*others, FINALIZER] if held else others
+        wanted = [*others, FINALIZER] if has_finalizer else others
         try:
             answer = await self.cluster.set_finalizers(JOBS, body, wanted)
         except NotFound:
-            if held:
+            if has_finalizer:
                 raise
             return  # gone already: nothing holds it
         self.store.put(JOBS, answer)
 
-    async def _ensure_shared(self, key: Key, job: DiffusionRLJob) -> None:
+    async def _apply_shared(self, key: Key, job: DiffusionRLJob) -> None:
         """Apply the shared objects that are missing or differ. Monitoring that is not installed stops nothing."""
-        for body in job_objects(job, self.settings):
+        for body in render_job_objects(job, self.settings):
             kind, name = kind_of(body), body["metadata"]["name"]
             if self._absent.get(kind, self.clock()) > self.clock():
                 continue
@@ -277,30 +279,30 @@ class Reconciler:
                 log.warning("%s/%s: no PodMonitor is made: %s", *key, error)
                 self._absent[kind] = self.clock() + REFUSED_MOST
 
-    def _standing_refusal(self, memory: _Memory, terms: Terms, now: datetime) -> Refusal | None:
-        """A refusal that need not be heard again yet: what is asked has not changed."""
-        if terms.deleting is not None or memory.refused_generation != terms.generation:
+    def _standing_refusal(self, memory: _Memory, facts: JobFacts, now: datetime) -> Refusal | None:
+        """A refusal that need not be heartbeat again yet: what is asked has not changed."""
+        if facts.deleting is not None or memory.refused_generation != facts.generation:
             return None
         return memory.refusal if memory.refused_until and now < memory.refused_until else None
 
-    def _refused(self, memory: _Memory, terms: Terms, error: ClusterError, now: datetime) -> Refusal:
+    def _refused(self, memory: _Memory, facts: JobFacts, error: ClusterError, now: datetime) -> Refusal:
         memory.refusals += 1
         pause = min(REFUSED_FIRST * 2 ** min(memory.refusals - 1, 16), REFUSED_MOST)
         if isinstance(error, KindAbsent):  # whoever installs KubeRay waits to see it work
             pause = min(pause, ABSENT_FOR)
-        memory.refusal, memory.refused_until, memory.refused_generation = _refusal(error), now + pause, terms.generation
+        memory.refusal, memory.refused_until, memory.refused_generation = _refusal(error), now + pause, facts.generation
         return memory.refusal
 
     async def _write(
-        self, key: Key, body: Body, terms: Terms, status: Status, derived: Status, memory: _Memory, now: datetime
+        self, key: Key, body: Body, facts: JobFacts, status: Status, derived: Status, memory: _Memory, now: datetime
     ) -> Visit:
         """Write the status if it is due, and tell what happened once it is written."""
-        due = write_at(status, derived, memory.written, now)
+        due = next_write_time(status, derived, memory.written, now)
         if due is None or due > now:
             return Visit(wake=due)
         values = derived.model_dump(mode="json", by_alias=True, exclude_none=True)
         try:
-            answer = await self.cluster.apply_status(JOBS, *key, terms.uid, values)
+            answer = await self.cluster.apply_status(JOBS, *key, facts.uid, values)
         except (Conflict, NotFound) as error:
             log.info("%s/%s: %s", *key, error)
             return Visit(wake=now + SOON, result="conflict")
@@ -310,7 +312,7 @@ class Reconciler:
         for failure in derived.failures:
             if failure.attempt not in known:
                 self.failed(failure.reason)
-        for event in events(status, derived):
+        for event in find_events(status, derived):
             await self._tell(body, event, now)
         # What follows from the new status (after a failure the next attempt) need not wait for the watch.
         return Visit(wake=now, result="wrote")

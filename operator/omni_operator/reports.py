@@ -27,8 +27,8 @@ from omni_operator.cluster.errors import ClusterError
 from omni_operator.cluster.kinds import Key
 from omni_operator.cluster.protocol import Cluster, Identity
 from omni_operator.cluster.store import Store
-from omni_operator.status.report import Post, newer, parse, remember
-from omni_operator.status.seen import Report
+from omni_operator.status.observation import TrainerReport
+from omni_operator.status.trainer_report import ReportEvent, is_current, merge_event, parse_event
 
 BODY_LIMIT = 64 * 1024
 TOKENS_KEPT = 4096
@@ -63,10 +63,10 @@ class Book:
     """The newest report of every job, and what its trainer is to be told."""
 
     def __init__(self) -> None:
-        self._newest: dict[Key, Report] = {}
+        self._newest: dict[Key, TrainerReport] = {}
         self._asked: dict[Key, datetime] = {}
 
-    def newest(self, key: Key) -> Report | None:
+    def newest(self, key: Key) -> TrainerReport | None:
         return self._newest.get(key)
 
     def ask_checkpoint(self, key: Key, since: datetime) -> None:
@@ -76,12 +76,12 @@ class Book:
         self._newest.pop(key, None)
         self._asked.pop(key, None)
 
-    def take(self, key: Key, post: Post, now: datetime) -> dict[str, Any]:
+    def take(self, key: Key, post: ReportEvent, now: datetime) -> dict[str, Any]:
         """Remember a post, and answer it. A post of an attempt that is over changes nothing."""
         before = self._newest.get(key)
-        if not newer(before, post):
+        if not is_current(before, post):
             return {"stale": True}
-        report = remember(before, post, now)
+        report = merge_event(before, post, now)
         self._newest[key] = report
         asked = self._asked.get(key)
         if asked and report.checkpoint_at and report.checkpoint_at >= asked:
@@ -167,7 +167,7 @@ class Endpoint:
             return self._answer(404, "unknown", {"error": "there is no such job"})
         try:
             body = json.loads(await request.text())
-            post = parse(body if isinstance(body, dict) else {})
+            post = parse_event(body if isinstance(body, dict) else {})
         except (ValidationError, ValueError, RecursionError) as error:
             return self._answer(400, "invalid", {"error": str(error)[:1024]})
         answer = self.book.take(key, post, self.clock())

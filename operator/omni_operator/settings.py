@@ -10,7 +10,7 @@ from typing import Any
 
 from omni_operator.plan import ClusterSettings
 from omni_operator.plan.cluster_settings import RESOURCE_NAMES
-from omni_operator.status.terms import Patience
+from omni_operator.status.timeouts import Timeouts
 
 PREFIX = "OMNI_OPERATOR_"
 
@@ -40,7 +40,7 @@ class Settings:
     """
 
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     namespaces: tuple[str, ...] = ()
     namespace: str = "default"
     instance: str = "omni-operator"
@@ -92,7 +92,7 @@ def from_environ(environ: Mapping[str, str], namespace: str) -> Settings:
             kuberay_namespace=read.get("KUBERAY_NAMESPACE") or None,
             **({"ray_version": read["RAY_VERSION"]} if "RAY_VERSION" in read else {}),
         ),
-        patience=Patience(**{name: read[key] for key, name in _PATIENCE.items() if key in read}),
+        timeouts=Timeouts(**{name: read[key] for key, name in _TIMEOUTS.items() if key in read}),
         namespace=own,
         instance=environ.get("HOSTNAME", "omni-operator"),
         **{name: read[name.upper()] for name in _PLAIN if name.upper() in read},
@@ -138,7 +138,7 @@ def _format(text: str) -> str:
     return text
 
 
-_PATIENCE = {
+_TIMEOUTS = {
     "HEAD_PATIENCE_SECONDS": "head", "IMAGE_PATIENCE_SECONDS": "image", "STALL_SECONDS": "stall",
     "DELETION_SECONDS": "deletion", "RETRY_SECONDS": "retry",
 }  # fmt: skip
@@ -147,6 +147,6 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "RESOURCE_NAMES": _pairs, "KUBERAY_NAMESPACE": str, "HTTP_PORT": _whole, "REPORTS_PORT": _whole,
     "RESYNC_SECONDS": _seconds, "PRUNE_SECONDS": _seconds, "CANARY_SECONDS": _seconds,
     "CANARY_DEADLINE_SECONDS": _seconds, "PASSES": _whole, "JOBS_SHOWN": _whole, "STOP_SECONDS": _seconds,
-    "LOG_FORMAT": _format, "VERBOSE": _truth, **dict.fromkeys(_PATIENCE, _span),
+    "LOG_FORMAT": _format, "VERBOSE": _truth, **dict.fromkeys(_TIMEOUTS, _span),
 }  # fmt: skip
 _PLAIN = [spec.name for spec in fields(Settings) if spec.name.upper() in _READERS and spec.name != "namespace"]

@@ -19,10 +19,10 @@ def test_the_entry_point_of_an_example_loads_in_the_trainers_settings(path: Path
     from verl_omni.trainer import settings
 
     job = load_job(path).job
-    _, _, line = plan.entrypoint(job).removesuffix(' >"$pipe" 2>&1; }').partition(" & exec ")
+    _, _, line = plan.render_entrypoint(job).removesuffix(' >"$pipe" 2>&1; }').partition(" & exec ")
     config = settings.load(shlex.split(line)[3:])
-    made, place = plan.in_pods(job)
-    for name, value in plan.settings(made, place).items():
+    made, place = plan.resolve_for_pods(job)
+    for name, value in plan.render_settings(made, place).items():
         found = OmegaConf.select(config, name)
         wanted = list(value) if isinstance(value, tuple) else value
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == wanted, name

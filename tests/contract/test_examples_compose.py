@@ -28,10 +28,10 @@ def test_an_example_is_named_like_its_file(path: Path) -> None:
 def test_what_an_example_says_is_what_the_trainer_reads(path: Path) -> None:
     from verl_omni.trainer import settings
 
-    job = plan.rooted(load_job(path).job, str(path.parent))
-    place = plan.one_machine(job, "/runs")
-    config = settings.load(plan.overrides(job, place))
-    for name, value in plan.settings(job, place).items():
+    job = plan.resolve_paths(load_job(path).job, str(path.parent))
+    place = plan.local_layout(job, "/runs")
+    config = settings.load(plan.render_overrides(job, place))
+    for name, value in plan.render_settings(job, place).items():
         wanted = list(value) if isinstance(value, tuple) else value
         found = OmegaConf.select(config, name)
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == wanted, name

@@ -40,7 +40,7 @@ def test_a_job_renders_to_its_golden_file(case: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_printed_is_what_the_operator_applies(case: Path) -> None:
-    applied = plan.objects(load_job(case / "job.yaml").job, 7, read_settings(SETTINGS))
+    applied = plan.render_objects(load_job(case / "job.yaml").job, 7, read_settings(SETTINGS))
     printed = list(YAML(typ="safe", pure=True).load_all(render(case, "--attempt", "7")))
     assert printed == applied
     assert applied[-1]["metadata"]["name"].endswith("-a07")

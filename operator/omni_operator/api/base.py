@@ -85,7 +85,7 @@ class Violation:
     text: str
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A part of a job: unknown fields are refused, numbers are not read out of texts, nothing changes later."""
 
     model_config = ConfigDict(
@@ -125,7 +125,7 @@ class Strict(BaseModel):
         return schema
 
 
-class Observed(BaseModel):
+class LenientModel(BaseModel):
     """A part of what the operator or the cluster writes: unknown fields are left aside, values are converted."""
 
     model_config = ConfigDict(

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import Line, Strict
+from .base import Line, StrictModel
 
 Files = Annotated[tuple[Line, ...], Field(strict=False)]
 
 
-class Data(Strict):
+class Data(StrictModel):
     """Files of prompts (.jsonl, .json or .parquet) with a row a prompt; relative paths start at this file's folder."""
 
     train: Files = Field(min_length=1, max_length=256, description="Prompts to train on.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from typing_extensions import override
 
-from .base import Cel, Strict, Violation, immutable, without_nulls
+from .base import Cel, StrictModel, Violation, immutable, without_nulls
 from .data import Data
 from .model import Model
 from .platform import Observability, Scheduling, Security
@@ -64,7 +64,7 @@ class Metadata(BaseModel):
         return without_nulls(value)
 
 
-class Spec(Strict):
+class Spec(StrictModel):
     """What to run."""
 
     model: Model = Field(description="What is trained.")
@@ -243,7 +243,7 @@ class Spec(Strict):
                     yield Violation((role, "podTemplate", *at), f"{what} needs spec.security.allowHostPaths")
 
 
-class DiffusionRLJob(Strict):
+class DiffusionRLJob(StrictModel):
     """Reinforcement learning of a diffusion model."""
 
     api_version: Literal["diffusionrl.io/v1alpha1"] = Field(description="Version of this form.")

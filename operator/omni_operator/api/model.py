@@ -9,14 +9,14 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 from typing_extensions import override
 
-from .base import Cel, Line, Strict, Violation, immutable
+from .base import Cel, Line, StrictModel, Violation, immutable
 from .pods import ClaimReference, KeyReference
 
 # Two names with one slash between them; a path of that form is written with a dot in front.
 _MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
-class Lora(Strict):
+class Lora(StrictModel):
     """A low-rank adapter beside the frozen weights."""
 
     enabled: bool = Field(default=True, description="Train an adapter. false: train all weights of the transformer.")
@@ -30,7 +30,7 @@ class Lora(Strict):
     )
 
 
-class Model(Strict):
+class Model(StrictModel):
     """A diffusion model in diffusers' folder layout."""
 
     base: Line = Field(

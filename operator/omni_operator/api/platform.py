@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 from typing_extensions import override
 
-from .base import Cel, LabelKey, NullFree, ObjectName, Strict, Violation
+from .base import Cel, LabelKey, NullFree, ObjectName, StrictModel, Violation
 from .pods import KeyReference
 
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
-class Topology(Strict):
+class Topology(StrictModel):
     """Which nodes the pods should share, by Kueue's topology levels (labels of nodes)."""
 
     required: LabelKey | None = Field(default=None, description="All pods in one domain of this level, or none at all.")
@@ -30,7 +30,7 @@ class Topology(Strict):
             yield Violation(("preferred",), "required and preferred: one of them")
 
 
-class Toleration(Strict):
+class Toleration(StrictModel):
     """A taint of nodes that the pods may run in spite of."""
 
     key: LabelKey | None = Field(default=None, description="Key of the taint. None: every one.")
@@ -41,7 +41,7 @@ class Toleration(Strict):
     )
 
 
-class Scheduling(Strict):
+class Scheduling(StrictModel):
     """Where pods go. Queues are named by labels of the job, which its RayJob gets (Kueue, Volcano, KAI, YuniKorn)."""
 
     scheduler_name: ObjectName | None = Field(default=None, description="Scheduler of the pods.")
@@ -55,7 +55,7 @@ class Scheduling(Strict):
     topology: Topology = Field(default=Topology(), description="Nodes close to each other.")
 
 
-class Security(Strict):
+class Security(StrictModel):
     """What a job's pods may do and who may reach them."""
 
     ray_auth: Literal["Token", "Disabled"] = Field(
@@ -71,7 +71,7 @@ class Security(Strict):
     )
 
 
-class PodMonitor(Strict):
+class PodMonitor(StrictModel):
     """A PodMonitor, for the Prometheus operator."""
 
     enabled: bool = Field(default=False, description="Make one; its CRD must be installed.")
@@ -83,13 +83,13 @@ class PodMonitor(Strict):
     )
 
 
-class Tracking(Strict):
+class Tracking(StrictModel):
     """Where experiments are tracked."""
 
     wandb_secret_ref: KeyReference | None = Field(default=None, description="Key with WANDB_API_KEY.")
 
 
-class Observability(Strict):
+class Observability(StrictModel):
     """Metrics and experiment tracking."""
 
     pod_monitor: PodMonitor = Field(default=PodMonitor(), description="Scraping by the Prometheus operator.")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, StringConstraints
 from typing_extensions import override
 
-from .base import AbsolutePath, Cel, DataKey, NullFree, ObjectName, Quantity, Strict, Violation
+from .base import AbsolutePath, Cel, DataKey, NullFree, ObjectName, Quantity, StrictModel, Violation
 from .pod_template import PodTemplate
 
 ResourceName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")]
@@ -17,7 +17,7 @@ Vendor: TypeAlias = Literal["NVIDIA", "Ascend", "Mock", "CPU"]
 Preset: TypeAlias = Literal["NVIDIA", "Atlas-A2", "Atlas-A3"]
 
 
-class Resources(Strict):
+class Resources(StrictModel):
     """Requests and limits of a pod's container, as Kubernetes knows them."""
 
     requests: Annotated[dict[ResourceKey, Quantity], NullFree] = Field(
@@ -28,13 +28,13 @@ class Resources(Strict):
     )
 
 
-class SharedMemory(Strict):
+class SharedMemory(StrictModel):
     """/dev/shm, where Ray keeps objects and weights are handed over."""
 
     size_limit: Quantity = Field(default="2Gi", description="Size; it counts as memory of the pod, and is added to it.")
 
 
-class Accelerator(Strict):
+class Accelerator(StrictModel):
     """The devices of one replica."""
 
     vendor: Vendor | None = Field(
@@ -91,26 +91,26 @@ class Accelerator(Strict):
                 yield Violation(("preset",), f"{self.preset} is of vendor {of}, not {self.vendor or 'the default'}")
 
 
-class ObjectReference(Strict):
+class ObjectReference(StrictModel):
     """An object of the job's namespace."""
 
     name: ObjectName = Field(description="Its name.")
 
 
-class KeyReference(Strict):
+class KeyReference(StrictModel):
     """A key in a Secret or ConfigMap of the job's namespace."""
 
     name: ObjectName = Field(description="Name of the object.")
     key: DataKey = Field(description="The key in it.")
 
 
-class ClaimReference(Strict):
+class ClaimReference(StrictModel):
     """A PersistentVolumeClaim of the job's namespace, which the workers mount."""
 
     claim_name: ObjectName = Field(description="Its name. With several pods: one that many may write (RWX).")
 
 
-class Runtime(Strict):
+class Runtime(StrictModel):
     """The image that pods run and how they get it. Cluster only."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\s\x00-\x1f\x7f]+$")] | None = (
@@ -144,7 +144,7 @@ class Runtime(Strict):
             yield Violation(("rayVersion",), "must be given with image: probes and token authentication depend on it")
 
 
-class Head(Strict):
+class Head(StrictModel):
     """The pod of Ray's head; the training program and all work are in the workers' pods. Cluster only."""
 
     resources: Resources = Field(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from .base import Strict
+from .base import StrictModel
 
 # Why an attempt failed: the classifier says one of these, rules name them.
 FailureReason: TypeAlias = Literal[
@@ -19,7 +19,7 @@ Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
 ATTEMPTS = 99  # a name ends in two digits
 
 
-class FailureRule(Strict):
+class FailureRule(StrictModel):
     """What to do after a failure of some kind."""
 
     on_reasons: Annotated[tuple[FailureReason, ...], Field(strict=False)] = Field(
@@ -31,7 +31,7 @@ class FailureRule(Strict):
     )
 
 
-class FailurePolicy(Strict):
+class FailurePolicy(StrictModel):
     """Which failures are worth another attempt."""
 
     rules: Annotated[tuple[FailureRule, ...], Field(strict=False)] = Field(
@@ -39,7 +39,7 @@ class FailurePolicy(Strict):
     )
 
 
-class SuspendPolicy(Strict):
+class SuspendPolicy(StrictModel):
     """What happens before a job gives its devices back."""
 
     mode: Literal["CheckpointThenSuspend", "Immediate"] = Field(

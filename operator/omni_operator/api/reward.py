@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, JsonValue, StringConstraints, WithJsonSchema
 from typing_extensions import override
 
-from .base import Cel, Line, Strict, Violation
-from .words import did_you_mean
+from .base import Cel, Line, StrictModel, Violation
+from .suggestions import did_you_mean
 
 BUILTIN = ("brightness", "color", "jpeg", "shapes")
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
@@ -44,7 +44,7 @@ _PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0
 _URL = rf"^https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:({_PORT}))?([/?#][^\s\x00-\x1f]*)?$"
 
 
-class Function(Strict):
+class Function(StrictModel):
     """A Python function `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`."""
 
     path: Line = Field(description="A Python file (relative paths start at this file's folder), or pkg://module.")
@@ -53,7 +53,7 @@ class Function(Strict):
     )
 
 
-class Http(Strict):
+class Http(StrictModel):
     """A reward server that is POSTed the picture and its prompt and answers JSON with a number `score`."""
 
     url: Annotated[str, StringConstraints(max_length=2048, pattern=_URL)] = Field(description="Where to POST.")
@@ -61,7 +61,7 @@ class Http(Strict):
     attempts: int = Field(default=3, ge=1, le=100, description="Tries while the server is away or busy.")
 
 
-class Scorer(Strict):
+class Scorer(StrictModel):
     """One scorer: one of the project's by name, a function of yours, or a server."""
 
     name: Key = Field(
@@ -108,7 +108,7 @@ class Scorer(Strict):
             yield Violation(("settings", taken[0]), "is a field of the scorer itself, not one of its settings")
 
 
-class Reward(Strict):
+class Reward(StrictModel):
     """Scorers and how many processes run them."""
 
     replicas: int = Field(default=1, ge=1, le=1024, description="Processes that score.")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from .base import Cel, Strict, Violation, immutable
+from .base import Cel, StrictModel, Violation, immutable
 from .pods import Accelerator
 
 SEPARATE = "Separate is not there yet: no way for weights to engines in other pods; write Colocated"
@@ -16,7 +16,7 @@ SCALING = "Colocated engines share the trainer's devices, so their number is fix
 NO_DEVICES = "Colocated engines use trainer.accelerator; remove this one"
 
 
-class Engine(Strict):
+class Engine(StrictModel):
     """The rollout engine."""
 
     type: Literal["vLLMOmni"] = Field(default="vLLMOmni", description="Which engine.")
@@ -28,13 +28,13 @@ class Engine(Strict):
     )
 
 
-class AgentLoop(Strict):
+class AgentLoop(StrictModel):
     """Processes between the prompts and the engine."""
 
     workers: int = Field(default=1, ge=1, le=1024, description="How many.")
 
 
-class Pipeline(Strict):
+class Pipeline(StrictModel):
     """One picture."""
 
     height: int = Field(default=512, ge=8, le=8192, multiple_of=8, description="Pixels.")
@@ -44,7 +44,7 @@ class Pipeline(Strict):
     max_sequence_length: int = Field(default=256, ge=1, le=8192, description="Tokens of the longest text encoder.")
 
 
-class Window(Strict):
+class Window(StrictModel):
     """Which denoising steps draw noise and are trained on."""
 
     size: int = Field(ge=1, le=1000, description="How many in a row.")
@@ -67,7 +67,7 @@ class Window(Strict):
             yield Violation(("size",), f"{self.size} steps do not fit between start {self.start} and end {self.end}")
 
 
-class Sampler(Strict):
+class Sampler(StrictModel):
     """How noise enters the sampler."""
 
     type: Literal["sde", "cps", "dance_sde"] = Field(
@@ -80,7 +80,7 @@ class Sampler(Strict):
     window: Window | None = Field(default=None, description="Steps that draw noise. Default: all but the last.")
 
 
-class UpdateStrategy(Strict):
+class UpdateStrategy(StrictModel):
     """How engines in pods of their own are replaced. Cluster only."""
 
     type: Literal["RollingByWeightVersion"] = Field(
@@ -90,7 +90,7 @@ class UpdateStrategy(Strict):
     drain_seconds: int = Field(default=120, ge=0, le=86_400, description="How long running requests may take to end.")
 
 
-class Staleness(Strict):
+class Staleness(StrictModel):
     """How old the engines' weights may be. Cluster only."""
 
     max_versions: int = Field(default=1, ge=0, le=100_000, description="Versions behind the trainer.")
@@ -98,7 +98,7 @@ class Staleness(Strict):
     on_breach: Literal["Warn"] = Field(default="Warn", description="Warn: the condition WeightsInSync and an event.")
 
 
-class Autoscaling(Strict):
+class Autoscaling(StrictModel):
     """Following the load. Cluster only."""
 
     enabled: bool = Field(default=False, description="Needs engines in pods of their own, which are not there yet.")
@@ -107,7 +107,7 @@ class Autoscaling(Strict):
     scale_down_stabilization_seconds: int = Field(default=600, ge=0, le=86_400, description="Wait before fewer.")
 
 
-class Rollout(Strict):
+class Rollout(StrictModel):
     """Drawing pictures, several for every prompt."""
 
     placement: Literal["Colocated", "Separate"] = Field(

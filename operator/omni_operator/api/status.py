@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from .base import Observed
+from .base import LenientModel
 
 ConditionType: TypeAlias = Literal[
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed"
@@ -24,7 +24,7 @@ Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-ti
 Count = Annotated[int, Field(ge=0)]
 
 
-class Condition(Observed):
+class Condition(LenientModel):
     """One thing that is true of the job or not."""
 
     type: Annotated[str, Field(max_length=64)] = Field(description="What it is about.")
@@ -35,7 +35,7 @@ class Condition(Observed):
     last_transition_time: Time | None = Field(default=None, description="When the status last changed.")
 
 
-class Failure(Observed):
+class Failure(LenientModel):
     """An attempt that failed."""
 
     attempt: Count = Field(description="Which one.")
@@ -46,7 +46,7 @@ class Failure(Observed):
     counted: bool = Field(default=True, description="Whether spec.backoffLimit counts it.")
 
 
-class Children(Observed):
+class Children(LenientModel):
     """Objects of the running attempt."""
 
     ray_job: Short | None = Field(default=None, description="The RayJob.")
@@ -56,7 +56,7 @@ class Children(Observed):
     )
 
 
-class RolloutStatus(Observed):
+class RolloutStatus(LenientModel):
     """Pods that draw pictures."""
 
     desired: Count = Field(default=0, description="Wanted.")
@@ -68,7 +68,7 @@ class RolloutStatus(Observed):
     )
 
 
-class LoraStatus(Observed):
+class LoraStatus(LenientModel):
     """The adapter that serves."""
 
     name: Short | None = Field(default=None, description="Name.")
@@ -77,7 +77,7 @@ class LoraStatus(Observed):
     sha256: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="Digest of its weights.")
 
 
-class Weights(Observed):
+class Weights(LenientModel):
     """Versions of the weights; a version is the step that made it."""
 
     trainer_version: Count | None = Field(default=None, description="Of the trainer.")
@@ -89,7 +89,7 @@ class Weights(Observed):
     lora: LoraStatus | None = Field(default=None, description="The adapter that serves.")
 
 
-class Progress(Observed):
+class Progress(LenientModel):
     """How far the job is, as the trainer reports it."""
 
     global_step: Count | None = Field(default=None, description="Last step that is done.")
@@ -106,7 +106,7 @@ class Progress(Observed):
     heartbeat_time: Time | None = Field(default=None, description="When the trainer last reported anything.")
 
 
-class CheckpointStatus(Observed):
+class CheckpointStatus(LenientModel):
     """What the job can go on from."""
 
     last: Short | None = Field(default=None, description="Name of the newest checkpoint.")
@@ -114,7 +114,7 @@ class CheckpointStatus(Observed):
     time: Time | None = Field(default=None, description="When it was complete.")
 
 
-class Usage(Observed):
+class Usage(LenientModel):
     """What the job has used, all attempts together."""
 
     accelerator_seconds: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Devices x seconds.")
@@ -122,7 +122,7 @@ class Usage(Observed):
     accelerator_seconds_per_thousand_samples: float | None = Field(default=None, description="The price of pictures.")
 
 
-class Status(Observed):
+class Status(LenientModel):
     """What the operator observed; written by it alone."""
 
     observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from .base import AbsolutePath, Cel, Line, ObjectName, Strict, Violation, immutable
+from .base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation, immutable
 from .pod_template import PodTemplate
 from .pods import Accelerator, KeyReference, Resources, SharedMemory
 from .reserved import RESERVED, owner_of
@@ -29,7 +29,7 @@ def _no_reserved() -> str:
     return f"[{listed}].all(s, !self.overrides.exists(o, {begins}))"
 
 
-class Algorithm(Strict):
+class Algorithm(StrictModel):
     """The algorithm, and whatever of the trainer's settings has no field here."""
 
     name: Literal["FlowGRPO", "DiffusionNFT", "DiffusionDPO", "Custom"] = Field(
@@ -70,7 +70,7 @@ class Algorithm(Strict):
                 yield Violation(("overrides", place), f"{match[1]} is reserved: it is set by {owner}")
 
 
-class Batch(Strict):
+class Batch(StrictModel):
     """How much one step learns from."""
 
     prompts: int = Field(default=8, ge=1, le=65536, description="Prompts a step.")
@@ -95,7 +95,7 @@ class Batch(Strict):
             yield Violation(("miniBatchPrompts",), f"{self.mini_batch_prompts} does not divide prompts, {self.prompts}")
 
 
-class Trainer(Strict):
+class Trainer(StrictModel):
     """The trainer's size and pace."""
 
     replicas: int = Field(default=1, ge=1, le=1024, description="Nodes; on one machine, processes.")
@@ -122,7 +122,7 @@ class Trainer(Strict):
         return self.replicas * self.accelerator.count
 
 
-class WeightSync(Strict):
+class WeightSync(StrictModel):
     """How new weights reach the engine."""
 
     transport: Literal["IPC", "NCCL", "HCCL", "SharedStore"] = Field(
@@ -135,7 +135,7 @@ class WeightSync(Strict):
     )
 
 
-class Checkpoint(Strict):
+class Checkpoint(StrictModel):
     """What a run can go on from."""
 
     every_steps: int = Field(default=20, ge=0, le=10_000_000, description="Save every so often. 0: only at the end.")

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from .base import RULE
-from .words import did_you_mean
+from .suggestions import did_you_mean
 from .yaml_document import Path
 
 KINDS = {

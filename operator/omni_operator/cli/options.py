@@ -51,7 +51,7 @@ def read_settings(path: Path) -> plan.ClusterSettings:
 
 def refused(loaded: LoadedJob, settings: plan.ClusterSettings) -> Iterator[Problem]:
     """Why the cluster would not run the job, and where the job says so."""
-    for violation in plan.refusals(loaded.job, settings):
+    for violation in plan.find_refusals(loaded.job, settings):
         yield Problem(loaded.document.where(violation.at), f"{format_path(violation.at)}: {violation.text}")
 
 

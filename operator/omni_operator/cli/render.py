@@ -39,12 +39,14 @@ def render(
     if cluster:
         typer.echo(_objects(loaded, settings, image, attempt), nl=False)
         return
-    job = plan.rooted(loaded.job, str(job_file.resolve().parent))
-    place = plan.one_machine(job, str(runs.resolve()))
-    console.say(shlex.join(plan.command(job, place)) if command else "\n".join(plan.overrides(job, place)))
+    job = plan.resolve_paths(loaded.job, str(job_file.resolve().parent))
+    layout = plan.local_layout(job, str(runs.resolve()))
+    console.say(
+        shlex.join(plan.render_command(job, layout)) if command else "\n".join(plan.render_overrides(job, layout))
+    )
 
 
 def _objects(loaded: LoadedJob, settings: Path | None, image: str | None, attempt: int) -> str:
     cluster = settings_of(settings, image)
     must_be_possible(loaded, cluster)
-    return plan.dumped(*plan.objects(loaded.job, attempt, cluster))
+    return plan.dump_yaml(*plan.render_objects(loaded.job, attempt, cluster))

@@ -59,19 +59,21 @@ def run(
     short = {"spec.trainer.totalSteps": steps, "spec.seed": seed}
     changes = [*(assignments or []), *(f"{name}={value}" for name, value in short.items() if value is not None)]
     loaded = console.loaded(job_file, changes)
-    job = plan.rooted(loaded.job, str(job_file.resolve().parent))
+    job = plan.resolve_paths(loaded.job, str(job_file.resolve().parent))
     devices = () if job.spec.trainer.accelerator.vendor == "CPU" else machine.devices()
     if found := tuple(preflight.problems(job, loaded.document, devices, training_stack.missing_stack())):
         console.refuse(console.report(found))
-    place = plan.one_machine(job, str(runs.resolve()))
-    folder = Path(place.run_folder)
+    layout = plan.local_layout(job, str(runs.resolve()))
+    folder = Path(layout.run_folder)
     try:
         with run_folder.locked(folder) as lock:
-            run_folder.prepare(folder, job, loaded.document, lambda each: plan.overrides(each, place), fresh=fresh)
+            run_folder.prepare(
+                folder, job, loaded.document, lambda each: plan.render_overrides(each, layout), fresh=fresh
+            )
             if run_folder.is_finished(folder, job.spec.trainer.total_steps):
                 _say_finished(job, folder)
                 return
-            session = Session(job, folder, plan.command(job, place, sys.executable), patience)
+            session = Session(job, folder, plan.render_command(job, layout, sys.executable), patience)
             code = session.run(lock, environment(os.environ, cpu=not devices), plain=plain)
     except run_folder.RunFolderError as error:
         console.refuse(str(error))

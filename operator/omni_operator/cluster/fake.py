@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from omni_operator.api.names import FIELD_MANAGER
-from omni_operator.status.times import stamp
+from omni_operator.status.timestamps import format_timestamp
 
 from .errors import ClusterError, Conflict, KindAbsent, NamespaceTerminating, NotFound
 from .kinds import Body, Kind, kind_of
@@ -120,7 +120,10 @@ class FakeCluster:
             raise NamespaceTerminating(f"namespace {meta['namespace']} is being terminated")
         made = copy.deepcopy(body)
         made["metadata"].update(
-            uid=f"uid-{next(self._uids)}", creationTimestamp=stamp(self._clock()), generation=1, manager=manager
+            uid=f"uid-{next(self._uids)}",
+            creationTimestamp=format_timestamp(self._clock()),
+            generation=1,
+            manager=manager,
         )
         return self._store(kind, made)
 
@@ -133,7 +136,9 @@ class FakeCluster:
         there = self._objects.get((kind, namespace, name))
         if there is None or there["metadata"].get("deletionTimestamp"):
             return
-        self._store(kind, {**there, "metadata": {**there["metadata"], "deletionTimestamp": stamp(self._clock())}})
+        self._store(
+            kind, {**there, "metadata": {**there["metadata"], "deletionTimestamp": format_timestamp(self._clock())}}
+        )
 
     def collect(self) -> None:
         """What the garbage collector does: delete whatever has lost its owner."""

@@ -1,4 +1,4 @@
-"""A job as the API server has it -> the terms that decisions rest on."""
+"""A job as the API server has it -> the facts that decisions depend on."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from datetime import UTC, datetime, timedelta
 
 from omni_operator.api.job import Spec
 from omni_operator.api.names import FINALIZER
+from omni_operator.status.job_facts import JobFacts, Rule
 from omni_operator.status.reasons import Action
-from omni_operator.status.terms import Rule, Terms
-from omni_operator.status.times import moment
+from omni_operator.status.timestamps import parse_timestamp
 
 from .kinds import Body
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-def bare_terms(body: Body) -> Terms:
+def metadata_facts(body: Body) -> JobFacts:
     """What is known of a job whose spec cannot be used."""
     meta = body["metadata"]
-    return Terms(
+    return JobFacts(
         namespace=str(meta.get("namespace") or ""),
         name=str(meta["name"]),
         uid=str(meta.get("uid") or ""),
         generation=int(meta.get("generation") or 0),
-        created=moment(meta.get("creationTimestamp")) or _EPOCH,
-        deleting=moment(meta.get("deletionTimestamp")),
-        held=FINALIZER in (meta.get("finalizers") or ()),
+        created=parse_timestamp(meta.get("creationTimestamp")) or _EPOCH,
+        deleting=parse_timestamp(meta.get("deletionTimestamp")),
+        has_finalizer=FINALIZER in (meta.get("finalizers") or ()),
     )
 
 
-def terms(body: Body, spec: Spec) -> Terms:
+def job_facts(body: Body, spec: Spec) -> JobFacts:
     """What decisions read of a job."""
-    bare, patient = bare_terms(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
+    bare, patient = metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
     accelerated = spec.trainer.accelerator.vendor != "CPU"
-    return Terms(
+    return JobFacts(
         namespace=bare.namespace,
         name=bare.name,
         uid=bare.uid,
         generation=bare.generation,
         created=bare.created,
         deleting=bare.deleting,
-        held=bare.held,
+        has_finalizer=bare.has_finalizer,
         suspend=spec.suspend,
         grace=timedelta(seconds=spec.suspend_policy.grace_seconds) if patient else None,
         active_deadline=_span(spec.active_deadline_seconds),

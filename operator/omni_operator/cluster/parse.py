@@ -8,8 +8,15 @@ from typing import Any
 
 from omni_operator.api import names
 from omni_operator.api.names import RENDERED_ANNOTATION
-from omni_operator.status.seen import HEAD, Ended, PodSeen, RayClusterSeen, RayJobSeen, Waiting
-from omni_operator.status.times import moment
+from omni_operator.status.observation import (
+    HEAD,
+    ObservedPod,
+    ObservedRayCluster,
+    ObservedRayJob,
+    TerminatedContainer,
+    WaitingContainer,
+)
+from omni_operator.status.timestamps import parse_timestamp
 
 from .kinds import Body
 
@@ -21,10 +28,10 @@ def attempt_of(body: Body) -> int | None:
     return names.attempt_of(body["metadata"].get("labels") or {})
 
 
-def rayjob(body: Body, attempt: int) -> RayJobSeen:
+def rayjob(body: Body, attempt: int) -> ObservedRayJob:
     """A RayJob."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
-    return RayJobSeen(
+    return ObservedRayJob(
         name=meta["name"],
         uid=meta["uid"],
         attempt=attempt,
@@ -40,7 +47,7 @@ def rayjob(body: Body, attempt: int) -> RayJobSeen:
         dashboard=str(status.get("dashboardURL") or ""),
         # `startTime` is when the cluster began to be made; the job's own time is nested where KubeRay knows it.
         started=_job_started(status),
-        ended=moment(status.get("endTime")),
+        ended=parse_timestamp(status.get("endTime")),
     )
 
 
@@ -48,16 +55,16 @@ def _job_started(status: Mapping[str, Any]) -> datetime | None:
     if status.get("jobDeploymentStatus") not in ("Running", "Complete", "Failed"):
         return None
     info = _map(status.get("rayJobInfo"))
-    return moment(info.get("startTime")) or moment(status.get("startTime"))
+    return parse_timestamp(info.get("startTime")) or parse_timestamp(status.get("startTime"))
 
 
-def raycluster(body: Body, attempt: int) -> RayClusterSeen:
+def raycluster(body: Body, attempt: int) -> ObservedRayCluster:
     """A RayCluster; its `state` is not read, because it stays `ready` whatever happens to the head."""
     meta, status = body["metadata"], _map(body.get("status"))
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
     head, failure = conditions.get("HeadPodReady"), conditions.get("ReplicaFailure")
     ready = {"True": True, "False": False}.get(str(head.get("status"))) if head else None
-    return RayClusterSeen(
+    return ObservedRayCluster(
         name=meta["name"],
         uid=meta["uid"],
         attempt=attempt,
@@ -65,7 +72,7 @@ def raycluster(body: Body, attempt: int) -> RayClusterSeen:
         deleting=bool(meta.get("deletionTimestamp")),
         head_ready=ready,
         head_reason=str(head.get("reason") or "") if head else "",
-        head_since=moment(head.get("lastTransitionTime")) if head else None,
+        head_since=parse_timestamp(head.get("lastTransitionTime")) if head else None,
         provisioned=_map(conditions.get("RayClusterProvisioned")).get("status") == "True",
         desired_workers=_count(status.get("desiredWorkerReplicas")),
         ready_workers=_count(status.get("readyWorkerReplicas")),
@@ -73,7 +80,7 @@ def raycluster(body: Body, attempt: int) -> RayClusterSeen:
     )
 
 
-def pod(body: Body, attempt: int) -> PodSeen:
+def pod(body: Body, attempt: int) -> ObservedPod:
     """A pod of a Ray cluster."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
     labels = _map(meta.get("labels"))
@@ -82,7 +89,7 @@ def pod(body: Body, attempt: int) -> PodSeen:
     containers = [*_items(status.get("initContainerStatuses")), *_items(status.get("containerStatuses"))]
     disrupted = disruption is not None and disruption.get("status") == "True"
     refused = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-    return PodSeen(
+    return ObservedPod(
         name=meta["name"],
         uid=meta["uid"],
         attempt=attempt,
@@ -100,18 +107,20 @@ def pod(body: Body, attempt: int) -> PodSeen:
     )
 
 
-def _waiting(containers: Iterable[Mapping[str, Any]]) -> Iterable[Waiting]:
+def _waiting(containers: Iterable[Mapping[str, Any]]) -> Iterable[WaitingContainer]:
     for item in containers:
         state = _map(_map(item.get("state")).get("waiting"))
         if reason := state.get("reason"):
-            yield Waiting(container=str(item.get("name")), reason=str(reason), message=str(state.get("message") or ""))
+            yield WaitingContainer(
+                container=str(item.get("name")), reason=str(reason), message=str(state.get("message") or "")
+            )
 
 
-def _ended(containers: Iterable[Mapping[str, Any]]) -> Iterable[Ended]:
+def _ended(containers: Iterable[Mapping[str, Any]]) -> Iterable[TerminatedContainer]:
     for item in containers:
         now, last = (_map(_map(item.get(name)).get("terminated")) for name in ("state", "lastState"))
         if state := now or last:
-            yield Ended(
+            yield TerminatedContainer(
                 container=str(item.get("name")),
                 reason=str(state.get("reason") or ""),
                 exit_code=_count(state.get("exitCode")),
@@ -136,4 +145,4 @@ def _count(value: Any) -> int:
 
 
 def _time(value: Any) -> datetime:
-    return moment(value) or datetime.fromisoformat(_EPOCH)
+    return parse_timestamp(value) or datetime.fromisoformat(_EPOCH)

@@ -15,13 +15,13 @@ from typing import TypeAlias
 
 from omni_operator.api.names import JOB_LABEL
 from omni_operator.status import evidence
-from omni_operator.status.seen import Evidence, Observed, PodSeen, RayClusterSeen, RayJobSeen
+from omni_operator.status.observation import Evidence, Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
 
 from . import parse
 from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
 
 EVIDENCE_KEPT = 8
-Seen: TypeAlias = RayJobSeen | RayClusterSeen | PodSeen | bytes
+Seen: TypeAlias = ObservedRayJob | ObservedRayCluster | ObservedPod | bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Store:
             return None
         child = Child(uid, version, _owner(body), str(meta.get("creationTimestamp") or ""), _seen(kind, body))
         entry.children[kind, meta["name"]] = child
-        if isinstance(child.seen, PodSeen):
+        if isinstance(child.seen, ObservedPod):
             self._remember(entry, child.seen)
         return key if old is None or old.seen != child.seen or old.uid != uid else None
 
@@ -133,15 +133,15 @@ class Store:
         """All jobs."""
         return [key for key, entry in self._jobs.items() if entry.raw is not None]
 
-    def observed(self, key: Key, uid: str) -> Observed:
+    def observed(self, key: Key, uid: str) -> Observation:
         """Children of the job with this uid, without reports and refusals."""
         entry = self._jobs.get(key, _Job())
         attempts = [child for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
         mine = [child for child in attempts if child.owner in ("", uid) and child.created >= entry.created]
-        return Observed(
-            rayjobs=tuple(child.seen for child in mine if isinstance(child.seen, RayJobSeen)),
-            clusters=tuple(child.seen for child in mine if isinstance(child.seen, RayClusterSeen)),
-            pods=tuple(child.seen for child in mine if isinstance(child.seen, PodSeen)),
+        return Observation(
+            rayjobs=tuple(child.seen for child in mine if isinstance(child.seen, ObservedRayJob)),
+            clusters=tuple(child.seen for child in mine if isinstance(child.seen, ObservedRayCluster)),
+            pods=tuple(child.seen for child in mine if isinstance(child.seen, ObservedPod)),
             leftovers=len(attempts) - len(mine),
             evidence=tuple(entry.evidence),
         )
@@ -167,8 +167,8 @@ class Store:
             return (namespace, str(job)) if kind not in ATTEMPT_KINDS or meta.get("uid") else None
         return None
 
-    def _remember(self, entry: _Job, pod: PodSeen) -> None:
-        found = evidence.of_pod(pod)
+    def _remember(self, entry: _Job, pod: ObservedPod) -> None:
+        found = evidence.find_evidence(pod)
         if found and (pod.attempt, found) not in entry.evidence:
             entry.evidence.append((pod.attempt, found))
             del entry.evidence[:-EVIDENCE_KEPT]

@@ -182,7 +182,7 @@ async def run(settings: Settings, access: Access, version: str) -> bool:
     async with ApiServer(access, metrics.requested, version=version) as cluster:
         reconciler = Reconciler(
             cluster=cluster, store=store, reports=book, settings=settings.cluster, clock=utc_now,
-            instance=settings.instance, patience=settings.patience, failed=metrics.failed,
+            instance=settings.instance, timeouts=settings.timeouts, failed=metrics.failed,
             made=lambda body: proof.written(RAYJOBS, body, time.monotonic()),
         )  # fmt: skip
         workers = Workers(

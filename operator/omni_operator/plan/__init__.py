@@ -1,26 +1,26 @@
 """Pure: a job to the trainer's overrides and the objects it needs."""
 
 from .cluster_settings import ClusterSettings
-from .entrypoint import entrypoint, in_pods, overrides_in_pods
-from .objects import attempt_objects, dumped, job_objects, objects
-from .overrides import command, overrides, settings
-from .place import Place, one_machine, rooted
-from .refusals import refusals
+from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
+from .objects import dump_yaml, render_attempt_objects, render_job_objects, render_objects
+from .overrides import render_command, render_overrides, render_settings
+from .refusals import find_refusals
+from .run_layout import RunLayout, local_layout, resolve_paths
 
 __all__ = [
     "ClusterSettings",
-    "Place",
-    "attempt_objects",
-    "command",
-    "dumped",
-    "entrypoint",
-    "in_pods",
-    "job_objects",
-    "objects",
-    "one_machine",
-    "overrides",
-    "overrides_in_pods",
-    "refusals",
-    "rooted",
-    "settings",
+    "RunLayout",
+    "render_attempt_objects",
+    "render_command",
+    "dump_yaml",
+    "render_entrypoint",
+    "resolve_for_pods",
+    "render_job_objects",
+    "render_objects",
+    "local_layout",
+    "render_overrides",
+    "render_pod_overrides",
+    "find_refusals",
+    "resolve_paths",
+    "render_settings",
 ]

@@ -28,7 +28,7 @@ ASCEND: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class NodeKind:
     """A kind of node, as its plug-in and scheduler know it."""
 
     runtime_class: str | None = None
@@ -36,10 +36,10 @@ class Kind:
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
 
-KINDS: Mapping[str, Kind] = {
-    "NVIDIA": Kind(runtime_class="nvidia"),
-    "Atlas-A2": Kind("ascend", {"ring-controller.atlas": "ascend-910b"}, {"accelerator-type": "module-910b-8"}),
-    "Atlas-A3": Kind("ascend", {"ring-controller.atlas": "ascend-910b"}, {"accelerator-type": "module-a3-16"}),
+NODE_KINDS: Mapping[str, NodeKind] = {
+    "NVIDIA": NodeKind(runtime_class="nvidia"),
+    "Atlas-A2": NodeKind("ascend", {"ring-controller.atlas": "ascend-910b"}, {"accelerator-type": "module-910b-8"}),
+    "Atlas-A3": NodeKind("ascend", {"ring-controller.atlas": "ascend-910b"}, {"accelerator-type": "module-a3-16"}),
 }
 
 
@@ -66,12 +66,12 @@ class Devices:
         return {self.resource: str(self.count)} if self.resource else {}
 
 
-def devices(accelerator: Accelerator, settings: ClusterSettings) -> Devices:
+def resolve_devices(accelerator: Accelerator, settings: ClusterSettings) -> Devices:
     """What an accelerator means on a cluster. One that names no vendor is the processor."""
     vendor = accelerator.vendor or "CPU"
     like_ascend = vendor == "Ascend" or (accelerator.preset or "").startswith("Atlas")
     # A mock's nodes have the resource alone: neither a RuntimeClass nor labels of real ones.
-    kind = KINDS[accelerator.preset] if accelerator.preset and vendor != "Mock" else Kind()
+    kind = NODE_KINDS[accelerator.preset] if accelerator.preset and vendor != "Mock" else NodeKind()
     ray_resource = accelerator.ray_resource or ("NPU" if like_ascend else "GPU")
     variables = {"VERL_PLATFORM": PLATFORMS[vendor]}
     if PLATFORMS[vendor] == "cpu":

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from omni_operator.api.base import NullFree, Strict
+from omni_operator.api.base import NullFree, StrictModel
 from omni_operator.api.pods import ResourceName, Vendor
 
 # What vendors call a device unless their plug-in was told otherwise; the settings and every job may say else.
 RESOURCE_NAMES: dict[Vendor, str] = {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/Ascend910"}
 
 
-class ClusterSettings(Strict):
+class ClusterSettings(StrictModel):
     """Settings of the operator that show in what it renders."""
 
     model_config = ConfigDict(validate_by_name=True)

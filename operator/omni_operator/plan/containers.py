@@ -10,7 +10,7 @@ from omni_operator.api.pods import Resources
 
 from . import quantity
 from .cluster_settings import ClusterSettings
-from .merge import merged
+from .merge import merge_templates
 
 Object = dict[str, Any]
 CONTAINER = "ray"
@@ -19,7 +19,7 @@ SHARED_MEMORY = "shared-memory"
 METRICS_PORT = 8080
 
 
-def pod_template(
+def render_pod_template(
     job: DiffusionRLJob, settings: ClusterSettings, *, labels: Mapping[str, str], env: Sequence[Object],
     resources: Resources, default_requests: Mapping[str, str], shared_memory: str, probe: Object,
 ) -> Object:  # fmt: skip
@@ -40,7 +40,7 @@ def pod_template(
         "readinessProbe": {
             "httpGet": probe, "initialDelaySeconds": 1, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 60,
         },
-        "resources": with_shared_memory(resources, default_requests, shared_memory),
+        "resources": add_shared_memory(resources, default_requests, shared_memory),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}],
     }  # fmt: skip
@@ -69,7 +69,7 @@ def volume(name: str, claim: str | None) -> Object:
     return {"name": name, "persistentVolumeClaim": {"claimName": claim}} if claim else {"name": name, "emptyDir": {}}
 
 
-def with_shared_memory(resources: Resources, default_requests: Mapping[str, str], size: str) -> Object:
+def add_shared_memory(resources: Resources, default_requests: Mapping[str, str], size: str) -> Object:
     """Requests and limits; shared memory is memory of the pod, so it comes on top of what the container may use."""
     made: Object = {"requests": {**default_requests, **resources.requests}}
     if resources.limits:
@@ -84,14 +84,14 @@ def with_shared_memory(resources: Resources, default_requests: Mapping[str, str]
     return made
 
 
-def secret_variable(variable: str, name: str, key: str) -> Object:
+def secret_env(variable: str, name: str, key: str) -> Object:
     """A variable with the value of a Secret's key."""
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
 
 
-def finished(template: Object, patch: Object, labels: Mapping[str, str]) -> Object:
+def apply_user_template(template: Object, patch: Object, labels: Mapping[str, str]) -> Object:
     """The template with the user's merged in; what the operator depends on stays as it is."""
-    made = merged(template, patch)
+    made = merge_templates(template, patch)
     made["metadata"]["labels"] |= labels
     containers = made["spec"]["containers"]
     # KubeRay takes the first container for Ray's.

@@ -7,8 +7,8 @@ import shlex
 
 from omni_operator.api import DiffusionRLJob
 
-from .overrides import command, overrides
-from .place import Place, rooted
+from .overrides import render_command, render_overrides
+from .run_layout import RunLayout, resolve_paths
 from .storage import model_path
 from .workers import JOB_FOLDER
 
@@ -17,33 +17,33 @@ CONTAINER_OUTPUT = "/proc/1/fd/1"
 JOIN_RAY = "ray_kwargs.ray_init.address=auto"
 
 
-def in_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, Place]:
+def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
     """The job with the paths that it has in its pods, and where it runs there."""
-    made = rooted(job, job.spec.runtime.working_dir)
+    made = resolve_paths(job, job.spec.runtime.working_dir)
     if not job.spec.model.base_is_folder:
         model = job.spec.model.model_copy(update={"base": model_path(job.spec.model.base)})
         made = made.model_copy(update={"spec": made.spec.model_copy(update={"model": model})})
     trainer, folder = job.spec.trainer, posixpath.join(job.spec.checkpoint.path, job.metadata.name)
-    return made, Place(folder, nodes=trainer.replicas, devices_per_node=trainer.accelerator.count)
+    return made, RunLayout(folder, nodes=trainer.replicas, devices_per_node=trainer.accelerator.count)
 
 
-def overrides_in_pods(job: DiffusionRLJob) -> list[str]:
+def render_pod_overrides(job: DiffusionRLJob) -> list[str]:
     """The trainer's settings: those of `drl run`, and the Ray cluster that is there already."""
-    return [*overrides(*in_pods(job)), JOIN_RAY]
+    return [*render_overrides(*resolve_for_pods(job)), JOIN_RAY]
 
 
-def entrypoint(job: DiffusionRLJob) -> str:
+def render_entrypoint(job: DiffusionRLJob) -> str:
     """`spec.entrypoint` of a RayJob, for a shell: the run folder gets what a local one has, then the trainer starts.
 
     What the trainer prints goes to Ray's log of the job, to the run folder, and to the container's own output, where
     `kubectl logs` finds it.
     """
-    made, place = in_pods(job)
-    folder = shlex.quote(place.run_folder)
+    made, layout = resolve_for_pods(job)
+    folder = shlex.quote(layout.run_folder)
     copied = " ".join(f"{JOB_FOLDER}/{name}" for name in (JOB, OVERRIDES))
     # Ray stops a job by signals to its whole process group: the copier stays until the trainer has said its last word.
     copier = f'(trap \'\' INT TERM; exec <"$pipe"; rm "$pipe"; exec tee -a {folder}/{LOG} {CONTAINER_OUTPUT})'
-    trainer = shlex.join([*command(made, place), JOIN_RAY])
+    trainer = shlex.join([*render_command(made, layout), JOIN_RAY])
     return (
         f'mkdir -p {folder} && cp -f {copied} {folder}/ && pipe=$(mktemp -u) && mkfifo "$pipe" '
         f'&& {{ {copier} & exec {trainer} >"$pipe" 2>&1; }}'

@@ -8,8 +8,8 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import Names
 
 from .cluster_settings import ClusterSettings
-from .containers import CONTAINER, METRICS_PORT, finished, pod_template
-from .merge import merged
+from .containers import CONTAINER, METRICS_PORT, apply_user_template, render_pod_template
+from .merge import merge_templates
 
 Object = dict[str, Any]
 SHARED_MEMORY = "256Mi"
@@ -18,16 +18,16 @@ REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 GCS, DASHBOARD, CLIENT = 6379, 8265, 10001
 
 
-def head_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+def render_head_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
     """`spec.rayClusterSpec.headGroupSpec` of a RayJob."""
     labels = Names(job.metadata.name).attempt_labels(attempt)
-    template = pod_template(
+    template = render_pod_template(
         job, settings, labels=labels, env=(), resources=job.spec.head.resources, default_requests=REQUESTS,
         shared_memory=SHARED_MEMORY, probe={"path": "/api/gcs_healthz", "port": DASHBOARD},
     )  # fmt: skip
     ports = {"gcs-server": GCS, "dashboard": DASHBOARD, "client": CLIENT, "metrics": METRICS_PORT}
     ours = {"name": CONTAINER, "ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}
-    template = merged(template, {"spec": {"containers": [ours]}})
+    template = merge_templates(template, {"spec": {"containers": [ours]}})
     return {
         "rayStartParams": {
             "dashboard-host": "0.0.0.0",
@@ -35,5 +35,5 @@ def head_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> 
             "num-gpus": "0",
             "object-store-memory": str(OBJECT_STORE_BYTES),
         },
-        "template": finished(template, dict(job.spec.head.pod_template), labels),
+        "template": apply_user_template(template, dict(job.spec.head.pod_template), labels),
     }

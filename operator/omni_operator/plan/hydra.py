@@ -15,12 +15,12 @@ _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 _BEFORE_INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
-def assignment(name: str, value: Value) -> str:
+def format_assignment(name: str, value: Value) -> str:
     """`name=value`."""
-    return f"{name}={literal(value)}"
+    return f"{name}={format_literal(value)}"
 
 
-def literal(value: Value) -> str:
+def format_literal(value: Value) -> str:
     """A value as Hydra writes it.
 
     Raises:
@@ -40,7 +40,7 @@ def literal(value: Value) -> str:
         case str():
             return _text(value)
         case _:
-            return "[" + ",".join(literal(item) for item in value) + "]"
+            return "[" + ",".join(format_literal(item) for item in value) + "]"
 
 
 def _text(value: str) -> str:

@@ -13,14 +13,14 @@ KEYS = {
 }  # fmt: skip
 
 
-def merged(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+def merge_templates(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """`base` with `patch` in it. Null removes; an item whose key `base` has is merged, another one is appended."""
     made = copy.deepcopy(base)
     for name, value in patch.items():
         if value is None:
             made.pop(name, None)
         elif isinstance(value, dict) and isinstance(made.get(name), dict):
-            made[name] = _one_source(name, made[name], merged(made[name], value), value)
+            made[name] = _one_source(name, made[name], merge_templates(made[name], value), value)
         elif name in KEYS and _keyed(KEYS[name], made.get(name)) and _keyed(KEYS[name], value):
             made[name] = _by_key(KEYS[name], made[name], value)
         else:
@@ -46,7 +46,7 @@ def _item(key: str, base: dict[str, Any], patch: dict[str, Any]) -> dict[str, An
         base = {name: value for name, value in base.items() if name not in kinds}
     elif key == "name" and _is_volume(base) and _is_volume(patch) and base.keys().isdisjoint(patch.keys() - {"name"}):
         base = {"name": base["name"]}
-    return merged(base, patch)
+    return merge_templates(base, patch)
 
 
 def _is_volume(item: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ DNS = 53
 HTTPS = 443
 
 
-def network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Object | None:
+def render_network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Object | None:
     """None where the job has it disabled."""
     mode = job.spec.security.network_policy
     if mode == "Disabled":

@@ -9,8 +9,8 @@ from omni_operator.api import DiffusionRLJob, Spec
 from omni_operator.api.reward import Scorer
 from omni_operator.api.training import ENTRYPOINT
 
-from .hydra import Value, assignment
-from .place import Place
+from .hydra import Value, format_assignment
+from .run_layout import RunLayout
 
 Settings = dict[str, Value]
 PYTHONS = ("python", "python3")
@@ -20,23 +20,23 @@ ACTOR = "actor_rollout_ref.actor"
 LOSSES = {"FlowGRPO": "flow_grpo", "DiffusionNFT": "diffusion_nft", "DiffusionDPO": "diffusion_dpo"}
 
 
-def overrides(job: DiffusionRLJob, place: Place) -> list[str]:
+def render_overrides(job: DiffusionRLJob, layout: RunLayout) -> list[str]:
     """All overrides in order: what the spec's fields say, then the user's own, which cannot contradict them."""
-    made = settings(job, place)
-    return [*(assignment(name, value) for name, value in made.items()), *job.spec.algorithm.overrides]
+    made = render_settings(job, layout)
+    return [*(format_assignment(name, value) for name, value in made.items()), *job.spec.algorithm.overrides]
 
 
-def command(job: DiffusionRLJob, place: Place, python: str = "python3") -> list[str]:
+def render_command(job: DiffusionRLJob, layout: RunLayout, python: str = "python3") -> list[str]:
     """The trainer's command line.
 
     Args:
         python: what runs where the entry point says `python` or `python3`.
     """
     first, *rest = job.spec.algorithm.entrypoint or ENTRYPOINT
-    return [python if first in PYTHONS else first, *rest, *overrides(job, place)]
+    return [python if first in PYTHONS else first, *rest, *render_overrides(job, layout)]
 
 
-def settings(job: DiffusionRLJob, place: Place) -> Settings:
+def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
     """What the fields of the job say; a field that is not given leaves the trainer's default alone."""
     spec = job.spec
     return {
@@ -46,7 +46,7 @@ def settings(job: DiffusionRLJob, place: Place) -> Settings:
         **_actor(spec),
         **_reward(spec.reward.scorers),
         "reward.num_workers": spec.reward.replicas,
-        **_trainer(job, place),
+        **_trainer(job, layout),
     }
 
 
@@ -143,7 +143,7 @@ def _arguments(scorer: Scorer) -> Settings:
     return {**server, **cast(Settings, scorer.settings)}
 
 
-def _trainer(job: DiffusionRLJob, place: Place) -> Settings:
+def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
     spec = job.spec
     return {
         "trainer.total_training_steps": spec.trainer.total_steps,
@@ -151,9 +151,9 @@ def _trainer(job: DiffusionRLJob, place: Place) -> Settings:
         "trainer.test_freq": spec.trainer.eval_every_steps,
         "trainer.max_actor_ckpt_to_keep": spec.checkpoint.keep,
         "trainer.resume_mode": "auto" if spec.checkpoint.resume == "Auto" else "disable",
-        "trainer.nnodes": place.nodes,
-        "trainer.n_gpus_per_node": place.devices_per_node,
-        "trainer.default_local_dir": place.run_folder,
+        "trainer.nnodes": layout.nodes,
+        "trainer.n_gpus_per_node": layout.devices_per_node,
+        "trainer.default_local_dir": layout.run_folder,
         "trainer.experiment_name": job.metadata.name,
         "trainer.seed": spec.seed,
     }

@@ -12,7 +12,7 @@ Object = dict[str, Any]
 RELABELLED = {JOB_LABEL: "diffusionrl_job", ATTEMPT_LABEL: "attempt", "ray.io/node-type": "ray_node_type"}
 
 
-def pod_monitor(job: DiffusionRLJob) -> Object | None:
+def render_pod_monitor(job: DiffusionRLJob) -> Object | None:
     """Scrapes Ray's metrics, and the engine's where the job names their port; None where it is off."""
     wanted = job.spec.observability.pod_monitor
     if not wanted.enabled:

@@ -9,9 +9,9 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import Names
 
 from .cluster_settings import ClusterSettings
-from .entrypoint import entrypoint
-from .head import head_group
-from .workers import DRIVER_RESOURCE, worker_group
+from .entrypoint import render_entrypoint
+from .head import render_head_group
+from .workers import DRIVER_RESOURCE, render_worker_group
 
 Object = dict[str, Any]
 # Queues and gangs are named by labels and annotations of these groups, which schedulers look for on the RayJob.
@@ -26,7 +26,7 @@ SCHEDULER_KEYS = frozenset({
 DEADLINE_SLACK_SECONDS = 60  # the operator's own deadline comes first, and says why
 
 
-def ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+def render_ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
     """The RayJob; labels, owner and namespace are the caller's.
 
     KubeRay submits it once and never again: a lost head ends the attempt, which the operator sees by itself, because
@@ -36,7 +36,7 @@ def ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Obj
         "submissionMode": "HTTPMode",
         "backoffLimit": 0,
         **_end(job, settings),
-        "entrypoint": entrypoint(job),
+        "entrypoint": render_entrypoint(job),
         # The training program runs beside its workers: the head has neither devices nor memory for it.
         "entrypointResources": json.dumps({DRIVER_RESOURCE: 0.001}),
         "rayClusterSpec": _cluster(job, attempt, settings),
@@ -46,15 +46,15 @@ def ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Obj
     metadata: Object = {
         "name": Names(job.metadata.name).attempt(attempt),
         "annotations": {
-            **passed_on(job.metadata.annotations),
+            **scheduler_entries(job.metadata.annotations),
             "ray.io/disable-provisioned-head-restart": "true",
         },
-        "labels": passed_on(job.metadata.labels),
+        "labels": scheduler_entries(job.metadata.labels),
     }
     return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec}
 
 
-def passed_on(entries: dict[str, str]) -> dict[str, str]:
+def scheduler_entries(entries: dict[str, str]) -> dict[str, str]:
     """Labels or annotations of a job that schedulers read on its RayJob."""
     return {name: value for name, value in entries.items() if name.startswith(SCHEDULERS) or name in SCHEDULER_KEYS}
 
@@ -62,8 +62,8 @@ def passed_on(entries: dict[str, str]) -> dict[str, str]:
 def _cluster(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
     made: Object = {
         "rayVersion": job.spec.runtime.ray_version or settings.ray_version,
-        "headGroupSpec": head_group(job, attempt, settings),
-        "workerGroupSpecs": [worker_group(job, attempt, settings)],
+        "headGroupSpec": render_head_group(job, attempt, settings),
+        "workerGroupSpecs": [render_worker_group(job, attempt, settings)],
     }
     if job.spec.security.ray_auth == "Token":
         made["authOptions"] = {"mode": "token"}

@@ -12,7 +12,7 @@ from .cluster_settings import ClusterSettings
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
-def refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violation]:
+def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violation]:
     """Every reason not to start the job here; `at` starts below the job."""
     return [*_image(job, settings), *_devices(job, settings), *_storage(job), *_queue(job)]
 

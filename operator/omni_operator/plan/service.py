@@ -14,7 +14,7 @@ Object = dict[str, Any]
 HEAD_LABELS = {"ray.io/node-type": "head"}
 
 
-def head_service(job: DiffusionRLJob) -> Object:
+def render_head_service(job: DiffusionRLJob) -> Object:
     """Headless: `kubectl port-forward service/<job>-head 8265` works in every attempt; KubeRay's own has its name."""
     ports = {"dashboard": DASHBOARD, "metrics": METRICS_PORT}
     return {

@@ -6,25 +6,25 @@ from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 
-from .containers import CONTAINER, secret_variable, volume
-from .merge import merged
+from .containers import CONTAINER, secret_env, volume
+from .merge import merge_templates
 
 Object = dict[str, Any]
 RUNS, MODELS = "runs", "models"
 MODELS_PATH = "/var/lib/diffusionrl/models"
 
 
-def with_runs(template: Object, job: DiffusionRLJob) -> Object:
+def add_run_folder(template: Object, job: DiffusionRLJob) -> Object:
     """A pod that has the folder of the run folders: a claim, or one that ends with the pod."""
     checkpoint = job.spec.checkpoint
     added = {
         "containers": [{"name": CONTAINER, "volumeMounts": [{"name": RUNS, "mountPath": checkpoint.path}]}],
         "volumes": [volume(RUNS, checkpoint.claim_name)],
     }
-    return merged(template, {"spec": added})
+    return merge_templates(template, {"spec": added})
 
 
-def with_model(template: Object, job: DiffusionRLJob) -> Object:
+def add_model(template: Object, job: DiffusionRLJob) -> Object:
     """A pod that fetches the job's model before it starts, where the model is an id of a hub."""
     model = job.spec.model
     if model.base_is_folder:
@@ -43,13 +43,13 @@ def with_model(template: Object, job: DiffusionRLJob) -> Object:
     if model.revision:
         fetch["command"] += ["--revision", model.revision]
     if model.token_secret_ref:
-        fetch["env"].append(secret_variable("HF_TOKEN", model.token_secret_ref.name, model.token_secret_ref.key))
+        fetch["env"].append(secret_env("HF_TOKEN", model.token_secret_ref.name, model.token_secret_ref.key))
     added = {
         "initContainers": [fetch],
         "containers": [{"name": CONTAINER, "volumeMounts": [{**mount, "readOnly": True}]}],
         "volumes": [volume(MODELS, model.cache.claim_name if model.cache else None)],
     }
-    return merged(template, {"spec": added})
+    return merge_templates(template, {"spec": added})
 
 
 def model_path(base: str) -> str:

@@ -8,11 +8,11 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import REPORTS_PATH, TRAINER_GROUP, Names, report_audience
 
 from . import quantity
-from .accelerators import Devices, devices
+from .accelerators import Devices, resolve_devices
 from .cluster_settings import ClusterSettings
-from .containers import CONTAINER, finished, pod_template, secret_variable
-from .merge import merged
-from .storage import with_model, with_runs
+from .containers import CONTAINER, apply_user_template, render_pod_template, secret_env
+from .merge import merge_templates
+from .storage import add_model, add_run_folder
 
 Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
@@ -24,20 +24,20 @@ TOKEN_SECONDS = 3600  # the kubelet renews it long before
 DRIVER_RESOURCE = "trainer"  # where the training program may run: beside its workers, with their devices
 
 
-def worker_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+def render_worker_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
     """The one entry of `spec.rayClusterSpec.workerGroupSpecs` of a RayJob."""
     trainer, names = job.spec.trainer, Names(job.metadata.name)
-    needs = devices(trainer.accelerator, settings)
+    needs = resolve_devices(trainer.accelerator, settings)
     labels = names.attempt_labels(attempt)
     variables = [*needs.env, {"name": "DIFFUSIONRL_ATTEMPT", "value": str(attempt)}]
-    template = pod_template(
+    template = render_pod_template(
         job, settings, labels={**needs.labels, **labels}, env=variables, resources=trainer.resources,
         default_requests=REQUESTS, shared_memory=trainer.shared_memory.size_limit,
         probe={"path": "/api/local_raylet_healthz", "port": 52365},
     )  # fmt: skip
-    template = with_model(with_runs(template, job), job)
+    template = add_model(add_run_folder(template, job), job)
     for part in (_placement(job, needs), _job_folder(names.config(attempt)), _tracking(job), _reports(job, settings)):
-        template = merged(template, part)
+        template = merge_templates(template, part)
     return {
         "groupName": TRAINER_GROUP,
         "replicas": trainer.replicas,
@@ -49,7 +49,7 @@ def worker_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -
             needs.ray_resource: str(needs.count),
             DRIVER_RESOURCE: "1",
         },
-        "template": finished(template, dict(trainer.pod_template), labels),
+        "template": apply_user_template(template, dict(trainer.pod_template), labels),
     }
 
 
@@ -85,7 +85,7 @@ def _job_folder(config: str) -> Object:
 
 def _tracking(job: DiffusionRLJob) -> Object:
     secret = job.spec.observability.tracking.wandb_secret_ref
-    return _with_env([secret_variable("WANDB_API_KEY", secret.name, secret.key)]) if secret else {}
+    return _with_env([secret_env("WANDB_API_KEY", secret.name, secret.key)]) if secret else {}
 
 
 def _reports(job: DiffusionRLJob, settings: ClusterSettings) -> Object:
@@ -100,7 +100,7 @@ def _reports(job: DiffusionRLJob, settings: ClusterSettings) -> Object:
         "DIFFUSIONRL_REPORT_TOKEN_FILE": f"{TOKEN_FOLDER}/{TOKEN_FILE}",
     }
     env = [{"name": name, "value": value} for name, value in variables.items()]
-    return merged(_mounted("report-token", volume, TOKEN_FOLDER), _with_env(env))
+    return merge_templates(_mounted("report-token", volume, TOKEN_FOLDER), _with_env(env))
 
 
 def _mounted(name: str, source: Object, path: str) -> Object:

@@ -1,1 +1,1 @@
-"""PURE: what is seen of a job -> what to do next, and what its status says."""
+"""PURE: what is observed of a job -> what to do next, and what its status says."""

@@ -9,29 +9,29 @@ from typing import Literal
 
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status
 
-from .classify import Going, Stage
-from .seen import Observed, Refusal, Report
+from .observation import Observation, Refusal, TrainerReport
 from .situation import (
     Active,
+    BetweenAttempts,
     Creating,
     Deleting,
-    Done,
     Failing,
     Finished,
     Invalid,
     Situation,
+    Succeeding,
     Suspended,
     Suspending,
-    Waiting,
 )
-from .times import moment, stamp
+from .timestamps import format_timestamp, parse_timestamp
+from .verdict import InProgress, Stage
 
 Truth = Literal["True", "False", "Unknown"]
 MESSAGE_LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ConditionValue:
     """A condition without its times."""
 
     status: Truth
@@ -39,9 +39,24 @@ class Said:
     message: str = ""
 
 
+def true_because(reason: str, message: str = "") -> ConditionValue:
+    """A condition with status True."""
+    return ConditionValue("True", reason, message)
+
+
+def false_because(reason: str, message: str = "") -> ConditionValue:
+    """A condition with status False."""
+    return ConditionValue("False", reason, message)
+
+
+def unknown_because(reason: str, message: str = "") -> ConditionValue:
+    """A condition with status Unknown."""
+    return ConditionValue("Unknown", reason, message)
+
+
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """When the trainer of the running attempt was last heard, and how long it may be silent.
+class Heartbeat:
+    """When the trainer of the running attempt was last heartbeat, and how long it may be silent.
 
     Attributes:
         at: None: never in this attempt.
@@ -55,131 +70,162 @@ class Heard:
     max_age: timedelta = timedelta.max
 
 
-Table = Mapping[str, Said]
+Table = Mapping[str, ConditionValue]
 
 
-def conditions(
-    situation: Situation, seen: Observed, refusal: Refusal | None, updated: Said, heard: Heard, now: datetime
+def derive_conditions(
+    situation: Situation,
+    observed: Observation,
+    refusal: Refusal | None,
+    updated: ConditionValue,
+    heartbeat: Heartbeat,
+    now: datetime,
 ) -> Table | None:
     """What every condition says; None where all stay as they are."""
     match situation:
         case Finished() | Deleting():
             return None
         case Invalid(text=text):
-            refused = Said("False", "InvalidSpec", text)
-            return _table(refused, refused, Said("Unknown", "InvalidSpec"), updated=refused)
+            refused = false_because("InvalidSpec", text)
+            return _table(refused, refused, unknown_because("InvalidSpec"), updated=refused)
         case Creating(attempt=attempt):
             return _creating(attempt, refusal, updated)
         case Active(attempt=attempt, going=going):
-            return _active(attempt, going, seen, refusal, updated, heard, now)
-        case Waiting(text=text):
-            between = Said("Unknown", "BetweenAttempts", text)
-            return _table(between, Said("False", "BetweenAttempts", text), between, updated=updated)
+            return _active(attempt, going, observed, refusal, updated, heartbeat, now)
+        case BetweenAttempts(text=text):
+            between = unknown_because("BetweenAttempts", text)
+            return _table(between, false_because("BetweenAttempts", text), between, updated=updated)
         case Suspending(reason=reason, text=text):
-            stopping = Said("False", "Suspending", text)
-            return _table(stopping, stopping, Said("Unknown", "Suspending"), Said("Unknown", reason, text), updated)
-        case Suspended():
-            held = Said("False", "Suspended", "spec.suspend is true")
+            stopping = false_because("Suspending", text)
             return _table(
-                held, held, Said("Unknown", "Suspended"), Said("True", "Suspended", "it holds nothing"), updated
+                stopping,
+                stopping,
+                unknown_because("Suspending"),
+                unknown_because(reason, text),
+                updated,
             )
-        case Done(attempt=attempt):
-            over = Said("False", "Finished")
-            return _table(over, over, Said("True", "AttemptSucceeded", f"attempt {attempt}"), updated=updated)
+        case Suspended():
+            has_finalizer = false_because("Suspended", "spec.suspend is true")
+            return _table(
+                has_finalizer,
+                has_finalizer,
+                unknown_because("Suspended"),
+                true_because("Suspended", "it holds nothing"),
+                updated,
+            )
+        case Succeeding(attempt=attempt):
+            over = false_because("Finished")
+            return _table(over, over, true_because("AttemptSucceeded", f"attempt {attempt}"), updated=updated)
         case Failing(attempt=attempt, reason=reason, text=text, final=final, why=why):
-            over = Said("False", reason.value, text)
+            over = false_because(reason.value, text)
             said = f"attempt {attempt}: {text}"
             if not final:
-                return _table(over, over, Said("Unknown", "BetweenAttempts", said), updated=updated)
-            failed = Said("True", reason.value, f"{said}; {why}")
-            return _table(over, over, Said("False", reason.value, said), updated=updated, failed=failed)
+                return _table(over, over, unknown_because("BetweenAttempts", said), updated=updated)
+            failed = true_because(reason.value, f"{said}; {why}")
+            return _table(over, over, false_because(reason.value, said), updated=updated, failed=failed)
+
+
+NOT_SUSPENDED = false_because("NotRequested")
+UP_TO_DATE = true_because("AsRequested")
+NOT_FAILED = false_because("NoFailure")
+NOT_RUNNING = unknown_because("NotRunning")
 
 
 def _table(
-    admitted: Said,
-    ready: Said,
-    succeeded: Said,
-    suspended: Said = Said("False", "NotRequested"),
-    updated: Said = Said("True", "AsRequested"),
-    failed: Said = Said("False", "NoFailure"),
-    weights: Said = Said("Unknown", "NotRunning"),
-    stalled: Said = Said("Unknown", "NotRunning"),
+    admitted: ConditionValue,
+    ready: ConditionValue,
+    succeeded: ConditionValue,
+    suspended: ConditionValue = NOT_SUSPENDED,
+    updated: ConditionValue = UP_TO_DATE,
+    failed: ConditionValue = NOT_FAILED,
+    weights: ConditionValue = NOT_RUNNING,
+    stalled: ConditionValue = NOT_RUNNING,
 ) -> Table:
     return dict(
         zip(CONDITION_TYPES, (admitted, ready, weights, updated, stalled, suspended, succeeded, failed), strict=True)
     )
 
 
-def _creating(attempt: int, refusal: Refusal | None, updated: Said) -> Table:
+def _creating(attempt: int, refusal: Refusal | None, updated: ConditionValue) -> Table:
     if refusal:
-        refused = Said("False", refusal.kind, refusal.text)
-        return _table(refused, refused, Said("Unknown", refusal.kind), updated=updated)
-    made = Said("Unknown", "AttemptCreated", f"attempt {attempt}")
-    return _table(made, Said("False", "Starting"), made, updated=updated)
+        refused = false_because(refusal.kind, refusal.text)
+        return _table(refused, refused, unknown_because(refusal.kind), updated=updated)
+    made = unknown_because("AttemptCreated", f"attempt {attempt}")
+    return _table(made, false_because("Starting"), made, updated=updated)
 
 
 def _active(
-    attempt: int, going: Going, seen: Observed, refusal: Refusal | None, updated: Said, heard: Heard, now: datetime
+    attempt: int,
+    going: InProgress,
+    observed: Observation,
+    refusal: Refusal | None,
+    updated: ConditionValue,
+    heartbeat: Heartbeat,
+    now: datetime,
 ) -> Table:
     if going.stage is Stage.QUEUED:
-        queued = Said("False", "Queued", "a queue holds the RayJob back (its spec.suspend is true)")
-        return _table(queued, Said("False", "Queued"), Said("Unknown", "Queued"), updated=updated)
-    admitted = Said("True", "ChildUnsuspended")
-    trouble = Said("False", going.trouble_kind, going.trouble) if going.trouble_kind else None
-    if trouble is None and refusal:
-        trouble = Said("False", refusal.kind, refusal.text)
+        queued = false_because("Queued", "a queue holds the RayJob back (its spec.suspend is true)")
+        return _table(queued, false_because("Queued"), unknown_because("Queued"), updated=updated)
+    admitted = true_because("ChildUnsuspended")
+    problem = false_because(going.problem_reason, going.problem) if going.problem_reason else None
+    if problem is None and refusal:
+        problem = false_because(refusal.kind, refusal.text)
     if going.stage is Stage.STARTING:
-        starting = Said("False", "Starting", f"attempt {attempt}")
-        return _table(admitted, trouble or starting, Said("Unknown", "Starting"), updated=updated)
-    report = seen.report_of(attempt)
+        starting = false_because("Starting", f"attempt {attempt}")
+        return _table(admitted, problem or starting, unknown_because("Starting"), updated=updated)
+    report = observed.report_of(attempt)
     return _table(
         admitted,
-        trouble or _serving(seen, attempt),
-        Said("Unknown", "Running", (report.phase if report else None) or ""),
+        problem or _serving(observed, attempt),
+        unknown_because("Running", (report.phase if report else None) or ""),
         updated=updated,
-        weights=_weights(report, heard, now),
-        stalled=_stalled(heard, now),
+        weights=_weights(report, heartbeat, now),
+        stalled=_stalled(heartbeat, now),
     )
 
 
-def _serving(seen: Observed, attempt: int) -> Said:
-    cluster = seen.cluster(attempt)
+def _serving(observed: Observation, attempt: int) -> ConditionValue:
+    cluster = observed.cluster(attempt)
     if cluster is None:
-        return Said("False", "PodsNotReady", "KubeRay has not made the RayCluster yet")
+        return false_because("PodsNotReady", "KubeRay has not made the RayCluster yet")
     ready, desired = cluster.ready_workers, cluster.desired_workers
     if cluster.head_ready and ready >= desired:
-        return Said("True", "TrainerAndRolloutsServing")
+        return true_because("TrainerAndRolloutsServing")
     head = "ready" if cluster.head_ready else "not ready"
-    return Said("False", "PodsNotReady", f"head {head}, workers {ready}/{desired}")
+    return false_because("PodsNotReady", f"head {head}, workers {ready}/{desired}")
 
 
-def _weights(report: Report | None, heard: Heard, now: datetime) -> Said:
+def _weights(report: TrainerReport | None, heartbeat: Heartbeat, now: datetime) -> ConditionValue:
     if report is None or report.version is None:
-        return Said("Unknown", "NoReports", "the trainer has not reported a weight version")
+        return unknown_because("NoReports", "the trainer has not reported a weight version")
     if report.min_version is None:
-        return Said("Unknown", "ReplicasUnknown", f"trainer at {report.version}; no engine reported its version")
+        return ConditionValue(
+            "Unknown", "ReplicasUnknown", f"trainer at {report.version}; no engine reported its version"
+        )
     lag = report.version - report.min_version
-    if lag > heard.max_lag:
-        return Said("False", "ReplicaBehind", f"an engine is at {report.min_version}, the trainer at {report.version}")
-    if report.synced_at and now - report.synced_at >= heard.max_age:
-        return Said("False", "WeightsOld", f"weights were last sent at {stamp(report.synced_at)}")
-    return Said("True", "InSync")
+    if lag > heartbeat.max_lag:
+        return ConditionValue(
+            "False", "ReplicaBehind", f"an engine is at {report.min_version}, the trainer at {report.version}"
+        )
+    if report.synced_at and now - report.synced_at >= heartbeat.max_age:
+        return false_because("WeightsOld", f"weights were last sent at {format_timestamp(report.synced_at)}")
+    return true_because("InSync")
 
 
-def _stalled(heard: Heard, now: datetime) -> Said:
-    if heard.at is None:
-        return Said("Unknown", "NoReports", "the trainer has not reported")
-    if now >= heard.at + heard.silence:
-        return Said("True", "HeartbeatStopped", f"the last report came at {stamp(heard.at)}")
-    return Said("False", "StepAdvancing")
+def _stalled(heartbeat: Heartbeat, now: datetime) -> ConditionValue:
+    if heartbeat.at is None:
+        return unknown_because("NoReports", "the trainer has not reported")
+    if now >= heartbeat.at + heartbeat.silence:
+        return true_because("HeartbeatStopped", f"the last report came at {format_timestamp(heartbeat.at)}")
+    return false_because("StepAdvancing")
 
 
-def merge(previous: Status, said: Table, generation: int, now: datetime) -> tuple[Condition, ...]:
+def update_conditions(previous: Status, said: Table, generation: int, now: datetime) -> tuple[Condition, ...]:
     """The conditions with their times: a transition's time moves only when the status flips."""
     made = []
     for kind in CONDITION_TYPES:
         new, old = said[kind], previous.condition(kind)
-        flipped = old is None or old.status != new.status or moment(old.last_transition_time) is None
+        flipped = old is None or old.status != new.status or parse_timestamp(old.last_transition_time) is None
         made.append(
             Condition(
                 type=kind,
@@ -187,7 +233,7 @@ def merge(previous: Status, said: Table, generation: int, now: datetime) -> tupl
                 reason=new.reason,
                 message=new.message[:MESSAGE_LIMIT],
                 observed_generation=generation,
-                last_transition_time=stamp(now) if flipped or old is None else old.last_transition_time,
+                last_transition_time=format_timestamp(now) if flipped or old is None else old.last_transition_time,
             )
         )
     return tuple(made)

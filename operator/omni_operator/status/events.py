@@ -36,7 +36,7 @@ class Event:
     key: str
 
 
-def events(previous: Status, new: Status) -> tuple[Event, ...]:
+def find_events(previous: Status, new: Status) -> tuple[Event, ...]:
     """What happened between two statuses."""
     made: list[Event] = []
     if new.attempts > max(1, previous.attempts):  # the first one is no news to whoever made the job

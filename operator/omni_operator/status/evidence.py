@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from .observation import Evidence, ObservedPod
 from .reasons import FailureReason
-from .seen import Evidence, PodSeen
 
 # Words of drivers and collective libraries, most telling first.
 _SIGNS = (
@@ -20,8 +20,10 @@ _SIGNS = (
 )  # fmt: skip
 _COMPILED = tuple((reason, re.compile(pattern, re.IGNORECASE)) for reason, pattern in _SIGNS)
 TEXT_LIMIT = 512
-PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
-HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+PULL_ERRORS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+PERMANENT_PULL_ERRORS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
@@ -30,12 +32,12 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
     return line if len(line) <= limit else "..." + line[-(limit - 3) :]
 
 
-def by_words(text: str) -> FailureReason | None:
+def reason_from_text(text: str) -> FailureReason | None:
     """The reason that an error's words betray; None where they say nothing known."""
     return next((reason for reason, pattern in _COMPILED if pattern.search(text)), None)
 
 
-def of_pod(pod: PodSeen) -> Evidence | None:
+def find_evidence(pod: ObservedPod) -> Evidence | None:
     """What this pod's state says about a failure, if it says something that outlives the pod."""
     if pod.disrupted:
         return Evidence(reason=FailureReason.PREEMPTED, text=shorten(f"pod {pod.name}: {pod.disrupted}"))
@@ -45,21 +47,21 @@ def of_pod(pod: PodSeen) -> Evidence | None:
                 reason=FailureReason.OUT_OF_MEMORY,
                 text=f"container {end.container} of pod {pod.name} was killed: out of memory",
             )
-        found = by_words(end.message) if end.exit_code else None
+        found = reason_from_text(end.message) if end.exit_code else None
         if found:
             return Evidence(reason=found, text=shorten(f"pod {pod.name}: {end.message}"))
     return None
 
 
-def pulling(pod: PodSeen) -> str:
+def image_pull_error(pod: ObservedPod) -> str:
     """Words about an image that this pod cannot pull; empty where it can."""
     for wait in pod.waiting:
-        if wait.reason in PULLING:
+        if wait.reason in PULL_ERRORS:
             return shorten(f"pod {pod.name}, container {wait.container}: {wait.reason}: {wait.message}".rstrip(": "))
     return ""
 
 
-def crashing(pod: PodSeen, restarts: int) -> str:
+def crash_loop_error(pod: ObservedPod, restarts: int) -> str:
     """Words about a container that keeps failing; empty where none does."""
     if pod.restarts < restarts or not any(wait.reason == "CrashLoopBackOff" for wait in pod.waiting):
         return ""

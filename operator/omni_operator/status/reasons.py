@@ -5,19 +5,6 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Condition(str, Enum):
-    """Types of conditions, in the order in which they are listed."""
-
-    ADMITTED = "Admitted"
-    READY = "Ready"
-    WEIGHTS_IN_SYNC = "WeightsInSync"
-    UPDATED = "Updated"
-    PROGRESS_STALLED = "ProgressStalled"
-    SUSPENDED = "Suspended"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-
-
 class FailureReason(str, Enum):
     """Why an attempt ended without success: what `spec.failurePolicy` can name, and `ChildDeleted`, which it cannot."""
 

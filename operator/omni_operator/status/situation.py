@@ -8,22 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from .classify import Going
 from .reasons import Action, FailureReason
+from .verdict import InProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class AddFinalizer:
     """Put our finalizer on the job."""
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class RemoveFinalizer:
     """Take our finalizer off the job."""
 
 
 @dataclass(frozen=True, slots=True)
-class EnsureShared:
+class ApplyShared:
     """Make, or put right, the objects that all attempts share."""
 
 
@@ -48,13 +48,13 @@ class DeleteSelf:
 
 
 @dataclass(frozen=True, slots=True)
-class AskCheckpoint:
+class RequestCheckpoint:
     """Tell the trainer, in the answer to its next report, to save a checkpoint."""
 
     since: datetime
 
 
-Step = Hold | Release | EnsureShared | CreateAttempt | DeleteRayJob | DeleteSelf | AskCheckpoint
+Step = AddFinalizer | RemoveFinalizer | ApplyShared | CreateAttempt | DeleteRayJob | DeleteSelf | RequestCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class Active:
     """An attempt goes on."""
 
     attempt: int
-    going: Going
+    going: InProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class BetweenAttempts:
     """Between two attempts: leftovers of the last one, or the pause before the next one."""
 
     text: str
@@ -116,7 +116,7 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Succeeding:
     """The running attempt succeeded just now."""
 
     attempt: int
@@ -142,7 +142,9 @@ class Failing:
     why: str = ""
 
 
-Situation = Invalid | Deleting | Finished | Creating | Active | Waiting | Suspending | Suspended | Done | Failing
+Situation = (
+    Invalid | Deleting | Finished | Creating | Active | BetweenAttempts | Suspending | Suspended | Succeeding | Failing
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Decision:
     """What a pass does: the steps, in their order, and where the job stands.
 
     Attributes:
-        wake: when to look again though nothing was heard; None: at the next resync.
+        wake: when to look again though nothing was heartbeat; None: at the next resync.
     """
 
     situation: Situation

@@ -134,7 +134,7 @@ def test_values_reach_the_operator(chart: Render, tmp_path: Path) -> None:
     assert read.cluster.ray_version == "2.61.0"
     assert read.cluster.resource_names == {"NVIDIA": "example.com/gpu", "Ascend": "huawei.com/Ascend910"}
     assert read.cluster.report_url is None
-    assert (read.log_format, read.verbose, read.passes, read.patience.stall.total_seconds()) == ("json", True, 3, 0.5)
+    assert (read.log_format, read.verbose, read.passes, read.timeouts.stall.total_seconds()) == ("json", True, 3, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,10 @@ def applied() -> set[Kind]:
         "apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"name": "j", "namespace": "n"}, "spec": spec,
     })  # fmt: skip
     settings = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
-    return {kind_of(body) for body in (*plan.job_objects(job, settings), *plan.attempt_objects(job, 1, settings))}
+    return {
+        kind_of(body)
+        for body in (*plan.render_job_objects(job, settings), *plan.render_attempt_objects(job, 1, settings))
+    }
 
 
 def needed() -> set[Right]:

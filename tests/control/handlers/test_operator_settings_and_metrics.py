@@ -27,7 +27,7 @@ def test_settings_come_from_the_environment() -> None:
         "system",
     )  # fmt: skip
     assert (made.namespaces, made.cluster.image, made.instance) == (("a", "b"), "x:1", "pod-1")
-    assert made.patience.stall == timedelta(seconds=30)
+    assert made.timeouts.stall == timedelta(seconds=30)
     assert made.cluster.resource_names == {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/npu"}
     assert (made.namespace, made.lease_namespace) == ("system", "a")
     assert from_environ({}, "system").lease_namespace == "system"

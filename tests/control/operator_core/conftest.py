@@ -15,8 +15,8 @@ from omni_operator.cluster.store import Store
 from omni_operator.plan import ClusterSettings
 from omni_operator.reconcile import Reconciler
 from omni_operator.reports import Book
-from omni_operator.status.report import parse
-from omni_operator.status.terms import Patience
+from omni_operator.status.timeouts import Timeouts
+from omni_operator.status.trainer_report import parse_event
 
 KEY: Key = ("team-a", "red")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -47,7 +47,7 @@ class World:
         self.store, self.book = Store(), Book()
         self.reconciler = Reconciler(
             cluster=self.cluster, store=self.store, reports=self.book, settings=ClusterSettings(image="rollout:1"),
-            clock=lambda: self.now, instance="test", patience=Patience(),
+            clock=lambda: self.now, instance="test", timeouts=Timeouts(),
         )  # fmt: skip
         self.wakes: dict[Key, datetime] = {}
         for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS, SERVICES, NETWORK_POLICIES):
@@ -189,7 +189,7 @@ class World:
 
     def report(self, event: str = "step", attempt: int = 1, key: Key = KEY, **fields: Any) -> dict[str, Any]:
         """The trainer posts; the answer."""
-        answer = self.book.take(key, parse({"attempt": attempt, "event": event, **fields}), self.now)
+        answer = self.book.take(key, parse_event({"attempt": attempt, "event": event, **fields}), self.now)
         self.wakes[key] = self.now
         return answer
 

@@ -17,7 +17,7 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, crd
 from omni_operator.api.names import RENDERED_ANNOTATION, report_audience
 from omni_operator.api.pod_template import host_access
-from omni_operator.plan.objects import digest
+from omni_operator.plan.objects import compute_digest
 
 MakeJob = Callable[..., DiffusionRLJob]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
@@ -25,7 +25,7 @@ NVIDIA = "spec.trainer.accelerator={vendor: NVIDIA, count: 1, preset: NVIDIA}"
 
 
 def by_kind(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS, attempt: int = 1) -> dict[str, Any]:
-    return {body["kind"]: body for body in plan.objects(job, attempt, settings)}
+    return {body["kind"]: body for body in plan.render_objects(job, attempt, settings)}
 
 
 def ray_job(job: DiffusionRLJob, settings: plan.ClusterSettings = SETTINGS) -> dict[str, Any]:
@@ -75,7 +75,9 @@ def test_the_training_program_is_that_of_a_local_run_in_another_folder(make_job:
     entry = ray_job(job)["spec"]["entrypoint"]
     before, _, line = entry.partition(" & exec ")
     words = shlex.split(line.removesuffix(' >"$pipe" 2>&1; }'))
-    local = plan.overrides(plan.rooted(job, "/opt/x"), plan.Place("/data/a-job", nodes=1, devices_per_node=1))
+    local = plan.render_overrides(
+        plan.resolve_paths(job, "/opt/x"), plan.RunLayout("/data/a-job", nodes=1, devices_per_node=1)
+    )
     assert words[:3] == ["python3", "-m", "verl_omni.trainer.main_diffusion"]
     assert words[3:] == [*local, "ray_kwargs.ray_init.address=auto"]
     assert before.startswith("mkdir -p /data/a-job && cp -f ")
@@ -292,8 +294,8 @@ def test_a_pod_monitor_is_made_where_it_is_wanted(make_job: MakeJob) -> None:
 
 
 def test_owners_are_named_once_the_job_is_on_a_cluster(make_job: MakeJob) -> None:
-    assert all("ownerReferences" not in body["metadata"] for body in plan.objects(make_job(), 1, SETTINGS))
-    for body in plan.objects(make_job("metadata.uid=u-1"), 1, SETTINGS):
+    assert all("ownerReferences" not in body["metadata"] for body in plan.render_objects(make_job(), 1, SETTINGS))
+    for body in plan.render_objects(make_job("metadata.uid=u-1"), 1, SETTINGS):
         (owner,) = body["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["kind"]) == ("u-1", True, "DiffusionRLJob")
 
@@ -314,12 +316,12 @@ def test_owners_are_named_once_the_job_is_on_a_cluster(make_job: MakeJob) -> Non
 def test_what_this_cluster_cannot_do_is_refused_in_words(
     make_job: MakeJob, assignments: list[str], settings: plan.ClusterSettings, said: str
 ) -> None:
-    (found,) = plan.refusals(make_job(*assignments), settings)
+    (found,) = plan.find_refusals(make_job(*assignments), settings)
     assert said in f"{'.'.join(map(str, found.at))}: {found.text}"
 
 
 def test_a_job_without_anything_special_runs_here(make_job: MakeJob) -> None:
-    assert plan.refusals(make_job(), SETTINGS) == []
+    assert plan.find_refusals(make_job(), SETTINGS) == []
 
 
 @given(st.data())
@@ -331,15 +333,15 @@ def test_every_valid_job_renders_the_same_each_time_and_safely(documents: Module
     except ValidationError:
         return
     attempt = data.draw(st.integers(1, 99))
-    bodies = plan.objects(job, attempt, SETTINGS)
-    assert plan.dumped(*bodies) == plan.dumped(*plan.objects(job, attempt, SETTINGS))
+    bodies = plan.render_objects(job, attempt, SETTINGS)
+    assert plan.dump_yaml(*bodies) == plan.dump_yaml(*plan.render_objects(job, attempt, SETTINGS))
     assert len({(body["kind"], body["metadata"]["name"]) for body in bodies}) == len(bodies)
     for body in bodies:
         annotations = body["metadata"]["annotations"]
         marked = annotations.pop(RENDERED_ANNOTATION)
         if body["metadata"]["annotations"] == {}:
             assert (
-                digest({**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "annotations"}})
+                compute_digest({**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "annotations"}})
                 == marked
             )
     cluster = bodies[-1]["spec"]["rayClusterSpec"]

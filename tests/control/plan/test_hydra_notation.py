@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from omni_operator.plan.hydra import Value, assignment, literal
+from omni_operator.plan.hydra import Value, format_assignment, format_literal
 
 # No control characters: a job refuses them (api/base.py, `Line`).
 texts = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=20) | st.text(
@@ -21,7 +21,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4), max_le
 
 
 def arrived(value: Value) -> object:
-    override = OverridesParser.create().parse_override(assignment("a.b", value))
+    override = OverridesParser.create().parse_override(format_assignment("a.b", value))
     assert override.key_or_group == "a.b"
     return OmegaConf.to_container(OmegaConf.create({"x": override.value()}), resolve=True)["x"]  # type: ignore[index]
 
@@ -39,10 +39,10 @@ def test_a_text_that_looks_like_something_else_stays_a_text(text: str) -> None:
 
 
 def test_paths_need_no_quotes() -> None:
-    assert assignment("m.path", "/models/sd3-tiny_v1.0") == "m.path=/models/sd3-tiny_v1.0"
+    assert format_assignment("m.path", "/models/sd3-tiny_v1.0") == "m.path=/models/sd3-tiny_v1.0"
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_refused(number: float) -> None:
     with pytest.raises(ValueError, match="not a finite number"):
-        literal(number)
+        format_literal(number)

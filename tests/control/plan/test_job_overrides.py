@@ -24,12 +24,12 @@ spec:
 
 
 def job(*assignments: str) -> DiffusionRLJob:
-    return plan.rooted(read_job(BASE, "job.yaml", assignments).job, "/project/jobs")
+    return plan.resolve_paths(read_job(BASE, "job.yaml", assignments).job, "/project/jobs")
 
 
 def settings(*assignments: str) -> dict[str, object]:
     one = job(*assignments)
-    return dict(plan.settings(one, plan.one_machine(one, "/runs")))
+    return dict(plan.render_settings(one, plan.local_layout(one, "/runs")))
 
 
 def test_relative_paths_start_at_the_folder_of_the_file() -> None:
@@ -138,14 +138,14 @@ def test_everything_that_is_rendered_is_reserved_and_the_other_way_round() -> No
 def test_the_users_overrides_come_last_and_untouched() -> None:
     mine = "actor_rollout_ref.actor.optim.betas=[0.9,0.95]"
     one = job(f"spec.algorithm.overrides=['{mine}']")
-    assert plan.overrides(one, plan.one_machine(one, "/runs"))[-1] == mine
+    assert plan.render_overrides(one, plan.local_layout(one, "/runs"))[-1] == mine
 
 
 def test_the_command_names_the_interpreter_that_it_is_given() -> None:
     one = job("spec.algorithm.entrypoint=[python3, /child.py]")
-    line = plan.command(one, plan.one_machine(one, "/runs"), python="/venv/bin/python")
+    line = plan.render_command(one, plan.local_layout(one, "/runs"), python="/venv/bin/python")
     assert line[:2] == ["/venv/bin/python", "/child.py"]
-    assert plan.command(job(), plan.one_machine(job(), "/runs"))[:3] == [
+    assert plan.render_command(job(), plan.local_layout(job(), "/runs"))[:3] == [
         "python3",
         "-m",
         "verl_omni.trainer.main_diffusion",
@@ -153,6 +153,6 @@ def test_the_command_names_the_interpreter_that_it_is_given() -> None:
 
 
 def test_the_same_job_renders_the_same_overrides() -> None:
-    assert plan.overrides(job(), plan.one_machine(job(), "/runs")) == plan.overrides(
-        job(), plan.one_machine(job(), "/runs")
+    assert plan.render_overrides(job(), plan.local_layout(job(), "/runs")) == plan.render_overrides(
+        job(), plan.local_layout(job(), "/runs")
     )

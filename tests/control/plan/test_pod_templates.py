@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_operator.plan import quantity
-from omni_operator.plan.merge import KEYS, merged
+from omni_operator.plan.merge import KEYS, merge_templates
 
 POD: dict[str, Any] = {
     "containers": [
@@ -51,7 +51,7 @@ POD: dict[str, Any] = {
     ],
 )  # fmt: skip
 def test_a_users_part_is_merged_as_kubernetes_does(patch: dict[str, Any], path: list[Any], wanted: Any) -> None:
-    node: Any = merged(POD, patch)
+    node: Any = merge_templates(POD, patch)
     for step in path[:-1]:
         node = node[step]
     if wanted is KeyError:
@@ -79,10 +79,10 @@ def without_nulls(value: Any) -> bool:
 @given(templates, templates)
 def test_merging_changes_neither_part_and_twice_is_once(base: dict[str, Any], patch: dict[str, Any]) -> None:
     before = copy.deepcopy((base, patch))
-    once = merged(base, patch)
+    once = merge_templates(base, patch)
     assert (base, patch) == before
-    assert merged(once, patch) == once or not without_nulls(patch)
-    assert merged(base, {}) == base
+    assert merge_templates(once, patch) == once or not without_nulls(patch)
+    assert merge_templates(base, {}) == base
 
 
 @given(st.integers(0, 2**50), st.sampled_from(["", "Ki", "Mi", "Gi", "k", "M"]), st.integers(0, 2**50))

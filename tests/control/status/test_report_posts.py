@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from omni_operator.status.reasons import FailureReason
-from omni_operator.status.report import newer, parse, remember
+from omni_operator.status.trainer_report import is_current, merge_event, parse_event
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=9)
@@ -20,7 +20,7 @@ LATER = NOW + timedelta(seconds=9)
 def posted(*posts: dict[str, Any]) -> Any:
     report = None
     for post in posts:
-        report = remember(report, parse(post), NOW)
+        report = merge_event(report, parse_event(post), NOW)
     return report
 
 
@@ -52,11 +52,12 @@ def test_an_error_may_name_its_reason() -> None:
 
 
 def test_a_new_attempt_starts_from_nothing() -> None:
-    first = remember(None, parse({"attempt": 1, "event": "step", "step": 9}), NOW)
-    assert not newer(
-        remember(None, parse({"attempt": 2, "event": "start"}), NOW), parse({"attempt": 1, "event": "step"})
+    first = merge_event(None, parse_event({"attempt": 1, "event": "step", "step": 9}), NOW)
+    assert not is_current(
+        merge_event(None, parse_event({"attempt": 2, "event": "start"}), NOW),
+        parse_event({"attempt": 1, "event": "step"}),
     )
-    assert remember(first, parse({"attempt": 2, "event": "start"}), LATER).step is None
+    assert merge_event(first, parse_event({"attempt": 2, "event": "start"}), LATER).step is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_new_attempt_starts_from_nothing() -> None:
 )  # fmt: skip
 def test_senseless_posts_are_refused(post: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        parse(post)
+        parse_event(post)
 
 
 FIELDS = st.fixed_dictionaries(
@@ -90,9 +91,9 @@ FIELDS = st.fixed_dictionaries(
 def test_any_row_of_posts_leaves_a_report_of_the_newest_attempt(posts: list[dict[str, Any]]) -> None:
     report = None
     for post in posts:
-        parsed = parse(post)
-        if newer(report, parsed):
-            report = remember(report, parsed, NOW)
+        parsed = parse_event(post)
+        if is_current(report, parsed):
+            report = merge_event(report, parsed, NOW)
     assert report is not None
     assert report.attempt == max(post["attempt"] for post in posts)
     assert report.error is None or len(report.error) <= 512

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from . import evidence
+from .observation import TrainerReport
 from .reasons import FailureReason
-from .seen import Report
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -25,7 +25,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 _KINDS = {reason.value: reason for reason in FailureReason}
 
 
-class Post(BaseModel):
+class ReportEvent(BaseModel):
     """One event of a trainer."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -50,18 +50,18 @@ class Post(BaseModel):
     reason: Annotated[str, Field(max_length=64)] | None = None
 
 
-def parse(body: Mapping[str, Any]) -> Post:
+def parse_event(body: Mapping[str, Any]) -> ReportEvent:
     """A post.
 
     Raises:
         pydantic.ValidationError: it is not one.
     """
-    return Post.model_validate(body)
+    return ReportEvent.model_validate(body)
 
 
-def remember(previous: Report | None, post: Post, now: datetime) -> Report:
+def merge_event(previous: TrainerReport | None, post: ReportEvent, now: datetime) -> TrainerReport:
     """The newest report, with this post in it; what the post says nothing of stays, within one attempt."""
-    base = previous if previous and previous.attempt == post.attempt else Report(attempt=post.attempt, at=now)
+    base = previous if previous and previous.attempt == post.attempt else TrainerReport(attempt=post.attempt, at=now)
     said: dict[str, Any] = {
         name: value
         for name in (
@@ -89,7 +89,7 @@ def remember(previous: Report | None, post: Post, now: datetime) -> Report:
     return replace(base, at=now, **said)
 
 
-def newer(previous: Report | None, post: Post) -> bool:
+def is_current(previous: TrainerReport | None, post: ReportEvent) -> bool:
     """Whether a post is of the attempt that is remembered, or of a later one."""
     return previous is None or post.attempt >= previous.attempt
 

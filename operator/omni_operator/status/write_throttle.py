@@ -9,7 +9,7 @@ from omni_operator.api.status import Status
 APART = timedelta(seconds=15)
 
 
-def write_at(previous: Status, derived: Status, last: datetime | None, now: datetime) -> datetime | None:
+def next_write_time(previous: Status, derived: Status, last: datetime | None, now: datetime) -> datetime | None:
     """When to write `derived`: now, later, or None where it says nothing new.
 
     Args:

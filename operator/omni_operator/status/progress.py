@@ -7,17 +7,17 @@ from datetime import datetime
 
 from omni_operator.api.status import CheckpointStatus, Progress, Status, Usage, Weights
 
-from .seen import Report
-from .terms import Terms
-from .times import moment, stamp
+from .job_facts import JobFacts
+from .observation import TrainerReport
+from .timestamps import format_timestamp, parse_timestamp
 
 
-def progress(previous: Progress, report: Report | None, terms: Terms) -> Progress:
+def update_progress(previous: Progress, report: TrainerReport | None, facts: JobFacts) -> Progress:
     """How far the job is; unchanged without a report."""
     if report is None:
         return previous
     step = report.step if report.step is not None else previous.global_step
-    total = report.total_steps or terms.total_steps or previous.total_steps
+    total = report.total_steps or facts.total_steps or previous.total_steps
     advanced = report.step is not None and report.step != previous.global_step
     reward = report.reward_mean if report.reward_mean is not None else previous.reward
     eta = report.eta_seconds
@@ -36,12 +36,12 @@ def progress(previous: Progress, report: Report | None, terms: Terms) -> Progres
         if report.images_per_second is not None
         else previous.images_per_second,
         estimated_remaining_seconds=max(0, math.ceil(eta)) if eta is not None else None,
-        last_update_time=stamp(report.at) if advanced else previous.last_update_time,
-        heartbeat_time=stamp(report.at),
+        last_update_time=format_timestamp(report.at) if advanced else previous.last_update_time,
+        heartbeat_time=format_timestamp(report.at),
     )
 
 
-def weights(previous: Weights, report: Report | None) -> Weights:
+def update_weights(previous: Weights, report: TrainerReport | None) -> Weights:
     """Versions of the weights; unchanged without a report that names one."""
     if report is None or report.version is None:
         return previous
@@ -51,25 +51,25 @@ def weights(previous: Weights, report: Report | None) -> Weights:
         min_replica_version=report.min_version,
         max_replica_version=report.max_version,
         lag=lag,
-        last_sync_time=stamp(report.synced_at) if report.synced_at else previous.last_sync_time,
+        last_sync_time=format_timestamp(report.synced_at) if report.synced_at else previous.last_sync_time,
         last_sync_seconds=report.sync_seconds if report.sync_seconds is not None else previous.last_sync_seconds,
         lora=previous.lora,
     )
 
 
-def checkpoint(previous: CheckpointStatus, report: Report | None) -> CheckpointStatus:
+def update_checkpoint(previous: CheckpointStatus, report: TrainerReport | None) -> CheckpointStatus:
     """The newest checkpoint; an attempt that has not saved one goes on from the last attempt's."""
     if report is None or report.checkpoint is None or report.checkpoint == previous.last:
         return previous
     return CheckpointStatus(
         last=report.checkpoint,
         step=report.checkpoint_step,
-        time=stamp(report.checkpoint_at) if report.checkpoint_at else None,
+        time=format_timestamp(report.checkpoint_at) if report.checkpoint_at else None,
     )
 
 
-def usage(
-    previous: Status, report: Report | None, running: datetime | None, until: datetime | None, terms: Terms
+def update_usage(
+    previous: Status, report: TrainerReport | None, running: datetime | None, until: datetime | None, facts: JobFacts
 ) -> Usage:
     """Devices x seconds and pictures, summed over all attempts.
 
@@ -80,9 +80,9 @@ def usage(
     """
     seconds = previous.usage.accelerator_seconds
     if running is not None and until is not None:
-        counted = moment(previous.progress.heartbeat_time) if previous.running_time else None
+        counted = parse_timestamp(previous.progress.heartbeat_time) if previous.running_time else None
         since = max(running, counted) if counted else running
-        seconds += terms.devices * max(0.0, (until - since).total_seconds())
+        seconds += facts.devices * max(0.0, (until - since).total_seconds())
     samples = previous.usage.samples
     if report and report.samples is not None:
         samples += max(0, report.samples - (previous.progress.samples or 0))

@@ -1,4 +1,4 @@
-"""PURE: what was seen of a job's children and heard from its trainer, as values."""
+"""PURE: what was observed of a job's children and heartbeat from its trainer, as values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAD = "head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RayJobSeen:
+class ObservedRayJob:
     """An attempt's RayJob.
 
     Attributes:
@@ -41,7 +41,7 @@ class RayJobSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RayClusterSeen:
+class ObservedRayCluster:
     """An attempt's RayCluster.
 
     Attributes:
@@ -65,7 +65,7 @@ class RayClusterSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitingContainer:
     """A container that does not run: KubeRay's and the kubelet's words."""
 
     container: str
@@ -74,7 +74,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class TerminatedContainer:
     """A container's last end."""
 
     container: str
@@ -84,7 +84,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodSeen:
+class ObservedPod:
     """A pod of an attempt.
 
     Attributes:
@@ -106,8 +106,8 @@ class PodSeen:
     disrupted: str = ""
     unschedulable: str = ""
     restarts: int = 0
-    waiting: tuple[Waiting, ...] = ()
-    ended: tuple[Ended, ...] = ()
+    waiting: tuple[WaitingContainer, ...] = ()
+    ended: tuple[TerminatedContainer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TrainerReport:
     """The trainer's newest report of an attempt; None where it said nothing of that.
 
     Attributes:
@@ -169,36 +169,39 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observation:
     """Everything that is known about a job besides the job itself.
 
     Attributes:
         leftovers: objects of an earlier job of the same name, which may still write its checkpoints.
     """
 
-    rayjobs: tuple[RayJobSeen, ...] = ()
-    clusters: tuple[RayClusterSeen, ...] = ()
-    pods: tuple[PodSeen, ...] = ()
+    rayjobs: tuple[ObservedRayJob, ...] = ()
+    clusters: tuple[ObservedRayCluster, ...] = ()
+    pods: tuple[ObservedPod, ...] = ()
     leftovers: int = 0
     evidence: tuple[tuple[int, Evidence], ...] = ()
-    report: Report | None = None
+    report: TrainerReport | None = None
     refusal: Refusal | None = field(default=None)
 
-    def rayjob(self, attempt: int) -> RayJobSeen | None:
-        return next((seen for seen in self.rayjobs if seen.attempt == attempt), None)
+    def rayjob(self, attempt: int) -> ObservedRayJob | None:
+        return next((observed for observed in self.rayjobs if observed.attempt == attempt), None)
 
-    def cluster(self, attempt: int) -> RayClusterSeen | None:
+    def cluster(self, attempt: int) -> ObservedRayCluster | None:
         """The attempt's RayCluster; of several (KubeRay replaces one that it deleted), one that stays."""
-        found = sorted((seen for seen in self.clusters if seen.attempt == attempt), key=lambda seen: seen.deleting)
+        found = sorted(
+            (observed for observed in self.clusters if observed.attempt == attempt),
+            key=lambda observed: observed.deleting,
+        )
         return found[0] if found else None
 
-    def pods_of(self, attempt: int) -> tuple[PodSeen, ...]:
-        return tuple(seen for seen in self.pods if seen.attempt == attempt)
+    def pods_of(self, attempt: int) -> tuple[ObservedPod, ...]:
+        return tuple(observed for observed in self.pods if observed.attempt == attempt)
 
     def evidence_of(self, attempt: int) -> tuple[Evidence, ...]:
         return tuple(evidence for number, evidence in self.evidence if number == attempt)
 
-    def report_of(self, attempt: int) -> Report | None:
+    def report_of(self, attempt: int) -> TrainerReport | None:
         return self.report if self.report and self.report.attempt == attempt else None
 
     @property

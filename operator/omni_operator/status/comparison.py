@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +15,3 @@ def covers(live: Any, rendered: Any) -> bool:
             return False
         return all(covers(there, wanted) for there, wanted in zip(live, rendered, strict=True))
     return bool(live == rendered)
-
-
-def digest(rendered: Mapping[str, Any]) -> str:
-    """A short name for what was rendered; another one where anything differs."""
-    text = json.dumps(rendered, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

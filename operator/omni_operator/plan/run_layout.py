@@ -9,7 +9,7 @@ from omni_operator.api import DiffusionRLJob
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunLayout:
     """Where a job runs.
 
     Attributes:
@@ -22,12 +22,12 @@ class Place:
     devices_per_node: int
 
 
-def one_machine(job: DiffusionRLJob, runs: str) -> Place:
+def local_layout(job: DiffusionRLJob, runs: str) -> RunLayout:
     """All of the job's devices on one machine; the run folder is `<runs>/<name of the job>`."""
-    return Place(posixpath.join(runs, job.metadata.name), nodes=1, devices_per_node=job.spec.trainer.devices)
+    return RunLayout(posixpath.join(runs, job.metadata.name), nodes=1, devices_per_node=job.spec.trainer.devices)
 
 
-def rooted(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:
+def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:
     """The job with absolute paths: relative ones start at `folder`, the folder of its YAML file."""
 
     def absolute(path: str) -> str:

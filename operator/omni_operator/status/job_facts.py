@@ -17,12 +17,12 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class JobFacts:
     """What decisions read of a job.
 
     Attributes:
         deleting: `metadata.deletionTimestamp`.
-        held: our finalizer is on it.
+        has_finalizer: our finalizer is on it.
         grace: how long a suspension waits for a checkpoint; None: it does not ask for one.
         devices: accelerators that a running attempt holds.
         workers: pods besides the head.
@@ -37,7 +37,7 @@ class Terms:
     generation: int
     created: datetime
     deleting: datetime | None = None
-    held: bool = False
+    has_finalizer: bool = False
     suspend: bool = False
     grace: timedelta | None = None
     active_deadline: timedelta | None = None
@@ -53,35 +53,11 @@ class Terms:
     max_age: timedelta = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long the operator waits for what may mend itself.
-
-    Attributes:
-        head: a head that exists but is not ready, after it once was.
-        image: an image that cannot be pulled, from the pod's creation.
-        restarts: of one container before the attempt counts as failed.
-        stall: without a report, after the first one.
-        deletion: before our finalizer is removed whatever is left.
-        leftovers: of a failed attempt, such as pods of a node that is gone, before the next one is made beside them.
-        retry: before the second attempt; doubled for each further one up to `retry_most`.
-    """
-
-    head: timedelta = timedelta(seconds=60)
-    image: timedelta = timedelta(seconds=60)
-    restarts: int = 4
-    stall: timedelta = timedelta(minutes=10)
-    deletion: timedelta = timedelta(seconds=60)
-    leftovers: timedelta = timedelta(minutes=10)
-    retry: timedelta = timedelta(seconds=5)
-    retry_most: timedelta = timedelta(minutes=5)
-
-
-def action_for(terms: Terms, reason: FailureReason) -> Action:
+def action_for(facts: JobFacts, reason: FailureReason) -> Action:
     """The action that the job's rules name for a failure; `Retry` where none does.
 
     A child that somebody deleted is no failure of the job, so it is made again without being counted.
     """
     if reason is FailureReason.CHILD_DELETED:
         return Action.RETRY_IGNORE_LIMIT
-    return next((rule.action for rule in terms.rules if reason.value in rule.reasons), Action.RETRY)
+    return next((rule.action for rule in facts.rules if reason.value in rule.reasons), Action.RETRY)

@@ -1,0 +1,245 @@
+"""PURE: the whole status of a job, from where it stands and what was observed and heartbeat.
+
+The status is a function of the last written one and of what is there now: deriving twice from the same gives the same,
+so a resync at rest writes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from omni_operator.api.status import FAILURES_KEPT, Children, Failure, RolloutStatus, Status, Weights
+
+from .conditions import (
+    ConditionValue,
+    Heartbeat,
+    derive_conditions,
+    false_because,
+    true_because,
+    update_conditions,
+)
+from .job_facts import JobFacts
+from .observation import Observation, Refusal, TrainerReport
+from .progress import update_checkpoint, update_progress, update_usage, update_weights
+from .situation import Active, Creating, Deleting, Failing, Finished, Invalid, Situation, Succeeding, Suspended
+from .timeouts import Timeouts
+from .timestamps import format_timestamp, parse_timestamp
+from .verdict import InProgress, Stage
+
+STEPS_OF_SILENCE = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a status rests on besides the job.
+
+    Attributes:
+        digest: of the RayJob that the spec renders to now; None where the spec has not changed.
+        refusal: the API server's answer, where it refused a step of this pass.
+        listening: since when reports can arrive at this process.
+    """
+
+    timeouts: Timeouts
+    now: datetime
+    listening: datetime
+    digest: str | None = None
+    refusal: Refusal | None = None
+
+
+def derive_status(
+    facts: JobFacts, observed: Observation, previous: Status, situation: Situation, context: Context
+) -> Status:
+    """The status of a job; `previous` is the one that was written last."""
+    if isinstance(situation, Deleting):
+        return previous
+    if isinstance(situation, Finished):
+        return _finished(facts, observed, previous)
+    now, attempt = context.now, max(previous.attempts, observed.newest)
+    if isinstance(situation, Creating) and observed.rayjob(situation.attempt):
+        situation = Active(situation.attempt, InProgress(Stage.STARTING))
+    base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
+    report = observed.report_of(attempt)
+    heartbeat = find_heartbeat(facts, base, report, context)
+    said = derive_conditions(
+        situation,
+        observed,
+        context.refusal,
+        _updated(base, observed, attempt, facts.generation, context),
+        heartbeat,
+        now,
+    )
+    assert said is not None  # those situations have returned above
+    weights = base.condition("WeightsInSync")
+    if report is None and heartbeat.at and weights and said["ProgressStalled"].reason != "NotRunning":
+        # A process before this one heartbeat the trainer: what it found holds until the next report.
+        said = {**said, "WeightsInSync": ConditionValue(weights.status, weights.reason, weights.message)}
+    running = _running_since(base, observed, attempt, situation)
+    until = _counted_until(situation, report, base, now)
+    made = base.model_copy(
+        update={
+            "observed_generation": facts.generation,
+            "conditions": update_conditions(previous, said, facts.generation, now),
+            "attempts": attempt,
+            "progress": update_progress(base.progress, report, facts),
+            "weights": update_weights(base.weights, report),
+            "checkpoint": update_checkpoint(base.checkpoint, report),
+            "usage": update_usage(base, report, running, until, facts),
+            "children": _children(observed, attempt),
+            "rollout": _rollout(observed, attempt, facts),
+            "running_time": format_timestamp(running) if running and isinstance(situation, Active) else None,
+            **_times(base, observed, attempt, situation, now),
+        }
+    )
+    return _with_failure(made, situation, now) if isinstance(situation, Failing) else made
+
+
+def find_heartbeat(facts: JobFacts, status: Status, report: TrainerReport | None, context: Context) -> Heartbeat:
+    """When the running attempt's trainer was last heartbeat: by this process, or else by the one before it."""
+    step = (report.step_seconds or 0.0) if report else 0.0
+    silence = max(context.timeouts.stall, timedelta(seconds=STEPS_OF_SILENCE * step))
+    at = report.at if report else parse_timestamp(status.progress.heartbeat_time)
+    # While no process of ours listened, silence says nothing; what was found to be silent before stays so.
+    if at and not status.is_true("ProgressStalled"):
+        at = max(at, context.listening)
+    return Heartbeat(at, silence, facts.max_lag, facts.max_age)
+
+
+def _finished(facts: JobFacts, observed: Observation, previous: Status) -> Status:
+    """What still can come in after the end: the last report, pods that go, and a generation that was looked at."""
+    report = observed.report_of(previous.attempts)
+    return previous.model_copy(
+        update={
+            "observed_generation": facts.generation,
+            "progress": update_progress(previous.progress, report, facts),
+            "weights": update_weights(previous.weights, report),
+            "checkpoint": update_checkpoint(previous.checkpoint, report),
+            "rollout": _rollout(observed, previous.attempts, facts),
+        }
+    )
+
+
+def _new_attempt(previous: Status) -> Status:
+    """The status with what is of one attempt alone set back."""
+    progress = previous.progress.model_copy(
+        update={"samples": None, "heartbeat_time": None, "estimated_remaining_seconds": None}
+    )
+    return previous.model_copy(update={"progress": progress, "weights": Weights(), "running_time": None})
+
+
+def _running_since(status: Status, observed: Observation, attempt: int, situation: Situation) -> datetime | None:
+    """Since when the attempt's trainer runs; remembered, because its RayJob may be gone by now."""
+    rayjob = observed.rayjob(attempt)
+    if rayjob and rayjob.started:
+        return rayjob.started
+    if isinstance(situation, Active) and situation.going.stage is not Stage.RUNNING:
+        return None
+    return parse_timestamp(status.running_time)
+
+
+def _counted_until(situation: Situation, report: TrainerReport | None, base: Status, now: datetime) -> datetime | None:
+    """Until when usage is counted: reports bring it forward while the attempt runs, its end closes it."""
+    match situation:
+        case Succeeding(at=at):
+            return at
+        case Failing():
+            return now if base.running_time else None
+        case Suspended():
+            return now if base.running_time else None
+        case Active() if report:
+            return report.at
+        case _:
+            return None
+
+
+def _times(
+    status: Status, observed: Observation, attempt: int, situation: Situation, now: datetime
+) -> dict[str, str | None]:
+    """Times of the job and of its attempt. A suspension sets the clock of activeDeadlineSeconds back, as Jobs do."""
+    rayjob = observed.rayjob(attempt)
+    begun = format_timestamp(rayjob.created) if rayjob else status.attempt_start_time
+    ended = isinstance(situation, Succeeding) or (isinstance(situation, Failing) and situation.final)
+    at = situation.at if isinstance(situation, Succeeding) else now
+    start = None if isinstance(situation, Suspended) else status.start_time or (begun if attempt else None)
+    return {
+        "start_time": start,
+        "attempt_start_time": begun if attempt else None,
+        "completion_time": format_timestamp(at) if ended else status.completion_time,
+    }
+
+
+def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
+    """Add the failure, unless the attempt has one already: it ended once."""
+    if any(failure.attempt == failing.attempt for failure in status.failures):
+        return status
+    failure = Failure(
+        attempt=failing.attempt,
+        reason=failing.reason.value,
+        message=failing.text,
+        at=format_timestamp(now),
+        checkpoint=status.checkpoint.last,
+        counted=failing.counted,
+    )
+    return status.model_copy(
+        update={
+            "failures": (*status.failures, failure)[-FAILURES_KEPT:],
+            "failures_counted": status.failures_counted + int(failing.counted),
+        }
+    )
+
+
+def _children(observed: Observation, attempt: int) -> Children:
+    rayjob, cluster = observed.rayjob(attempt), observed.cluster(attempt)
+    if rayjob is None:
+        return Children()
+    name = cluster.name if cluster else rayjob.cluster or None
+    return Children(ray_job=rayjob.name, ray_cluster=name, dashboard_url=rayjob.dashboard or None)
+
+
+def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutStatus:
+    """Colocated engines run in the workers, so the workers' pods are what draws."""
+    cluster = observed.cluster(attempt)
+    ready = min(cluster.ready_workers, facts.workers) if cluster else 0
+    return RolloutStatus(
+        desired=facts.workers,
+        ready=ready,
+        updated=facts.workers if cluster else 0,
+        summary=f"{ready}/{facts.workers}",
+        selector=f"ray.io/cluster={cluster.name},ray.io/node-type=worker" if cluster else None,
+    )
+
+
+def _updated(status: Status, observed: Observation, attempt: int, generation: int, context: Context) -> ConditionValue:
+    """Whether the attempt is what the spec says now; with the spec unchanged, what was found of it before."""
+    rayjob, before = observed.rayjob(attempt), status.condition("Updated")
+    if before and attempt == status.attempts and generation == status.observed_generation:
+        return ConditionValue(before.status, before.reason, before.message)
+    if rayjob and rayjob.digest and context.digest and rayjob.digest != context.digest:
+        return false_because("NextAttempt", "the spec changed; the running attempt goes on as it was made")
+    return true_because("AsRequested")
+
+
+def derive_invalid_status(
+    facts: JobFacts, observed: Observation, previous: Status, text: str, context: Context
+) -> Status:
+    """The status of a job whose spec cannot be used.
+
+    While an attempt runs only `Updated` says so, because what runs is left alone.
+    """
+    if previous.finished:
+        return previous.model_copy(update={"observed_generation": facts.generation})
+    situation = Invalid(text)
+    said = derive_conditions(
+        situation,
+        observed,
+        None,
+        false_because("InvalidSpec", text),
+        Heartbeat(None, timedelta()),
+        context.now,
+    )
+    assert said is not None
+    if observed.rayjobs and len(previous.conditions) == len(said):
+        kept = {found.type: ConditionValue(found.status, found.reason, found.message) for found in previous.conditions}
+        said = {kind: said[kind] if kind == "Updated" else kept.get(kind, said[kind]) for kind in said}
+    made = update_conditions(previous, said, facts.generation, context.now)
+    return previous.model_copy(update={"observed_generation": facts.generation, "conditions": made})
