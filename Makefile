@@ -13,8 +13,6 @@ BIN    := .venv/bin
 KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 # Not as `$(MAKE)` in a recipe: `make -n` would run that line, the tests and all.
 AGAIN  := $(MAKE) --no-print-directory
-# Each in a process of its own: what has loaded Ray once cannot fork its workers (docs/adr/0007).
-ENGINE := $(wildcard tests/ml/engine/test_*.py)
 FAST   := not engine and not slow and not gpu and not npu and not cluster and not bare
 # Two processes, because one of them needs half a minute to import torch and verl, and one half of the tests does not.
 fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml >.venv/ml.log 2>&1 & ml=$$!; \
@@ -57,33 +55,25 @@ $(STAMP): | $(UV)
 run: setup ## train the example model by reinforcement learning, and write a report
 	@$(BIN)/drl run examples/red-grpo.yaml
 
-# What clusters need takes half an hour the first time: it is built beside the tests of training, at the lowest priority,
-# in a process group of its own, which ends with this command.
-test: static ## every check and every test that this machine can run, on the real engine and on real clusters
-	@echo "building what clusters need, beside the tests (log: .venv/programs.log)"
-	@PYTHONPATH=. setsid nice -n 19 $(BIN)/python -u -m e2e.programs >.venv/programs.log 2>&1 & builds=$$!; \
-	  trap 'kill -- -$$builds 2>/dev/null || true' EXIT; \
-	  $(AGAIN) test-training; \
-	  echo "what clusters need"; tail -n +1 -f --pid=$$builds .venv/programs.log; wait $$builds
-	@echo "on a Kubernetes control plane"
-	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m 'cluster and not bare' --durations=8 e2e tests
-	@$(AGAIN) test-cluster
+# Stages, their order and what runs side by side: suite.
+test: setup ## all tests but those on whole clusters; no root needed (25 minutes; 40 on a new machine)
+	@$(BIN)/python -m suite test
 
-test-training: setup # the tests that need no Kubernetes
+test-cluster: setup ## end-to-end tests on a local cluster, with training in pods (root; builds images the first time)
+	@$(BIN)/python -m suite test-cluster
+
+test-all: setup ## make test and make test-cluster, with the builds in the background: what CI runs
+	@$(BIN)/python -m suite test-all
+
+test-times: setup ## write the durations of the last test runs into docs/testing.md
+	@$(BIN)/python -m suite times
+
+coverage: setup ## make test with coverage (several times slower), and a list of code that no test reaches
+	@$(BIN)/python -m suite test --coverage
+
+test-fast: setup ## fast tests only
 	@echo "fast tests"
 	@$(fast)
-	@echo "tests of training"
-	@$(BIN)/python -m pytest -q -W default -m 'slow and not engine and not gpu and not npu and not cluster and not bare' --durations=8
-	@for file in $(ENGINE); do echo "on the real engine: $$file"; \
-	  $(BIN)/python -m pytest -q -W default -m 'engine and not gpu' --durations=8 "$$file"; done
-
-test-fast: setup ## tests without the engine
-	@echo "fast tests"
-	@$(fast)
-
-test-cluster: setup ## tests on whole clusters, training in pods among them (as root); builds images the first time
-	@echo "on whole clusters"
-	@PYTHONPATH=. $(BIN)/python -m pytest -q -rs -m bare --durations=8 e2e tests
 
 test-gpu: setup ## the suite for a machine with an NVIDIA device
 	@$(BIN)/python -m pytest -q -m gpu
@@ -135,5 +125,5 @@ clean: ## remove what the commands made here (not the cache outside)
 changelog: setup ## what CHANGELOG.md would gain from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 
-.PHONY: help setup run crds static changelog test test-training test-cluster test-fast test-gpu test-npu check
-.PHONY: format bench lock clean
+.PHONY: help setup run crds static changelog test test-cluster test-all test-times coverage test-fast test-gpu test-npu
+.PHONY: check format bench lock clean

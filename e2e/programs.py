@@ -1,7 +1,8 @@
-"""`python -m e2e.programs`: build or fetch what tests on clusters need, with progress, before any test waits."""
+"""`python -m e2e.programs [control-plane | nodes]`: build or fetch what tests on clusters need."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -25,31 +26,35 @@ def control_plane(say: Say) -> None:
     prometheus.ensure(say)
 
 
-def whole_cluster(say: Say) -> None:
+def nodes(say: Say) -> None:
     """For nodes that run pods: what a node consists of, and the images of operator and training."""
     machine.install_packages(say)
     ensure(PROGRAMS, say)
     images(say)
 
 
-STAGES: tuple[tuple[str, Callable[[Say], None]], ...] = (
-    ("a control plane", control_plane), ("whole clusters", whole_cluster),
-)  # fmt: skip
+PARTS: dict[str, Callable[[Say], None]] = {"control-plane": control_plane, "nodes": nodes}
 
 
 def main() -> int:
-    """Have all of it ready; what is there is not touched. A machine that cannot is no failure, unless E2E_REQUIRED."""
-    # What builds say has brackets and colons of its own.
+    """Make the parts that were asked for, or all; what is there is not touched.
+
+    A part that this machine cannot make is left out in words; with `E2E_REQUIRED` that is a failure.
+    """
+    parser = argparse.ArgumentParser(prog="python -m e2e.programs")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar=" | ".join(PARTS))
+    parts = parser.parse_args().parts or list(PARTS)
+    # Messages of builds contain brackets and colons.
     console, started, code = Console(markup=False, emoji=False, highlight=False), time.monotonic(), 0
 
     def say(text: str) -> None:
         console.print(f"{time.monotonic() - started:6.1f} s  {text}", soft_wrap=True)
 
-    for name, make in STAGES:
+    for part in parts:
         try:
-            make(say)
+            PARTS[part](say)
         except ToolMissing as error:
-            say(f"tests on {name} are left out: {error}")
+            say(f"tests that need the {part} are left out: {error}")
             code = code or int(bool(os.environ.get("E2E_REQUIRED")))
         except ClusterError as error:
             say(str(error))

@@ -1,0 +1,1 @@
+"""The runner of the test suite: stages, the order they run in, and how long each takes."""

@@ -1,0 +1,87 @@
+"""`python -m suite test | test-cluster | test-all | times`: run a part of the suite, or write its durations."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from . import coverage, timings
+from .runner import Runner
+from .stages import Target, lanes
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / ".venv" / "suite"
+PAGE = ROOT / "docs" / "testing.md"
+
+
+def machine() -> str:
+    """The machine in general terms: cores, memory, accelerator."""
+    accelerator = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/davinci_manager"))
+    memory = round(psutil.virtual_memory().total / 2**30)
+    return f"{os.cpu_count()} cores, {memory} GiB of memory and {'an' if accelerator else 'no'} accelerator"
+
+
+def run(target: Target, covered: bool, say: Callable[[str], None]) -> int:
+    """Run the stages of a target; the exit status."""
+    files = sorted((ROOT / "tests" / "ml" / "engine").glob("test_*.py"))
+    chosen = lanes(target, [path.relative_to(ROOT) for path in files])
+    folder = FOLDER
+    if covered:
+        folder = coverage.prepare(FOLDER.with_name("coverage"))
+    failed = Runner(folder, say, coverage.python(folder) if covered else (sys.executable,)).run(chosen)
+    stages, tests = timings.read(folder)
+    names = {stage.name for lane in chosen for stage in lane}
+    say("\n" + timings.table(machine(), [stage for stage in stages if stage.name in names], tests))
+    if covered:
+        say(coverage.report(folder))
+    say(f"\nfailed: {', '.join(failed)}; logs: {folder}" if failed else "\nevery stage passed")
+    return 1 if failed else 0
+
+
+def write_times(say: Callable[[str], None]) -> int:
+    """Write the durations of the last runs into the page; the exit status."""
+    stages, tests = timings.read(FOLDER)
+    if not stages:
+        say("nothing was measured yet: make test")
+        return 1
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(timings.replaced(page, timings.table(machine(), stages, tests)), encoding="utf-8")
+    say(f"wrote {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+def main() -> int:
+    """Do what the arguments ask for; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m suite")
+    parser.add_argument("target", choices=[*(target.value for target in Target), "times"])
+    parser.add_argument(
+        "--coverage", action="store_true", help="measure which code the tests reach (several times slower)"
+    )
+    chosen = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    os.chdir(ROOT)
+    signal.signal(signal.SIGTERM, stop)
+    if chosen.target == "times":
+        return write_times(say)
+    try:
+        return run(Target(chosen.target), chosen.coverage, say)
+    except KeyboardInterrupt:
+        say("interrupted: every stage was ended")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

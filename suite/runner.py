@@ -1,0 +1,149 @@
+"""A run of the suite: lanes of processes, their logs, and a report of each stage as it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from .stages import Lane, Stage
+from .timings import StageTime
+
+HEARTBEAT_S = 60.0
+SHOWN = 400  # last lines of the log of a stage that failed
+ENDS_WITHIN_S = 20.0
+
+
+class Runner:
+    """Runs lanes side by side.
+
+    Args:
+        folder: where logs, JUnit reports and durations go.
+        say: prints a line.
+        python: the interpreter with its options, before the arguments of a stage.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None], python: Sequence[str] = (sys.executable,)) -> None:
+        self._folder, self._say, self._python = folder, say, python
+        self._changed = threading.Condition()
+        self._ended: dict[str, bool] = {}
+        self._running: dict[str, float] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._begun = time.monotonic()
+        self._stopping = False
+
+    def run(self, lanes: Sequence[Lane]) -> list[str]:
+        """Names of the stages that failed, or did not run because another one did."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        stages = [stage for lane in lanes for stage in lane]
+        others = {stage.name for stage in stages if not stage.last}
+        threads = [threading.Thread(target=self._run_lane, args=(lane, others), daemon=True) for lane in lanes]
+        try:
+            for thread in threads:
+                thread.start()
+            self._wait(threads)
+        finally:
+            self._stop()
+        return [stage.name for stage in stages if not self._ended.get(stage.name, False)]
+
+    def _wait(self, threads: Sequence[threading.Thread]) -> None:
+        told = time.monotonic()
+        while any(thread.is_alive() for thread in threads):
+            threads[0].join(0.2) if threads[0].is_alive() else time.sleep(0.2)
+            if time.monotonic() - told > HEARTBEAT_S:
+                told = time.monotonic()
+                with self._changed:
+                    running = dict(self._running)
+                for name, begun in running.items():
+                    self._print(f"running for {told - begun:.0f} s: {name}  {self._last_line(name)}")
+
+    def _run_lane(self, lane: Lane, others: set[str]) -> None:
+        for stage in lane:
+            awaited = (others if stage.last else set()) | set(stage.after)
+            with self._changed:
+                self._changed.wait_for(partial(self._may_start, awaited))
+                missing = [name for name in stage.after if not self._ended.get(name, False)]
+                if self._stopping:
+                    return
+            if missing:
+                self._print(f"NOT RUN: {stage.name}, because this failed: {', '.join(missing)}")
+                self._end(stage, False)
+            else:
+                self._run_stage(stage)
+
+    def _may_start(self, awaited: set[str]) -> bool:
+        return self._stopping or awaited <= self._ended.keys()
+
+    def _run_stage(self, stage: Stage) -> None:
+        begun = time.monotonic()
+        with self._changed:
+            if self._stopping:
+                return
+            self._running[stage.name] = begun
+            with self._log(stage).open("wb") as log:
+                process = subprocess.Popen(
+                    self._command(stage), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    start_new_session=True, env={**os.environ, "PYTHONPATH": "."},
+                )  # fmt: skip
+            self._processes.append(process)
+        code = process.wait()
+        self._report(stage, time.monotonic() - begun, code == 0)
+        self._end(stage, code == 0)
+
+    def _command(self, stage: Stage) -> list[str]:
+        nice = ["nice", "-n", str(stage.niceness)] if stage.niceness else []
+        if stage.is_make:
+            return [*nice, *stage.command]
+        report = [f"--junitxml={self._folder / stage.file}.xml"] if stage.is_pytest else []
+        return [*nice, *(self._python if stage.is_pytest else (sys.executable,)), *stage.command, *report]
+
+    def _report(self, stage: Stage, seconds: float, succeeded: bool) -> None:
+        if self._stopping:
+            return
+        lines = self._log(stage).read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        last = lines[-1].strip("= ") if lines and stage.is_pytest else ""
+        took = StageTime(stage.name, round(seconds, 1), succeeded, last)
+        (self._folder / f"{stage.file}.json").write_text(took.as_json(), encoding="utf-8")
+        shown = [line for line in lines if line.startswith("SKIPPED")] if succeeded else lines[-SHOWN:]
+        word = "passed" if succeeded else "FAILED"
+        head = f"{word} in {seconds:.0f} s: {stage.name}  {took.said}"
+        self._print("\n".join([head, *(f"    {line}" for line in shown)]))
+
+    def _end(self, stage: Stage, succeeded: bool) -> None:
+        with self._changed:
+            self._running.pop(stage.name, None)
+            self._ended[stage.name] = succeeded
+            self._changed.notify_all()
+
+    def _stop(self) -> None:
+        """End whatever still runs, each with its whole process group."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            running = [process for process in self._processes if process.poll() is None]
+        for process in running:
+            os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + ENDS_WITHIN_S
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def _log(self, stage: Stage) -> Path:
+        return self._folder / f"{stage.file}.log"
+
+    def _last_line(self, name: str) -> str:
+        path = self._folder / f"{Stage(name, ()).file}.log"
+        lines = path.read_text(encoding="utf-8", errors="replace").rstrip().splitlines() if path.exists() else []
+        return lines[-1][-100:] if lines else ""
+
+    def _print(self, text: str) -> None:
+        self._say(f"{time.monotonic() - self._begun:6.0f} s  {text}")

@@ -1,0 +1,91 @@
+"""Stages of the test suite and the order they run in. PURE.
+
+Each stage is one process. Stages of a lane run one after the other; lanes run side by side, because one stage seldom
+keeps two cores busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+ELSEWHERE = "not engine and not gpu and not npu and not cluster and not bare"
+STATIC, PROGRAMS, IMAGES = "static checks", "build: control plane", "build: nodes and images"
+ALONE = 19  # the nice value of builds: they use what the tests leave
+
+
+class Target(Enum):
+    """What a run covers."""
+
+    TEST = "test"
+    CLUSTER = "test-cluster"
+    ALL = "test-all"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One process of the suite.
+
+    Attributes:
+        command: the arguments of Python; of make, where the first of them is make.
+        after: names of stages that have to succeed before this one starts.
+        last: starts only when every other stage has ended, because its deadlines need the machine to itself.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    niceness: int = 0
+    last: bool = False
+
+    @property
+    def is_pytest(self) -> bool:
+        return self.command[:2] == ("-m", "pytest")
+
+    @property
+    def is_make(self) -> bool:
+        return self.command[0] == "make"
+
+    @property
+    def file(self) -> str:
+        """The stage's name as the stem of a file."""
+        return "".join(letter if letter.isalnum() else "-" for letter in self.name)
+
+
+Lane = tuple[Stage, ...]
+
+
+def pytest_stage(name: str, marks: str, *arguments: str, after: tuple[str, ...] = (), last: bool = False) -> Stage:
+    """A stage that runs the tests with certain marks."""
+    return Stage(name, ("-m", "pytest", "-q", "-rs", "-m", marks, *arguments), after, last=last)
+
+
+def engine_lane(files: Sequence[Path]) -> Lane:
+    """One process for each file: a process that has loaded Ray cannot fork its workers (docs/adr/0007)."""
+    return tuple(
+        pytest_stage(
+            f"engine: {file.stem.removeprefix('test_')}", "engine and not gpu", "-W", "default", file.as_posix()
+        )
+        for file in files
+    )
+
+
+def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
+    """The lanes of a run."""
+    programs = Stage(PROGRAMS, ("-u", "-m", "e2e.programs", "control-plane"), niceness=ALONE)
+    images = Stage(IMAGES, ("-u", "-m", "e2e.programs", "nodes"), niceness=ALONE)
+    clusters = pytest_stage("whole clusters", "bare", "e2e", "tests", after=(IMAGES,), last=True)
+    if target is Target.CLUSTER:
+        return [(images,), (clusters,)]
+    main = (
+        Stage(STATIC, ("make", "--no-print-directory", "static")),
+        pytest_stage("fast: control", f"not slow and {ELSEWHERE}", "--ignore=tests/ml", "tests"),
+        pytest_stage("fast: ml", f"not slow and {ELSEWHERE}", "tests/ml"),
+        pytest_stage("slow", f"slow and {ELSEWHERE}", "-W", "default", "tests"),
+        pytest_stage("control plane", "cluster and not bare", "e2e", "tests", after=(PROGRAMS,)),
+    )
+    if target is Target.TEST:
+        return [engine_lane(engine_files), main, (programs,)]
+    return [engine_lane(engine_files), (*main, clusters), (programs, images)]

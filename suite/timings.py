@@ -1,0 +1,81 @@
+"""Durations of stages and tests, and the table of them in `docs/testing.md`. PURE, but for `read` and `measured`."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SLOWEST = 20
+BEGIN, END = "<!-- durations: written by `make test-times` -->", "<!-- end of durations -->"
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """How long a stage took, and the last line that it printed."""
+
+    name: str
+    seconds: float
+    succeeded: bool
+    said: str
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class TestTime:
+    """How long a test took, with its fixtures."""
+
+    __test__ = False
+
+    name: str
+    seconds: float
+
+
+def tests_of(report: str) -> list[TestTime]:
+    """The tests of a JUnit report."""
+    return [
+        TestTime(f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}", float(case.get("time", "0")))
+        for case in ET.fromstring(report).iter("testcase")
+    ]
+
+
+def read(folder: Path) -> tuple[list[StageTime], list[TestTime]]:
+    """What the last runs left in a folder: the latest duration of each stage, in the order in which they ended."""
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    stages = [StageTime(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
+    tests = [test for path in sorted(folder.glob("*.xml")) for test in tests_of(path.read_text(encoding="utf-8"))]
+    return stages, tests
+
+
+def slowest(tests: Iterable[TestTime]) -> list[TestTime]:
+    """The tests that took longest, the longest first."""
+    return sorted(tests, key=lambda test: -test.seconds)[:SLOWEST]
+
+
+def table(machine: str, stages: Sequence[StageTime], tests: Sequence[TestTime]) -> str:
+    """The durations in Markdown."""
+    rows = [f"| {stage.name} | {stage.seconds:.0f} | {stage.said} |" for stage in stages]
+    tops = [f"| `{test.name}` | {test.seconds:.0f} |" for test in slowest(tests)]
+    return "\n".join([
+        f"Measured on a machine with {machine}. Stages of different lanes overlap.", "",
+        "| stage | seconds | result |", "| --- | ---: | --- |", *rows, "",
+        f"The {len(tops)} slowest tests, each with the fixtures that it was the first to use:", "",
+        "| test | seconds |", "| --- | ---: |", *tops,
+    ])  # fmt: skip
+
+
+def replaced(page: str, content: str) -> str:
+    """A page with other durations between its two markers.
+
+    Raises:
+        ValueError: the page lacks a marker.
+    """
+    before, found, rest = page.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not found or not closed:
+        raise ValueError(f"the page has no place for durations: it needs the lines {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"

@@ -1,0 +1,156 @@
+"""The runner of the suite: order, failures, durations, and the end of everything that it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from suite import coverage, timings
+from suite.runner import Runner
+from suite.stages import IMAGES, PROGRAMS, Stage, Target, lanes
+from suite.timings import StageTime, TestTime
+
+ROOT = Path(__file__).resolve().parents[3]
+ENGINE = sorted(path.relative_to(ROOT) for path in (ROOT / "tests/ml/engine").glob("test_*.py"))
+
+
+def python(name: str, code: str, after: tuple[str, ...] = (), last: bool = False) -> Stage:
+    return Stage(name, ("-c", code), after, last=last)
+
+
+def appending(log: Path, word: str) -> str:
+    return f"open({str(log)!r}, 'a').write('{word} ')"
+
+
+def collected(stage: Stage) -> set[str]:
+    """The tests that pytest finds for a stage."""
+    command = [sys.executable, *stage.command, "--collect-only"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
+    return {line for line in found.stdout.splitlines() if "::" in line}
+
+
+@pytest.mark.parametrize("target", Target)
+def test_every_awaited_stage_is_in_the_run_and_names_are_unique(target: Target) -> None:
+    stages = [stage for lane in lanes(target, ENGINE) for stage in lane]
+    names = [stage.name for stage in stages]
+    assert len({stage.file for stage in stages}) == len(names) == len(set(names))
+    assert {name for stage in stages for name in stage.after} <= set(names)
+
+
+def test_all_is_the_other_two_together() -> None:
+    named = {target: {stage for lane in lanes(target, ENGINE) for stage in lane} for target in Target}
+    assert named[Target.ALL] == named[Target.TEST] | named[Target.CLUSTER]
+    assert not any(stage.name == IMAGES for stage in named[Target.TEST]), "`make test` needs no root"
+
+
+@pytest.mark.slow  # pytest collects everything, once for each stage and once for all
+def test_each_test_is_in_one_stage() -> None:
+    stages = [stage for lane in lanes(Target.ALL, ENGINE) for stage in lane if stage.is_pytest]
+    found = [test for stage in stages for test in collected(stage)]
+    devices = Stage("devices", ("-m", "pytest", "-q", "-m", "gpu or npu", "e2e", "tests"))
+    # The files of the engine are collected one by one: together they are refused.
+    rest = Stage("rest", ("-m", "pytest", "-q", "--ignore=tests/ml/engine", "e2e", "tests"))
+    assert len(found) == len(set(found))
+    engine = {test for test in found if test.startswith("tests/ml/engine/")}
+    assert set(found) - engine == collected(rest) - collected(devices)
+    assert {test.partition("::")[0] for test in engine} == {path.as_posix() for path in ENGINE}
+
+
+def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", list[str]()
+    until = f"import pathlib, time\nwhile not pathlib.Path({str(log)!r}).exists(): time.sleep(0.01)\n"
+    run = [
+        (python("first", until + appending(log, "a")), python("end", appending(log, "d"), last=True)),
+        (python("second", appending(log, "b")), python("third", appending(log, "c"), after=("first",))),
+    ]
+    assert Runner(tmp_path / "run", said.append).run(run) == []
+    assert log.read_text().split() == ["b", "a", "c", "d"]
+    assert [line.split("passed in")[1].split(": ")[1].strip() for line in said] == ["second", "first", "third", "end"]
+
+
+def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = [
+        (python("bad", "print('the reason'); raise SystemExit(3)"), python("next", "print('goes on')")),
+        (python("needs it", "print('never')", after=("bad",)),),
+    ]
+    assert Runner(tmp_path, said.append).run(run) == ["bad", "needs it"]
+    text = "\n".join(said)
+    assert "FAILED" in text and "the reason" in text and "goes on" not in text
+    assert "NOT RUN: needs it, because this failed: bad" in text
+    stages, _ = timings.read(tmp_path)
+    assert {stage.name: stage.succeeded for stage in stages} == {"bad": False, "next": True}
+
+
+def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    code = (
+        "import subprocess, sys, time\n"
+        "started = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(child)!r}, 'w').write(str(started.pid))\n"
+        "time.sleep(600)"
+    )
+
+    def interrupt() -> None:
+        while not child.exists() or not child.read_text():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        Runner(tmp_path / "run", lambda text: None).run([(python("long", code),)])
+    started = int(child.read_text())
+    assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_table_has_every_stage_and_the_slowest_tests() -> None:
+    report = (
+        '<testsuites><testsuite><testcase classname="tests.ml.test_a" name="test_b[c]" time="2.6"/>'
+        '<testcase classname="tests.ml.test_a" name="test_d" time="0.1"/></testsuite></testsuites>'
+    )
+    tests = timings.tests_of(report)
+    assert tests == [TestTime("tests/ml/test_a.py::test_b[c]", 2.6), TestTime("tests/ml/test_a.py::test_d", 0.1)]
+    many = [*tests, *(TestTime(f"t{number}", float(number)) for number in range(1, 40))]
+    shown = timings.table("2 cores", [StageTime("slow", 61.2, True, "9 passed in 60 s")], many)
+    assert "| slow | 61 | 9 passed in 60 s |" in shown
+    assert shown.count("| `t") == timings.SLOWEST and "| `t39` | 39 |" in shown and "test_d" not in shown
+
+
+def test_a_page_keeps_all_but_its_durations() -> None:
+    page = f"# Tests\n{timings.BEGIN}\nold\n{timings.END}\nmore\n"
+    once = timings.replaced(page, "new")
+    assert once == f"# Tests\n{timings.BEGIN}\n\nnew\n\n{timings.END}\nmore\n"
+    assert timings.replaced(once, "new") == once
+    with pytest.raises(ValueError, match="no place for durations"):
+        timings.replaced("# Tests\n", "new")
+
+
+def test_the_page_of_tests_has_a_place_for_durations() -> None:
+    assert timings.replaced((ROOT / "docs/testing.md").read_text(encoding="utf-8"), "new")
+
+
+def test_untouched_code_is_listed_by_module_and_function() -> None:
+    def region(statements: int, covered: int) -> dict[str, object]:
+        return {"summary": {"num_statements": statements, "covered_lines": covered}}
+
+    found = {
+        "totals": {"percent_covered": 50.0},
+        "files": {
+            "a.py": {**region(4, 3), "functions": {"used": region(2, 2), "C.unused": region(1, 0), "": region(1, 1)}},
+            "b.py": {**region(3, 0), "functions": {"f": region(3, 0)}},
+            "empty.py": region(0, 0),
+        },
+    }
+    assert coverage.untouched(found).splitlines()[2:] == ["- `a.py`: `C.unused`", "- `b.py`: the module"]
+
+
+def test_programs_of_a_control_plane_come_before_its_tests() -> None:
+    (stage,) = [stage for lane in lanes(Target.TEST, ENGINE) for stage in lane if stage.name == "control plane"]
+    assert stage.after == (PROGRAMS,)
