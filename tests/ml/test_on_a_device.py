@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_what_runs_on_a_device_does_as_on_the_host(kind: str) -> None:
-    checks = [str(ROOT / "tests" / "ml" / "second_device" / name) for name in ("rollout.py", "actor.py")]
+    checks = [str(ROOT / "tests" / "ml" / "second_device" / name) for name in ("sampling_and_weights.py", "actor.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", *checks]
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja is installed beside Python
     done = subprocess.run(

@@ -1,7 +1,7 @@
-"""The model families by the architecture of a model: each is a folder of this package.
+"""Registry of model families, by the architecture of a model: each family is a folder of this package.
 
-A folder has `rollout.py`, which the engine imports, and `training.py`, which the trainer imports. Nothing else knows
-a family by name (docs/model-families.md).
+A folder has `engine_pipeline.py`, which the engine imports, and `training.py`, which the trainer imports. Nothing else
+refers to a family by name (docs/model-families.md).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ ALGORITHMS = ("flow_grpo", "diffusion_nft", "diffusion_dpo")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A folder of `verl_omni.pipelines`, and the name of the pipeline class in its `rollout.py`.
+    """A folder of `verl_omni.pipelines`, and the name of the pipeline class in its `engine_pipeline.py`.
 
-    `rollout.py` also has `get_post_process_func`, which makes the function that turns pixels into what was asked for.
+    `engine_pipeline.py` also has `get_post_process_func`, the factory of the function that turns a decoded sample into
+    the form that the request asked for.
 
     Attributes:
-        pre_process: what in `rollout.py` makes the function that checks a request before it waits; None leaves that to
-            the engine's own of the architecture, if it has one.
+        pre_process: name of the factory in `engine_pipeline.py` of the function that checks a request before it is
+            queued; None: the engine's own for the architecture, if there is one.
     """
 
     folder: str
@@ -33,14 +34,14 @@ class Family:
     pre_process: str | None = None
 
     @property
-    def rollout_module(self) -> str:
+    def engine_module(self) -> str:
         """The module that the engine imports."""
-        return f"{__package__}.{self.folder}.rollout"
+        return f"{__package__}.{self.folder}.engine_pipeline"
 
     @property
     def pipeline_class(self) -> str:
         """`module.Class`, as the engine's `custom_pipeline_args` wants it."""
-        return f"{self.rollout_module}.{self.pipeline}"
+        return f"{self.engine_module}.{self.pipeline}"
 
 
 FAMILIES = {

@@ -216,7 +216,7 @@ def start_ray(config: DictConfig, say: Say) -> Cluster:
             raise ValueError("trainer.fork_workers=true goes with ray_kwargs.ray_init.num_cpus alone")
         from verl_omni.pipelines.registry import family
 
-        return ForkingCluster([family(config.actor_rollout_ref.model.architecture).rollout_module], **here)
+        return ForkingCluster([family(config.actor_rollout_ref.model.architecture).engine_module], **here)
     with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
         imported = pool.submit(_import_everything)
         # Here and not in the other thread: Ray's servers die with the thread that started them (PR_SET_PDEATHSIG).

@@ -128,7 +128,7 @@ def batches(running: Running) -> list[int]:
     """How many requests the first replica's engine has drawn together, for each time since this was first asked."""
 
     def counting(self: Any) -> list[int]:  # runs in the server, whose process has the engine's worker on a host
-        from verl_omni.pipelines.sd3.rollout import SD3RolloutPipeline as Pipeline
+        from verl_omni.pipelines.sd3.engine_pipeline import SD3RolloutPipeline as Pipeline
 
         if not hasattr(Pipeline, "batches"):
             Pipeline.batches, plain = [], Pipeline.forward

@@ -32,7 +32,7 @@ def drawn(model: Path, *, step_execution: bool) -> tuple[list[Any], list[Any], l
 async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any], list[int]]:
     from vllm_omni.entrypoints import AsyncOmni
 
-    from verl_omni.pipelines.sd3.rollout import SD3RolloutPipeline
+    from verl_omni.pipelines.sd3.engine_pipeline import SD3RolloutPipeline
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.control import last
     from verl_omni.workers.rollout.vllm_rollout.modes import DiffusionMode

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.models import __main__ as makers
-from verl_omni.pipelines import recorder, registry
+from verl_omni.pipelines import engine_requests, post_processing, registry, trajectory_recorder
 from verl_omni.pipelines.qwen_image import training as qwen_image
 
 FOLDER = Path(registry.__file__).parent
@@ -21,7 +21,7 @@ FOLDER = Path(registry.__file__).parent
 @pytest.mark.parametrize("architecture", sorted(registry.FAMILIES))
 def test_a_family_is_a_folder_with_everything_that_others_ask_of_it(architecture: str) -> None:
     family = registry.family(architecture)
-    source = (FOLDER / family.folder / "rollout.py").read_text()
+    source = (FOLDER / family.folder / "engine_pipeline.py").read_text()
     assert f"class {family.pipeline}(" in source and registry.POST_PROCESS in source
     adapter = registry.training_adapter(architecture)
     assert "prompt_embeds" in adapter.CONDITIONS and adapter.LAYERS and adapter.LORA_TARGETS
@@ -100,7 +100,7 @@ def params(seed: int, **extra: Any) -> SimpleNamespace:
 
 def test_a_recorded_row_carries_its_steps_and_its_own_conditions() -> None:
     recorded = params(1, noise_level=0.7, logprobs=True, sde_type="sde")
-    made = recorder.Recorder([params(0), recorded], torch.device("cpu"), steps=9)
+    made = trajectory_recorder.TrajectoryRecorder([params(0), recorded], torch.device("cpu"), steps=9)
     sigmas = torch.tensor([0.9, 0.6, 0.3, 0.0])
     embeds = [torch.ones(2, 4, dtype=torch.bfloat16), torch.full((3, 4), 2.0, dtype=torch.bfloat16)]
     conditions = {"prompt_embeds": embeds, "mask": torch.ones(2, 3, dtype=torch.int64), "negative": None}
@@ -120,7 +120,7 @@ def test_a_recorded_row_carries_its_steps_and_its_own_conditions() -> None:
 
 
 def test_pixels_come_in_the_form_that_was_asked_for_and_videos_frames_first() -> None:
-    post_process = recorder.get_post_process_func(None)
+    post_process = post_processing.get_post_process_func(None)
     video = torch.linspace(-1.5, 1.5, 2 * 3 * 4).view(1, 3, 4, 2, 1)
     wrapped = {"payload": {"video": video}, "metadata": {"rl": 1}}
     found = post_process(wrapped, SimpleNamespace(output_type="pt", extra_args={}))
@@ -143,10 +143,10 @@ def test_ids_become_text_for_pipelines_that_tokenize() -> None:
             return " ".join(map(str, ids))
 
     prompt = {"prompt_token_ids": [3, 4], "negative_prompt_ids": []}
-    assert recorder.with_text(prompt, Tokenizer()) == {**prompt, "prompt": "3 4", "negative_prompt": ""}
+    assert engine_requests.with_text(prompt, Tokenizer()) == {**prompt, "prompt": "3 4", "negative_prompt": ""}
     assert prompt == {"prompt_token_ids": [3, 4], "negative_prompt_ids": []}
     for given in ("text", {"prompt": "text"}):
-        assert recorder.with_text(given, Tokenizer()) == given
+        assert engine_requests.with_text(given, Tokenizer()) == given
 
 
 def test_the_tiny_tokenizer_of_qwen_is_the_same_each_time() -> None:

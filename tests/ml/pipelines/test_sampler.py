@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.pipelines.recording import Sampler, Trajectory, Window, denoise
+from verl_omni.pipelines.sde_sampler import Sampler, Trajectory, Window, denoise
 
 STEPS = 5
 SIGMAS = torch.linspace(1, 0, STEPS + 1)

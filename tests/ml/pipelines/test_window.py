@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_omni.agent_loop.sampling import row_params
-from verl_omni.pipelines import rollout_settings
-from verl_omni.pipelines.recording import Trajectory, Window, denoise
+from verl_omni.pipelines.engine_requests import RequestedFields, requested_fields, sde_window
+from verl_omni.pipelines.sde_sampler import Trajectory, Window, denoise
 from verl_omni.workers.config import DiffusionPipelineConfig, DiffusionRolloutAlgoConfig, DiffusionSamplingConfig
 
 STEPS = 6
@@ -43,7 +43,7 @@ def test_a_progressive_window_moves_with_the_training_step() -> None:
     starts = []
     for step in range(1, 11):
         asked = params(step - 1, rows=3, **algo)
-        windows = [rollout_settings.window_of(row, STEPS, seed=row["seed"]) for row in asked]
+        windows = [sde_window(row, STEPS, seed=row["seed"]) for row in asked]
         _, recorded = drawn(windows)
         kept = [
             (r.sigmas.tolist(), tuple(r.latents.shape), tuple(r.log_probs.shape)) for r in recorded if r is not None
@@ -59,14 +59,11 @@ def test_a_progressive_window_moves_with_the_training_step() -> None:
 def test_a_random_window_is_each_place_equally_often_and_belongs_to_its_seed() -> None:
     algo = {"sde_window_size": 2, "sde_window_range": [1, 6], "sample_strategy": "random"}
     asked = params(0, rows=2000, **algo)
-    starts = [found.start for row in asked if (found := rollout_settings.window_of(row, STEPS, seed=row["seed"]))]
+    starts = [found.start for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))]
     assert [starts.count(place) for place in range(1, 5)] == pytest.approx([500] * 4, abs=80)
-    again = [rollout_settings.window_of(row, STEPS, seed=row["seed"]) for row in params(7, rows=2000, **algo)]
+    again = [sde_window(row, STEPS, seed=row["seed"]) for row in params(7, rows=2000, **algo)]
     assert [found.start for found in again if found] == starts, "it does not move with the step"
-    other = [
-        rollout_settings.window_of(row, STEPS, seed=row["seed"])
-        for row in params(0, rows=2000, sde_window_seed=1, **algo)
-    ]
+    other = [sde_window(row, STEPS, seed=row["seed"]) for row in params(0, rows=2000, sde_window_seed=1, **algo)]
     assert [found.start for found in other if found] != starts
 
 
@@ -87,12 +84,10 @@ def test_noise_is_drawn_inside_the_window_and_nowhere_else(start: int, size: int
 
 def test_what_is_recorded_does_not_change_what_is_drawn() -> None:
     (row,) = params(0, log_probs=False, noise_level=0.7, clean_latents=True)
-    assert rollout_settings.wanted_of(row) == rollout_settings.Wanted(steps=False, clean_latents=True)
+    assert requested_fields(row) == RequestedFields(steps=False, clean_latents=True)
     (recorded,) = params(0, noise_level=0.7)
-    assert rollout_settings.wanted_of(recorded) == rollout_settings.Wanted(steps=True, clean_latents=False)
-    assert (
-        rollout_settings.window_of(row, STEPS, 1) == rollout_settings.window_of(recorded, STEPS, 1) == Window(0, 5, 0.7)
-    )
+    assert requested_fields(recorded) == RequestedFields(steps=True, clean_latents=False)
+    assert sde_window(row, STEPS, 1) == sde_window(recorded, STEPS, 1) == Window(0, 5, 0.7)
     (held_out,) = row_params(
         SimpleNamespace(
             pipeline=None, algo=DiffusionRolloutAlgoConfig(clean_latents=True), calculate_log_probs=True,
@@ -100,5 +95,5 @@ def test_what_is_recorded_does_not_change_what_is_drawn() -> None:
         ),
         {"validate": True}, 1, {},
     )  # fmt: skip
-    assert rollout_settings.wanted_of(held_out) == rollout_settings.Wanted(steps=False, clean_latents=False)
-    assert rollout_settings.window_of(held_out, STEPS, 1) is None
+    assert requested_fields(held_out) == RequestedFields(steps=False, clean_latents=False)
+    assert sde_window(held_out, STEPS, 1) is None

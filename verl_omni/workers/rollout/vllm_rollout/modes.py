@@ -80,14 +80,14 @@ class DiffusionMode(Mode):
         found = rollout_family(model_config.architecture, model_config.algorithm)
         # The engine looks up post-processing by architecture; the class itself travels to the workers by name.
         register_diffusion_model(
-            model_config.architecture, found.rollout_module, found.pipeline,
+            model_config.architecture, found.engine_module, found.pipeline,
             pre_process_func_name=found.pre_process, post_process_func_name=POST_PROCESS,
         )  # fmt: skip
         engine_args["custom_pipeline_args"] = {"pipeline_class": found.pipeline_class}
         engine_args["step_execution"] = config.step_execution
         if all(engine_args.get(f"diffusion_attention_{given}") is None for given in ("config", "backend")):
             engine_args["diffusion_attention_config"] = {"default": {"backend": config.rollout_attn_backend}}
-        if not config.step_execution and not _batches_requests(found.rollout_module, found.pipeline):
+        if not config.step_execution and not _batches_requests(found.engine_module, found.pipeline):
             engine_args["max_num_seqs"] = 1
 
     @override

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from vllm_omni.diffusion.data import DiffusionOutput
 
-from verl_omni.pipelines.recorder import Record, attach, own_generator, version_of, with_text
-from verl_omni.pipelines.recording import Sampler
-from verl_omni.pipelines.rollout_settings import wanted_of, window_of
+from verl_omni.pipelines.engine_requests import own_generator, requested_fields, sde_window, with_text
+from verl_omni.pipelines.sde_sampler import Sampler
+from verl_omni.pipelines.trajectory_recorder import RecordedSample, attach, version_of
 
 STEPS, SEQUENCE_LENGTH = 28, 256  # where a request does not say, as upstream's `forward` has it
 
@@ -43,7 +43,7 @@ class StepwiseSD3:
         latents = self.prepare_latents(1, self.transformer.in_channels, height, width, generator, params.latents)
         timesteps, _ = self.prepare_timesteps(steps, params.sigmas, latents.shape[1])
         sigmas = self.scheduler.sigmas
-        window = window_of(params.extra_args or {}, steps, generator.initial_seed())
+        window = sde_window(params.extra_args or {}, steps, generator.initial_seed())
         state.prompt_embeds = conditions["prompt_embeds"]
         state.negative_prompt_embeds = conditions.get("negative_prompt_embeds")
         state.latents, state.timesteps = latents.float(), timesteps
@@ -80,10 +80,10 @@ class StepwiseSD3:
         output = DiffusionOutput(output=self._decoded(state.latents, state.sampling.output_type))
         trajectory = state.extra["sampler"].trajectories()[0]
         # No update of the weights comes between the steps of a request: the worker refuses it.
-        record = Record(
+        record = RecordedSample(
             state.latents, state.extra["sigma_max"], state.extra["conditions"], trajectory, version_of(self)
         )
-        attach(output, "image", wanted_of(state.sampling.extra_args or {}), record)
+        attach(output, "image", requested_fields(state.sampling.extra_args or {}), record)
         return output
 
     def _decoded(self: Any, latents: Tensor, output_type: str | None) -> Tensor:

@@ -13,7 +13,8 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
-from verl_omni.pipelines.recorder import Recorder, get_post_process_func, version_of
+from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.weight_sync.names import engine_adapter
 
 __all__ = ["QwenImageRolloutPipeline", "get_post_process_func"]
@@ -44,7 +45,9 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
 
     @override
     def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
-        self._recorder = Recorder(req.sampling_params_list, self.device, steps=STEPS, version=version_of(self))
+        self._recorder = TrajectoryRecorder(
+            req.sampling_params_list, self.device, steps=STEPS, version=version_of(self)
+        )
         outputs = super().forward(req)
         if not req.is_dummy_run():
             self._recorder.attach(outputs, "image")

@@ -1,4 +1,4 @@
-"""PURE: the extra arguments of a request -> where it draws noise, and what is recorded of it."""
+"""Engine requests: the SDE window, the fields to return, the prompt text and the random generator of each."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from verl_omni.algos import window
-from verl_omni.pipelines.recording import Window
+from verl_omni.pipelines.sde_sampler import Window
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedFields:
     """What goes back beside the picture; how the picture is drawn does not depend on it.
 
     Attributes:
@@ -25,16 +27,16 @@ class Wanted:
     version: bool = False
 
 
-def wanted_of(extra: Mapping[str, Any]) -> Wanted:
+def requested_fields(extra: Mapping[str, Any]) -> RequestedFields:
     """What the extra arguments of one request ask for: `logprobs`, `clean_latents`, `weights_version`."""
-    return Wanted(
+    return RequestedFields(
         steps=bool(extra.get("logprobs")),
         clean_latents=bool(extra.get("clean_latents")),
         version=bool(extra.get("weights_version")),
     )
 
 
-def window_of(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None:
+def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None:
     """The window of one request, or None when it follows the ODE from end to end.
 
     Args:
@@ -56,3 +58,23 @@ def window_of(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None:
         iters_per_group=int(extra.get("iters_per_group") or 1),
     )
     return Window(start=start, size=size, noise_level=noise_level, kind=str(extra.get("sde_type") or "sde"))
+
+
+def with_text(prompt: Any, tokenizer: Any) -> Any:
+    """A prompt of token ids with their text, for a pipeline that tokenizes texts itself; the input is not changed."""
+    if isinstance(prompt, str) or prompt.get("prompt"):
+        return prompt
+    made = dict(prompt)
+    for ids, text in (("prompt_token_ids", "prompt"), ("negative_prompt_ids", "negative_prompt")):
+        if prompt.get(ids) is not None:
+            made[text] = tokenizer.decode(list(prompt[ids]), skip_special_tokens=True)
+    return made
+
+
+def own_generator(params: Any, device: torch.device) -> torch.Generator:
+    """The engine makes a generator where a seed was given; a request without one gets its own chance."""
+    if not isinstance(params.generator, torch.Generator):
+        params.generator = torch.Generator(device=device)
+        params.generator.seed()
+    found: torch.Generator = params.generator
+    return found

@@ -14,8 +14,10 @@ from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
-from verl_omni.pipelines.recorder import Recorder, get_post_process_func, version_of, with_text
-from verl_omni.pipelines.sd3.stepwise import STEPS, StepwiseSD3
+from verl_omni.pipelines.engine_requests import with_text
+from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.sd3.step_execution import STEPS, StepwiseSD3
+from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 
 __all__ = ["SD3RolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
@@ -58,7 +60,9 @@ class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
         for request in req.requests:
             # The three encoders have tokenizers of their own, so ids of the first become text again.
             request.prompt = with_text(request.prompt, self.tokenizer)
-        self._recorder = Recorder(req.sampling_params_list, self.device, steps=STEPS, version=version_of(self))
+        self._recorder = TrajectoryRecorder(
+            req.sampling_params_list, self.device, steps=STEPS, version=version_of(self)
+        )
         outputs = super().forward(req)
         if not req.is_dummy_run():
             self._recorder.attach(outputs, "image")

@@ -11,7 +11,9 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.wan2_2.pipeline_wan2_2 import Wan22Pipeline, get_wan22_pre_process_func
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
-from verl_omni.pipelines.recorder import Recorder, get_post_process_func, version_of, with_text
+from verl_omni.pipelines.engine_requests import with_text
+from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.weight_sync.names import engine_adapter
 
 # The engine looks for upstream's pre-processing in the module of the pipeline class.
@@ -54,7 +56,9 @@ class WanRolloutPipeline(Wan22Pipeline):
             request.prompt = with_text(request.prompt, self.tokenizer)
             params = request.sampling_params
             params.extra_args = {**(params.extra_args or {}), "sample_solver": "euler"}
-        self._recorder = Recorder(req.sampling_params_list, self.device, steps=STEPS, version=version_of(self))
+        self._recorder = TrajectoryRecorder(
+            req.sampling_params_list, self.device, steps=STEPS, version=version_of(self)
+        )
         outputs = super().forward(req)
         if not req.is_dummy_run():
             self._recorder.attach(outputs, "video")

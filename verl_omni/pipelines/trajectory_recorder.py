@@ -1,4 +1,4 @@
-"""What the rollout pipelines of all families share: a batch of requests, denoised and recorded."""
+"""Trajectory recorder: denoise a batch of engine requests and attach what training needs to their outputs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.pipelines.recording import Trajectory, denoise
-from verl_omni.pipelines.rollout_settings import Wanted, wanted_of, window_of
-from verl_omni.utils.pixels import as_images, as_pixels
+from verl_omni.pipelines.engine_requests import RequestedFields, own_generator, requested_fields, sde_window
+from verl_omni.pipelines.sde_sampler import Trajectory, denoise
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordedSample:
     """What is known of one request besides its pixels.
 
     Attributes:
@@ -33,8 +32,8 @@ class Record:
     version: int | None
 
 
-class Recorder:
-    """One batch of requests: the window and the generator of each, what was recorded of them, and what is wanted.
+class TrajectoryRecorder:
+    """One batch of requests: the window and the generator of each, what was recorded of them, and what is fields.
 
     A pipeline makes one at the beginning of `forward`, runs `denoise` in place of its own loop, and calls `attach`
     on what it returns.
@@ -50,11 +49,11 @@ class Recorder:
         self._generators = [own_generator(each, device) for each in params]
         # The generator's own seed: a request that brought none must have a window of its own too.
         self._windows = [
-            window_of(each.extra_args or {}, int(each.num_inference_steps or steps), generator.initial_seed())
+            sde_window(each.extra_args or {}, int(each.num_inference_steps or steps), generator.initial_seed())
             for each, generator in zip(params, self._generators, strict=True)
         ]
-        self._wanted = [wanted_of(each.extra_args or {}) for each in params]
-        self._records: list[Record] = []
+        self._fields = [requested_fields(each.extra_args or {}) for each in params]
+        self._records: list[RecordedSample] = []
 
     def denoise(
         self,
@@ -67,7 +66,7 @@ class Recorder:
         """Run all steps.
 
         Args:
-            velocity, latents, timesteps, sigmas: as `recording.denoise` takes them.
+            velocity, latents, timesteps, sigmas: as `sde_sampler.denoise` takes them.
             conditions: what the velocities were computed from, under the names of the family's `CONDITIONS`; a tensor
                 for each row, or one tensor [B, ...]. None where guidance is off.
 
@@ -76,7 +75,7 @@ class Recorder:
         """
         final, trajectories = denoise(velocity, latents, timesteps, sigmas, self._windows, self._generators)
         self._records = [
-            Record(
+            RecordedSample(
                 final[row : row + 1], float(sigmas[1]),
                 {name: rows[row][None] for name, rows in conditions.items() if rows is not None}, trajectory,
                 self._version,
@@ -92,11 +91,11 @@ class Recorder:
             outputs: the engine's `DiffusionOutput`, one for each row.
             media: `image` or `video`, the engine's word for what `output` holds.
         """
-        for output, wanted, record in zip(outputs, self._wanted, self._records, strict=True):
-            attach(output, media, wanted, record)
+        for output, fields, record in zip(outputs, self._fields, self._records, strict=True):
+            attach(output, media, fields, record)
 
 
-def attach(output: Any, media: str, wanted: Wanted, record: Record) -> None:
+def attach(output: Any, media: str, fields: RequestedFields, record: RecordedSample) -> None:
     """Put what was asked for of one request, and what it was conditioned on, beside its pixels.
 
     Args:
@@ -104,16 +103,16 @@ def attach(output: Any, media: str, wanted: Wanted, record: Record) -> None:
         media: `image` or `video`.
     """
     found: dict[str, Tensor] = {}
-    if wanted.steps and record.trajectory is not None:
+    if fields.steps and record.trajectory is not None:
         output.trajectory_latents = record.trajectory.latents[None].cpu()
         output.trajectory_timesteps = record.trajectory.timesteps[None].cpu()
         output.trajectory_log_probs = record.trajectory.log_probs[None].cpu()
         found = {"all_sigmas": record.trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[record.sigma_max]])}
-    if wanted.clean_latents:
+    if fields.clean_latents:
         found["clean_latents"] = _kept(record.final)
     # Without these, what it was conditioned on is of no use to anybody.
     embeddings = {name: _kept(value) for name, value in record.conditions.items()} if found else {}
-    if wanted.version and record.version is not None:
+    if fields.version and record.version is not None:
         found["weights_version"] = torch.tensor([record.version])
     if found:
         output.output = {"payload": {media: output.output}, "metadata": {"rl": found, "prompt_embeddings": embeddings}}
@@ -123,58 +122,6 @@ def version_of(pipeline: Any) -> int | None:
     """Version of a pipeline's weights, which the engine's worker notes at each update; None before the first."""
     version: int | None = getattr(pipeline, "weights_version", None)
     return version
-
-
-def get_post_process_func(od_config: Any) -> Callable[..., Any]:
-    """What `output_type` asks for instead of a VAE's output; runs beside the engine.
-
-    The function takes a tensor (nothing was recorded) or what `attach` made.
-    """
-
-    def post_process(output: Any, sampling_params: Any = None) -> Any:
-        if isinstance(output, Tensor):
-            return drawn(output, sampling_params)
-        payload = {media: drawn(pixels, sampling_params) for media, pixels in output["payload"].items()}
-        return {**output, "payload": payload}
-
-    return post_process
-
-
-def drawn(pixels: Tensor, sampling_params: Any) -> Any:
-    """A VAE's output in [-1, 1], an image [1, 3, H, W] or a video [1, 3, T, H, W], in the form that was asked for.
-
-    `output_type` is `latent` (left as it is), `pt` (pixels; a video becomes [1, T, 3, H, W]), or what HTTP clients
-    leave open: PIL images, and for a video pixels too. `extra_args["pixel_dtype"]` is `uint8` or `float32`.
-    """
-    output_type = getattr(sampling_params, "output_type", None)
-    if output_type == "latent":
-        return pixels
-    video = pixels.ndim == 5
-    scaled = (pixels.transpose(1, 2) if video else pixels).float() / 2 + 0.5
-    if output_type == "pt" or video:
-        extra = getattr(sampling_params, "extra_args", None) or {}
-        return as_pixels(scaled, extra.get("pixel_dtype", "uint8"))
-    return as_images(as_pixels(scaled))
-
-
-def with_text(prompt: Any, tokenizer: Any) -> Any:
-    """A prompt of token ids with their text, for a pipeline that tokenizes texts itself; the input is not changed."""
-    if isinstance(prompt, str) or prompt.get("prompt"):
-        return prompt
-    made = dict(prompt)
-    for ids, text in (("prompt_token_ids", "prompt"), ("negative_prompt_ids", "negative_prompt")):
-        if prompt.get(ids) is not None:
-            made[text] = tokenizer.decode(list(prompt[ids]), skip_special_tokens=True)
-    return made
-
-
-def own_generator(params: Any, device: torch.device) -> torch.Generator:
-    """The engine makes a generator where a seed was given; a request without one gets its own chance."""
-    if not isinstance(params.generator, torch.Generator):
-        params.generator = torch.Generator(device=device)
-        params.generator.seed()
-    found: torch.Generator = params.generator
-    return found
 
 
 def _kept(value: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ml.second_device.device import given_back
-from verl_omni.pipelines.recording import Window, denoise
+from verl_omni.pipelines.sde_sampler import Window, denoise
 from verl_omni.weight_sync.buffers import Outgoing
 from verl_omni.weight_sync.digest import mixed_sum
 from verl_omni.weight_sync.errors import IncompleteUpdate

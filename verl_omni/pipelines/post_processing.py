@@ -1,0 +1,42 @@
+"""Post-processing of every model family: decoded samples in the form that the request asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from verl_omni.utils.pixels import as_images, as_pixels
+
+
+def get_post_process_func(od_config: Any) -> Callable[..., Any]:
+    """What `output_type` asks for instead of a VAE's output; runs beside the engine.
+
+    The function takes a tensor (nothing was recorded) or what `attach` made.
+    """
+
+    def post_process(output: Any, sampling_params: Any = None) -> Any:
+        if isinstance(output, Tensor):
+            return drawn(output, sampling_params)
+        payload = {media: drawn(pixels, sampling_params) for media, pixels in output["payload"].items()}
+        return {**output, "payload": payload}
+
+    return post_process
+
+
+def drawn(pixels: Tensor, sampling_params: Any) -> Any:
+    """A VAE's output in [-1, 1], an image [1, 3, H, W] or a video [1, 3, T, H, W], in the form that was asked for.
+
+    `output_type` is `latent` (left as it is), `pt` (pixels; a video becomes [1, T, 3, H, W]), or what HTTP clients
+    leave open: PIL images, and for a video pixels too. `extra_args["pixel_dtype"]` is `uint8` or `float32`.
+    """
+    output_type = getattr(sampling_params, "output_type", None)
+    if output_type == "latent":
+        return pixels
+    video = pixels.ndim == 5
+    scaled = (pixels.transpose(1, 2) if video else pixels).float() / 2 + 0.5
+    if output_type == "pt" or video:
+        extra = getattr(sampling_params, "extra_args", None) or {}
+        return as_pixels(scaled, extra.get("pixel_dtype", "uint8"))
+    return as_images(as_pixels(scaled))

@@ -1,1 +1,0 @@
-"""Samplers with known transition densities."""
