@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measured import arguments, spread, table, write
+from results import arguments, spread, table, write
 from stack import running
 
 FILES = ("tmpfs", "disk", "forced")

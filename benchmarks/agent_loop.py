@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measured import arguments, spread, table, write
+from results import arguments, spread, table, write
 from stack import MODEL, batch
 
 SIZES = (1, 4, 16, 64, 256, 1024, 4096)

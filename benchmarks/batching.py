@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from measured import arguments, spread, table, write
+from results import arguments, spread, table, write
 from stack import Running, drawn, running
 
 PICTURES = 32

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from measured import arguments, spread, table, write
+from results import arguments, spread, table, write
 from stack import Direct, Running, batch, drawn, running
 
 PICTURES = 64

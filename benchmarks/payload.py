@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from measured import arguments, spread, table, write
+from results import arguments, spread, table, write
 
 PIXELS = 512
 PICTURES = (8, 32)

@@ -59,7 +59,7 @@ def sequence(unscored: Any, scorer: Any, seconds: float) -> tuple[float, float]:
 
 def measure(on: Any, repeats: int) -> list[dict[str, Any]]:
     """A row for each r."""
-    from measured import spread
+    from results import spread
     from stack import batch
 
     unscored, loop = on.unscored(), on.stack.agent_loop
@@ -90,7 +90,7 @@ def measure(on: Any, repeats: int) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure and print."""
-    from measured import arguments, table, write
+    from results import arguments, table, write
     from stack import running
 
     chosen = arguments(__doc__, "reward_overlap", repeats=5).parse_args()

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from measured import ROOT
+from results import ROOT
 
 MODEL = ROOT / "examples" / "shapes-sd3"
 STEPS = 4  # of denoising: enough to be the engine's work, few enough to repeat it often

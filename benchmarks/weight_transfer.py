@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measured import arguments, spread, table, write
+from results import arguments, spread, table, write
 from torch import Tensor
 
 from verl_omni.weight_sync import transfer

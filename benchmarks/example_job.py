@@ -1,6 +1,6 @@
 """Train an example over several seeds, and a control at learning rate 0; print the held-out gain of each.
 
-    python benchmarks/main_job.py [--job examples/red-grpo.yaml] [--seeds 0 1 2] [--steps N] [--out FILE]
+    python benchmarks/example_job.py [--job examples/red-grpo.yaml] [--seeds 0 1 2] [--steps N] [--out FILE]
 
 Writes one JSON object: for each run the held-out reward and share of right pictures before and after with their
 standard errors, the seconds to the first step, of the whole run and of each phase, and the peak memory of all

@@ -1,6 +1,6 @@
 """Seconds a picture as the batch, the resolution and the number of replicas grow.
 
-    python benchmarks/growth.py [--repeats N] [--out FILE]
+    python benchmarks/scaling.py [--repeats N] [--out FILE]
 
 Each against the smallest of its kind; the sizes take turns, and the first turn is not counted. Every batch of the
 engines is full, so that none waits for more requests.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from measured import arguments, spread, table, write
+from results import arguments, spread, table, write
 from stack import Running, drawn, running
 
 BATCHES, PICTURES = (4, 8, 16, 32, 64), 64

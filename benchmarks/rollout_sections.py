@@ -1,0 +1,259 @@
+"""PURE: data of the rollout benchmarks -> their sections of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from formatting import (
+    Data,
+    Rows,
+    Section,
+    milliseconds,
+    number,
+    percent,
+    points,
+    rounded,
+    selected,
+    table,
+    verdict,
+    with_range,
+)
+from plots import Series, plot
+
+MEMCPY_TARGET, FILES_TARGET, OVERLAP_TARGET = 0.6, 5.0, 1.1
+FILES = {"tmpfs": "files on tmpfs", "disk": "files on a disk", "forced": "files on a disk with fsync"}
+
+
+def batching(data: Data) -> Section:
+    """Speed-up and pixel differences of requests generated as one batch."""
+    rows: Rows = data["runs"]
+    several = [row for row in rows if row["max_num_seqs"] > 1]
+    levels = max(row["largest_difference"] for row in several)
+    slower = [row for row in several if row["speedup_lowest"] <= 1]
+    cells = [
+        [row["pixels"], row["max_num_seqs"], with_range(row, "speedup"), number((1 - row["equal"]) * 1e6),
+         row["largest_difference"]]
+        for row in rows
+    ]  # fmt: skip
+    series = [
+        Series(f"{pixels} x {pixels} pixels", *points(selected(rows, "pixels", pixels), "max_num_seqs", "speedup"))
+        for pixels in sorted({row["pixels"] for row in rows})
+    ]
+    return Section(
+        [
+            f"Engines that differ only in `max_num_seqs` generate {data['pictures']} images from the same seeds.",
+            table(["resolution", "batch size", "speed-up over batch size 1", "differing values per million",
+                   "largest difference, of 255 levels"], cells),
+            verdict(not slower, "faster in every turn")
+            + verdict(levels <= 1, f"the same pixels except for rounding: at most {levels} of 255 levels apart"),
+        ],
+        {"batching": plot(series, "batch size", "speed-up over batch size 1")},
+    )  # fmt: skip
+
+
+def reward_overlap(data: Data) -> Section:
+    """Time saved by computing rewards while other images are generated."""
+    rows: Rows = data["runs"]
+    worst = max(row["over_ideal"] for row in rows)
+    cells = [
+        [row["reward_over_generation"], with_range(row, "share"),
+         *(number(row[name]) for name in ("ideal", "exact_ideal")), with_range(row, "over_ideal")]
+        for row in rows
+    ]  # fmt: skip
+    x = [row["reward_over_generation"] for row in rows]
+    series = [
+        Series("measured", *points(rows, "reward_over_generation", "share")),
+        Series("max(g, r) / (g + r)", x, [row["ideal"] for row in rows]),
+        Series("lower bound with whole batches", x, [row["exact_ideal"] for row in rows]),
+    ]
+    return Section(
+        [
+            f"{data['pictures']} images of {data['pixels']} x {data['pixels']} pixels and {data['steps']} denoising "
+            f"steps go through the agent loop, in batches of {data['max_num_seqs']}, with a scorer that sleeps and "
+            "takes one image at a time. In sequence, all images are generated (g seconds each) and then all are scored "
+            "(r seconds each). Overlapped, images are scored while others are generated. The lower bound takes into "
+            "account that nothing can be scored during the first batch, and nothing is generated while the last batch "
+            "is scored.",
+            table(["r / g", "overlapped over sequential time", "ideal max(g, r) / (g + r)",
+                   "lower bound with whole batches", "measured over ideal"], cells),
+            verdict(worst <= OVERLAP_TARGET,
+                    f"within 10% of max(g, r) / (g + r); the largest median is {number(worst)} times it"),
+        ],
+        {"reward_overlap": plot(series, "reward time over generation time of an image (r / g)",
+                                "overlapped over sequential time")},
+        [] if worst <= OVERLAP_TARGET else
+        [f"Overlapped rewards take up to {number(worst)} times the ideal time; the target is {OVERLAP_TARGET}."],
+    )  # fmt: skip
+
+
+def overhead(data: Data) -> Section:
+    """Latency that the agent loop adds to the engine."""
+    (row,) = data["runs"]
+    return Section(
+        [
+            f"{data['pictures']} requests in flight at once, in batches of {data['max_num_seqs']}: "
+            "`AsyncOmni.generate` inside the server process, compared with the whole path from rows to a `DataProto` "
+            "in the driver (tokenizing, Ray to the worker, the router and the server, the output, and back).",
+            f"The engine alone takes {with_range(row, 'raw_ms_a_picture')} ms per image. The agent loop adds "
+            f"{with_range(row, 'added_ms_a_picture')} ms, {percent(row['added_share'])} for images as small as these. "
+            f"It uses {with_range(row, 'server_processor_ms_added')} ms more CPU time per image in the server process, "
+            f"and {with_range(row, 'worker_processor_ms')} ms in the agent-loop process.",
+        ]
+    )
+
+
+def agent_loop(data: Data) -> Section:
+    """CPU time of the agent loop with an engine that answers immediately."""
+    rows: Rows = data["runs"]
+    cells = [[row["samples"], with_range(row, "ms_a_sample"), with_range(row, "first_ms_a_sample")] for row in rows]
+    highest = max(row["ms_a_sample"] for row in rows)
+    many = [row["ms_a_sample"] for row in rows if row["samples"] >= 16]
+    series = [Series("measured", *points(rows, "samples", "ms_a_sample"))]
+    return Section(
+        [
+            "CPU time of an agent-loop worker whose engine and reward worker answer immediately. Small batches follow "
+            "one another; the first of them runs with cold CPU caches.",
+            table(["samples", "ms per sample", "ms per sample in the first batch"], cells),
+            verdict(highest < 1, f"under 1 ms per sample: at most {number(highest)} ms")
+            + verdict(
+                max(many) <= 2 * min(many),
+                "linear: from 16 samples, the most expensive size costs at most twice the cheapest "
+                f"(measured: {number(max(many) / min(many))} times)",
+            ),
+        ],
+        {"agent_loop": plot(series, "samples in a batch", "CPU time per sample, ms", log_x=True)},
+    )
+
+
+def payload(data: Data) -> Section:
+    """Time to send pixels from the agent-loop workers to the trainer."""
+    rows: Rows = data["runs"]
+    cells = [
+        [row["pictures"], row["variant"], number(row["megabytes"]), with_range(row, "relative"),
+         milliseconds(row, "seconds")]
+        for row in rows
+    ]  # fmt: skip
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    series = [
+        Series(variant, *points(selected(rows, "variant", variant), "pictures", "seconds")) for variant in variants
+    ]
+    return Section(
+        [
+            f"Images of {data['resolution']} x {data['resolution']} pixels from {data['workers']} workers: Ray's put "
+            "and get, and `DataProto.concat`. Pixels are uint8 by default (`pipeline.pixel_dtype`), and training steps "
+            "do not send them (`carry_responses`, [rollout-server.md](rollout-server.md)).",
+            table(["images", "pixels", "megabytes", "time over that of float32", "ms"], cells),
+        ],
+        {"payload": plot(series, "images in a batch", "seconds", log_x=True, log_y=True)},
+    )
+
+
+def scaling(data: Data) -> Section:
+    """Time per image for larger batches, higher resolutions and more replicas."""
+    rows: Rows = data["runs"]
+    blocks = [
+        "Time per image, relative to the first row of each table. Batch size: "
+        f"{data['pictures']} images. Resolution: {data['pictures_of_resolutions']} images in one batch. Replicas: "
+        f"{data['pictures']} images in batches of {data['max_num_seqs_of_replicas']}, shared by replicas that are "
+        "separate processes on the same machine."
+    ]
+    plots = {}
+    axes = {"batch": "batch size", "resolution": "pixels per side", "replicas": "replicas"}
+    for kind, axis in axes.items():
+        found = selected(rows, "kind", kind)
+        cells = [[row["size"], with_range(row, "relative"), milliseconds(row, "seconds_a_picture")] for row in found]
+        blocks.append(table([axis, "relative time per image", "ms per image"], cells))
+        sizes = [row["size"] for row in found]
+        ideal = {
+            "batch": [],
+            "resolution": [Series("proportional to pixels", sizes, [(size / sizes[0]) ** 2 for size in sizes])],
+            "replicas": [Series("1 / replicas", sizes, [1 / size for size in sizes])],
+        }
+        series = [Series("measured", *points(found, "size", "relative")), *ideal[kind]]
+        plots[f"scaling_{kind}"] = plot(
+            series, axis, "relative time per image", log_x=kind == "batch", log_y=kind == "resolution"
+        )
+    return Section(blocks, plots)
+
+
+def weight_transfer(data: Data) -> Section:
+    """Bandwidth of weights sent through shared memory."""
+    rows: Rows = data["runs"]
+    short = [row for row in rows if row["share_of_memcpy"] < MEMCPY_TARGET]
+    columns = ("share_of_memcpy", "sender_alone", "gib_per_s", "memcpy_gib_per_s")
+    cells = [
+        [row["bucket_mib"], row["tensor_kib"], row["total_mib"], *(with_range(row, name) for name in columns)]
+        for row in rows
+    ]
+    series = [
+        Series("measured", *points(rows, "bucket_mib", "share_of_memcpy")),
+        Series("target", [row["bucket_mib"] for row in rows], [MEMCPY_TARGET] * len(rows)),
+    ]
+    sizes = " and ".join(f"{row['bucket_mib']} MiB" for row in short)
+    where = f" (missed with buckets of {sizes})" if short else ""
+    return Section(
+        [
+            "From the first tensor to the last confirmation, into the memory of a model in another process, with a "
+            "digest of every tensor computed and compared. The baseline is `torch.Tensor.copy_` of the same tensors "
+            "within one process; each process uses one thread. “Sender alone” is the upper bound: a receiver that "
+            "confirms immediately.",
+            table(["bucket, MiB", "tensor, KiB", "sent, MiB", "share of memcpy's bandwidth", "sender alone",
+                   "GiB/s", "memcpy, GiB/s"], cells),
+            verdict(not short, f"at least 60% of `memcpy`'s bandwidth{where}"),
+            f"A bucket uses at most {data['enough_mib']} MiB of shared memory if its tensors fit into half of that, "
+            "because touching new pages costs several times as much as the copy. Both processes use the memory bus at "
+            "the same time, so single turns vary with the machine's other work. Each message and each tensor has a "
+            "fixed cost, which exceeds that of the copy only for buckets of 1 MiB with two tensors per half.",
+        ],
+        {"weight_transfer": plot(series, "bucket, MiB", "share of memcpy's bandwidth", log_x=True)},
+        [
+            f"Weights in buckets of {row['bucket_mib']} MiB reach {rounded(row['share_of_memcpy'])} of `memcpy`'s "
+            f"bandwidth; the target is {MEMCPY_TARGET}. The sender's copies and digests alone reach "
+            f"{rounded(row['sender_alone'])}."
+            for row in short
+        ],
+    )  # fmt: skip
+
+
+def adapter_update(data: Data) -> Section:
+    """Adapter updates through memory, compared with files."""
+    rows: Rows = data["runs"]
+    lowest = {way: min(row[f"{way}_ratio"] for row in rows) for way in FILES}
+    lowest_text = ", ".join(f"{words} {number(lowest[way])}" for way, words in FILES.items())
+    highest = max(row[f"{way}_ratio"] for row in rows for way in FILES)
+    met = min(lowest.values()) >= FILES_TARGET
+    cells = [
+        [row["rank"], number(row["megabytes"]), milliseconds(row, "memory_s"),
+         *(with_range(row, f"{way}_ratio") for way in FILES), with_range(row, "tmpfs_over_swap")]
+        for row in rows
+    ]  # fmt: skip
+    series = [
+        *(Series(words, *points(rows, "rank", f"{way}_ratio")) for way, words in FILES.items()),
+        Series("target", [row["rank"] for row in rows], [FILES_TARGET] * len(rows)),
+    ]
+    bounds = [row["tmpfs_over_swap"] for row in rows]
+    buckets = [
+        [row["buckets"], with_range(row, "ratio"), "yes" if row["same_picture"] else "no"] for row in data["buckets"]
+    ]
+    return Section(
+        [
+            f"An adapter of {data['modules']} modules, from tensors in the trainer to an engine that generates with "
+            "them. Through memory: digests, checks of names, shapes and values, one swap, and every matrix read back. "
+            "Through files: the adapter is saved, then loaded and attached by one call of the worker, without checks.",
+            table(["rank", "MB", "through memory, ms", *(f"{words}, over memory" for words in FILES.values()),
+                   "files on tmpfs, over the swap alone"], cells),
+            verdict(met, f"at least 5 times as fast as files; the lowest ratios are {lowest_text}"),
+            "tmpfs is memory, and a file just written to a disk is still in the page cache, so files need as many "
+            "copies as the transfer. The last column is the upper bound: vLLM-Omni's swap alone, with the tensors "
+            "already in the engine's process and nothing sent or checked. An update with no other cost would be "
+            f"{number(min(bounds))} to {number(max(bounds))} times as fast as files.",
+            "One swap per update, compared with one swap per bucket as in the reference "
+            f"(rank {data['buckets_rank']}). With one swap per bucket, only the last bucket's tensors remain, and the "
+            "image differs:",
+            table(["buckets", "time over that of one swap", "image of the whole adapter"], buckets),
+        ],
+        {"adapter_update": plot(series, "rank", "time over that through memory", log_x=True)},
+        [] if met else [
+            f"An adapter update through memory is {rounded(min(lowest.values()))} to {rounded(highest)} times as fast "
+            f"as through files; the target is {FILES_TARGET:.0f}. vLLM-Omni's adapter swap alone would be "
+            f"{rounded(min(bounds))} to {rounded(max(bounds))} times as fast."
+        ],
+    )  # fmt: skip
