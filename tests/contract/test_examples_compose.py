@@ -50,5 +50,5 @@ def test_every_reserved_setting_is_a_setting_of_the_trainer() -> None:
 def test_the_builtin_scorers_are_those_of_the_trainer() -> None:
     from verl_omni.reward_loop.rewards import SCORERS
 
-    # A file and a weighted sum are written in a job as what they are, not by the name of a scorer.
-    assert {*BUILTIN, "http", "python", "weighted"} == set(SCORERS)
+    # A job writes a reward server and a function as `http` and `function`, not by the name of a scorer.
+    assert {*BUILTIN, "http", "python"} == set(SCORERS)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from PIL import Image
 
@@ -80,29 +79,6 @@ def test_jpeg_prefers_what_compresses_and_counts_kilobytes() -> None:
     Image.fromarray(noise.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=95)
     assert score("jpeg", noise) == -len(file.getvalue()) / 1000
     assert score("jpeg", noise) < score("jpeg", noise, quality=50) < score("jpeg", CONSTANT.repeat(1, 4, 4)) < 0
-
-
-@settings(deadline=None)  # the machine may be busy
-@given(st.floats(-3, 3), st.floats(-3, 3))
-def test_weighted_is_the_sum_and_reports_the_parts(one: float, two: float) -> None:
-    found = score("weighted", CONSTANT, scorers={"brightness": one, "color": {"weight": two, "color": "blue"}})
-    bright, blue = score("brightness", CONSTANT), score("color", CONSTANT, color="blue")
-    assert found == {"score": pytest.approx(one * bright + two * blue), "brightness": bright, "color": blue}
-
-
-def test_weighted_carries_the_fields_of_its_parts() -> None:
-    picture = torch.zeros(3, 64, 64, dtype=torch.uint8)
-    found = score("weighted", picture, "a red circle", scorers={"shapes": 2.0})
-    assert found["score"] == 2 * found["shapes"]
-    assert found["shapes/correct"] == 0.0
-    assert "shapes/partial" in found
-
-
-def test_weighted_names_the_part_that_failed_and_refuses_nothing_to_add() -> None:
-    with pytest.raises(RuntimeError, match="reward 'color' failed: Unknown color 'pink'"):
-        score("weighted", CONSTANT, scorers={"brightness": 1.0, "color": {"color": "pink"}})
-    with pytest.raises(ValueError, match="at least one scorer"):
-        score("weighted", CONSTANT, scorers={})
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 Scorer = Callable[..., Any]
-SCORERS = ("brightness", "color", "http", "jpeg", "python", "shapes", "weighted")
+SCORERS = ("brightness", "color", "http", "jpeg", "python", "shapes")
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:
