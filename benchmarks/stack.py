@@ -101,7 +101,7 @@ def running(*overrides: str) -> Iterator[Running]:
 
 def batch(size: int, ground_truth: Any = "") -> Any:
     """Rows as a trainer makes them; the same seeds each time."""
-    from verl_omni.trainer.rollout import training_prompts
+    from verl_omni.trainer.sample_generation import training_prompts
 
     rows = [
         {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verl_omni.algos import advantages, dpo, nft
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.trainer.rollout import Scored
+from verl_omni.trainer.sample_generation import ScoredSamples
 from verl_omni.workers.config import (
     DiffusionDPOLossConfig,
     DiffusionLossConfig,
@@ -23,7 +23,7 @@ Batch = dict[str, Tensor]
 SEED_STRIDE = 1_000_003
 
 
-def training_batch(loss: DiffusionLossConfig, samples: Scored, config: DictConfig, step: int) -> Batch:
+def training_batch(loss: DiffusionLossConfig, samples: ScoredSamples, config: DictConfig, step: int) -> Batch:
     """The tensors of one update, as the algorithm's objective takes them.
 
     Raises:
@@ -64,7 +64,7 @@ def request(loss: DiffusionLossConfig, config: DictConfig, step: int) -> dict[st
             return {}
 
 
-def _advantages(samples: Scored, config: DictConfig) -> Tensor:
+def _advantages(samples: ScoredSamples, config: DictConfig) -> Tensor:
     return advantages.group_advantages(
         samples.scores,
         samples.groups,

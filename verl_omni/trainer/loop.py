@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import checkpoints, data, learning, metrics, rollout
+from verl_omni.trainer import checkpoints, data, learning, metrics, sample_generation
 from verl_omni.trainer.run_folder import RunFolder, Sample
 
 
@@ -96,21 +96,21 @@ class DiffusionTrainer:
         if self.checkpoint_wanted() or self._due(self.config.trainer.save_freq, step):
             self._save(step)
 
-    def _generate(self, step: int) -> rollout.Scored:
+    def _generate(self, step: int) -> sample_generation.ScoredSamples:
         settings = self.config.data
         indices = data.batch_indices(
             step, size=len(self.train), batch=settings.train_batch_size, seed=settings.seed, shuffle=settings.shuffle
         )
-        prompts = rollout.training_prompts(
+        prompts = sample_generation.training_prompts(
             [self.train[index] for index in indices],
             n=self.config.actor_rollout_ref.rollout.n, step=step, version=step - 1, seed=self.config.trainer.seed,
         )  # fmt: skip
         prompts.meta_info["carry_responses"] = False  # a step learns from the trajectory and the score
-        samples = rollout.scored(self.config, self.stack.agent_loop, prompts)
+        samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
         metrics.check_versions(samples.versions, step - 1)
         return samples
 
-    def _update(self, samples: rollout.Scored, step: int) -> dict[str, float]:
+    def _update(self, samples: sample_generation.ScoredSamples, step: int) -> dict[str, float]:
         proto = DataProto.from_dict(
             tensors=learning.training_batch(self.loss, samples, self.config, step),
             meta_info={"request": learning.request(self.loss, self.config, step)},
@@ -127,8 +127,8 @@ class DiffusionTrainer:
         with _timer(line, "eval"):
             rows = [self.held_out[place] for place in range(len(self.held_out))]  # type: ignore[index,arg-type]
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
-            prompts = rollout.evaluation_prompts(rows, seed=seed, version=step)
-            found = rollout.scored(self.config, self.stack.agent_loop, prompts)
+            prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
+            found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
             metrics.check_versions(found.versions, step)
         assert found.images is not None
         shown = _spread_out(len(rows), self.config.trainer.sample_prompts)

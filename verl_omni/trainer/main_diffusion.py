@@ -36,13 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(config: Any, stop: _StopOnSignal) -> int:
-    from verl_omni.trainer import narration, reports
+    from verl_omni.trainer import events, operator_reporter
     from verl_omni.trainer.run_folder import RunFolder
 
-    with reports.from_environment() as reporter:
+    with operator_reporter.from_environment() as reporter:
 
         def tell(event: Mapping[str, Any]) -> None:
-            print(narration.line(event), flush=True)
+            print(events.format_event(event), flush=True)
             reporter.tell(event)
 
         folder = RunFolder(Path(config.trainer.default_local_dir), tell)

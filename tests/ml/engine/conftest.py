@@ -110,16 +110,18 @@ class RunningFamily:
 
     def evaluate(self) -> Any:
         """A sample of each prompt, the same noise every time."""
-        from verl_omni.trainer import rollout
+        from verl_omni.trainer import sample_generation
 
-        return rollout.scored(self.config, self.stack.agent_loop, rollout.evaluation_prompts(self.rows, seed=7))
+        return sample_generation.generate_scored(
+            self.config, self.stack.agent_loop, sample_generation.evaluation_prompts(self.rows, seed=7)
+        )
 
     def samples(self, version: int) -> Any:
         """Two samples of each prompt, recorded, by the weights of `version`."""
-        from verl_omni.trainer import rollout
+        from verl_omni.trainer import sample_generation
 
-        prompts = rollout.training_prompts(self.rows, n=2, step=version + 1, version=version, seed=3)
-        return rollout.scored(self.config, self.stack.agent_loop, prompts)
+        prompts = sample_generation.training_prompts(self.rows, n=2, step=version + 1, version=version, seed=3)
+        return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
 
     def update(self, samples: Any) -> dict[str, float]:
         """One step of the trainer on samples; it refuses them where it and the engine disagree by more than 1e-4."""

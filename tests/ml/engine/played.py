@@ -208,10 +208,10 @@ class TwoReplicas:
 
     def score(self, truths: Sequence[str], version: int | None = None) -> Any:
         """Draw and score a sample for each; its ground truth tells the scorer how to behave."""
-        from verl_omni.trainer import rollout
+        from verl_omni.trainer import sample_generation
 
         made = self.rows(PROMPTS[: len(truths)])
         for row, truth in zip(made, truths, strict=True):
             row["reward_model"] = {"ground_truth": truth}
-        prompts = rollout.evaluation_prompts(made, seed=7, version=version)
-        return rollout.scored(self.config, self.stack.agent_loop, prompts)
+        prompts = sample_generation.evaluation_prompts(made, seed=7, version=version)
+        return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)

@@ -101,10 +101,10 @@ class Running:
 
     def samples(self, version: int, n: int = 2) -> Any:
         """A training batch that carries the version of the weights."""
-        from verl_omni.trainer import rollout
+        from verl_omni.trainer import sample_generation
 
-        prompts = rollout.training_prompts(self.rows, n=n, step=version + 1, version=version, seed=3)
-        return rollout.scored(self.config, self.stack.agent_loop, prompts)
+        prompts = sample_generation.training_prompts(self.rows, n=n, step=version + 1, version=version, seed=3)
+        return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
 
     def drawn(self, request: str, **sampling: Any) -> Any:
         """One sample straight from the server, with sampling parameters of its own."""

@@ -64,11 +64,11 @@ def publish(running: tuple[Any, Any], version: int) -> list[dict[str, Any]]:
 def train(running: tuple[Any, Any], rows: Any) -> dict[str, Any]:
     from verl import DataProto
 
-    from verl_omni.trainer import metrics, rollout
+    from verl_omni.trainer import metrics, sample_generation
 
     config, stack = running
-    prompts = rollout.training_prompts(rows(PROMPTS)[:2], n=2, step=1, version=0, seed=3)
-    samples = rollout.scored(config, stack.agent_loop, prompts)
+    prompts = sample_generation.training_prompts(rows(PROMPTS)[:2], n=2, step=1, version=0, seed=3)
+    samples = sample_generation.generate_scored(config, stack.agent_loop, prompts)
     assert len(set(samples.versions)) == 1
     batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
     sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 1.0, "tolerance": 1e-4}
@@ -102,11 +102,13 @@ def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restore
 
 def test_a_batch_is_spread_over_both_replicas_and_does_not_depend_on_it(running: tuple[Any, Any], rows: Any) -> None:
     """To the last bit but one: how many pictures an engine draws at once decides how its sums are rounded."""
-    from verl_omni.trainer import rollout
+    from verl_omni.trainer import sample_generation
 
     config, stack = running
     made = [
-        rollout.scored(config, stack.agent_loop, rollout.evaluation_prompts(rows(chosen), seed=7))
+        sample_generation.generate_scored(
+            config, stack.agent_loop, sample_generation.evaluation_prompts(rows(chosen), seed=7)
+        )
         for chosen in (PROMPTS, PROMPTS[:3])
     ]
     difference = (made[0].images[:3].int() - made[1].images.int()).abs()

@@ -41,16 +41,18 @@ def running(start_tiny: Any, rows: Any) -> Running:
 
 
 def evaluate(running: Running) -> Any:
-    from verl_omni.trainer import rollout
+    from verl_omni.trainer import sample_generation
 
-    return rollout.scored(running.config, running.stack.agent_loop, rollout.evaluation_prompts(running.rows, seed=7))
+    return sample_generation.generate_scored(
+        running.config, running.stack.agent_loop, sample_generation.evaluation_prompts(running.rows, seed=7)
+    )
 
 
 def train_batch(running: Running, step: int, version: int) -> Any:
-    from verl_omni.trainer import rollout
+    from verl_omni.trainer import sample_generation
 
-    prompts = rollout.training_prompts(running.rows[:2], n=2, step=step, version=version, seed=3)
-    return rollout.scored(running.config, running.stack.agent_loop, prompts)
+    prompts = sample_generation.training_prompts(running.rows[:2], n=2, step=step, version=version, seed=3)
+    return sample_generation.generate_scored(running.config, running.stack.agent_loop, prompts)
 
 
 def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) -> None:
@@ -113,14 +115,14 @@ def test_a_failed_sample_names_prompt_replica_and_version(running: Running) -> N
 
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
     from verl_omni.agent_loop.fanout import SampleFailed
-    from verl_omni.trainer import rollout
+    from verl_omni.trainer import sample_generation
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     config = OmegaConf.create(OmegaConf.to_container(running.config))
     with open_dict(config):
         config.actor_rollout_ref.rollout.val_kwargs.pipeline.output_type = "sculpture"
     client = running.stack.servers.get_client(client_cls=DiffusionLLMServerClient)
-    prompts = rollout.evaluation_prompts(running.rows, seed=7, version=2)
+    prompts = sample_generation.evaluation_prompts(running.rows, seed=7, version=2)
     address = re.escape(running.stack.servers.server_addresses[0])
     # All three fail at one moment: which of them is first, the engine decides.
     named = "|".join(f"row {row} of 3 at weight version 2 .*{prompt}" for row, prompt in enumerate(PROMPTS))

@@ -9,7 +9,7 @@ import torch
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import learning, settings
-from verl_omni.trainer.rollout import Scored
+from verl_omni.trainer.sample_generation import ScoredSamples
 from verl_omni.workers.config import DiffusionDPOLossConfig, DiffusionNFTLossConfig, FlowGRPOLossConfig
 
 pytestmark = pytest.mark.slow  # composes all settings for each
@@ -80,10 +80,10 @@ def test_numbers_out_of_range_are_refused(wrong: str) -> None:
         loss_of(load(NFT, f"{LOSS}.{wrong}"))
 
 
-def scored(scores: list[float]) -> Scored:
+def scored(scores: list[float]) -> ScoredSamples:
     """Two prompts, the rows in turn; every tensor says its row."""
     rows = torch.arange(len(scores)).float()
-    return Scored(
+    return ScoredSamples(
         tensors={"clean_latents": rows.view(-1, 1, 1, 1).expand(-1, 2, 2, 2), "prompt_embeds": rows.view(-1, 1, 1)},
         images=torch.zeros(len(scores), 3, 1, 1, dtype=torch.uint8), scores=torch.tensor(scores), extras={},
         versions=[0] * len(scores), groups=["a", "b"] * (len(scores) // 2), seconds=0.0, scoring_seconds=0.0,

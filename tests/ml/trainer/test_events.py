@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl_omni.trainer import narration
+from verl_omni.trainer import events
 from verl_omni.trainer.run_folder import RunFolder
 
 
@@ -24,12 +24,12 @@ from verl_omni.trainer.run_folder import RunFolder
     ],
 )
 def test_each_event_is_a_line(event: dict[str, Any], said: str) -> None:
-    assert narration.line(event) == said
+    assert events.format_event(event) == said
 
 
 def test_a_run_tells_its_start_and_its_steps(tmp_path: Path) -> None:
     said: list[str] = []
-    folder = RunFolder(tmp_path, lambda event: said.append(narration.line(event)))
+    folder = RunFolder(tmp_path, lambda event: said.append(events.format_event(event)))
     config = OmegaConf.create({"trainer": {"total_training_steps": 9}})
     folder.start(config, resumed_from=None)
     folder.step({"step": 1, "weights/version": 1, "reward/mean": 0.25, "timing_s/step": 2.0, "other": 1.0})

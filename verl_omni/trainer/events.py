@@ -13,7 +13,7 @@ SHOWN = (
 )  # fmt: skip
 
 
-def line(event: Mapping[str, Any]) -> str:
+def format_event(event: Mapping[str, Any]) -> str:
     """One line, without its end. What each event holds is in `RunFolder`."""
     match event["event"]:
         case "start" if event["resumed_from"] is not None:

@@ -25,7 +25,7 @@ KEPT = 256  # events that wait for an operator that is away; the oldest are drop
 
 
 @dataclass
-class Reporter:
+class OperatorReporter:
     """Posts events from a thread of its own.
 
     Args:
@@ -55,7 +55,7 @@ class Reporter:
         self._checkpoint.clear()
         return wanted
 
-    def __enter__(self) -> Reporter:
+    def __enter__(self) -> OperatorReporter:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -99,26 +99,26 @@ class Reporter:
         return None
 
 
-class Nobody:
-    """The reporter of a run that nobody has asked to report."""
+class NullReporter:
+    """Reporter of a run outside the operator: it posts nothing."""
 
-    def __enter__(self) -> Nobody:
+    def __enter__(self) -> NullReporter:
         return self
 
     def __exit__(self, *error: object) -> None:
         pass
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def checkpoint_wanted(self) -> bool:
-        """Never."""
+        """Return False: no operator can request one."""
         return False
 
 
-def from_environment() -> Reporter | Nobody:
+def from_environment() -> OperatorReporter | NullReporter:
     """The reporter that the environment describes."""
     url, token = os.environ.get("DIFFUSIONRL_REPORT_URL"), os.environ.get("DIFFUSIONRL_REPORT_TOKEN_FILE")
     if not url or not token:
-        return Nobody()
-    return Reporter(url, Path(token), int(os.environ.get("DIFFUSIONRL_ATTEMPT", "1")))
+        return NullReporter()
+    return OperatorReporter(url, Path(token), int(os.environ.get("DIFFUSIONRL_ATTEMPT", "1")))

@@ -19,7 +19,7 @@ RECORDED = ("clean_latents", "all_latents", "all_timesteps", "all_sigmas", "sigm
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredSamples:
     """What came back for a batch, in the order of its rows.
 
     Attributes:
@@ -70,7 +70,7 @@ def generate(agent_loop: Any, prompts: DataProto, workers: int) -> DataProto:
     return unpad_dataproto(agent_loop.generate_sequences(padded), extra)
 
 
-def scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> Scored:
+def generate_scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> ScoredSamples:
     """Generate and score a batch.
 
     Raises:
@@ -84,7 +84,7 @@ def scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> Scored:
     columns = output.non_tensor_batch
     timing = output.meta_info.get("timing", {})
     wanted = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
-    return Scored(
+    return ScoredSamples(
         tensors={name: output.batch[name] for name in wanted if name in output.batch},
         images=_shown(output.batch.get("responses"), config.actor_rollout_ref.rollout.pipeline.output_type),
         scores=output.batch["rm_scores"].squeeze(-1).float(),

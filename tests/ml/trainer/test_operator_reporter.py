@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from verl_omni.trainer import reports
+from verl_omni.trainer import operator_reporter
+from verl_omni.trainer.operator_reporter import OperatorReporter
 from verl_omni.trainer.run_folder import RunFolder
 
 
@@ -21,8 +22,8 @@ def token(tmp_path: Path) -> Path:
     return file
 
 
-def reporter(token: Path, answer: Callable[[httpx.Request], httpx.Response]) -> reports.Reporter:
-    return reports.Reporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer))
+def reporter(token: Path, answer: Callable[[httpx.Request], httpx.Response]) -> OperatorReporter:
+    return OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer))
 
 
 def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(token: Path, tmp_path: Path) -> None:
@@ -84,16 +85,16 @@ def test_telling_never_waits_for_an_operator_that_does_not_answer(token: Path) -
         return httpx.Response(200, json={})
 
     with reporter(token, answer) as made:
-        for step in range(reports.KEPT + 50):
+        for step in range(operator_reporter.KEPT + 50):
             made.tell({"event": "step", "step": step})
         answered.set()
-    assert seen == sorted(seen) and seen[-1] == reports.KEPT + 49, "the newest are kept"
-    assert len(seen) <= reports.KEPT + 1
+    assert seen == sorted(seen) and seen[-1] == operator_reporter.KEPT + 49, "the newest are kept"
+    assert len(seen) <= operator_reporter.KEPT + 1
 
 
 def test_without_the_environment_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DIFFUSIONRL_REPORT_URL", "DIFFUSIONRL_REPORT_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    with reports.from_environment() as made:
+    with operator_reporter.from_environment() as made:
         made.tell({"event": "phase"})
         assert not made.checkpoint_wanted()
