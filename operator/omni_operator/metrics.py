@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from omni_operator.api.status import CONDITION_TYPES, Status
 from omni_operator.cluster.kinds import Key
-from omni_operator.cluster.store import Store
+from omni_operator.cluster.object_cache import ObjectCache
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -28,7 +28,7 @@ OPERATOR = "diffusionrl_operator"
 JOB = ["namespace", "name"]
 
 
-class Metrics:
+class OperatorMetrics:
     """What the operator counts about itself."""
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class Jobs(Collector):
+class JobMetrics(Collector):
     """Series of jobs, made from their statuses when asked, so that none outlives its job."""
 
-    def __init__(self, store: Store, shown: int) -> None:
-        self._store, self._shown = store, shown
+    def __init__(self, cache: ObjectCache, shown: int) -> None:
+        self._cache, self._shown = cache, shown
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -101,15 +101,15 @@ class Jobs(Collector):
         hidden = GaugeMetricFamily("diffusionrl_jobs_not_shown", "Jobs without series of their own.")
         hidden.add_metric([], max(0, len(order) - self._shown))
         yield hidden
-        yield from _series({key: statuses[key] for key in order[: self._shown]}, self._store)
+        yield from _series({key: statuses[key] for key in order[: self._shown]}, self._cache)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: asked at registration, when there are no jobs to tell names from."""
         return iter(())
 
     def _statuses(self) -> Iterator[tuple[Key, Status]]:
-        for key in self._store.jobs():
-            body = self._store.job(key) or {}
+        for key in self._cache.jobs():
+            body = self._cache.job(key) or {}
             try:
                 yield key, Status.model_validate(body.get("status") or {})
             except ValidationError:
@@ -123,14 +123,14 @@ def _state(status: Status) -> str:
     return "Running" if status.running_time else "Waiting"
 
 
-def _series(jobs: dict[Key, Status], store: Store) -> Iterator[Metric]:
+def _series(jobs: dict[Key, Status], cache: ObjectCache) -> Iterator[Metric]:
     info = GaugeMetricFamily("diffusionrl_job_info", "A job.", labels=[*JOB, "uid"])
     conditions = GaugeMetricFamily(
         "diffusionrl_job_condition", "1 where a condition has this status.", labels=[*JOB, "type", "status"]
     )
     versions = GaugeMetricFamily("diffusionrl_job_weight_version", "Version of the weights.", labels=[*JOB, "role"])
     for key, status in jobs.items():
-        info.add_metric([*key, str((store.job(key) or {}).get("metadata", {}).get("uid", ""))], 1)
+        info.add_metric([*key, str((cache.job(key) or {}).get("metadata", {}).get("uid", ""))], 1)
         for kind in CONDITION_TYPES:
             found = status.condition(kind)
             for value in ("True", "False", "Unknown"):

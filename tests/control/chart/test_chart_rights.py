@@ -10,7 +10,7 @@ import pytest
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.kinds import EVENTS, JOBS, LEASES, RAYJOBS, TOKEN_REVIEWS, Kind, kind_of
-from omni_operator.handlers.watching import CHILDREN
+from omni_operator.handlers.watches import CHILDREN
 
 pytestmark = pytest.mark.cluster
 

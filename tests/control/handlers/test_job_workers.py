@@ -1,4 +1,4 @@
-"""Workers: one pass at a time for a job, any number of triggers one pass, new jobs first, faults apart."""
+"""JobWorkers: one pass at a time for a job, any number of triggers one pass, new jobs first, faults apart."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.kinds import Key
-from omni_operator.handlers import workers as module
-from omni_operator.handlers.workers import Gate, Workers
-from omni_operator.reconcile import Visit
+from omni_operator.handlers import job_workers as module
+from omni_operator.handlers.job_workers import JobWorkers, PrioritySemaphore
+from omni_operator.reconciler import ReconcileResult
 
 A, B, C = ("ns", "a"), ("ns", "b"), ("ns", "c")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -25,16 +25,16 @@ class Passes:
         self.results: list[str] = []
         self.gates: dict[Key, asyncio.Event] = {}
         self.started = asyncio.Condition()
-        self.answers: dict[Key, list[Visit | Exception]] = {}
+        self.answers: dict[Key, list[ReconcileResult | Exception]] = {}
 
-    async def visit(self, key: Key) -> Visit:
+    async def reconcile(self, key: Key) -> ReconcileResult:
         async with self.started:
             self.begun.append(key)
             self.started.notify_all()
         if gate := self.gates.get(key):
             await gate.wait()
             gate.clear()
-        answer = self.answers[key].pop(0) if self.answers.get(key) else Visit()
+        answer = self.answers[key].pop(0) if self.answers.get(key) else ReconcileResult()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -44,9 +44,9 @@ class Passes:
             await self.started.wait_for(lambda: len(self.begun) >= count)
 
 
-def made(passes: Passes, urgent: frozenset[Key] = frozenset(), places: int = 4) -> Workers:
-    return Workers(
-        passes.visit, urgent=lambda key: key in urgent, resync=lambda: 3600.0,
+def made(passes: Passes, urgent: frozenset[Key] = frozenset(), places: int = 4) -> JobWorkers:
+    return JobWorkers(
+        passes.reconcile, urgent=lambda key: key in urgent, resync=lambda: 3600.0,
         measured=lambda result, seconds: passes.results.append(result), clock=lambda: NOW, passes=places,
     )  # fmt: skip
 
@@ -86,7 +86,7 @@ async def test_jobs_that_nobody_looked_at_go_first() -> None:
 
 async def test_a_pass_is_due_when_the_last_one_said(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = Passes()
-    passes.answers[A] = [Visit(wake=NOW), Visit(wake=NOW - timedelta(seconds=5)), Visit()]
+    passes.answers[A] = [ReconcileResult(wake=NOW), ReconcileResult(wake=NOW - timedelta(seconds=5)), ReconcileResult()]
     workers = made(passes)
     workers.wake(A)
     await passes.until(3)
@@ -97,7 +97,7 @@ async def test_a_pass_is_due_when_the_last_one_said(monkeypatch: pytest.MonkeyPa
 async def test_a_fault_of_one_job_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSE_FIRST", 0.0)
     passes = Passes()
-    passes.answers[A] = [ZeroDivisionError("a bug"), Unavailable("away", after=0.0), Visit()]
+    passes.answers[A] = [ZeroDivisionError("a bug"), Unavailable("away", after=0.0), ReconcileResult()]
     workers = made(passes)
     workers.wake(A)
     await passes.until(3)
@@ -110,7 +110,7 @@ async def test_a_fault_of_one_job_leaves_the_others_alone(monkeypatch: pytest.Mo
 
 async def test_a_worker_ends_with_its_job_and_begins_with_the_next_of_its_name() -> None:
     passes = Passes()
-    passes.answers[A] = [Visit(gone=True)]
+    passes.answers[A] = [ReconcileResult(gone=True)]
     workers = made(passes)
     workers.wake(A)
     await passes.until(1)
@@ -149,7 +149,7 @@ async def test_a_pass_that_does_not_end_is_cut_off() -> None:
 
 
 async def test_a_waiter_that_gives_up_takes_no_place() -> None:
-    gate = Gate(1)
+    gate = PrioritySemaphore(1)
     inside, leave = asyncio.Event(), asyncio.Event()
 
     async def stay() -> None:

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni_operator.cluster.kinds import JOBS, LEASES
-from omni_operator.cluster.proof import Proof
-from omni_operator.cluster.store import Store
-from omni_operator.handlers.http import probes, serving
-from omni_operator.metrics import Jobs, Metrics
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.handlers.http_server import probe_routes, serving
+from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.settings import SettingsError, from_environ
 
 
@@ -50,9 +50,9 @@ def job(number: int, **status: Any) -> dict[str, Any]:
     return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": {}, "status": status}
 
 
-def page_of(store: Store, shown: int) -> tuple[str, dict[str, list[Any]]]:
-    metrics = Metrics()
-    metrics.registry.register(Jobs(store, shown))
+def page_of(cache: ObjectCache, shown: int) -> tuple[str, dict[str, list[Any]]]:
+    metrics = OperatorMetrics()
+    metrics.registry.register(JobMetrics(cache, shown))
     metrics.requested("apply", "rayjobs", 200, 0.01)
     metrics.passed("ok", 0.001)
     metrics.reported("taken")
@@ -62,39 +62,39 @@ def page_of(store: Store, shown: int) -> tuple[str, dict[str, list[Any]]]:
 
 
 def test_jobs_have_series_and_lose_them_with_their_end() -> None:
-    store = Store()
+    cache = ObjectCache()
     status = {
         "conditions": [{"type": "Ready", "status": "True", "reason": "x"}], "runningTime": "2026-01-01T00:00:00Z",
         "progress": {"globalStep": 4, "reward": 0.5}, "weights": {"trainerVersion": 4, "lag": 0},
         "usage": {"acceleratorSeconds": 12.0, "samples": 32},
     }  # fmt: skip
-    store.put(JOBS, job(1, **status))
-    _, families = page_of(store, 10)
+    cache.put(JOBS, job(1, **status))
+    _, families = page_of(cache, 10)
     ready = [s for s in families["diffusionrl_job_condition"] if s.labels["type"] == "Ready" and s.value]
     assert [sample.labels["status"] for sample in ready] == ["True"]
     assert families["diffusionrl_job_step"][0].value == 4
     assert families["diffusionrl_job_samples"][0].value == 32
     assert {s.labels["state"]: s.value for s in families["diffusionrl_jobs"]}["Running"] == 1
-    store.remove(JOBS, job(1))
-    text, _ = page_of(store, 10)
+    cache.remove(JOBS, job(1))
+    text, _ = page_of(cache, 10)
     assert "job-1" not in text
 
 
 def test_the_number_of_series_is_bounded_and_running_jobs_come_first() -> None:
-    store = Store()
+    cache = ObjectCache()
     for number in range(30):
         running = {"runningTime": "2026-01-01T00:00:00Z"} if number >= 25 else {}
-        store.put(JOBS, job(number, **running))
-    text, families = page_of(store, 5)
+        cache.put(JOBS, job(number, **running))
+    text, families = page_of(cache, 5)
     assert families["diffusionrl_jobs_not_shown"][0].value == 25
     assert {s.labels["name"] for s in families["diffusionrl_job_info"]} == {f"job-{n}" for n in range(25, 30)}
     assert len(re.findall(r"^diffusionrl_job_", text, re.MULTILINE)) < 5 * 60
 
 
 def test_metrics_are_named_as_prometheus_wants() -> None:
-    store = Store()
-    store.put(JOBS, job(1))
-    text, families = page_of(store, 5)
+    cache = ObjectCache()
+    cache.put(JOBS, job(1))
+    text, families = page_of(cache, 5)
     for line in text.splitlines():
         if line.startswith("# TYPE"):
             _, _, name, kind = line.split()
@@ -105,9 +105,9 @@ def test_metrics_are_named_as_prometheus_wants() -> None:
 
 
 async def test_probes_say_what_the_watch_proves() -> None:
-    proof, at = Proof(60.0), [0.0]
+    liveness, at = WatchLiveness(60.0), [0.0]
     async with (
-        serving(probes(proof, Metrics(), lambda: at[0]), 0, host="127.0.0.1") as port,
+        serving(probe_routes(liveness, OperatorMetrics(), lambda: at[0]), 0, host="127.0.0.1") as port,
         aiohttp.ClientSession() as session,
     ):
 
@@ -116,12 +116,12 @@ async def test_probes_say_what_the_watch_proves() -> None:
                 return response.status
 
         assert (await code("/readyz"), await code("/healthz")) == (503, 200)
-        proof.ready = True
+        liveness.ready = True
         lease = {"metadata": {"namespace": "ns", "name": "canary", "resourceVersion": "5"}}
-        proof.written(LEASES, lease, 0.0)
+        liveness.expect(LEASES, lease, 0.0)
         assert (await code("/readyz"), await code("/healthz")) == (200, 200)
         at[0] = 61.0
         assert await code("/healthz") == 503
-        proof.seen(LEASES, lease)
+        liveness.confirm(LEASES, lease)
         assert await code("/healthz") == 200
         assert await code("/metrics") == 200

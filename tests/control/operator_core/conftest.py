@@ -11,10 +11,10 @@ import pytest
 from omni_operator.api.status import Condition, Status
 from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Key
-from omni_operator.cluster.store import Store
+from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.plan import ClusterSettings
-from omni_operator.reconcile import Reconciler
-from omni_operator.reports import Book
+from omni_operator.reconciler import Reconciler
+from omni_operator.report_endpoint import ReportStore
 from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.trainer_report import parse_event
 
@@ -44,22 +44,22 @@ class World:
 
     def start_operator(self) -> None:
         """A fresh process, which knows what a first list tells it."""
-        self.store, self.book = Store(), Book()
+        self.cache, self.reports = ObjectCache(), ReportStore()
         self.reconciler = Reconciler(
-            cluster=self.cluster, store=self.store, reports=self.book, settings=ClusterSettings(image="rollout:1"),
+            cluster=self.cluster, cache=self.cache, reports=self.reports, settings=ClusterSettings(image="rollout:1"),
             clock=lambda: self.now, instance="test", timeouts=Timeouts(),
         )  # fmt: skip
         self.wakes: dict[Key, datetime] = {}
         for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS, SERVICES, NETWORK_POLICIES):
             for body in self.cluster.all(kind):
-                if key := self.store.put(kind, body):
+                if key := self.cache.put(kind, body):
                     self.wakes[key] = self.now
         self._told = len(self.cluster.events)
 
     def watch(self) -> None:
         """Deliver what the watch has to tell."""
         for kind_of_event, kind, body in self.cluster.events[self._told :]:
-            key = self.store.remove(kind, body) if kind_of_event == "DELETED" else self.store.put(kind, body)
+            key = self.cache.remove(kind, body) if kind_of_event == "DELETED" else self.cache.put(kind, body)
             if key:
                 self.wakes[key] = self.now
         self._told = len(self.cluster.events)
@@ -77,16 +77,16 @@ class World:
             if not due:
                 return count
             for key in due:
-                await self.visit(key)
+                await self.reconcile(key)
         raise AssertionError(f"not at rest after {limit} passes: {self.cluster.log[-10:]}")
 
-    async def visit(self, key: Key = KEY) -> None:
+    async def reconcile(self, key: Key = KEY) -> None:
         """One pass."""
         self.wakes.pop(key, None)
-        visit = await self.reconciler.visit(key)
+        result = await self.reconciler.reconcile(key)
         self.passes += 1
-        if visit.wake:
-            self.wakes[key] = visit.wake
+        if result.wake:
+            self.wakes[key] = result.wake
 
     async def after(self, seconds: float) -> None:
         """Time passes, with whatever the operator does meanwhile."""
@@ -189,7 +189,7 @@ class World:
 
     def report(self, event: str = "step", attempt: int = 1, key: Key = KEY, **fields: Any) -> dict[str, Any]:
         """The trainer posts; the answer."""
-        answer = self.book.take(key, parse_event({"attempt": attempt, "event": event, **fields}), self.now)
+        answer = self.reports.take(key, parse_event({"attempt": attempt, "event": event, **fields}), self.now)
         self.wakes[key] = self.now
         return answer
 

@@ -45,7 +45,7 @@ async def test_creating_costs_few_calls_and_rest_costs_none(world: Any) -> None:
     await world.settle()
     world.cluster.counts()
     for _ in range(5):
-        await world.visit()
+        await world.reconcile()
         await world.after(600)
     assert not world.cluster.counts()
 

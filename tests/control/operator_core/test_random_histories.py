@@ -52,7 +52,7 @@ class History:
         elif what == "relist":
             for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS):
                 listing = await world.cluster.listing(kind, None, "")
-                for key in world.store.prune(kind, listing.items, listing.version):
+                for key in world.cache.prune(kind, listing.items, listing.version):
                     world.wakes[key] = world.now
         elif job is not None:
             self._of_job(what)
@@ -119,7 +119,7 @@ class History:
         world.watch()
         world.cluster.refusals = cut
         try:
-            await world.visit()
+            await world.reconcile()
         except Unavailable:
             pass
         finally:
@@ -132,7 +132,7 @@ class History:
         world.watch()
         world.cluster.refusals = lambda verb, kind, name: error if verb == "apply" else None
         try:
-            await world.visit()
+            await world.reconcile()
         except Unavailable:
             world.wakes[KEY] = world.now
         finally:
@@ -157,7 +157,7 @@ class History:
             for kind in (RAYJOBS, RAYCLUSTERS, PODS, SERVICES):
                 assert not world.cluster.all(kind), kind
             return
-        await world.visit()
+        await world.reconcile()
         await world.settle()
         assert not world.cluster.counts()
         world.start_operator()

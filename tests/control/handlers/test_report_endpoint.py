@@ -15,10 +15,10 @@ from omni_operator.api.names import report_audience
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import JOBS, PODS, Key
+from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Identity
-from omni_operator.cluster.store import Store
-from omni_operator.handlers.http import serving
-from omni_operator.reports import BODY_LIMIT, Book, Endpoint, Gatekeeper, job_of
+from omni_operator.handlers.http_server import serving
+from omni_operator.report_endpoint import BODY_LIMIT, ReportAuthorizer, ReportEndpoint, ReportStore, job_of
 
 KEY: Key = ("team-a", "red")
 STEP = {"attempt": 1, "event": "step", "step": 3}
@@ -38,17 +38,19 @@ class Desk:
 
     def __init__(self) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
-        self.cluster, self.store, self.book = FakeCluster(lambda: self.now), Store(), Book()
+        self.cluster, self.cache, self.reports = FakeCluster(lambda: self.now), ObjectCache(), ReportStore()
         self.heard: list[Key] = []
         self.counted: list[str] = []
         self.port = 0
         job = {"metadata": {"namespace": KEY[0], "name": KEY[1], "uid": "u", "resourceVersion": "1"}}
-        self.store.put(JOBS, job)
+        self.cache.put(JOBS, job)
         self.cluster.tokens[GOOD, report_audience(*KEY)] = Identity(USER, "red-worker")
 
-    def endpoint(self) -> Endpoint:
-        gatekeeper = Gatekeeper(self.cluster, self.store, lambda: self.now)
-        return Endpoint(self.book, gatekeeper, self.store, lambda: self.now, self.heard.append, self.counted.append)
+    def endpoint(self) -> ReportEndpoint:
+        gatekeeper = ReportAuthorizer(self.cluster, self.cache, lambda: self.now)
+        return ReportEndpoint(
+            self.reports, gatekeeper, self.cache, lambda: self.now, self.heard.append, self.counted.append
+        )
 
     async def post(self, bearer: str | None, body: Any) -> tuple[int, dict[str, Any]]:
         headers = {"Authorization": f"Bearer {bearer}"} if bearer is not None else {}
@@ -71,13 +73,13 @@ async def desk() -> AsyncIterator[Desk]:
 
 async def test_a_report_is_taken_and_wakes_its_job(desk: Desk) -> None:
     assert await desk.post(GOOD, STEP) == (200, {})
-    report = desk.book.newest(KEY)
+    report = desk.reports.newest(KEY)
     assert report is not None
     assert (report.step, desk.heard, desk.counted) == (3, [KEY], ["taken"])
 
 
 async def test_the_answer_asks_for_a_checkpoint_until_there_is_one(desk: Desk) -> None:
-    desk.book.ask_checkpoint(KEY, desk.now)
+    desk.reports.ask_checkpoint(KEY, desk.now)
     assert await desk.post(GOOD, STEP) == (200, {"checkpoint": True})
     assert await desk.post(GOOD, {"attempt": 1, "event": "checkpoint", "path": "/c/step_000003"}) == (200, {})
     assert await desk.post(GOOD, STEP) == (200, {})
@@ -92,7 +94,7 @@ async def test_the_answer_asks_for_a_checkpoint_until_there_is_one(desk: Desk) -
 )  # fmt: skip
 async def test_other_tokens_are_refused(desk: Desk, bearer: str | None, code: int) -> None:
     assert (await desk.post(bearer, STEP))[0] == code
-    assert desk.book.newest(KEY) is None
+    assert desk.reports.newest(KEY) is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ async def test_other_tokens_are_refused(desk: Desk, bearer: str | None, code: in
 )  # fmt: skip
 async def test_other_identities_are_refused(desk: Desk, identity: Identity) -> None:
     labels = {"diffusionrl.io/job": "red", "diffusionrl.io/attempt": "1"}
-    desk.store.put(PODS, {"metadata": {"namespace": "team-a", "name": "red-worker", "uid": "p", "labels": labels}})
+    desk.cache.put(PODS, {"metadata": {"namespace": "team-a", "name": "red-worker", "uid": "p", "labels": labels}})
     desk.cluster.tokens[GOOD, report_audience(*KEY)] = identity
     assert (await desk.post(GOOD, STEP))[0] == 403
     assert desk.counted == ["denied"]
@@ -120,7 +122,7 @@ async def test_a_body_has_a_limit(desk: Desk) -> None:
 
 
 async def test_a_job_that_is_gone_is_told_so(desk: Desk) -> None:
-    desk.store.remove(JOBS, {"metadata": {"namespace": KEY[0], "name": KEY[1], "uid": "u"}})
+    desk.cache.remove(JOBS, {"metadata": {"namespace": KEY[0], "name": KEY[1], "uid": "u"}})
     assert (await desk.post(GOOD, STEP))[0] == 404
 
 

@@ -1,6 +1,6 @@
-"""kopf's watches: every event goes into the store, and wakes the worker of its job.
+"""kopf's watches: every event goes into the cache, and wakes the worker of its job.
 
-The store is filled by an own list before kopf starts, so the first pass over a job knows all of its children. kopf's
+The cache is filled by an own list before kopf starts, so the first pass over a job knows all of its children. kopf's
 indices would do the same, but hold every object of a first list in memory until all lists are read.
 """
 
@@ -25,8 +25,8 @@ from omni_operator.cluster.kinds import (
     Key,
     Kind,
 )
-from omni_operator.cluster.proof import Proof
-from omni_operator.cluster.store import Store
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.settings import Settings
 
 CHILDREN = (*ATTEMPT_KINDS, SERVICES, NETWORK_POLICIES, POD_MONITORS)
@@ -42,8 +42,8 @@ class Watches:
         watched: called for the resource of every event, for metrics.
     """
 
-    store: Store
-    proof: Proof
+    cache: ObjectCache
+    liveness: WatchLiveness
     wake: Callable[[Key], None]
     watched: Callable[[str], None]
 
@@ -62,11 +62,11 @@ class Watches:
     def take(self, kind: Kind, change: str | None, body: Body) -> None:
         """One event: `DELETED`, or anything else for an object that is there; None or `ADDED` for a new one."""
         self.watched(kind.plural)
-        self.proof.seen(kind, body)
+        self.liveness.confirm(kind, body)
         if kind == LEASES:
-            self.proof.ready = True  # the store was filled before, and now the watches live
+            self.liveness.ready = True  # the cache was filled before, and now the watches live
             return
-        key = self.store.remove(kind, body) if change == "DELETED" else self.store.put(kind, body)
+        key = self.cache.remove(kind, body) if change == "DELETED" else self.cache.put(kind, body)
         if key is None and kind == JOBS and change in (None, "ADDED"):
             # The first list has stored it before anybody was to be woken.
             key = str(body["metadata"]["namespace"]), str(body["metadata"]["name"])
@@ -77,7 +77,7 @@ class Watches:
 def configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     """kopf as this operator needs it."""
     # Looking for new kinds and namespaces takes rights in the whole cluster, and kopf looks once for each change of a
-    # CRD, which may be before the API server serves it: then never again. `Arrivals` finds what comes later.
+    # CRD, which may be before the API server serves it: then never again. `MissingKinds` finds what comes later.
     settings.scanning.disabled = True
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for every event
     watching, networking = settings.watching, settings.networking

@@ -7,19 +7,19 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from omni_operator.cluster.proof import Proof
-from omni_operator.metrics import CONTENT_TYPE, Metrics
+from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.metrics import CONTENT_TYPE, OperatorMetrics
 
 
-def probes(proof: Proof, metrics: Metrics, clock: Callable[[], float]) -> list[web.RouteDef]:
+def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Callable[[], float]) -> list[web.RouteDef]:
     """Routes for kubelets and Prometheus."""
 
     async def alive(_: web.Request) -> web.Response:
-        late = proof.late(clock())
+        late = liveness.overdue(clock())
         return web.Response(text="\n".join(late) or "alive", status=503 if late else 200)
 
     async def ready(_: web.Request) -> web.Response:
-        if proof.ready:
+        if liveness.ready:
             return web.Response(text="ready")
         return web.Response(text="the first lists are not read", status=503)
 

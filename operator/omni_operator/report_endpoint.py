@@ -25,8 +25,8 @@ from pydantic import ValidationError
 from omni_operator.api.names import REPORTS_PATH, report_audience
 from omni_operator.cluster.errors import ClusterError
 from omni_operator.cluster.kinds import Key
+from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Cluster, Identity
-from omni_operator.cluster.store import Store
 from omni_operator.status.observation import TrainerReport
 from omni_operator.status.trainer_report import ReportEvent, is_current, merge_event, parse_event
 
@@ -59,7 +59,7 @@ def job_of(token: str) -> Key | None:
     return None
 
 
-class Book:
+class ReportStore:
     """The newest report of every job, and what its trainer is to be told."""
 
     def __init__(self) -> None:
@@ -90,16 +90,16 @@ class Book:
         return {"checkpoint": True} if asked else {}
 
 
-class Denied(Exception):
+class ReportDenied(Exception):
     """The token does not entitle its bearer to report about this job."""
 
 
 @dataclass(slots=True)
-class Gatekeeper:
+class ReportAuthorizer:
     """Whether a token may report about a job; answers are remembered for a while, so steps cost no TokenReview."""
 
     cluster: Cluster
-    store: Store
+    cache: ObjectCache
     clock: Callable[[], datetime]
     _known: OrderedDict[str, tuple[datetime, Identity | None]] = field(default_factory=OrderedDict)
 
@@ -107,17 +107,17 @@ class Gatekeeper:
         """Let the bearer report.
 
         Raises:
-            Denied: the token is not good for it.
+            ReportDenied: the token is not good for it.
             ClusterError: the API server could not say.
         """
         identity = await self._identify(token, report_audience(*key))
         if identity is None:
-            raise Denied("the token is not valid for this job's audience")
+            raise ReportDenied("the token is not valid for this job's audience")
         if not identity.user.startswith(f"system:serviceaccount:{key[0]}:"):
-            raise Denied("the token is not of a service account of the job's namespace")
-        pods = self.store.pod_names(key)
+            raise ReportDenied("the token is not of a service account of the job's namespace")
+        pods = self.cache.pod_names(key)
         if identity.pod and pods and identity.pod not in pods:
-            raise Denied("the token belongs to a pod of something else")
+            raise ReportDenied("the token belongs to a pod of something else")
 
     async def _identify(self, token: str, wanted: str) -> Identity | None:
         name = hashlib.sha256(f"{wanted}\n{token}".encode()).hexdigest()
@@ -133,7 +133,7 @@ class Gatekeeper:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ReportEndpoint:
     """The HTTP side.
 
     Attributes:
@@ -141,9 +141,9 @@ class Endpoint:
         counted: told the result of every request, for metrics.
     """
 
-    book: Book
-    gatekeeper: Gatekeeper
-    store: Store
+    reports: ReportStore
+    gatekeeper: ReportAuthorizer
+    cache: ObjectCache
     clock: Callable[[], datetime]
     heard: Callable[[Key], None]
     counted: Callable[[str], None]
@@ -158,19 +158,19 @@ class Endpoint:
             return self._answer(401, "unauthenticated", {"error": "a token with a job's audience is needed"})
         try:
             await self.gatekeeper.admit(key, token.strip())
-        except Denied as error:
+        except ReportDenied as error:
             return self._answer(403, "denied", {"error": str(error)})
         except ClusterError as error:
             log.warning("a report of %s/%s cannot be checked: %s", *key, error)
             return self._answer(503, "unavailable", {"error": "the token cannot be checked now; try again"})
-        if self.store.job(key) is None:
+        if self.cache.job(key) is None:
             return self._answer(404, "unknown", {"error": "there is no such job"})
         try:
             body = json.loads(await request.text())
             post = parse_event(body if isinstance(body, dict) else {})
         except (ValidationError, ValueError, RecursionError) as error:
             return self._answer(400, "invalid", {"error": str(error)[:1024]})
-        answer = self.book.take(key, post, self.clock())
+        answer = self.reports.take(key, post, self.clock())
         self.heard(key)
         return self._answer(200, "stale" if "stale" in answer else "taken", answer)
 

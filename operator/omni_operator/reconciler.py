@@ -29,10 +29,10 @@ from omni_operator.cluster.errors import (
     QuotaExceeded,
     Refused,
 )
-from omni_operator.cluster.jobs import job_facts, metadata_facts
+from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_facts
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
+from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Cluster, reference
-from omni_operator.cluster.store import Store
 from omni_operator.plan import ClusterSettings, find_refusals, render_attempt_objects, render_job_objects
 from omni_operator.status.comparison import covers
 from omni_operator.status.decision import decide
@@ -61,7 +61,7 @@ REFUSED_FIRST, REFUSED_MOST = timedelta(seconds=5), timedelta(minutes=5)
 log = logging.getLogger(__name__)
 
 
-class ReportBook(Protocol):
+class ReportSource(Protocol):
     """What trainers reported, and what they are to be told."""
 
     def newest(self, key: Key) -> TrainerReport | None:
@@ -86,7 +86,7 @@ class _Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class ReconcileResult:
     """What came of a pass.
 
     Attributes:
@@ -111,8 +111,8 @@ class Reconciler:
     """
 
     cluster: Cluster
-    store: Store
-    reports: ReportBook
+    cache: ObjectCache
+    reports: ReportSource
     settings: ClusterSettings
     clock: Callable[[], datetime]
     instance: str
@@ -123,17 +123,17 @@ class Reconciler:
     _absent: dict[Kind, datetime] = field(default_factory=dict)
     _listening: datetime | None = None
 
-    async def visit(self, key: Key) -> Visit:
+    async def reconcile(self, key: Key) -> ReconcileResult:
         """One pass.
 
         Raises:
             Unavailable: the API server did not answer; try again later.
         """
-        body = self.store.job(key)
+        body = self.cache.job(key)
         if body is None:
             self._memories.pop(key, None)
             self.reports.forget(key)
-            return Visit(gone=True, result="gone")
+            return ReconcileResult(gone=True, result="gone")
         now = self.clock()
         self._listening = self._listening or now
         status = _status_of(body)
@@ -142,15 +142,15 @@ class Reconciler:
         except ValidationError as error:
             return await self._without_spec(key, body, status, _words(error), now)
         if job.spec.managed_by != "diffusionrl.io/operator":
-            return Visit()
+            return ReconcileResult()
         if (impossible := find_refusals(job, self.settings)) and not body["metadata"].get("deletionTimestamp"):
             text = "; ".join(f"{format_path(violation.at)}: {violation.text}" for violation in impossible)
             return await self._without_spec(key, body, status, text, now)
-        return await self._pass(key, body, job, job_facts(body, job.spec), status, now)
+        return await self._pass(key, body, job, parse_job_facts(body, job.spec), status, now)
 
     async def _pass(
         self, key: Key, body: Body, job: DiffusionRLJob, facts: JobFacts, status: Status, now: datetime
-    ) -> Visit:
+    ) -> ReconcileResult:
         memory = self._memories.setdefault(key, _Memory())
         observed = self._observe(key, facts.uid)
         decision = decide(facts, observed, status, self.timeouts, now)
@@ -171,38 +171,38 @@ class Reconciler:
         else:
             if not refusal:
                 memory.refusal, memory.refusals = None, 0
-        if self.store.job(key) is None:
-            return Visit(gone=True, result="gone")
+        if self.cache.job(key) is None:
+            return ReconcileResult(gone=True, result="gone")
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._listening or now, refusal=refusal,
             digest=self._digest(job, facts, status, max(status.attempts, observed.newest)),
         )  # fmt: skip
         after = self._observe(key, facts.uid)
         derived = derive_status(facts, after, status, decision.situation, context)
-        visit = await self._write(key, body, facts, status, derived, memory, now)
-        wakes = [decision.wake, visit.wake, memory.refused_until if refusal else None]
+        written = await self._write(key, body, facts, status, derived, memory, now)
+        wakes = [decision.wake, written.wake, memory.refused_until if refusal else None]
         wakes.append(now + SOON if conflict else None)
         wakes.extend(self._silences(facts, decision, derived, after, context))
-        result = "refused" if refusal else "conflict" if conflict else visit.result
-        return Visit(wake=min((at for at in wakes if at), default=None), result=result)
+        result = "refused" if refusal else "conflict" if conflict else written.result
+        return ReconcileResult(wake=min((at for at in wakes if at), default=None), result=result)
 
-    async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> Visit:
+    async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
         """A pass over a job whose spec cannot be read: it can be deleted, and its status says what is wrong."""
-        facts = metadata_facts(body)
+        facts = parse_metadata_facts(body)
         memory = self._memories.setdefault(key, _Memory())
         observed = self._observe(key, facts.uid)
         if facts.deleting is not None:
             decision = decide(facts, observed, status, self.timeouts, now)
             for step in decision.steps:
                 await self._perform(step, key, None, facts)
-            return Visit(wake=decision.wake)
+            return ReconcileResult(wake=decision.wake)
         context = Context(timeouts=self.timeouts, now=now, listening=now)
         return await self._write(
             key, body, facts, status, derive_invalid_status(facts, observed, status, text, context), memory, now
         )
 
     def _observe(self, key: Key, uid: str) -> Observation:
-        return replace(self.store.observed(key, uid), report=self.reports.newest(key))
+        return replace(self.cache.observed(key, uid), report=self.reports.newest(key))
 
     def _digest(self, job: DiffusionRLJob, facts: JobFacts, status: Status, attempt: int) -> str | None:
         """Of the RayJob as the spec renders now. Rendering takes milliseconds, so only after the spec changed."""
@@ -237,7 +237,7 @@ class Reconciler:
                 assert job is not None
                 for body in render_attempt_objects(job, number, self.settings):
                     answer = await self.cluster.apply(body)
-                    self.store.put(kind_of(body), answer)
+                    self.cache.put(kind_of(body), answer)
                 self.made(answer)  # the last one is the RayJob
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, key[0], name, uid)
@@ -249,7 +249,7 @@ class Reconciler:
                 assert_never(step)
 
     async def _set_finalizer(self, key: Key, has_finalizer: bool) -> None:
-        body = self.store.job(key)
+        body = self.cache.job(key)
         if body is None:
             return
         others = [name for name in body["metadata"].get("finalizers") or () if name != FINALIZER]
@@ -260,7 +260,7 @@ class Reconciler:
             if has_finalizer:
                 raise
             return  # gone already: nothing holds it
-        self.store.put(JOBS, answer)
+        self.cache.put(JOBS, answer)
 
     async def _apply_shared(self, key: Key, job: DiffusionRLJob) -> None:
         """Apply the shared objects that are missing or differ. Monitoring that is not installed stops nothing."""
@@ -268,11 +268,11 @@ class Reconciler:
             kind, name = kind_of(body), body["metadata"]["name"]
             if self._absent.get(kind, self.clock()) > self.clock():
                 continue
-            live = self.store.shared(key, kind, name)
+            live = self.cache.shared(key, kind, name)
             if live is not None and covers(live, _comparable(body)):
                 continue
             try:
-                self.store.put(kind, await self.cluster.apply(body))
+                self.cache.put(kind, await self.cluster.apply(body))
             except KindAbsent as error:
                 if kind.group != "monitoring.coreos.com":
                     raise
@@ -295,18 +295,18 @@ class Reconciler:
 
     async def _write(
         self, key: Key, body: Body, facts: JobFacts, status: Status, derived: Status, memory: _Memory, now: datetime
-    ) -> Visit:
+    ) -> ReconcileResult:
         """Write the status if it is due, and tell what happened once it is written."""
         due = next_write_time(status, derived, memory.written, now)
         if due is None or due > now:
-            return Visit(wake=due)
+            return ReconcileResult(wake=due)
         values = derived.model_dump(mode="json", by_alias=True, exclude_none=True)
         try:
             answer = await self.cluster.apply_status(JOBS, *key, facts.uid, values)
         except (Conflict, NotFound) as error:
             log.info("%s/%s: %s", *key, error)
-            return Visit(wake=now + SOON, result="conflict")
-        self.store.put(JOBS, answer)
+            return ReconcileResult(wake=now + SOON, result="conflict")
+        self.cache.put(JOBS, answer)
         memory.written = now
         known = {failure.attempt for failure in status.failures}
         for failure in derived.failures:
@@ -315,7 +315,7 @@ class Reconciler:
         for event in find_events(status, derived):
             await self._tell(body, event, now)
         # What follows from the new status (after a failure the next attempt) need not wait for the watch.
-        return Visit(wake=now, result="wrote")
+        return ReconcileResult(wake=now, result="wrote")
 
     async def _tell(self, body: Body, event: Event, now: datetime) -> None:
         """Write an event. Its name comes from what happened, so telling twice writes once."""

@@ -17,7 +17,7 @@ from omni_operator.api.names import JOB_LABEL
 from omni_operator.status import evidence
 from omni_operator.status.observation import Evidence, Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
 
-from . import parse
+from . import object_parser
 from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
 
 EVIDENCE_KEPT = 8
@@ -47,7 +47,7 @@ class _Job:
     evidence: list[tuple[int, Evidence]] = field(default_factory=list)
 
 
-class Store:
+class ObjectCache:
     """The operator's view of the cluster."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Store:
             if child is None or child.uid != uid:
                 return None
             if kind == PODS and "status" in body:
-                self._remember(entry, parse.pod(body, parse.attempt_of(body) or 0))
+                self._remember(entry, object_parser.parse_pod(body, object_parser.attempt_of(body) or 0))
             del entry.children[kind, name]
         if entry.raw is None and not entry.children:
             del self._jobs[key]
@@ -197,13 +197,13 @@ def _owner(body: Body) -> str:
 
 
 def _seen(kind: Kind, body: Body) -> Seen:
-    attempt = parse.attempt_of(body) or 0
+    attempt = object_parser.attempt_of(body) or 0
     if kind == RAYJOBS:
-        return parse.rayjob(body, attempt)
+        return object_parser.parse_rayjob(body, attempt)
     if kind == RAYCLUSTERS:
-        return parse.raycluster(body, attempt)
+        return object_parser.parse_raycluster(body, attempt)
     if kind == PODS:
-        return parse.pod(body, attempt)
+        return object_parser.parse_pod(body, attempt)
     return _trim(body)
 
 

@@ -1,4 +1,4 @@
-"""The store: newer versions win, namesakes are others, what a watch missed is found."""
+"""The cache: newer versions win, namesakes are others, what a watch missed is found."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Kind, UnknownKind, kind_of
-from omni_operator.cluster.proof import Proof
-from omni_operator.cluster.store import Store
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.watch_liveness import WatchLiveness
 
 KEY = ("ns", "red")
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
@@ -35,78 +35,78 @@ def child(
 
 
 def test_an_older_event_does_not_undo_an_answer() -> None:
-    store = Store()
-    store.put(JOBS, job())
-    assert store.put(RAYJOBS, child(RAYJOBS, "red-a01", 7, jobDeploymentStatus="Running")) == KEY
-    assert store.put(RAYJOBS, child(RAYJOBS, "red-a01", 5, jobDeploymentStatus="Initializing")) is None
-    assert store.observed(KEY, "j1").rayjobs[0].deployment == "Running"
+    cache = ObjectCache()
+    cache.put(JOBS, job())
+    assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 7, jobDeploymentStatus="Running")) == KEY
+    assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 5, jobDeploymentStatus="Initializing")) is None
+    assert cache.observed(KEY, "j1").rayjobs[0].deployment == "Running"
 
 
 def test_what_says_nothing_new_wakes_nobody() -> None:
-    store = Store()
-    store.put(RAYJOBS, child(RAYJOBS, "red-a01", 2))
-    assert store.put(RAYJOBS, child(RAYJOBS, "red-a01", 3)) is None
-    assert store.put(RAYJOBS, child(RAYJOBS, "red-a01", 4, jobStatus="RUNNING")) == KEY
+    cache = ObjectCache()
+    cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 2))
+    assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 3)) is None
+    assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 4, jobStatus="RUNNING")) == KEY
 
 
 def test_the_deletion_of_a_namesake_is_not_believed() -> None:
-    store = Store()
-    store.put(RAYJOBS, child(RAYJOBS, "red-a01", 9, uid="new"))
-    assert store.remove(RAYJOBS, child(RAYJOBS, "red-a01", 8, uid="old")) is None
-    assert store.observed(KEY, "j1").rayjobs
-    store.put(JOBS, job("j2", 9))
-    assert store.remove(JOBS, job("j1", 8)) is None
-    assert store.job(KEY) is not None
+    cache = ObjectCache()
+    cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 9, uid="new"))
+    assert cache.remove(RAYJOBS, child(RAYJOBS, "red-a01", 8, uid="old")) is None
+    assert cache.observed(KEY, "j1").rayjobs
+    cache.put(JOBS, job("j2", 9))
+    assert cache.remove(JOBS, job("j1", 8)) is None
+    assert cache.job(KEY) is not None
 
 
 def test_children_of_a_namesake_are_leftovers() -> None:
-    store = Store()
-    store.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
-    store.put(RAYJOBS, child(RAYJOBS, "red-a01", created=LATE, owner="j1"))
-    store.put(JOBS, job("j2", 5, LATE))
-    seen = store.observed(KEY, "j2")
+    cache = ObjectCache()
+    cache.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
+    cache.put(RAYJOBS, child(RAYJOBS, "red-a01", created=LATE, owner="j1"))
+    cache.put(JOBS, job("j2", 5, LATE))
+    seen = cache.observed(KEY, "j2")
     assert (seen.rayjobs, seen.clusters, seen.leftovers, seen.newest, seen.empty) == ((), (), 2, 0, False)
 
 
 def test_what_a_watch_missed_is_found_and_what_is_younger_than_the_list_stays() -> None:
-    store = Store()
-    store.put(JOBS, job())
+    cache = ObjectCache()
+    cache.put(JOBS, job())
     for name, version in (("a", 3), ("b", 4), ("c", 11)):
-        store.put(PODS, child(PODS, name, version))
+        cache.put(PODS, child(PODS, name, version))
     alive = [child(PODS, "a", 3)["metadata"]]
-    assert store.prune(PODS, alive, 10, "other") == set()
-    assert store.prune(PODS, alive, 10) == {KEY}
-    assert store.pod_names(KEY) == {"a", "c"}
-    assert store.prune(JOBS, [], 10) == {KEY}
-    assert store.job(KEY) is None
+    assert cache.prune(PODS, alive, 10, "other") == set()
+    assert cache.prune(PODS, alive, 10) == {KEY}
+    assert cache.pod_names(KEY) == {"a", "c"}
+    assert cache.prune(JOBS, [], 10) == {KEY}
+    assert cache.job(KEY) is None
 
 
 def test_evidence_outlives_its_pod_and_is_bounded() -> None:
-    store = Store()
+    cache = ObjectCache()
     target = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
     for number in range(20):
         pod = child(PODS, f"p{number}", conditions=target)
-        store.put(PODS, pod)
-        store.remove(PODS, pod)
-    found = store.observed(KEY, "j1").evidence
-    assert store.jobs() == []
+        cache.put(PODS, pod)
+        cache.remove(PODS, pod)
+    found = cache.observed(KEY, "j1").evidence
+    assert cache.jobs() == []
     assert len(found) <= 8
 
 
 def test_shared_objects_are_remembered_without_the_api_servers_notes() -> None:
-    store = Store()
-    store.put(SERVICES, child(SERVICES, "red-head"))
-    body = store.shared(KEY, SERVICES, "red-head")
+    cache = ObjectCache()
+    cache.put(SERVICES, child(SERVICES, "red-head"))
+    body = cache.shared(KEY, SERVICES, "red-head")
     assert body is not None
     assert body["spec"] == {"a": 1}
     assert "managedFields" not in body["metadata"]
 
 
 def test_strangers_are_not_taken_in() -> None:
-    store = Store()
+    cache = ObjectCache()
     stranger = child(PODS, "x")
     del stranger["metadata"]["labels"]
-    assert store.put(PODS, stranger) is None
+    assert cache.put(PODS, stranger) is None
     with pytest.raises(UnknownKind):
         kind_of({"apiVersion": "v1", "kind": "Secret"})
 
@@ -120,24 +120,24 @@ def test_strangers_are_not_taken_in() -> None:
 )))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_no_object_of_others_breaks_the_store(parts: dict[str, Any]) -> None:
-    store = Store()
-    store.put(JOBS, job())
+    cache = ObjectCache()
+    cache.put(JOBS, job())
     for kind in (RAYJOBS, RAYCLUSTERS, PODS):
         body = {**child(kind, "x"), **parts}
-        store.put(kind, body)
-    assert store.observed(KEY, "j1").newest == 1
+        cache.put(kind, body)
+    assert cache.observed(KEY, "j1").newest == 1
 
 
 def test_a_write_that_the_watch_does_not_tell_of_is_late() -> None:
-    proof = Proof(60.0)
-    proof.written(RAYJOBS, child(RAYJOBS, "a", 5), 0.0)
-    assert not proof.late(59.0)
-    proof.written(RAYJOBS, child(RAYJOBS, "a", 9), 50.0)  # further writes do not hide the first
-    assert len(proof.late(61.0)) == 1
-    proof.seen(RAYJOBS, child(RAYJOBS, "a", 8))
-    assert proof.late(61.0)
-    proof.seen(RAYJOBS, child(RAYJOBS, "a", 9))
-    assert not proof.late(1000.0)
-    proof.seen(RAYJOBS, child(RAYJOBS, "b", 7))
-    proof.written(RAYJOBS, child(RAYJOBS, "b", 7), 0.0)  # the watch was faster than the answer
-    assert not proof.late(1000.0)
+    liveness = WatchLiveness(60.0)
+    liveness.expect(RAYJOBS, child(RAYJOBS, "a", 5), 0.0)
+    assert not liveness.overdue(59.0)
+    liveness.expect(RAYJOBS, child(RAYJOBS, "a", 9), 50.0)  # further writes do not hide the first
+    assert len(liveness.overdue(61.0)) == 1
+    liveness.confirm(RAYJOBS, child(RAYJOBS, "a", 8))
+    assert liveness.overdue(61.0)
+    liveness.confirm(RAYJOBS, child(RAYJOBS, "a", 9))
+    assert not liveness.overdue(1000.0)
+    liveness.confirm(RAYJOBS, child(RAYJOBS, "b", 7))
+    liveness.expect(RAYJOBS, child(RAYJOBS, "b", 7), 0.0)  # the watch was faster than the answer
+    assert not liveness.overdue(1000.0)

@@ -28,7 +28,7 @@ def attempt_of(body: Body) -> int | None:
     return names.attempt_of(body["metadata"].get("labels") or {})
 
 
-def rayjob(body: Body, attempt: int) -> ObservedRayJob:
+def parse_rayjob(body: Body, attempt: int) -> ObservedRayJob:
     """A RayJob."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
     return ObservedRayJob(
@@ -58,7 +58,7 @@ def _job_started(status: Mapping[str, Any]) -> datetime | None:
     return parse_timestamp(info.get("startTime")) or parse_timestamp(status.get("startTime"))
 
 
-def raycluster(body: Body, attempt: int) -> ObservedRayCluster:
+def parse_raycluster(body: Body, attempt: int) -> ObservedRayCluster:
     """A RayCluster; its `state` is not read, because it stays `ready` whatever happens to the head."""
     meta, status = body["metadata"], _map(body.get("status"))
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
@@ -80,7 +80,7 @@ def raycluster(body: Body, attempt: int) -> ObservedRayCluster:
     )
 
 
-def pod(body: Body, attempt: int) -> ObservedPod:
+def parse_pod(body: Body, attempt: int) -> ObservedPod:
     """A pod of a Ray cluster."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
     labels = _map(meta.get("labels"))

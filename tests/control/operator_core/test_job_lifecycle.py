@@ -333,9 +333,9 @@ async def test_an_api_server_that_is_away_is_left_to_the_worker(world: Any) -> N
     world.watch()
     world.cluster.refusals = lambda verb, kind, name: Unavailable("away")
     with pytest.raises(Unavailable):
-        await world.visit()
+        await world.reconcile()
     world.cluster.refusals = lambda verb, kind, name: None
-    await world.visit()
+    await world.reconcile()
     await world.settle()
     assert world.attempts() == ["red-a01"]
 

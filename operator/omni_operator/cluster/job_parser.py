@@ -15,7 +15,7 @@ from .kinds import Body
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-def metadata_facts(body: Body) -> JobFacts:
+def parse_metadata_facts(body: Body) -> JobFacts:
     """What is known of a job whose spec cannot be used."""
     meta = body["metadata"]
     return JobFacts(
@@ -29,9 +29,9 @@ def metadata_facts(body: Body) -> JobFacts:
     )
 
 
-def job_facts(body: Body, spec: Spec) -> JobFacts:
+def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     """What decisions read of a job."""
-    bare, patient = metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
+    bare, patient = parse_metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
     accelerated = spec.trainer.accelerator.vendor != "CPU"
     return JobFacts(

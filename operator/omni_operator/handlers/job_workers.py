@@ -15,13 +15,13 @@ from datetime import datetime
 
 from omni_operator.cluster.errors import ClusterError, Unavailable
 from omni_operator.cluster.kinds import Key
-from omni_operator.reconcile import Visit
+from omni_operator.reconciler import ReconcileResult
 
 PAUSE_FIRST, PAUSE_MOST = 1.0, 300.0
 log = logging.getLogger(__name__)
 
 
-class Gate:
+class PrioritySemaphore:
     """Lets a number in at a time; those who are urgent go first, the others in the order in which they came."""
 
     def __init__(self, places: int) -> None:
@@ -69,22 +69,22 @@ class _Worker:
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Workers:
-    """Workers of all jobs.
+class JobWorkers:
+    """JobWorkers of all jobs.
 
     Args:
-        visit: one pass.
+        reconcile: one pass.
         urgent: whether a job goes before the others: those that nobody has looked at yet.
         resync: seconds until the next look at a job of which nothing is heard, with its jitter.
         measured: told result and seconds of every pass.
     """
 
     def __init__(
-        self, visit: Callable[[Key], Awaitable[Visit]], *, urgent: Callable[[Key], bool], resync: Callable[[], float],
-        measured: Callable[[str, float], None], clock: Callable[[], datetime], passes: int,
+        self, reconcile: Callable[[Key], Awaitable[ReconcileResult]], *, urgent: Callable[[Key], bool],
+        resync: Callable[[], float], measured: Callable[[str, float], None], clock: Callable[[], datetime], passes: int,
     ) -> None:  # fmt: skip
-        self._visit, self._urgent, self._resync = visit, urgent, resync
-        self._measured, self._clock, self._gate = measured, clock, Gate(passes)
+        self._reconcile, self._urgent, self._resync = reconcile, urgent, resync
+        self._measured, self._clock, self._gate = measured, clock, PrioritySemaphore(passes)
         self._workers: dict[Key, _Worker] = {}
         self._stopping = asyncio.Event()
 
@@ -137,11 +137,11 @@ class Workers:
             await _first_of(worker.woken, self._until_next(outcome))
         del self._workers[key]
 
-    async def _pass(self, key: Key, failures: int) -> Visit | float:
+    async def _pass(self, key: Key, failures: int) -> ReconcileResult | float:
         """One pass; where it failed, the seconds to pause."""
         begun, pause = time.monotonic(), min(PAUSE_FIRST * 2 ** min(failures, 16), PAUSE_MOST)
         try:
-            visit = await self._visit(key)
+            result = await self._reconcile(key)
         except ClusterError as error:
             log.warning("%s/%s: again in %.0f s: %s", *key, pause, error)
             self._measured("unavailable", time.monotonic() - begun)
@@ -150,12 +150,12 @@ class Workers:
             log.exception("%s/%s: a pass failed; again in %.0f s", *key, pause)
             self._measured("error", time.monotonic() - begun)
             return pause
-        self._measured(visit.result, time.monotonic() - begun)
-        return visit
+        self._measured(result.result, time.monotonic() - begun)
+        return result
 
-    def _until_next(self, visit: Visit) -> float:
+    def _until_next(self, result: ReconcileResult) -> float:
         resync = self._resync()
-        return min(resync, max(0.0, (visit.wake - self._clock()).total_seconds())) if visit.wake else resync
+        return min(resync, max(0.0, (result.wake - self._clock()).total_seconds())) if result.wake else resync
 
 
 async def _first_of(event: asyncio.Event, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Proof that the watches live: what the operator writes comes back to it by its own watch.
+"""WatchLiveness that the watches live: what the operator writes comes back to it by its own watch.
 
 A watch can die in silence while every other part answers. So the process is alive only if each of its proving writes
 (its own Lease, and every RayJob that it makes) was seen by the watch within the deadline. Writes that failed prove
@@ -16,7 +16,7 @@ Place = tuple[Kind, str, str]
 
 
 @dataclass(slots=True)
-class Proof:
+class WatchLiveness:
     """Writes that the watch has not told of yet.
 
     Attributes:
@@ -28,7 +28,7 @@ class Proof:
     _waiting: dict[Place, tuple[int, float]] = field(default_factory=dict)
     _newest: dict[Place, int] = field(default_factory=dict)
 
-    def written(self, kind: Kind, body: Body, at: float) -> None:
+    def expect(self, kind: Kind, body: Body, at: float) -> None:
         """A write succeeded at `at`; `body` is the answer."""
         place, version = _place(kind, body), _version(body)
         if self._newest.get(place, 0) >= version or len(self._waiting) >= KEPT:
@@ -37,7 +37,7 @@ class Proof:
         since = self._waiting.get(place, (0, at))[1]
         self._waiting[place] = (version, since)
 
-    def seen(self, kind: Kind, body: Body) -> None:
+    def confirm(self, kind: Kind, body: Body) -> None:
         """The watch told of an object, or of its deletion."""
         place, version = _place(kind, body), _version(body)
         waited = self._waiting.get(place)
@@ -48,7 +48,7 @@ class Proof:
         elif version >= waited[0]:
             del self._waiting[place]
 
-    def late(self, now: float) -> list[str]:
+    def overdue(self, now: float) -> list[str]:
         """What the watch should have told of by now, in words; nothing while it lives."""
         return [
             f"{place[0].plural} {place[1]}/{place[2]} was written {now - since:.0f} s ago and not seen"
