@@ -6,7 +6,7 @@ for the API server. A test on a real API server holds the two to the same verdic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
@@ -99,6 +99,7 @@ class StrictModel(BaseModel):
     )
 
     cel: ClassVar[tuple[Cel, ...]] = ()
+    not_yet: ClassVar[Mapping[str, str]] = {}  # fields that people look for and that do not exist: why not
 
     def violations(self) -> Iterator[Violation]:
         """Rules between the fields of this model that do not hold."""
@@ -107,7 +108,11 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, value: Any) -> Any:
-        return without_nulls(value)
+        value = without_nulls(value)
+        if isinstance(value, dict) and (asked := [name for name in value if name in cls.not_yet]):
+            context: dict[str, Any] = {"violations": [Violation((name,), cls.not_yet[name]) for name in asked]}
+            raise PydanticCustomError(RULE, "fields that do not exist yet", context)
+        return value
 
     @model_validator(mode="after")
     def _hold_rules(self) -> Self:

@@ -73,14 +73,7 @@ def _version() -> dict[str, Any]:
             {"name": name, "type": kind, "jsonPath": path, "description": text, **({"priority": 1} if wide else {})}
             for name, kind, path, text, wide in COLUMNS
         ],
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.rollout.replicas",
-                "statusReplicasPath": ".status.rollout.ready",
-                "labelSelectorPath": ".status.rollout.selector",
-            },
-        },
+        "subresources": {"status": {}},
     }
 
 

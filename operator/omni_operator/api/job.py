@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -18,14 +19,12 @@ from .policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPol
 from .reward import Reward
 from .rollout import Rollout
 from .status import Status
-from .training import Algorithm, Checkpoint, Trainer, WeightSync
+from .training import Algorithm, Checkpoint, Trainer
 
 API_VERSION = "diffusionrl.io/v1alpha1"
 KIND = "DiffusionRLJob"
 NAME_LIMIT = 43  # of 63: what is derived from a job's name (attempt, role, KubeRay's suffixes) must fit too
 DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-DEVICE_TRANSPORTS = {"NCCL": "NVIDIA", "HCCL": "Ascend"}
-ONLY_IPC = "Colocated engines get their weights over IPC; leave it out"
 NO_CLAIM = "another attempt goes on from a checkpoint, which needs checkpoint.claimName to outlive the pods"
 COMPARES = "the algorithm compares pictures of one prompt: at least 2 are needed"
 NO_NOISE = "FlowGRPO learns from the sampler's noise: it must be more than 0"
@@ -33,11 +32,6 @@ NO_BASE = "DiffusionDPO compares with the base, which is the model without its a
 PAIRS = "DiffusionDPO makes one pair of each prompt: all devices must be able to share them evenly"
 _DEVICES = "self.trainer.replicas * self.trainer.accelerator.count"
 _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
-
-
-def _only(accelerator: str, vendor: str) -> str:
-    """In CEL: the accelerator is of the vendor, or plays it."""
-    return f"(has({accelerator}.vendor) && {accelerator}.vendor in ['{vendor}', 'Mock'])"
 
 
 class Metadata(BaseModel):
@@ -67,13 +61,17 @@ class Metadata(BaseModel):
 class Spec(StrictModel):
     """What to run."""
 
+    not_yet = MappingProxyType({
+        "weightSync": "there is nothing to choose yet: weights reach the engines over IPC, as an adapter where "
+        "spec.model.lora.enabled is true and whole where it is false",
+    })  # fmt: skip
+
     model: Model = Field(description="What is trained.")
     data: Data = Field(description="Prompts.")
     reward: Reward = Field(description="What a picture is worth.")
     trainer: Trainer = Field(description="The trainer's size and pace.")
     algorithm: Algorithm = Field(default=Algorithm(), description="How it learns.")
     rollout: Rollout = Field(default=Rollout(), description="How pictures are drawn.")
-    weight_sync: WeightSync = Field(default=WeightSync(), description="How new weights reach the engine.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="What a run can go on from.")
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Of everything that is drawn at random.")
     suspend: bool = Field(default=False, description="Give the devices back, after a checkpoint. false: go on.")
@@ -110,36 +108,7 @@ class Spec(StrictModel):
     observability: Observability = Field(default=Observability(), description="Metrics and experiment tracking.")
 
     cel = (
-        Cel(
-            "self.rollout.placement == 'Colocated' || self.weightSync.transport != 'IPC'",
-            "weightSync.transport: IPC needs rollout.placement Colocated: pods share neither memory nor device handles",
-            ".weightSync.transport",
-        ),
-        Cel(
-            "self.rollout.placement != 'Colocated' || self.weightSync.transport == 'IPC'",
-            f"weightSync.transport: {ONLY_IPC}",
-            ".weightSync.transport",
-        ),
-        *(
-            Cel(
-                f"self.weightSync.transport != '{transport}' || ({_only('self.trainer.accelerator', vendor)} && "
-                f"(!has(self.rollout.accelerator) || {_only('self.rollout.accelerator', vendor)}))",
-                f"weightSync.transport: {transport} needs {vendor} devices on both sides; mixed ones need SharedStore",
-                ".weightSync.transport",
-            )
-            for transport, vendor in DEVICE_TRANSPORTS.items()
-        ),
         Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", f"backoffLimit: {NO_CLAIM}", ".backoffLimit"),
-        Cel(
-            "!has(self.weightSync.payload) || self.weightSync.payload != 'LoRA' || self.model.lora.enabled",
-            "weightSync.payload: is LoRA, but model.lora.enabled is false: there is no adapter to send",
-            ".weightSync.payload",
-        ),
-        Cel(
-            "!has(self.weightSync.payload) || self.weightSync.payload != 'Full' || !self.model.lora.enabled",
-            "weightSync.payload: is Full, but model.lora.enabled is true: an adapter is sent as LoRA",
-            ".weightSync.payload",
-        ),
         Cel(
             f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {_DEVICES}",
             "rollout.replicas: x engine.tensorParallelSize must be trainer.replicas x accelerator.count: "
@@ -189,22 +158,9 @@ class Spec(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
-        yield from self._weights_rules()
         yield from self._size_rules()
         yield from self._algorithm_rules()
         yield from self._cluster_rules()
-
-    def _weights_rules(self) -> Iterator[Violation]:
-        at, lora = ("weightSync", "payload"), self.model.lora.enabled
-        if self.weight_sync.payload == "LoRA" and not lora:
-            yield Violation(at, "is LoRA, but spec.model.lora.enabled is false: there is no adapter to send")
-        if self.weight_sync.payload == "Full" and lora:
-            yield Violation(at, "is Full, but spec.model.lora.enabled is true: an adapter is sent as LoRA")
-        transport, colocated = self.weight_sync.transport, self.rollout.placement == "Colocated"
-        if colocated and transport != "IPC":
-            yield Violation(("weightSync", "transport"), ONLY_IPC)
-        if not colocated and transport == "IPC":
-            yield Violation(("weightSync", "transport"), "IPC needs rollout.placement Colocated")
 
     def _size_rules(self) -> Iterator[Violation]:
         devices, parallel = self.trainer.devices, self.rollout.engine.tensor_parallel_size

@@ -30,7 +30,7 @@ A `null` is a field that is not there. Relative paths start at the folder of the
 `runtime.workingDir` in a pod.
 
 When a change counts: `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines at once; everything else with
-the next attempt; `managedBy`, `model.base`, `rollout.placement` and `weightSync.transport` never. After the end only
+the next attempt; `managedBy` and `model.base` never. After the end only
 `ttlSecondsAfterFinished` and `cleanupPolicy` may change.
 """
 

@@ -32,7 +32,6 @@ RESERVED = {
     "actor_rollout_ref.rollout.algo.sde_window_range": "spec.rollout.sampler.window",
     "actor_rollout_ref.rollout.algo.sample_strategy": "spec.rollout.sampler.window.placement",
     "actor_rollout_ref.rollout.algo.iters_per_group": "spec.rollout.sampler.window.stepsPerPlace",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend": "spec.weightSync.transport",
     "actor_rollout_ref.actor.optim.lr": "spec.trainer.learningRate",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "spec.trainer.batch.miniBatchPrompts",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "spec.trainer.batch.microBatchSamples",

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from .base import Cel, StrictModel, Violation, immutable
-from .pods import Accelerator
+from .base import Cel, StrictModel, Violation
 
-SEPARATE = "Separate is not there yet: no way for weights to engines in other pods; write Colocated"
-SCALING = "Colocated engines share the trainer's devices, so their number is fixed: autoscaling needs Separate"
-NO_DEVICES = "Colocated engines use trainer.accelerator; remove this one"
+_ELASTIC = "elastic rollouts do not exist yet: the number of engines is fixed by the trainer's accelerators"
+_SEPARATE = "engines in pods of their own do not exist yet: they share the pods and accelerators of the trainer"
 
 
 class Engine(StrictModel):
     """The rollout engine."""
 
+    not_yet = MappingProxyType(
+        {"metricsPort": "the engine has no fixed port for metrics yet; Ray's metrics are scraped"}
+    )
+
     type: Literal["vLLMOmni"] = Field(default="vLLMOmni", description="Which engine.")
     tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Accelerators that share one model.")
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Pictures drawn in one batch.")
     max_concurrent_requests: int = Field(default=256, ge=1, le=65536, description="Requests in flight.")
-    metrics_port: Annotated[int, Field(ge=1024, le=65535)] | None = Field(
-        default=None, description="Port of the engine's metrics, for a PodMonitor. Cluster only."
-    )
 
 
 class AgentLoop(StrictModel):
@@ -80,71 +80,30 @@ class Sampler(StrictModel):
     window: Window | None = Field(default=None, description="Steps that draw noise. Default: all but the last.")
 
 
-class UpdateStrategy(StrictModel):
-    """How engines in pods of their own are replaced. Cluster only."""
-
-    type: Literal["RollingByWeightVersion"] = Field(
-        default="RollingByWeightVersion", description="The engine that is furthest behind goes first."
-    )
-    max_unavailable: int = Field(default=1, ge=1, le=1024, description="Engines that may be away at a time.")
-    drain_seconds: int = Field(default=120, ge=0, le=86_400, description="How long running requests may take to end.")
-
-
 class Staleness(StrictModel):
     """How old the engines' weights may be. Cluster only."""
 
     max_versions: int = Field(default=1, ge=0, le=100_000, description="Versions behind the trainer.")
     max_seconds: int = Field(default=3600, ge=1, le=31_536_000, description="Seconds since the last update.")
-    on_breach: Literal["Warn"] = Field(default="Warn", description="Warn: the condition WeightsInSync and an event.")
-
-
-class Autoscaling(StrictModel):
-    """Following the load. Cluster only."""
-
-    enabled: bool = Field(default=False, description="Needs engines in pods of their own, which are not there yet.")
-    metric: Literal["QueueDepth"] = Field(default="QueueDepth", description="What is followed.")
-    target: int = Field(default=16, ge=1, le=1_000_000, description="Of the metric, for each engine.")
-    scale_down_stabilization_seconds: int = Field(default=600, ge=0, le=86_400, description="Wait before fewer.")
 
 
 class Rollout(StrictModel):
     """Drawing pictures, several for every prompt."""
 
-    placement: Literal["Colocated", "Separate"] = Field(
-        default="Colocated",
-        description="Colocated: the engine takes turns with the trainer on its accelerators. "
-        "Separate: in pods of its own; refused for now.",
-        json_schema_extra=immutable("placement"),
-    )
+    not_yet = MappingProxyType({
+        **dict.fromkeys(("autoscaling", "minReplicas", "maxReplicas"), _ELASTIC),
+        **dict.fromkeys(("placement", "accelerator", "updateStrategy"), _SEPARATE),
+    })  # fmt: skip
+
     replicas: int = Field(default=1, ge=1, le=1024, description="Engines.")
-    min_replicas: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="Fewest engines that scaling may leave."
-    )
-    max_replicas: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="Most engines that scaling may make."
-    )
     samples_per_prompt: int = Field(default=8, ge=1, le=1024, description="Pictures that are compared to each other.")
-    accelerator: Accelerator | None = Field(
-        default=None, description="The devices of engines in pods of their own; Colocated ones use the trainer's."
-    )
     engine: Engine = Field(default=Engine(), description="The rollout engine.")
     agent_loop: AgentLoop = Field(default=AgentLoop(), description="Processes between prompts and engine.")
     pipeline: Pipeline = Field(default=Pipeline(), description="One picture.")
     sampler: Sampler = Field(default=Sampler(), description="How noise enters.")
-    update_strategy: UpdateStrategy = Field(default=UpdateStrategy(), description="How engines are replaced.")
     staleness: Staleness = Field(default=Staleness(), description="How old the engines' weights may be.")
-    autoscaling: Autoscaling = Field(default=Autoscaling(), description="Following the load.")
 
     cel = (
-        Cel("self.placement == 'Colocated'", SEPARATE, ".placement"),
-        Cel(
-            "(!has(self.minReplicas) || self.minReplicas <= self.replicas) && "
-            "(!has(self.maxReplicas) || self.replicas <= self.maxReplicas)",
-            "replicas: must lie between minReplicas and maxReplicas",
-            ".replicas",
-        ),
-        Cel("!self.autoscaling.enabled || self.placement == 'Separate'", SCALING, ".autoscaling"),
-        Cel("!has(self.accelerator) || self.placement == 'Separate'", NO_DEVICES, ".accelerator"),
         Cel(
             "!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps",
             "sampler.window.end: is more than pipeline.steps",
@@ -159,7 +118,6 @@ class Rollout(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
-        yield from self._size_rules()
         window = self.sampler.window
         if window and window.end > self.pipeline.steps:
             yield Violation(
@@ -169,15 +127,3 @@ class Rollout(StrictModel):
             yield Violation(
                 ("pipeline", "steps"), "1 step without a window trains on nothing: the last step draws no noise"
             )
-
-    def _size_rules(self) -> Iterator[Violation]:
-        if self.placement == "Separate":
-            yield Violation(("placement",), SEPARATE)
-        else:
-            if self.autoscaling.enabled:
-                yield Violation(("autoscaling", "enabled"), SCALING)
-            if self.accelerator:
-                yield Violation(("accelerator",), NO_DEVICES)
-        least, most = self.min_replicas or 1, self.max_replicas or self.replicas
-        if not least <= self.replicas <= most:
-            yield Violation(("replicas",), f"{self.replicas} does not lie between minReplicas and maxReplicas")

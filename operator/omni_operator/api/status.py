@@ -63,18 +63,6 @@ class RolloutStatus(LenientModel):
     ready: Count = Field(default=0, description="Serving.")
     updated: Count = Field(default=0, description="As the spec says now.")
     summary: Short | None = Field(default=None, description="ready/desired, for kubectl get.")
-    selector: Annotated[str, Field(max_length=512)] | None = Field(
-        default=None, description="Selector of the pods, for the scale subresource."
-    )
-
-
-class LoraStatus(LenientModel):
-    """The adapter that serves."""
-
-    name: Short | None = Field(default=None, description="Name.")
-    version: Count | None = Field(default=None, description="Version.")
-    rank: Count | None = Field(default=None, description="Rank.")
-    sha256: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="Digest of its weights.")
 
 
 class Weights(LenientModel):
@@ -86,7 +74,6 @@ class Weights(LenientModel):
     lag: Count | None = Field(default=None, description="trainerVersion - minReplicaVersion.")
     last_sync_time: Time | None = Field(default=None, description="When weights were last sent.")
     last_sync_seconds: float | None = Field(default=None, description="How long that took.")
-    lora: LoraStatus | None = Field(default=None, description="The adapter that serves.")
 
 
 class Progress(LenientModel):

@@ -1,17 +1,18 @@
-"""`spec.algorithm`, `spec.trainer`, `spec.weightSync`, `spec.checkpoint`: how the model learns."""
+"""`spec.algorithm`, `spec.trainer`, `spec.checkpoint`: how the model learns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from .base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation, immutable
+from .base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
 from .pod_template import PodTemplate
-from .pods import Accelerator, KeyReference, Resources, SharedMemory
+from .pods import Accelerator, Resources, SharedMemory
 from .reserved import RESERVED, owner_of
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
@@ -32,6 +33,8 @@ def _no_reserved() -> str:
 class Algorithm(StrictModel):
     """The algorithm, and whatever of the trainer's settings has no field here."""
 
+    not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
+
     name: Literal["FlowGRPO", "DiffusionNFT", "DiffusionDPO", "Custom"] = Field(
         default="FlowGRPO",
         description="FlowGRPO (arXiv:2505.05470), DiffusionNFT (arXiv:2509.16117), DiffusionDPO (arXiv:2311.12908) "
@@ -44,9 +47,6 @@ class Algorithm(StrictModel):
     overrides: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=(), max_length=256, description="Settings of the trainer, name=value each, in Hydra's notation."
     )
-    config_ref: KeyReference | None = Field(
-        default=None, description="A recipe in a ConfigMap. Not read yet, and refused: write its lines into overrides."
-    )
 
     cel = (
         Cel(
@@ -55,13 +55,10 @@ class Algorithm(StrictModel):
             ".overrides",
         ),
         Cel(_no_reserved(), _RESERVED_MESSAGE, ".overrides"),
-        Cel("!has(self.configRef)", "configRef: recipes in ConfigMaps are not read yet; use overrides", ".configRef"),
     )
 
     @override
     def violations(self) -> Iterator[Violation]:
-        if self.config_ref:
-            yield Violation(("configRef",), "recipes in ConfigMaps are not read yet; write their lines into overrides")
         for place, text in enumerate(self.overrides):
             match = _OVERRIDE.match(text)
             if match is None:
@@ -120,19 +117,6 @@ class Trainer(StrictModel):
     def devices(self) -> int:
         """Devices of all replicas."""
         return self.replicas * self.accelerator.count
-
-
-class WeightSync(StrictModel):
-    """How new weights reach the engine."""
-
-    transport: Literal["IPC", "NCCL", "HCCL", "SharedStore"] = Field(
-        default="IPC",
-        description="IPC: shared memory or device handles of one node. The others are for engines in other pods.",
-        json_schema_extra=immutable("transport"),
-    )
-    payload: Literal["LoRA", "Full"] | None = Field(
-        default=None, description="What is sent. Default: LoRA where there is an adapter, else Full."
-    )
 
 
 class Checkpoint(StrictModel):

@@ -29,7 +29,7 @@ def render_network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Obj
     spec: Object = {
         "podSelector": own["podSelector"],
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [own]}, _from_kuberay(settings), _from_scrapers(job)],
+        "ingress": [{"from": [own]}, _from_kuberay(settings), _from_scrapers()],
     }
     if mode == "DefaultDeny":
         spec["policyTypes"] = ["Ingress", "Egress"]
@@ -53,9 +53,8 @@ def _from_kuberay(settings: ClusterSettings) -> Object:
     return {"from": [kuberay], **_ports(("TCP", DASHBOARD))}
 
 
-def _from_scrapers(job: DiffusionRLJob) -> Object:
-    own = job.spec.rollout.engine.metrics_port
-    return {"from": [{"namespaceSelector": {}}], **_ports(("TCP", METRICS_PORT), *([("TCP", own)] if own else []))}
+def _from_scrapers() -> Object:
+    return {"from": [{"namespaceSelector": {}}], **_ports(("TCP", METRICS_PORT))}
 
 
 def _outside(job: DiffusionRLJob) -> list[Object]:

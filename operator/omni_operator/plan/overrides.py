@@ -86,7 +86,6 @@ def _rollout(spec: Spec) -> Settings:
         f"{ROLLOUT}.max_num_seqs": rollout.engine.max_batch_size,
         f"{ROLLOUT}.max_concurrent_requests": rollout.engine.max_concurrent_requests,
         f"{ROLLOUT}.agent.num_workers": rollout.agent_loop.workers,
-        f"{ROLLOUT}.checkpoint_engine.backend": "naive",  # verl's name of IPC
         f"{ROLLOUT}.pipeline.height": pipeline.height,
         f"{ROLLOUT}.pipeline.width": pipeline.width,
         f"{ROLLOUT}.pipeline.num_inference_steps": pipeline.steps,

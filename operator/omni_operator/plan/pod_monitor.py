@@ -13,7 +13,7 @@ RELABELLED = {JOB_LABEL: "diffusionrl_job", ATTEMPT_LABEL: "attempt", "ray.io/no
 
 
 def render_pod_monitor(job: DiffusionRLJob) -> Object | None:
-    """Scrapes Ray's metrics, and the engine's where the job names their port; None where it is off."""
+    """Scrapes Ray's metrics; None where it is off."""
     wanted = job.spec.observability.pod_monitor
     if not wanted.enabled:
         return None
@@ -21,10 +21,7 @@ def render_pod_monitor(job: DiffusionRLJob) -> Object | None:
         {"sourceLabels": [f"__meta_kubernetes_pod_label_{_escaped(label)}"], "targetLabel": target}
         for label, target in RELABELLED.items()
     ]
-    ports: list[Object] = [{"port": "metrics"}]
-    if job.spec.rollout.engine.metrics_port:
-        ports.append({"portNumber": job.spec.rollout.engine.metrics_port})
-    endpoints = [{**port, "interval": wanted.interval, "relabelings": relabelings} for port in ports]
+    endpoints = [{"port": "metrics", "interval": wanted.interval, "relabelings": relabelings}]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",

@@ -205,7 +205,6 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
         ready=ready,
         updated=facts.workers if cluster else 0,
         summary=f"{ready}/{facts.workers}",
-        selector=f"ray.io/cluster={cluster.name},ray.io/node-type=worker" if cluster else None,
     )
 
 

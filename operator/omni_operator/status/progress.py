@@ -53,7 +53,6 @@ def update_weights(previous: Weights, report: TrainerReport | None) -> Weights:
         lag=lag,
         last_sync_time=format_timestamp(report.synced_at) if report.synced_at else previous.last_sync_time,
         last_sync_seconds=report.sync_seconds if report.sync_seconds is not None else previous.last_sync_seconds,
-        lora=previous.lora,
     )
 
 

@@ -100,12 +100,6 @@ def test_a_wrong_value_is_refused_in_words(change: tuple[str, str], said: str) -
 @pytest.mark.parametrize(
     ("assignments", "at", "said"),
     [
-        (["spec.weightSync.payload=Full"], "spec.weightSync.payload", "an adapter is sent as LoRA"),
-        (
-            ["spec.model.lora.enabled=false", "spec.weightSync.payload=LoRA"],
-            "spec.weightSync.payload",
-            "no adapter to send",
-        ),
         (["spec.trainer.replicas=2"], "spec.rollout.replicas", "Colocated engines share the trainer's devices"),
         (["spec.rollout.samplesPerPrompt=1"], "spec.rollout.samplesPerPrompt", "at least 2 are needed"),
         (

@@ -287,9 +287,9 @@ def test_network_policies(make_job: MakeJob) -> None:
 def test_a_pod_monitor_is_made_where_it_is_wanted(make_job: MakeJob) -> None:
     assert "PodMonitor" not in by_kind(make_job())
     wanted = "spec.observability.podMonitor={enabled: true, interval: 5s, labels: {release: p}}"
-    body = by_kind(make_job(wanted, "spec.rollout.engine.metricsPort=9400"))["PodMonitor"]
+    body = by_kind(make_job(wanted))["PodMonitor"]
     endpoints = body["spec"]["podMetricsEndpoints"]
-    assert [endpoint.get("port", endpoint.get("portNumber")) for endpoint in endpoints] == ["metrics", 9400]
+    assert [endpoint["port"] for endpoint in endpoints] == ["metrics"]
     assert body["metadata"]["labels"]["release"] == "p"
 
 
