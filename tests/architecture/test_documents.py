@@ -1,0 +1,73 @@
+"""The README and the documents: links lead somewhere, commands exist, the job of the README is a job."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from omni_operator.api.job_loader import load_job
+
+README_LINES = 120
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+def documents(root: Path) -> list[Path]:
+    """Markdown files of the repository."""
+    folders = ("docs", "examples", "images", "charts", "e2e")
+    return [*root.glob("*.md"), *(path for folder in folders for path in (root / folder).rglob("*.md"))]
+
+
+def missing_links(path: Path) -> list[str]:
+    """Relative links of a Markdown file to files that do not exist, and to headings that are not there."""
+    found = []
+    for target in LINK.findall(CODE.sub("code", path.read_text(encoding="utf-8"))):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, heading = target.partition("#")
+        file = path.parent / name if name else path
+        if not file.exists() or (heading and file.suffix == ".md" and heading not in headings(file)):
+            found.append(target)
+    return found
+
+
+def headings(path: Path) -> set[str]:
+    """The anchors of a Markdown file, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_links_between_documents_lead_somewhere(root: Path) -> None:
+    found = documents(root)
+    assert len(found) > 15
+    broken = {path.relative_to(root).as_posix(): links for path in found if (links := missing_links(path))}
+    assert broken == {}
+
+
+def test_a_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One heading\n[a](page.md#one-heading) [b](gone.md) [c](#no-heading) [d](https://example.org)\n")
+    assert missing_links(page) == ["gone.md", "#no-heading"]
+
+
+def test_readme_is_short(root: Path) -> None:
+    assert len((root / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_make_commands_in_documents_exist(root: Path, name: str) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    used = set(re.findall(r"(?:^ {4}|`|^)make ([a-z-]+)", (root / name).read_text(encoding="utf-8"), re.MULTILINE))
+    assert used
+    assert used <= targets
+
+
+def test_the_job_in_the_readme_is_valid(root: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (root / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        path = tmp_path / "job.yaml"
+        path.write_text(block, encoding="utf-8")
+        assert load_job(path).job.metadata.name
