@@ -72,7 +72,7 @@ def _keys_of_a_map(node: Schema, made: Schema) -> None:
     for pattern, values in node.get("patternProperties", {}).items():
         made["additionalProperties"] = values
         rule = f"self.all(key, key.matches(r'{pattern}'))"
-        made[VALIDATIONS] = [*made.get(VALIDATIONS, []), Cel(rule, f"keys: must match {pattern}").entry()]
+        made[VALIDATIONS] = [*made.get(VALIDATIONS, []), Cel(rule, f"keys: must match `{pattern}`").entry()]
 
 
 def _merged(node: Schema, definitions: Schema, at: str) -> Schema:
