@@ -376,4 +376,4 @@ def _refusal(error: ClusterError) -> Refusal:
 
 def _words(error: ValidationError) -> str:
     """What is wrong with a spec: each problem with the field that it is about."""
-    return "; ".join(text for _, text in describe_errors(error, DiffusionRLJob))
+    return "; ".join(f"{format_path(at)}: {text}" for at, text in describe_errors(error, DiffusionRLJob))

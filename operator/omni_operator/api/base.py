@@ -85,6 +85,12 @@ class Violation:
     text: str
 
 
+def remote_scheme(path: str) -> str | None:
+    """`s3` of `s3://bucket/key`; None for a path of the file system."""
+    scheme, separator, _ = path.partition("://")
+    return scheme if separator else None
+
+
 class StrictModel(BaseModel):
     """A part of a job: unknown fields are refused, numbers are not read out of texts, nothing changes later."""
 

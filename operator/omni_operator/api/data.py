@@ -1,21 +1,40 @@
-"""`spec.data`: prompts."""
+"""`spec.data`: files of prompts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
+from typing_extensions import override
 
-from .base import Line, StrictModel
+from .base import Cel, Line, StrictModel, Violation, remote_scheme
 
 Files = Annotated[tuple[Line, ...], Field(strict=False)]
+NO_URL = "the trainer reads files only; copy the file to a folder or mount it, and write its path"
 
 
 class Data(StrictModel):
-    """Files of prompts (.jsonl, .json or .parquet) with a row a prompt; relative paths start at this file's folder."""
+    """Files of prompts (.jsonl, .json or .parquet), one prompt per row; relative paths start at this file's folder."""
 
     train: Files = Field(min_length=1, max_length=256, description="Prompts to train on.")
     validation: Files = Field(
-        default=(), max_length=256, description="Held-out prompts for the evaluations. None: no evaluation."
+        default=(), max_length=256, description="Held-out prompts for evaluation. Default: no evaluation."
     )
-    prompt_length: int = Field(default=77, ge=1, le=8192, description="Tokens of the longest prompt.")
+    prompt_length: int = Field(default=77, ge=1, le=8192, description="Maximum prompt length in tokens.")
+
+    cel = (
+        Cel("self.train.all(p, !p.contains('://'))", f"train: {NO_URL}", ".train"),
+        Cel(
+            "!has(self.validation) || self.validation.all(p, !p.contains('://'))",
+            f"validation: {NO_URL}",
+            ".validation",
+        ),
+    )
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        for name, files in (("train", self.train), ("validation", self.validation)):
+            for place, path in enumerate(files):
+                if scheme := remote_scheme(path):
+                    yield Violation((name, place), f"{scheme}:// is not supported: {NO_URL}")

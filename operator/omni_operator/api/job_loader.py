@@ -1,7 +1,8 @@
-"""A file -> a job; every problem at once, each with file, line and the nearest valid name."""
+"""Reading jobs from files; an error lists every problem with file, line and the nearest valid name."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from .job import DiffusionRLJob
-from .validation_messages import describe_errors
+from .validation_messages import describe_errors, format_path
 from .yaml_document import Document, JobError, Problem
 
+STDIN = Path("-")
 __all__ = ["JobError", "LoadedJob", "Problem", "load_job", "read_job"]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedJob:
-    """A job and the document it was read from, which knows the lines."""
+    """A job and the document it was read from, which has the line numbers."""
 
     job: DiffusionRLJob
     document: Document
@@ -27,33 +29,40 @@ def load_job(path: Path, assignments: Sequence[str] = ()) -> LoadedJob:
     """Read a job.
 
     Args:
-        assignments: `spec.field=value` each; they replace what the file says.
+        path: a file, or `-` for standard input.
+        assignments: `spec.field=value` each, which replace values of the file.
 
     Raises:
         JobError: the file cannot be read or is not a valid job.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise JobError([Problem(str(path), "there is no such file")]) from error
-    except UnicodeDecodeError as error:
-        raise JobError([Problem(str(path), "is not a text in UTF-8")]) from error
-    except OSError as error:
-        raise JobError([Problem(str(path), f"cannot be read: {error.strerror}")]) from error
-    return read_job(text, str(path), assignments)
+    source = "<stdin>" if path == STDIN else str(path)
+    return read_job(_read_text(path, source), source, assignments)
 
 
 def read_job(text: str, source: str, assignments: Sequence[str] = ()) -> LoadedJob:
-    """Like `load_job`, from a text; `source` is what messages call it."""
+    """Like `load_job`, from a string; messages call it `source`."""
     document = Document.parse(text, source)
     for assignment in assignments:
         document.assign(assignment)
     try:
         job = DiffusionRLJob.model_validate(document.plain())
     except ValidationError as error:
-        found = [Problem(document.where(at), words) for at, words in describe_errors(error, DiffusionRLJob)]
+        found = [
+            Problem(document.where(at), text, format_path(at)) for at, text in describe_errors(error, DiffusionRLJob)
+        ]
         raise JobError(sorted(found, key=_line)) from error
     return LoadedJob(job, document)
+
+
+def _read_text(path: Path, source: str) -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8") if path == STDIN else path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise JobError([Problem(source, "no such file")]) from error
+    except UnicodeDecodeError as error:
+        raise JobError([Problem(source, "not a text file in UTF-8")]) from error
+    except OSError as error:
+        raise JobError([Problem(source, f"cannot be read: {error.strerror}")]) from error
 
 
 def _line(problem: Problem) -> int:

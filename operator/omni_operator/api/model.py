@@ -9,9 +9,10 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 from typing_extensions import override
 
-from .base import Cel, Line, StrictModel, Violation, immutable
+from .base import Cel, Line, StrictModel, Violation, immutable, remote_scheme
 from .pods import ClaimReference, KeyReference
 
+NO_URL = "write a folder or a model id 'owner/name', not a URL"
 # Two names with one slash between them; a path of that form is written with a dot in front.
 _MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
 
@@ -49,7 +50,10 @@ class Model(StrictModel):
     )
     lora: Lora = Field(default=Lora(), description="The adapter.")
 
-    cel = (Cel("!self.base.startsWith('~')", "base: write the whole path: '~' is another folder elsewhere", ".base"),)
+    cel = (
+        Cel("!self.base.startsWith('~')", "base: write the whole path: '~' is another folder elsewhere", ".base"),
+        Cel("!self.base.contains('://')", f"base: {NO_URL}", ".base"),
+    )
 
     @property
     def base_is_folder(self) -> bool:
@@ -60,3 +64,5 @@ class Model(StrictModel):
     def violations(self) -> Iterator[Violation]:
         if self.base.startswith("~"):
             yield Violation(("base",), "write the whole path: '~' is another folder on another machine")
+        if scheme := remote_scheme(self.base):
+            yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")

@@ -1,37 +1,75 @@
-"""`spec.reward`: what a picture is worth."""
+"""`spec.reward`: how images are scored."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, StringConstraints, ValidationError, WithJsonSchema
 from typing_extensions import override
 
-from .base import Cel, Line, StrictModel, Violation
+from .base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
 from .suggestions import did_you_mean
+from .validation_messages import describe_errors
 
-BUILTIN = ("brightness", "color", "jpeg", "shapes")
+
+class ScorerSettings(StrictModel):
+    """Settings of a built-in scorer: the keyword arguments of its `compute_score`, under their Python names."""
+
+    model_config = ConfigDict(alias_generator=None)
+
+
+class BrightnessSettings(ScorerSettings):
+    """`brightness`: none."""
+
+
+class ColorSettings(ScorerSettings):
+    """`color`: how much of one primary color."""
+
+    color: Literal["red", "green", "blue"] = Field(default="red", description="The color to reward.")
+
+
+class JpegSettings(ScorerSettings):
+    """`jpeg`: compressibility."""
+
+    quality: int = Field(default=95, ge=1, le=100, description="Quality of the JPEG encoder.")
+
+
+class ShapesSettings(ScorerSettings):
+    """`shapes`: whether the image shows what the prompt asks for."""
+
+    correct_weight: float = Field(
+        default=0.5, ge=0, le=1, description="Weight of 'entirely correct' against 'partly correct'."
+    )
+
+
+BUILTIN: dict[str, type[ScorerSettings]] = {
+    "brightness": BrightnessSettings,
+    "color": ColorSettings,
+    "jpeg": JpegSettings,
+    "shapes": ShapesSettings,
+}
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
-OWN = frozenset({"name", "path", "weight", "required", "url", "timeout", "attempts"})
+RESERVED_SETTINGS = frozenset({"name", "path", "weight", "required", "url", "timeout", "attempts"})
+NO_URL = "write the path of a Python file, or pkg://module"
 
 
-def _checked(value: JsonValue) -> JsonValue:
-    """Refuse what the trainer's settings cannot carry: mappings, and texts of several lines."""
+def _check_setting(value: JsonValue) -> JsonValue:
+    """Refuse values that the trainer's settings cannot hold: mappings, and strings of several lines."""
     items = value if isinstance(value, list) else [value]
     for item in items:
         if isinstance(item, (list, dict)):
-            raise ValueError("a setting is a text, a number, true or false, or a list of those")
+            raise ValueError("a setting is a string, a number, true or false, or a list of those")
         if isinstance(item, str) and any(unicodedata.category(letter) == "Cc" for letter in item):
-            raise ValueError("a setting's text has one line")
+            raise ValueError("a string here must be one line")
     return value
 
 
-Setting = Annotated[JsonValue, AfterValidator(_checked)]
-# Values of several types have no schema of their own in a CRD: what they may be, the operator checks.
+Setting = Annotated[JsonValue, AfterValidator(_check_setting)]
+# A CRD has no schema for values of several types: the operator checks them.
 _SETTINGS = {
     "type": "object",
     "maxProperties": 64,
@@ -39,7 +77,7 @@ _SETTINGS = {
 }
 
 
-# A host, a port that exists, and whatever follows: the host's port is opened in a NetworkPolicy. No user and password.
+# Host, valid port, path. The port is opened in a NetworkPolicy. User and password are not allowed.
 _PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 _URL = rf"^https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:({_PORT}))?([/?#][^\s\x00-\x1f]*)?$"
 
@@ -52,28 +90,43 @@ class Function(StrictModel):
         default="compute_score", description="Name of the function."
     )
 
+    cel = (Cel("self.path.startsWith('pkg://') || !self.path.contains('://')", f"path: {NO_URL}", ".path"),)
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if (scheme := remote_scheme(self.path)) not in (None, "pkg"):
+            yield Violation(("path",), f"{scheme}:// is not supported: {NO_URL}")
+
 
 class Http(StrictModel):
-    """A reward server that is POSTed the picture and its prompt and answers JSON with a number `score`."""
+    """A reward server: it receives an image and its prompt by POST and answers JSON with a number `score`."""
 
-    url: Annotated[str, StringConstraints(max_length=2048, pattern=_URL)] = Field(description="Where to POST.")
-    timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="For one attempt.")
-    attempts: int = Field(default=3, ge=1, le=100, description="Tries while the server is away or busy.")
+    url: Annotated[str, StringConstraints(max_length=2048, pattern=_URL)] = Field(
+        description="The server's URL: http:// or https://, host, optional port and path, without user and password."
+    )
+    timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
+    attempts: int = Field(default=3, ge=1, le=100, description="Attempts while the server is unreachable or busy.")
 
 
 class Scorer(StrictModel):
-    """One scorer: one of the project's by name, a function of yours, or a server."""
+    """One scorer: a built-in one by name, a Python function, or a reward server."""
 
     name: Key = Field(
-        description=f"Names the metric, and the scorer unless builtin, function or http says it: {', '.join(BUILTIN)}."
+        description="Name of the metric, and of the built-in scorer unless builtin, function or http is set: "
+        f"{', '.join(BUILTIN)}."
     )
-    builtin: Key | None = Field(default=None, description="One of the project's scorers. Default: the one called name.")
+    builtin: Key | None = Field(default=None, description="Name of a built-in scorer. Default: the value of name.")
     function: Function | None = Field(default=None, description="A Python function.")
     http: Http | None = Field(default=None, description="A reward server.")
     weight: float = Field(default=1.0, ge=0, le=1e6, description="The reward is sum(weight * score) / sum(weight).")
-    required: bool = Field(default=True, description="Stop the run when this scorer fails. false: it counts 0 then.")
-    settings: Annotated[dict[Key, Setting], WithJsonSchema(_SETTINGS)] = Field(
-        default_factory=dict, max_length=64, description="Further arguments of the scorer."
+    required: bool = Field(
+        default=True, description="true: a failure of this scorer stops the run. false: a failed score counts as 0."
+    )
+    settings: Annotated[dict[Key, Setting], NullFree, WithJsonSchema(_SETTINGS)] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Further arguments of the scorer. color: color (red, green, blue). jpeg: quality (1 to 100). "
+        "shapes: correct_weight (0 to 1). A function: its own.",
     )
 
     cel = (
@@ -90,7 +143,7 @@ class Scorer(StrictModel):
 
     @property
     def scorer(self) -> str:
-        """Name of the project's scorer, where it is one."""
+        """The trainer's name of the scorer, unless it is a function."""
         return "http" if self.http else self.builtin or self.name
 
     @override
@@ -98,20 +151,40 @@ class Scorer(StrictModel):
         given = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
         if len(given) > 1:
             yield Violation((given[1],), f"a scorer is one thing: remove all but one of {', '.join(given)}")
-        if (not given or given == ["builtin"]) and self.scorer not in BUILTIN:
+        elif given in ([], ["builtin"]):
+            yield from self._builtin_violations("builtin" if given else "name")
+        elif self.http:
+            for name in self.settings:
+                yield Violation(("settings", name), "a reward server takes no settings; put parameters into http.url")
+        elif taken := sorted(RESERVED_SETTINGS & self.settings.keys()):
+            yield Violation(("settings", taken[0]), "is a field of the scorer itself; give the argument another name")
+
+    def _builtin_violations(self, named_by: str) -> Iterator[Violation]:
+        model = BUILTIN.get(self.scorer)
+        if model is None:
             yield Violation(
-                ("builtin" if given else "name",),
-                f"there is no scorer {self.scorer!r}; one of {', '.join(BUILTIN)}, or add function or http"
+                (named_by,),
+                f"unknown scorer {self.scorer!r}; write one of {', '.join(BUILTIN)}, or add function or http"
                 f"{did_you_mean(self.scorer, BUILTIN)}",
             )
-        if taken := sorted(OWN & self.settings.keys()):
-            yield Violation(("settings", taken[0]), "is a field of the scorer itself, not one of its settings")
+            return
+        known = list(model.model_fields)
+        for name in sorted(self.settings.keys() - set(known)):
+            takes = f"has only {', '.join(known)}" if known else "has no settings"
+            yield Violation(
+                ("settings", name), f"unknown setting; the scorer {self.scorer!r} {takes}{did_you_mean(name, known)}"
+            )
+        try:
+            model.model_validate({name: value for name, value in self.settings.items() if name in known})
+        except ValidationError as error:
+            for at, text in describe_errors(error, model):
+                yield Violation(("settings", *at), text)
 
 
 class Reward(StrictModel):
-    """Scorers and how many processes run them."""
+    """Scorers and the number of processes that run them."""
 
-    replicas: int = Field(default=1, ge=1, le=1024, description="Processes that score.")
+    replicas: int = Field(default=1, ge=1, le=1024, description="Number of scoring processes.")
     scorers: Annotated[tuple[Scorer, ...], Field(strict=False)] = Field(
         min_length=1,
         max_length=32,
@@ -129,4 +202,4 @@ class Reward(StrictModel):
             if count > 1:
                 yield Violation(("scorers",), f"{count} scorers are called {name!r}; names must differ")
         if not sum(scorer.weight for scorer in self.scorers):
-            yield Violation(("scorers",), "all weights are 0, so there is no reward")
+            yield Violation(("scorers",), "all weights are 0, so there is no reward; give one scorer a weight above 0")

@@ -1,4 +1,4 @@
-"""PURE: what pydantic says about a job -> words that name the field and the way out."""
+"""PURE: pydantic's validation errors as messages that name the field and the fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .suggestions import did_you_mean
 from .yaml_document import Path
 
 KINDS = {
-    "string_type": "a text", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
+    "string_type": "a string", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
     "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping",
     "tuple_type": "a list", "list_type": "a list", "int_from_float": "a whole number",
     "finite_number": "a finite number",
@@ -26,18 +26,17 @@ NAMES = 8
 
 
 def describe_errors(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[Path, str]]:
-    """Every problem in `error`: the path of the field it is about, and the words (which repeat the path)."""
+    """The path and the message of every error."""
     details = error.errors()
     for detail in details:
         path: Path = tuple(detail["loc"])
         if detail["type"] == "too_short" and any(_below(other["loc"], path) for other in details):
-            continue  # items that do not parse are not counted; their own problems are listed
+            continue  # pydantic does not count items that failed; their own errors are listed
         if detail["type"] == RULE:
             for violation in detail["ctx"]["violations"]:
-                inner = path + violation.at
-                yield inner, f"{format_path(inner)}: {violation.text}"
+                yield path + violation.at, violation.text
         else:
-            yield path, f"{format_path(path)}: {_words(dict(detail), path, root)}"
+            yield path, _message(dict(detail), path, root)
 
 
 def _below(inner: Path, outer: Path) -> bool:
@@ -50,7 +49,7 @@ def format_path(path: Path) -> str:
     return text.removeprefix(".") or "the job"
 
 
-def _words(detail: dict[str, Any], path: Path, root: type[BaseModel]) -> str:
+def _message(detail: dict[str, Any], path: Path, root: type[BaseModel]) -> str:
     kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
     if kind == "extra_forbidden":
         return "unknown field" + _nearest_or_all(str(path[-1]), fields_at(root, path[:-1]))
@@ -66,7 +65,7 @@ def _words(detail: dict[str, Any], path: Path, root: type[BaseModel]) -> str:
     if kind in KINDS:
         return f"must be {KINDS[kind]}, not {_shown(given)}"
     if kind == "string_pattern_mismatch":
-        return f"{given!r} has a form that is not allowed" + _description(root, path)
+        return f"{given!r} has the wrong format" + _description(root, path)
     if kind in ("string_too_long", "too_long"):
         return f"is too long: at most {context['max_length']}"
     if kind in ("string_too_short", "too_short"):
@@ -96,7 +95,7 @@ def _nearest_or_all(name: str, valid: list[str]) -> str:
 
 
 def fields_at(root: type[BaseModel], path: Path) -> list[str]:
-    """Names of the fields, as in YAML, that the mapping at `path` may have."""
+    """YAML names of the fields that the mapping at `path` may have."""
     model = _model_at(root, path)
     return [info.alias or name for name, info in model.model_fields.items()] if model else []
 
@@ -113,7 +112,7 @@ def _model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
     for step in path:
         if isinstance(step, int):
-            continue  # a list's items are of the kind that the list's field names
+            continue  # the annotation of a list names the model of its items
         found = [
             info.annotation for name, info in model.model_fields.items() if step in (name, info.alias)
         ] if model else []  # fmt: skip

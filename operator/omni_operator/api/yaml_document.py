@@ -1,4 +1,4 @@
-"""A YAML file that remembers where each of its values stands."""
+"""A YAML document that keeps the line number of every value."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with a job, in words, and where: a file and line, or the option that said it."""
+    """An error in a job.
+
+    Attributes:
+        where: file and line, or the option that set the value.
+        text: what is wrong and how to fix it.
+        field: the field, e.g. `spec.trainer.totalSteps`; empty if the problem is not about a field.
+    """
 
     where: str
     text: str
+    field: str = ""
 
     @override
     def __str__(self) -> str:
-        return f"{self.where}: {self.text}"
+        return ": ".join(part for part in (self.where, self.field, self.text) if part)
 
 
 class JobError(ValueError):
-    """A job cannot be used; every problem that was found is in it."""
+    """An invalid job, with every problem found."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -41,8 +48,8 @@ class Document:
 
     Attributes:
         source: what messages call the file.
-        tree: ruamel's tree, which keeps comments, order and places.
-        assigned: values that `assign` set, and how.
+        tree: ruamel's tree, which keeps comments, order and line numbers.
+        assigned: the paths that `assign` set, with the option that set each.
     """
 
     source: str
@@ -54,7 +61,7 @@ class Document:
         """Read one YAML document.
 
         Raises:
-            JobError: it is not YAML, holds a key twice, is not a mapping, or there are several.
+            JobError: the text is not YAML, repeats a key, is not a mapping, or holds several documents.
         """
         try:
             trees = list(_yaml().load_all(text))
@@ -72,10 +79,10 @@ class Document:
         return cls(source, trees[0])
 
     def assign(self, assignment: str) -> None:
-        """Set a value as `spec.trainer.totalSteps=10` says; the value is YAML. Missing mappings are made.
+        """Apply an assignment such as `spec.trainer.totalSteps=10`. The value is YAML; missing mappings are created.
 
         Raises:
-            JobError: it is not name=value, the value is not YAML, or the name leads into a text or number.
+            JobError: not name=value, the value is not YAML, the path does not exist, or it was assigned before.
         """
         where = f"--set {assignment}"
         name, equals, text = assignment.partition("=")
@@ -86,6 +93,8 @@ class Document:
         except YAMLError as error:
             raise JobError([Problem(where, f"the value is not valid YAML: {text!r}")]) from error
         *parents, last = path = _path(name)
+        if path in self.assigned:
+            raise JobError([Problem(where, f"already set by {self.assigned[path]}; remove one of the two")])
         node: Any = self.tree
         for step in parents:
             node = _child(node, step, where)
@@ -93,7 +102,7 @@ class Document:
         self.assigned[path] = where
 
     def replace(self, path: Path, value: str) -> None:
-        """Set a value that is there already."""
+        """Replace an existing value."""
         node: Any = self.tree
         for step in path[:-1]:
             node = node[step]
@@ -107,7 +116,7 @@ class Document:
         return plain
 
     def where(self, path: Path) -> str:
-        """Where the value at `path` was said, or the nearest thing around it that exists."""
+        """File and line, or option, of the value at `path` or of its nearest existing parent."""
         for length in range(len(path), 0, -1):
             if said := self.assigned.get(path[:length]):
                 return said
@@ -124,7 +133,7 @@ class Document:
         return f"{self.source}:{line + 1}"
 
     def dump(self) -> str:
-        """YAML text, comments included."""
+        """The YAML text, with comments."""
         stream = io.StringIO()
         _yaml().dump(self.tree, stream)
         return stream.getvalue()
@@ -146,14 +155,14 @@ def _child(node: Any, step: str | int, where: str) -> Any:
         node[step] = CommentedMap()
     if isinstance(node, CommentedMap) or (isinstance(node, CommentedSeq) and _has(node, step)):
         return node[step]
-    raise JobError([Problem(where, f"there is nothing at {step!r}")])
+    raise JobError([Problem(where, f"no such path: there is nothing at {step!r}")])
 
 
 def _put(node: Any, step: str | int, value: Any, where: str) -> None:
     if isinstance(node, CommentedMap) or (isinstance(node, CommentedSeq) and _has(node, step)):
         node[step] = value
     else:
-        raise JobError([Problem(where, f"there is nothing at {step!r}")])
+        raise JobError([Problem(where, f"no such path: there is nothing at {step!r}")])
 
 
 def _has(node: CommentedSeq, step: str | int) -> bool:
@@ -161,7 +170,7 @@ def _has(node: CommentedSeq, step: str | int) -> bool:
 
 
 def _plain(node: Any) -> Any:
-    """ruamel's scalars are subclasses of Python's; models get Python's own."""
+    """The values as plain Python types instead of ruamel's subclasses."""
     if isinstance(node, CommentedMap):
         return {str(key): _plain(value) for key, value in node.items()}
     if isinstance(node, CommentedSeq):

@@ -45,14 +45,17 @@ def read_settings(path: Path) -> plan.ClusterSettings:
     try:
         return plan.ClusterSettings.model_validate(document.plain())
     except ValidationError as error:
-        found = [Problem(document.where(at), words) for at, words in describe_errors(error, plan.ClusterSettings)]
+        found = [
+            Problem(document.where(at), text, format_path(at))
+            for at, text in describe_errors(error, plan.ClusterSettings)
+        ]
         raise JobError(found) from error
 
 
 def refused(loaded: LoadedJob, settings: plan.ClusterSettings) -> Iterator[Problem]:
     """Why the cluster would not run the job, and where the job says so."""
     for violation in plan.find_refusals(loaded.job, settings):
-        yield Problem(loaded.document.where(violation.at), f"{format_path(violation.at)}: {violation.text}")
+        yield Problem(loaded.document.where(violation.at), violation.text, format_path(violation.at))
 
 
 def must_be_possible(loaded: LoadedJob, settings: plan.ClusterSettings) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.training import ENTRYPOINT
+from omni_operator.api.validation_messages import format_path
 from omni_operator.api.yaml_document import Document, Problem
 from omni_operator.api.yaml_document import Path as Field
 from omni_operator.plan.overrides import PYTHONS
@@ -22,8 +23,7 @@ def problems(
 ) -> Iterator[Problem]:
     """Problems of a job with absolute paths on a machine with these devices."""
     for at, text in (*_command(job), *_model(job), *_files(job), *_devices(job, devices)):
-        name = ".".join(map(str, at))
-        yield Problem(document.where(at), f"{name}: {text}")
+        yield Problem(document.where(at), text, format_path(at))
     if missing_stack and job.spec.algorithm.entrypoint == ENTRYPOINT:
         yield Problem("this machine", f"{', '.join(missing_stack)} not installed: {INSTALL}")
 

@@ -76,14 +76,13 @@ def test_every_problem_is_shown_in_the_order_of_the_file() -> None:
         (("totalSteps: 3", "learningRate: 0.1"), "totalSteps: must be given: steps of the whole run"),
         (("[train.jsonl]", "train.jsonl"), "must be a list, not 'train.jsonl'"),
         (("base: ./model", "base: ~/model"), "'~' is another folder on another machine"),
-        (("base: ./model", 'base: "a\\nb"'), "spec.model.base: 'a\\nb' has a form that is not allowed"),
+        (("base: ./model", 'base: "a\\nb"'), "spec.model.base: 'a\\nb' has the wrong format"),
         (("- name: jpeg", "- name: jpg"), "did you mean 'jpeg'?"),
         (("- name: jpeg", "- {name: a, builtin: jpeg, http: {url: 'http://x'}}"), "a scorer is one thing"),
         (("- name: jpeg", "- {name: jpeg, weight: 0}"), "all weights are 0"),
         (("- name: jpeg", "- {name: jpeg}\n    - {name: jpeg}"), "2 scorers are called 'jpeg'"),
-        (("- name: jpeg", "- {name: jpeg, settings: {path: x}}"), "is a field of the scorer itself"),
-        (("- name: jpeg", "- {name: jpeg, settings: {quality: {a: 1}}}"), "a setting is a text, a number"),
-        (("- name: jpeg", '- {name: jpeg, settings: {quality: ["a\\nb"]}}'), "text has one line"),
+        (("- name: jpeg", "- {name: jpeg, settings: {quality: {a: 1}}}"), "a setting is a string, a number"),
+        (("- name: jpeg", '- {name: jpeg, settings: {quality: ["a\\nb"]}}'), "must be one line"),
         (("- name: jpeg", "- {name: jpeg, settings: {quality: .inf}}"), "must be a finite number"),
         (("totalSteps: 3", "totalSteps: 3\n    learningRate: .nan"), "must be a finite number"),
         (("totalSteps: 3", "totalSteps: 3\n    learning_rate: 0.1"), "did you mean 'learningRate'?"),
@@ -135,6 +134,67 @@ def test_a_rule_between_fields_points_at_a_field(assignments: list[str], at: str
     assert said in found
 
 
+@pytest.mark.parametrize(
+    ("scorer", "at", "said"),
+    [
+        ("{name: color, settings: {color: mauve}}", "color", "'mauve' is not one of red, green, blue"),
+        ("{name: color, settings: {color: rde}}", "color", "did you mean 'red'?"),
+        ("{name: color, settings: {color: 1}}", "color", "1 is not one of red, green, blue"),
+        (
+            "{name: color, settings: {colour: red}}",
+            "colour",
+            "the scorer 'color' has only color; did you mean 'color'?",
+        ),
+        ("{name: redness, builtin: color, settings: {color: x}}", "color", "'x' is not one of"),
+        (
+            "{name: brightness, settings: {gamma: 2}}",
+            "gamma",
+            "unknown setting; the scorer 'brightness' has no settings",
+        ),
+        ("{name: jpeg, settings: {quality: 101}}", "quality", "101 must be at most 100"),
+        ("{name: jpeg, settings: {quality: 0}}", "quality", "0 must be at least 1"),
+        ("{name: jpeg, settings: {quality: high}}", "quality", "must be a whole number, not 'high'"),
+        ("{name: shapes, settings: {correct_weight: 1.5}}", "correct_weight", "1.5 must be at most 1"),
+        ("{name: x, http: {url: 'http://h'}, settings: {model: a}}", "model", "a reward server takes no settings"),
+        ("{name: x, function: {path: r.py}, settings: {weight: 1}}", "weight", "is a field of the scorer itself"),
+    ],
+)
+def test_a_wrong_setting_of_a_scorer_is_refused_with_the_valid_ones(scorer: str, at: str, said: str) -> None:
+    (found,) = problems(GOOD.replace("- name: jpeg", f"- {scorer}"))
+    assert found.startswith(f"job.yaml:12: spec.reward.scorers[0].settings.{at}: ")
+    assert said in found
+
+
+def test_settings_of_a_scorer_reach_the_job_and_a_null_is_the_default() -> None:
+    text = GOOD.replace(
+        "- name: jpeg", "- {name: shapes, settings: {correct_weight: 1}}\n    - {name: jpeg, settings: {quality: null}}"
+    )
+    assert [scorer.settings for scorer in read_job(text, "job.yaml").job.spec.reward.scorers] == [
+        {"correct_weight": 1},
+        {},
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "hf", "hdfs", "https", "file"])
+@pytest.mark.parametrize(
+    ("field", "value", "fix"),
+    [
+        ("spec.data.train[0]", "spec.data.train=['{}://b/k.jsonl']", "copy the file to a folder or mount it"),
+        ("spec.data.validation[0]", "spec.data.validation=['{}://b/k.jsonl']", "copy the file to a folder or mount it"),
+        ("spec.model.base", "spec.model.base={}://b/model", "write a folder or a model id 'owner/name'"),
+        (
+            "spec.reward.scorers[0].function.path",
+            "spec.reward.scorers=[{{name: a, function: {{path: '{}://b/r.py'}}}}]",
+            "write the path of a Python file, or pkg://module",
+        ),
+    ],
+)
+def test_a_url_that_the_trainer_cannot_read_is_refused(scheme: str, field: str, value: str, fix: str) -> None:
+    (found,) = problems(GOOD, value.format(scheme))
+    assert f": {field}: {scheme}:// is not supported: " in found
+    assert fix in found
+
+
 @pytest.mark.parametrize("setting", [*RESERVED, "reward", "+trainer.seed", "reward.custom_reward_function.path"])
 def test_an_override_of_what_a_field_sets_is_refused(setting: str) -> None:
     (found,) = problems(GOOD + f"  algorithm:\n    overrides:\n    - a.b=1\n    - {setting}=1\n")
@@ -149,7 +209,10 @@ def test_assigned_values_replace_the_file_and_are_named_when_they_are_wrong() ->
         "--set spec.trainer.totalStps=9: spec.trainer.totalStps: unknown field; did you mean 'totalSteps'?"
     ]
     assert problems(GOOD, "spec.reward.scorers.3.name=jpeg") == [
-        "--set spec.reward.scorers.3.name=jpeg: there is nothing at 3"
+        "--set spec.reward.scorers.3.name=jpeg: no such path: there is nothing at 3"
+    ]
+    assert problems(GOOD, "spec.seed=1", "spec.seed=2") == [
+        "--set spec.seed=2: already set by --set spec.seed=1; remove one of the two"
     ]
     assert problems(GOOD, "spec.seed") == ["--set spec.seed: write spec.field=value"]
 
@@ -171,10 +234,10 @@ def test_what_is_no_job_at_all_is_refused(text: str, said: str) -> None:
 
 
 def test_a_missing_file_and_a_binary_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="there is no such file"):
+    with pytest.raises(JobError, match="no such file"):
         load_job(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(JobError, match="not a text in UTF-8"):
+    with pytest.raises(JobError, match="not a text file in UTF-8"):
         load_job(tmp_path / "binary.yaml")
 
 

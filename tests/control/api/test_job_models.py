@@ -31,7 +31,7 @@ spec:
 def problems(*assignments: str) -> list[str]:
     with pytest.raises(JobError) as caught:
         read_job(BASE, "job.yaml", assignments)
-    return [problem.text for problem in caught.value.problems]
+    return [f"{problem.field}: {problem.text}" for problem in caught.value.problems]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def problems(*assignments: str) -> list[str]:
         (["spec.head.podTemplate={spec: {containers: [{image: a}]}}"], "spec.head.podTemplate", "needs a name"),
         (["spec.head.podTemplate={spec: {containers: {}}}"], "spec.head.podTemplate", "must be a list"),
         (["spec.reward.scorers=[{name: a, http: {url: 'http://h:99999'}}]"], "spec.reward.scorers[0].http.url",
-         "has a form that is not allowed"),
+         "has the wrong format"),
     ],
 )  # fmt: skip
 def test_what_a_cluster_cannot_do_is_refused_in_words(assignments: list[str], at: str, said: str) -> None:
@@ -134,7 +134,7 @@ def test_drawn_documents_are_jobs_or_problems_in_words(documents: ModuleType, da
     except ValidationError:
         with pytest.raises(JobError) as caught:
             read_job(json.dumps(document), "job.yaml")
-        assert all(problem.text and problem.where for problem in caught.value.problems)
+        assert all(f"{problem.field}: {problem.text}" and problem.where for problem in caught.value.problems)
     else:
         again = {**document, "spec": job.spec.model_dump(by_alias=True, mode="json")}
         assert DiffusionRLJob.model_validate(again) == job

@@ -1,0 +1,53 @@
+"""The settings that a job may give a built-in scorer are the scorer's own arguments, with the same defaults."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import pytest
+
+from omni_operator.api.reward import BUILTIN, Http
+
+SAMPLE_ARGUMENTS = ["data_source", "solution_image", "ground_truth", "extra_info"]
+
+
+def settings_of(scorer: str) -> dict[str, Any]:
+    from verl_omni.reward_loop.rewards import get_scorer
+
+    parameters = list(inspect.signature(get_scorer(scorer)).parameters.values())
+    assert [parameter.name for parameter in parameters[:4]] == SAMPLE_ARGUMENTS
+    return {parameter.name: parameter.default for parameter in parameters[4:]}
+
+
+@pytest.mark.parametrize("scorer", BUILTIN)
+def test_a_job_knows_every_setting_of_a_scorer_and_its_default(scorer: str) -> None:
+    assert {name: info.default for name, info in BUILTIN[scorer].model_fields.items()} == settings_of(scorer)
+
+
+def test_the_fields_of_a_reward_server_are_the_settings_of_the_http_scorer() -> None:
+    fields = {name.removesuffix("_seconds"): info for name, info in Http.model_fields.items()}
+    scorer = settings_of("http")
+    assert fields.keys() == scorer.keys()
+    assert {name: info.default for name, info in fields.items() if name != "url"} == {
+        name: default for name, default in scorer.items() if name != "url"
+    }
+
+
+def test_the_colors_of_a_job_are_those_of_the_scorer() -> None:
+    from verl_omni.reward_loop.rewards.color import CHANNELS
+
+    assert get_args(BUILTIN["color"].model_fields["color"].annotation) == tuple(CHANNELS)
+
+
+@pytest.mark.parametrize("quality", [1, 100])
+def test_the_encoder_takes_both_ends_of_the_range_of_jpeg_quality(quality: int) -> None:
+    import torch
+
+    from verl_omni.reward_loop.rewards import get_scorer
+
+    BUILTIN["jpeg"].model_validate({"quality": quality})
+    noise = torch.randint(0, 256, (3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    score = get_scorer("jpeg")
+    sizes = [score("d", noise, "", {}, quality=value) for value in (quality, 50)]
+    assert (sizes[0] > sizes[1]) is (quality < 50)
