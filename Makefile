@@ -24,7 +24,8 @@ STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`; the chart has a copy of the CRD, which Helm installs.
 generated = $(BIN)/python -m omni_operator.api.crd $(1) \
   && $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files $(1) \
-  && $(BIN)/python -m omni_operator.api.reference $(1)
+  && $(BIN)/python -m omni_operator.api.reference $(1) \
+  && $(BIN)/python -m verl_omni.trainer.setting_names $(1)
 # Without compiled modules each process imports torch, vLLM and verl in twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)
@@ -99,7 +100,7 @@ bench: setup ## every figure in the docs; one of them alone: .venv/bin/python be
 	@for name in $(BENCHES); do echo "measuring: benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py; done
 	@$(BIN)/python benchmarks/page.py
 
-crds: setup ## write crds/ and docs/job.md again, from the models
+crds: setup ## write again what is generated: crds/, docs/job.md, and the names of the trainer's settings
 	@$(call generated,)
 
 lock: $(UV) ## resolve the locked sets again

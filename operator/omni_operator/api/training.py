@@ -11,12 +11,15 @@ from pydantic import Field
 from typing_extensions import override
 
 from .base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
+from .override_names import DEFAULT_LOSS, describe_reserved, describe_unknown
 from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory
-from .reserved import RESERVED, owner_of
+from .reserved import RESERVED
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
-_OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][A-Za-z0-9_.$-]*)=")
+# The trainer's names of algorithms; it has the settings of each.
+LOSSES = {"FlowGRPO": "flow_grpo", "DiffusionNFT": "diffusion_nft", "DiffusionDPO": "diffusion_dpo"}
+_OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=")
 _RESERVED_MESSAGE = "overrides: name=value each, and not what a field of the job sets; `drl validate` says which one"
 
 
@@ -59,12 +62,18 @@ class Algorithm(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
-        for place, text in enumerate(self.overrides):
-            match = _OVERRIDE.match(text)
+        for place, line in enumerate(self.overrides):
+            match = _OVERRIDE.match(line)
             if match is None:
-                yield Violation(("overrides", place), f"{text!r} is not name=value")
-            elif owner := owner_of(match[1]):
-                yield Violation(("overrides", place), f"{match[1]} is reserved: it is set by {owner}")
+                yield Violation(("overrides", place), f"{line!r} is not name=value")
+            elif text := describe_reserved(match[2]) or self._unknown(match[1], match[2]):
+                yield Violation(("overrides", place), text)
+
+    def _unknown(self, mark: str, name: str) -> str | None:
+        """Settings of another program than the project's trainer cannot be checked here."""
+        if self.entrypoint != ENTRYPOINT:
+            return None
+        return describe_unknown(mark, name, LOSSES.get(self.name, DEFAULT_LOSS))
 
 
 class Batch(StrictModel):

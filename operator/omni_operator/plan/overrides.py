@@ -7,7 +7,7 @@ from typing import cast
 
 from omni_operator.api import DiffusionRLJob, Spec
 from omni_operator.api.reward import Scorer
-from omni_operator.api.training import ENTRYPOINT
+from omni_operator.api.training import ENTRYPOINT, LOSSES
 
 from .hydra import Value, format_assignment
 from .run_layout import RunLayout
@@ -16,8 +16,6 @@ Settings = dict[str, Value]
 PYTHONS = ("python", "python3")
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
-# The trainer's names of algorithms; it has the settings of each.
-LOSSES = {"FlowGRPO": "flow_grpo", "DiffusionNFT": "diffusion_nft", "DiffusionDPO": "diffusion_dpo"}
 
 
 def render_overrides(job: DiffusionRLJob, layout: RunLayout) -> list[str]:

@@ -19,6 +19,7 @@ Path = tuple[str, ...]
 # Where a CRD has no words for what the models check; the operator says the rest in a condition.
 VERDICTS_DIFFER = {
     "spec.reward.scorers[].settings": "keys, and values of several types",
+    "spec.algorithm.overrides": "names of the trainer's settings are a list that the CRD does not have",
     "integers": "3.0 is a whole number to the API server",
     "metadata": "labels and annotations are checked by the API server alone",
 }
@@ -65,10 +66,12 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("model.lora.enabled", (True, False)),
     ("model.base", ("~/model", "Qwen/Qwen-Image", "s3://b/model")),
     ("data", ({"train": ["s3://b/a.jsonl"]}, {"train": ["a.jsonl"], "validation": ["a.jsonl", "hf://b"]})),
-    ("algorithm", ({"name": "Custom"}, {"overrides": ["a.b=1", "++c=2"]}, {"overrides": ["trainer.seed=1"]},
-                   {"overrides": ["+++a=1"]}, {"overrides": ["trainer=1"]}, {"overrides": ["trainer.seedling=1"]},
-                   {"overrides": ["++reward.scorer_kwargs.x=1"]}, {"overrides": ["a"]}, {"overrides": ["=a"]},
-                   {"configRef": {"name": "a", "key": "b"}})),
+    ("algorithm", (
+        {"name": "Custom"}, {"overrides": ["actor_rollout_ref.actor.optim.lr_warmup_steps=1", "++data.shuffle=false"]},
+        {"overrides": ["trainer.seed=1"]}, {"overrides": ["+++a=1"]}, {"overrides": ["trainer=1"]},
+        {"entrypoint": ["my-trainer"], "overrides": ["any.name=1"]}, {"overrides": ["++reward.scorer_kwargs.x=1"]},
+        {"overrides": ["a"]}, {"overrides": ["=a"]}, {"configRef": {"name": "a", "key": "b"}},
+    )),
     ("backoffLimit", (0, 1)),
     ("checkpoint", ({"claimName": "runs"}, {"everySteps": 0})),
     ("runtime", ({"image": "a"}, {"image": "a", "rayVersion": "2.60.0"}, {"rayVersion": "2"})),
@@ -105,7 +108,7 @@ SETS: tuple[dict[str, Any], ...] = (
     {"trainer.accelerator": {"vendor": "Ascend", "preset": "Atlas-A2", "count": 2}, "rollout.replicas": 2},
 )
 NAMES = ("a-job", "a" * 43, "a" * 44, "1a", "a.b", "a-")
-NOT_DRAWN = {"podTemplate", "settings"}
+NOT_DRAWN = {"podTemplate", "settings", "overrides"}
 
 
 def cases() -> list[Document]:

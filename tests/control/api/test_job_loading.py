@@ -197,9 +197,40 @@ def test_a_url_that_the_trainer_cannot_read_is_refused(scheme: str, field: str, 
 
 @pytest.mark.parametrize("setting", [*RESERVED, "reward", "+trainer.seed", "reward.custom_reward_function.path"])
 def test_an_override_of_what_a_field_sets_is_refused(setting: str) -> None:
-    (found,) = problems(GOOD + f"  algorithm:\n    overrides:\n    - a.b=1\n    - {setting}=1\n")
+    (found,) = problems(GOOD + f"  algorithm:\n    overrides:\n    - data.shuffle=false\n    - {setting}=1\n")
     assert found.startswith("job.yaml:18: spec.algorithm.overrides[1]: ")
     assert "is reserved: it is set by" in found
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "override", "said"),
+    [
+        ("FlowGRPO", "actor_rollout_ref.actor.optim.weight_decy=0", "optim.weight_decay'?"),
+        ("FlowGRPO", "optim.grad_clip=1", "did you mean 'actor_rollout_ref.actor.grad_clip'?"),
+        ("Custom", "++trainer.shufle=1", "the trainer has no setting trainer.shufle"),
+        ("FlowGRPO", "+data.shuffle=false", "write data.shuffle=... without '+'"),
+        ("FlowGRPO", "actor_rollout_ref.actor.diffusion_loss.beta=1", "is a setting of diffusion_nft and"),
+        ("DiffusionNFT", "actor_rollout_ref.actor.diffusion_loss.clip_ratio=1", "this job runs diffusion_nft"),
+    ],
+)  # fmt: skip
+def test_an_override_that_the_trainer_does_not_have_is_refused_with_the_nearest(
+    algorithm: str, override: str, said: str
+) -> None:
+    (found,) = problems(GOOD + f"  algorithm:\n    name: {algorithm}\n    overrides:\n    - {override}\n")
+    assert found.startswith("job.yaml:18: spec.algorithm.overrides[0]: ")
+    assert said in found
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "overrides: [++data.shuffle=false, +data.mm_processor_kwargs.size=2, actor_rollout_ref.model.lora.x=1]",
+        "{entrypoint: [python3, -m, my.trainer], overrides: [anything.at.all=1]}",
+    ],
+)
+def test_overrides_that_the_trainer_takes_are_valid(algorithm: str) -> None:
+    text = algorithm if algorithm.startswith("{") else f"{{{algorithm}}}"
+    assert read_job(GOOD + f"  algorithm: {text}\n", "job.yaml").job.spec.algorithm.overrides
 
 
 def test_assigned_values_replace_the_file_and_are_named_when_they_are_wrong() -> None:

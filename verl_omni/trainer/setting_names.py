@@ -1,0 +1,91 @@
+"""Names of the trainer's settings, as a module of the operator, which checks overrides without the trainer.
+
+    python -m verl_omni.trainer.setting_names [--check]
+
+`--check` writes nothing and fails where the file does not match the trainer's configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from verl_omni.trainer import algorithms
+from verl_omni.trainer.settings import CONFIG_NAME, OPEN
+
+FILE = Path("operator/omni_operator/api/setting_names.py")
+HEADER = '''\
+"""Names of the trainer's settings. Written from verl_omni/trainer/config by `make crds`; do not edit."""
+
+# fmt: off
+from __future__ import annotations
+
+'''
+
+
+def setting_names(loss: str) -> frozenset[str]:
+    """Names of all settings of an algorithm; those of groups of settings too."""
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
+        config = compose(CONFIG_NAME, overrides=[f"loss={loss}"])
+    return frozenset(_walk(OmegaConf.to_container(config, resolve=False), ""))
+
+
+def _walk(node: Any, prefix: str) -> Iterator[str]:
+    for key, inner in node.items() if isinstance(node, dict) else ():
+        yield f"{prefix}{key}"
+        yield from _walk(inner, f"{prefix}{key}.")
+
+
+def render() -> str:
+    """Text of the operator's module."""
+    by_loss = {loss: setting_names(loss) for loss in algorithms.NAMES}
+    common = frozenset.intersection(*by_loss.values())
+    parts = [
+        "# Settings of every algorithm.\n",
+        _tuple("COMMON", common),
+        "# Settings of one algorithm, by the trainer's name of it.\n",
+        "BY_LOSS = {\n",
+        *(f'    "{loss}": (\n{_lines(names - common, 8)}    ),\n' for loss, names in by_loss.items()),
+        "}\n",
+        "# Groups whose keys the user chooses.\n",
+        _tuple("OPEN", OPEN),
+    ]
+    return HEADER + "".join(parts)
+
+
+def _tuple(name: str, values: Iterable[str]) -> str:
+    return f"{name} = (\n{_lines(values, 4)})\n"
+
+
+def _lines(values: Iterable[str], indent: int) -> str:
+    return "".join(f'{" " * indent}"{value}",\n' for value in sorted(values))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the file. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m verl_omni.trainer.setting_names", description="Write the names of the trainer's settings."
+    )
+    parser.add_argument("--out", type=Path, default=FILE, help="the file")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the file is stale")
+    options = parser.parse_args(arguments)
+    path: Path = options.out
+    if not options.check:
+        path.write_text(render(), encoding="utf-8")
+        return 0
+    if path.is_file() and path.read_text(encoding="utf-8") == render():
+        return 0
+    sys.stderr.write(f"{path} does not list the settings of verl_omni/trainer/config: run `make crds` and commit it\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
