@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -131,11 +132,13 @@ class Runner:
             os.killpg(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + ENDS_WITHIN_S
         for process in running:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        for process in running:
+            # The group may live longer than its first process.
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
 
     def _log(self, stage: Stage) -> Path:
         return self._folder / f"{stage.file}.log"

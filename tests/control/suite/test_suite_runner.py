@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from e2e.cluster import waits
 from suite import coverage, timings
 from suite.runner import Runner
 from suite.stages import IMAGES, PROGRAMS, Stage, Target, lanes
@@ -89,6 +90,10 @@ def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Pat
     assert {stage.name: stage.succeeded for stage in stages} == {"bad": False, "next": True}
 
 
+def lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> None:
     child = tmp_path / "child"
     code = (
@@ -107,7 +112,7 @@ def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         Runner(tmp_path / "run", lambda text: None).run([(python("long", code),)])
     started = int(child.read_text())
-    assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
+    waits.until("the child to end", waits.PROCESS_END, lambda: not lives(started))
 
 
 def test_the_table_has_every_stage_and_the_slowest_tests() -> None:
