@@ -120,6 +120,12 @@ images: setup ## build the images of operator and training, by Docker or buildah
 	@PYTHONPATH=. $(BIN)/python -u -m e2e.images
 .PHONY: images
 
+cache: setup ## print what tests keep on the disk outside the tree, by folder
+	@PYTHONPATH=. $(BIN)/python -m e2e.cache
+
+clean-cache: setup ## remove all of that
+	@PYTHONPATH=. $(BIN)/python -m e2e.cache --clean
+
 clean: ## remove what the commands made here (not the cache outside)
 	@rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
@@ -127,4 +133,4 @@ changelog: setup ## what CHANGELOG.md would gain from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 
 .PHONY: help setup run crds static changelog test test-cluster test-all test-times coverage test-fast test-gpu test-npu
-.PHONY: check format bench lock clean
+.PHONY: check format bench lock clean cache clean-cache

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from rich.console import Console
 
 from e2e import helm, prometheus
+from e2e.cache import prune
 from e2e.cluster.bare import machine
 from e2e.cluster.bare.provider import PROGRAMS
 from e2e.cluster.errors import ClusterError, ToolMissing
+from e2e.cluster.paths import cache
 from e2e.cluster.tools import KUBE, KWOK, Say, ensure, kuberay_files
 from e2e.system import images
 
@@ -43,7 +45,9 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m e2e.programs")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar=" | ".join(PARTS))
-    parts = parser.parse_args().parts or list(PARTS)
+    parser.add_argument("--keep-sources", action="store_true", help="keep Go's caches, because another part follows")
+    chosen = parser.parse_args()
+    parts = chosen.parts or list(PARTS)
     # Messages of builds contain brackets and colons.
     console, started, code = Console(markup=False, emoji=False, highlight=False), time.monotonic(), 0
 
@@ -59,6 +63,8 @@ def main() -> int:
         except ClusterError as error:
             say(str(error))
             code = 1
+    if code == 0 and not chosen.keep_sources:
+        prune(cache(), say)
     return code
 
 

@@ -101,7 +101,7 @@ def bring_up(cluster: Cluster, say: Say, nodes: Sequence[NodeSpec] = NODES) -> S
     """
     operator, rollout = images(say)
     program = helm.helm(say)
-    kubeconfig = cluster.create(nodes, [operator.archive, rollout.archive])
+    kubeconfig = cluster.create(nodes, [operator.image, rollout.image])
     system = System(cluster, kubeconfig, program, operator, rollout)
     say("installing the operator")
     system.install()

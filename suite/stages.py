@@ -74,7 +74,8 @@ def engine_lane(files: Sequence[Path]) -> Lane:
 
 def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     """The lanes of a run."""
-    programs = Stage(PROGRAMS, ("-u", "-m", "e2e.programs", "control-plane"), niceness=ALONE)
+    keep = ("--keep-sources",) if target is Target.ALL else ()
+    programs = Stage(PROGRAMS, ("-u", "-m", "e2e.programs", "control-plane", *keep), niceness=ALONE)
     images = Stage(IMAGES, ("-u", "-m", "e2e.programs", "nodes"), niceness=ALONE)
     clusters = pytest_stage("whole clusters", "bare", "e2e", "tests", after=(IMAGES,), last=True)
     if target is Target.CLUSTER:

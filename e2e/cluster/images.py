@@ -52,8 +52,8 @@ def layer(program: bytes, path: str) -> bytes:
     return buffer.getvalue()
 
 
-def blobs(image: StaticImage, program: bytes, architecture: str = "amd64") -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Blobs by digest, and the index that names the image."""
+def layout(name: str, config: bytes, layers: Sequence[bytes]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Blobs of an image by digest, and the index that names the image."""
     stored: dict[str, bytes] = {}
 
     def store(media: str, data: bytes) -> dict[str, Any]:
@@ -61,24 +61,30 @@ def blobs(image: StaticImage, program: bytes, architecture: str = "amd64") -> tu
         stored[digest] = data
         return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)}
 
-    packed = store(LAYER, layer(program, image.path))
+    packed = [store(LAYER, each) for each in layers]
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": store(CONFIG, config), "layers": packed}
+    top = store(MANIFEST, json.dumps(manifest).encode())
+    named = {NAMED: name, REFERENCE: name.rpartition(":")[2]}
+    return stored, {"schemaVersion": 2, "manifests": [{**top, "annotations": named}]}
+
+
+def static_layout(
+    image: StaticImage, program: bytes, architecture: str = "amd64"
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The layout of an image that holds one program."""
+    packed = layer(program, image.path)
     run: dict[str, Any] = {"Entrypoint": [image.path], "WorkingDir": "/"}
     if image.user:
         run["User"] = image.user
     config = {
         "architecture": architecture, "os": "linux", "config": run,
-        "rootfs": {"type": "layers", "diff_ids": [packed["digest"]]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(packed).hexdigest()}"]},
     }  # fmt: skip
-    described = store(CONFIG, json.dumps(config).encode())
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": described, "layers": [packed]}
-    top = store(MANIFEST, json.dumps(manifest).encode())
-    named = {NAMED: image.name, REFERENCE: image.name.rpartition(":")[2]}
-    return stored, {"schemaVersion": 2, "manifests": [{**top, "annotations": named}]}
+    return layout(image.name, json.dumps(config).encode(), [packed])
 
 
-def write_archive(image: StaticImage, program: bytes, target: Path, architecture: str = "amd64") -> None:
-    """Write the image as an OCI archive; the file appears whole or not at all."""
-    stored, index = blobs(image, program, architecture)
+def write_layout(stored: dict[str, bytes], index: dict[str, Any], target: Path) -> None:
+    """Write a layout as an OCI archive; the file appears whole or not at all."""
     files = {
         "oci-layout": json.dumps({"imageLayoutVersion": "1.0.0"}).encode(),
         "index.json": json.dumps(index).encode(),
@@ -90,6 +96,11 @@ def write_archive(image: StaticImage, program: bytes, target: Path, architecture
         for name, data in files.items():
             archive.addfile(entry(name, len(data)), io.BytesIO(data))
     part.rename(target)
+
+
+def write_archive(image: StaticImage, program: bytes, target: Path, architecture: str = "amd64") -> None:
+    """Write an image that holds one program as an OCI archive."""
+    write_layout(*static_layout(image, program, architecture), target)
 
 
 def names(archive: Path) -> list[str]:

@@ -13,6 +13,7 @@ from . import addons, commands, waits
 from .audit import AuditLog
 from .errors import ClusterError, CommandFailed
 from .images import KUBERAY_IMAGE, infrastructure
+from .layered import LayeredImage, NodeImage
 from .paths import cache
 from .processes import run
 from .provider import NODES, NodeSpec
@@ -124,7 +125,7 @@ class KindCluster:
     def volumes(self) -> Path:
         return self.folder / "volumes"
 
-    def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[Path] = ()) -> Path:
+    def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[NodeImage] = ()) -> Path:
         """Bring the cluster up; where it stands already with as many nodes, only say so.
 
         Raises:
@@ -136,9 +137,9 @@ class KindCluster:
             self._say("the cluster stands already")
         else:
             self._make(tools, nodes)
-        for archive in images:
-            self._say(f"loading the image {archive.name}")
-            self.load(archive)
+        for image in images:
+            self._say(f"loading the image {image.name}")
+            self.load(image)
         return self.kubeconfig
 
     def _make(self, tools: Tools, nodes: Sequence[NodeSpec]) -> None:
@@ -162,8 +163,10 @@ class KindCluster:
         program = ensure((KUBE,), self._say).program("kubectl")
         return run([program, f"--kubeconfig={self.kubeconfig}", *arguments], text=text, deadline=deadline)
 
-    def load(self, archive: Path) -> None:
-        run(load_command(ensure((KIND,), self._say), archive), deadline=waits.IMPORT_IMAGE)
+    def load(self, image: NodeImage) -> None:
+        if isinstance(image, LayeredImage):
+            raise ClusterError(f"kind takes archives, and {image.name} is in buildah's storage: build it with Docker")
+        run(load_command(ensure((KIND,), self._say), image), deadline=waits.IMPORT_IMAGE)
 
     def nodes(self) -> list[str]:
         return self._names(ensure((KIND,), self._say))

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from . import waits
 from .audit import AuditLog
+from .layered import NodeImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Cluster(Protocol):
     def volumes(self) -> Path:
         """A folder of this machine that pods find under the same path on every node; it ends with the cluster."""
 
-    def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[Path] = ()) -> Path:
-        """Bring it up, with CoreDNS, KubeRay and these archives, and return an administrator's kubeconfig."""
+    def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[NodeImage] = ()) -> Path:
+        """Bring it up, with CoreDNS, KubeRay and these images, and return an administrator's kubeconfig."""
 
     def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:
         """What kubectl prints.
@@ -50,8 +51,8 @@ class Cluster(Protocol):
             CommandFailed: kubectl failed.
         """
 
-    def load(self, archive: Path) -> None:
-        """Put an image archive (OCI or Docker) on every node, and on those of later clusters."""
+    def load(self, image: NodeImage) -> None:
+        """Put an image on every node, and on those of later clusters."""
 
     def nodes(self) -> list[str]:
         """Names of the nodes that run pods."""

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache as cache_results
@@ -26,6 +26,7 @@ KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "ku
 STAGES = ("node/fast/node-initialize.yaml", "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
           "pod/fast/pod-ready.yaml", "pod/fast/pod-complete.yaml", "pod/fast/pod-delete.yaml")  # fmt: skip
 SAY_EVERY_S = 15.0
+GO = "go"  # the folder of Go's own caches, below the project's
 
 Say = Callable[[str], None]
 
@@ -136,9 +137,18 @@ def ensure(programs: Iterable[Program], say: Say = print, folder: Path | None = 
     if missing(tools, programs):
         tools.base.mkdir(parents=True, exist_ok=True)
         with locked(tools.base, say):
-            for program in missing(tools, programs):
+            absent = missing(tools, programs)
+            if absent:
+                say(f"building programs takes up to 5 GB of disk in {tools.base / GO} and keeps 0.5 GB in {tools.base}")
+            for program in absent:
                 build(tools, program, say)
     return tools
+
+
+def go_variables(base: Path) -> dict[str, str]:
+    """Variables that keep Go's caches below the project's, so that they can be removed when everything is built."""
+    go = base / GO
+    return {"GOCACHE": str(go / "build"), "GOMODCACHE": str(go / "modules"), "GOFLAGS": "-modcacherw"}
 
 
 def kuberay_files(say: Say = print, folder: Path | None = None) -> Path:
@@ -190,7 +200,7 @@ def build(tools: Tools, program: Program, say: Say) -> None:
         flags = stamp(version("k8s.io/kubernetes", (module / "go.mod").read_text(encoding="utf-8")))
     part = root / f".{program.name}.part"
     command = ["nice", "-n", "19", "go", "build", "-v", *FLAGS, "-ldflags", flags, "-o", str(part)]
-    compile_program([*command, program.package], module, program.name, say)
+    compile_program([*command, program.package], module, program.name, go_variables(tools.base), say)
     if program is KWOK:
         write_stages(tools, module)
     if program is KUBERAY:
@@ -213,10 +223,10 @@ def refuse_without_go() -> None:
         )
 
 
-def compile_program(command: list[str], module: Path, name: str, say: Say) -> None:
+def compile_program(command: list[str], module: Path, name: str, variables: Mapping[str, str], say: Say) -> None:
     """Run `go build -v` and say now and then how many packages it has compiled."""
     process = subprocess.Popen(
-        command, cwd=module, env={**os.environ, "CGO_ENABLED": "0"}, text=True,
+        command, cwd=module, env={**os.environ, **variables, "CGO_ENABLED": "0"}, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     timer = threading.Timer(waits.BUILD_PROGRAM, process.kill)
@@ -239,11 +249,12 @@ def compile_program(command: list[str], module: Path, name: str, say: Say) -> No
         raise BuildFailed(f"go build of {name} ended with {code}:\n" + "\n".join(lines[-20:]))
 
 
-def module_folder(name: str, module: Path) -> Path:
-    """Where Go keeps the source of a module that `module` requires."""
+def module_folder(name: str, module: Path, base: Path) -> Path:
+    """Where Go keeps the source of a module that `module` requires, with its caches below `base`."""
     fetched = subprocess.run(
         ["go", "mod", "download", "-json", name],
-        cwd=module, capture_output=True, text=True, timeout=waits.ADDONS_READY, check=False,
+        cwd=module, env={**os.environ, **go_variables(base)}, capture_output=True, text=True,
+        timeout=waits.ADDONS_READY, check=False,
     )  # fmt: skip
     if fetched.returncode != 0:
         raise BuildFailed(f"the source of {name} cannot be fetched: {(fetched.stderr or fetched.stdout).strip()}")
@@ -252,7 +263,7 @@ def module_folder(name: str, module: Path) -> Path:
 
 def write_stages(tools: Tools, module: Path) -> None:
     """kwok refuses to start without stages and brings none inside: take those of its own module."""
-    folder = module_folder("sigs.k8s.io/kwok", module) / "kustomize" / "stage"
+    folder = module_folder("sigs.k8s.io/kwok", module, tools.base) / "kustomize" / "stage"
     tools.stages.parent.mkdir(parents=True, exist_ok=True)
     tools.stages.write_text("\n---\n".join((folder / name).read_text(encoding="utf-8") for name in STAGES), "utf-8")
 
@@ -261,7 +272,7 @@ def copy_kuberay(tools: Tools, module: Path) -> None:
     """The kustomization of KubeRay; the module's own files are read-only, copies need not be. Whole, or not there."""
     if tools.kuberay.exists():
         return
-    folder = module_folder("github.com/ray-project/kuberay/ray-operator", module) / "config"
+    folder = module_folder("github.com/ray-project/kuberay/ray-operator", module, tools.base) / "config"
     part = tools.kuberay.with_name(".kuberay.part")
     shutil.rmtree(part, ignore_errors=True)
     for name in ("crd", "default", "manager", "rbac"):

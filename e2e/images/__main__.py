@@ -1,4 +1,4 @@
-"""`python -m e2e.images [NAME ...] [--base BASE] [--kept FOLDER]`: build images from the working tree."""
+"""`python -m e2e.images [NAME ...] [--base BASE] [--export FOLDER]`: build images from the working tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.images", description="Build images from the working tree.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(by_folder)}; default: those of tests")
     parser.add_argument("--base", help="image to build on, instead of the Dockerfile's own")
-    parser.add_argument("--kept", type=Path, default=cache() / "archives", help="where builds and archives lie")
+    parser.add_argument("--kept", type=Path, default=cache() / "archives", help="where builds lie")
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="write each image as an archive into this folder")
     chosen = parser.parse_args()
     if unknown := sorted(set(chosen.names) - set(by_folder)):
         parser.error(f"no image {', '.join(unknown)}; there are {', '.join(by_folder)}")
@@ -29,7 +30,11 @@ def main() -> int:
         engine = choose(chosen.kept / "buildah", print)
         for image in images:
             built = build(image, engine, chosen.kept, print, chosen.base)
-            print(f"{built.name}\t{built.archive}")
+            print(built.name)
+            if chosen.export:
+                chosen.export.mkdir(parents=True, exist_ok=True)
+                engine.export(built.name, chosen.export / f"{image.folder}.tar")
+                print(chosen.export / f"{image.folder}.tar")
     except ClusterError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""An image of the working tree, built where its archive is missing."""
+"""An image of the working tree, built where no image of the same content is there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.errors import BuildFailed, ToolMissing
+from e2e.cluster.layered import NodeImage
 from e2e.cluster.tools import Say, locked
 
 from .catalog import GB, ROOT, Image
@@ -20,10 +21,10 @@ DISK_FULL = "no space left on device"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An image as nodes know it, and the archive that holds it."""
+    """An image by its name, and in the form that nodes take."""
 
     name: str
-    archive: Path
+    image: NodeImage
 
 
 def check_room(image: Image, folder: Path, free: int) -> None:
@@ -39,10 +40,10 @@ def check_room(image: Image, folder: Path, free: int) -> None:
 
 
 def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | None = None, root: Path = ROOT) -> Built:
-    """The image; built where there is no archive of exactly this content. Archives of other contents go.
+    """The image; built where there is none of exactly this content. Earlier builds of it go.
 
     Args:
-        folder: where everything lies that is built.
+        folder: where builds and archives lie.
         given: the base, where it is not the engine's own.
         root: the checkout.
 
@@ -56,29 +57,37 @@ def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | Non
         stage(image, staged, root)
         base = given or engine.base((staged / image.dockerfile).read_text(encoding="utf-8"), say)
         made = recipe(image, base, staged)
-        archive = made.archive(folder)
-        if archive.exists():
+        found = engine.find(made, folder)
+        if found is not None:
             say(f"{image.folder} is built: {made.name}")
-        else:
-            engine.clean()
-            # The archives of earlier builds go before the new one is written.
-            old = sum(path.stat().st_size for path in archives(image, folder))
-            if shutil.disk_usage(folder).free + old < image.room:
-                say("the disk is short of room: earlier builds go")
-                _forget_others(made, engine, folder)
-                old = 0
-            check_room(image, folder, shutil.disk_usage(folder).free + old)
-            say(f"building {image.folder} (the first time {image.note})")
-            _build(made, engine, staged, folder, say)
-        return Built(made.name, archive)
+            return Built(made.name, found)
+        engine.clean()
+        _make_room(made, engine, folder, say)
+        return Built(made.name, _build(made, engine, staged, folder, say))
 
 
 def archives(image: Image, folder: Path) -> list[Path]:
-    """What is there of an image, of any content."""
+    """The archives of an image, of any content."""
     return sorted(folder.glob(f"{image.folder}-????????????????.tar"))
 
 
-def _build(made: Recipe, engine: Engine, staged: Path, folder: Path, say: Say) -> None:
+def _make_room(made: Recipe, engine: Engine, folder: Path, say: Say) -> None:
+    """Say what the build takes, and remove earlier builds where they leave too little room for it."""
+    image = made.image
+    say(
+        f"building {image.folder} (the first time {image.note}): takes up to {image.room / GB:.0f} GB of disk, and "
+        f"keeps {image.kept / GB:.0f} GB in {folder}"
+    )
+    # An archive goes before the new one is written.
+    old = sum(path.stat().st_size for path in archives(image, folder))
+    if shutil.disk_usage(folder).free + old < image.room:
+        say("the disk is short of room: earlier builds go")
+        _forget_others(made, engine, folder)
+        old = 0
+    check_room(image, folder, shutil.disk_usage(folder).free + old)
+
+
+def _build(made: Recipe, engine: Engine, staged: Path, folder: Path, say: Say) -> NodeImage:
     started = time.monotonic()
     try:
         engine.build(made, staged, say)
@@ -89,16 +98,10 @@ def _build(made: Recipe, engine: Engine, staged: Path, folder: Path, say: Say) -
         say("  the disk is full: earlier builds go, and it begins again")
         _forget_others(made, engine, folder)
         engine.build(made, staged, say)
-    # What is older goes first: two archives of training fit on few disks.
     _forget_others(made, engine, folder)
-    archive = made.archive(folder)
-    part = archive.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    say("  writing the archive")
-    engine.write(made, part)
-    part.rename(archive)
-    size = archive.stat().st_size / GB
-    say(f"built {made.image.folder} in {time.monotonic() - started:.0f} s: {made.name}, {size:.1f} GB in {archive}")
+    delivered = engine.deliver(made, folder)
+    say(f"built {made.image.folder} in {time.monotonic() - started:.0f} s: {made.name}")
+    return delivered
 
 
 def _forget_others(made: Recipe, engine: Engine, folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""What builds: Docker where its daemon answers, else Debian's buildah, which needs no daemon but root."""
+"""Builders of images: Docker where its daemon answers, else Debian's buildah, which needs root and no daemon."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,10 +18,11 @@ from typing import Protocol
 
 from e2e.cluster.errors import BuildFailed, CommandFailed, ToolMissing
 from e2e.cluster.kind import docker_answers
+from e2e.cluster.layered import LayeredImage, NodeImage
 from e2e.cluster.processes import environment, run
 from e2e.cluster.tools import Say
 
-from . import base
+from . import base, storage
 from .recipe import Recipe, default_base
 
 BUILD_S = 7200.0
@@ -29,7 +31,7 @@ PACKAGES_S = 900.0
 SAY_EVERY_S = 30.0
 # Of buildah ("[1/2] STEP 3/9: RUN ...") and of Docker ("#5 [build 3/9] RUN ...").
 STEP = re.compile(r"(\[\d+/\d+\] )?STEP \d+/\d+: |#\d+ \[[^\]]*\d+/\d+\] ")
-PACKAGES = ("buildah", "debootstrap", "zstd")
+PACKAGES = ("buildah", "debootstrap")
 CERTIFICATES = Path("/etc/ssl/certs")
 SETTINGS = {Path("/etc/pip.conf"): "/etc/pip.conf", Path("/etc/uv/uv.toml"): "/etc/uv/uv.toml"}
 PIP = "[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n"
@@ -44,11 +46,17 @@ class Engine(Protocol):
     def build(self, recipe: Recipe, context: Path, say: Say) -> None:
         """Build the image from its staged files."""
 
+    def find(self, recipe: Recipe, folder: Path) -> NodeImage | None:
+        """The image in a form that nodes take, where it was built and delivered; `folder` is where archives lie."""
+
+    def deliver(self, recipe: Recipe, folder: Path) -> NodeImage:
+        """Bring a built image into a form that nodes take."""
+
     def clean(self) -> None:
         """Remove what builds left that failed or were cut off."""
 
-    def write(self, recipe: Recipe, archive: Path) -> None:
-        """Write a built image as an archive."""
+    def export(self, name: str, archive: Path) -> None:
+        """Write a built image as an archive, for a registry or another machine."""
 
     def forget(self, repository: str, kept: str) -> None:
         """Remove the images of a repository, but one."""
@@ -127,8 +135,20 @@ class Docker:
     def clean(self) -> None:
         """Docker's daemon sees to it."""
 
-    def write(self, recipe: Recipe, archive: Path) -> None:
-        run(["docker", "save", f"--output={archive}", recipe.name], deadline=ARCHIVE_S)
+    def find(self, recipe: Recipe, folder: Path) -> NodeImage | None:
+        archive = recipe.archive(folder)
+        return archive if archive.exists() else None
+
+    def deliver(self, recipe: Recipe, folder: Path) -> NodeImage:
+        archive = recipe.archive(folder)
+        self.export(recipe.name, archive)
+        return archive
+
+    def export(self, name: str, archive: Path) -> None:
+        part = archive.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        run(["docker", "save", f"--output={part}", name], deadline=ARCHIVE_S)
+        part.rename(archive)
 
     def forget(self, repository: str, kept: str) -> None:
         found = run(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", repository]).split()
@@ -161,14 +181,28 @@ class Buildah:
         follow([*command, str(context)], self._variables(), BUILD_S, say)
 
     def clean(self) -> None:
-        # Whoever builds has this storage to itself.
+        # A lock keeps other builds away from this storage.
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._run("rm", "--all", deadline=ARCHIVE_S)
 
-    def write(self, recipe: Recipe, archive: Path) -> None:
-        # Packed to less than half: the archive is kept, and what a cluster unpacks it to is as large again.
+    def find(self, recipe: Recipe, folder: Path) -> NodeImage | None:
+        if not self._has(recipe.name):
+            return None
+        described = json.loads(self._run("inspect", "--type=image", recipe.name))
+        return LayeredImage(recipe.name, described["Config"], storage.layers(self._folder / "images", recipe.name))
+
+    def deliver(self, recipe: Recipe, folder: Path) -> NodeImage:
+        built = self.find(recipe, folder)
+        if built is None:
+            raise BuildFailed(f"buildah does not have the image {recipe.name} that it has just built")
+        return built
+
+    def export(self, name: str, archive: Path) -> None:
+        part = archive.with_suffix(".part")
+        part.unlink(missing_ok=True)
         packed = ["--format=oci", "--compression-format=zstd", "--compression-level=1"]
-        self._run("push", "--quiet", *packed, recipe.name, f"oci-archive:{archive}:{recipe.name}", deadline=ARCHIVE_S)
+        self._run("push", "--quiet", *packed, name, f"oci-archive:{part}:{name}", deadline=ARCHIVE_S)
+        part.rename(archive)
 
     def forget(self, repository: str, kept: str) -> None:
         listed = self._run("images", "--format={{.Name}}:{{.Tag}}", "--noheading")
@@ -213,7 +247,9 @@ class Buildah:
         self._temporary.mkdir(parents=True, exist_ok=True)
         storage = self._folder / "storage.conf"
         storage.write_text(
-            f'[storage]\ndriver = "overlay"\ngraphroot = "{self._folder}/images"\nrunroot = "{self._folder}/run"\n',
+            f'[storage]\ndriver = "overlay"\ngraphroot = "{self._folder}/images"\nrunroot = "{self._folder}/run"\n'
+            # Without it the layers lie on a mount of their own, and nodes cannot take them by hard links.
+            '[storage.options.overlay]\nskip_mount_home = "true"\n',
             encoding="utf-8",
         )
         return {

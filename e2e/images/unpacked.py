@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from e2e.cluster.layered import NodeImage
+from e2e.cluster.processes import run
 
 REMOVED = ".wh."
 
@@ -64,50 +65,51 @@ class Unpacked:
         return path
 
 
+@contextmanager
+def unpacked(image: NodeImage, folder: Path) -> Iterator[Unpacked]:
+    """The image's files below `folder`. Owners are kept, so this needs root."""
+    root = folder / "root"
+    root.mkdir(parents=True)
+    if isinstance(image, Path):
+        yield unpack(image, root)
+        return
+    (folder / "upper").mkdir()
+    (folder / "work").mkdir()
+    # The kernel takes the uppermost layer first.
+    lower = ":".join(str(layer) for layer in reversed(image.layers))
+    run(["mount", "-t", "overlay", "overlay", str(root),
+         f"--options=lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}"])  # fmt: skip
+    try:
+        yield Unpacked(root, image.settings)
+    finally:
+        run(["umount", str(root)])
+
+
 def unpack(archive: Path, target: Path) -> Unpacked:
-    """Unpack an archive of one image, Docker's or OCI's, layer over layer. Owners are kept, so this needs root."""
+    """Unpack an archive of one image, Docker's or OCI's, layer over layer."""
     with tarfile.open(archive) as outer:
         config, layers = _docker(outer) if "manifest.json" in outer.getnames() else _oci(outer)
-        target.mkdir(parents=True)
-        for name, media in layers:
-            with _layer(_member(outer, name), media) as layer:
+        for name in layers:
+            with tarfile.open(fileobj=_member(outer, name)) as layer:
                 _apply(layer, target)
     return Unpacked(target, config["config"])
 
 
-def _docker(archive: tarfile.TarFile) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The image's configuration, and path and media type of its layers."""
+def _docker(archive: tarfile.TarFile) -> tuple[dict[str, Any], list[str]]:
+    """The image's configuration, and the paths of its layers."""
     (described,) = json.load(_member(archive, "manifest.json"))
-    return json.load(_member(archive, described["Config"])), [(name, "tar") for name in described["Layers"]]
+    return json.load(_member(archive, described["Config"])), described["Layers"]
 
 
-def _oci(archive: tarfile.TarFile) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def _oci(archive: tarfile.TarFile) -> tuple[dict[str, Any], list[str]]:
     """The same of an OCI layout."""
     (top,) = json.load(_member(archive, "index.json"))["manifests"]
     manifest = json.load(_member(archive, _blob(top)))
-    layers = [(_blob(layer), layer["mediaType"]) for layer in manifest["layers"]]
-    return json.load(_member(archive, _blob(manifest["config"]))), layers
+    return json.load(_member(archive, _blob(manifest["config"]))), [_blob(layer) for layer in manifest["layers"]]
 
 
 def _blob(described: dict[str, Any]) -> str:
     return "blobs/" + described["digest"].replace(":", "/")
-
-
-@contextmanager
-def _layer(content: IO[bytes], media: str) -> Iterator[tarfile.TarFile]:
-    """A layer, unpacked by a program where Python has no such module."""
-    if not media.endswith("+zstd"):
-        with tarfile.open(fileobj=content) as layer:
-            yield layer
-        return
-    with tempfile.TemporaryFile() as plain:
-        with subprocess.Popen(["zstd", "--decompress", "--stdout"], stdin=subprocess.PIPE, stdout=plain) as program:
-            assert program.stdin is not None
-            shutil.copyfileobj(content, program.stdin)
-        assert program.returncode == 0, "zstd cannot unpack a layer"
-        plain.seek(0)
-        with tarfile.open(fileobj=plain) as layer:
-            yield layer
 
 
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:

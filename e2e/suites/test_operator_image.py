@@ -18,7 +18,7 @@ from e2e.conftest import leave_out
 from e2e.images.build import build
 from e2e.images.catalog import OPERATOR, ROOT
 from e2e.images.engines import choose
-from e2e.images.unpacked import Unpacked, unpack
+from e2e.images.unpacked import Unpacked, unpacked
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import install_kuberay, operator
 from e2e.suites.test_chart_installed import ACCOUNT, NAME, SYSTEM, installed
@@ -29,14 +29,15 @@ ACCOUNT_FOLDER = "/run/account"
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Unpacked:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unpacked]:
     kept = cache() / "archives"
     try:
         built = build(OPERATOR, choose(kept / "buildah", print), kept, print)
     except ToolMissing as error:
         leave_out(error)
         raise
-    return unpack(built.archive, tmp_path_factory.mktemp("image") / "root")
+    with unpacked(built.image, tmp_path_factory.mktemp("image")) as found:
+        yield found
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from e2e.cluster.control_plane import ControlPlane, checked, layout_of, start
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.fake_nodes import is_ready
 from e2e.cluster.images import infrastructure
+from e2e.cluster.layered import NodeImage
 from e2e.cluster.paths import SOURCES, cache
 from e2e.cluster.processes import Daemons, kill, run, runs
 from e2e.cluster.provider import NODES, NodeSpec
@@ -69,7 +70,7 @@ class BareCluster:
     def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:
         return self.plane().kubectl(*arguments, text=text, deadline=deadline)
 
-    def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[Path] = ()) -> Path:
+    def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[NodeImage] = ()) -> Path:
         """Bring the cluster up; where it stands already with these nodes, versions and images, only say so.
 
         One that lacks an image is made anew: nodes share what was unpacked before they began.
@@ -84,7 +85,7 @@ class BareCluster:
         with self._alone():
             return self._create(tools, nodes, images)
 
-    def _create(self, tools: Tools, nodes: Sequence[NodeSpec], images: Sequence[Path]) -> Path:
+    def _create(self, tools: Tools, nodes: Sequence[NodeSpec], images: Sequence[NodeImage]) -> Path:
         if self.stands(nodes) and not self._lacks(images):
             self._say("the cluster stands already")
             return self.kubeconfig
@@ -128,7 +129,7 @@ class BareCluster:
         except ApiUnavailable:
             return False
 
-    def _lacks(self, images: Sequence[Path]) -> bool:
+    def _lacks(self, images: Sequence[NodeImage]) -> bool:
         return any(outdated(images, Known(node.images).read()) for node in map(self._node, self.nodes()))
 
     def plane(self) -> ControlPlane:
@@ -143,12 +144,12 @@ class BareCluster:
         layout = replace(self._layout(Tools(cache())), **record["layout"])
         return ControlPlane(layout, pki.Authority(layout.pki), Daemons(self.folder, bound=False))
 
-    def load(self, archive: Path) -> None:
-        archive = archive.resolve()
+    def load(self, image: NodeImage) -> None:
+        image = image.resolve() if isinstance(image, Path) else image
         with self._alone():
-            self._store.add([archive], self._say)
+            self._store.add([image], self._say)
             for node in map(self._node, self.nodes()):
-                load(node.socket, Known(node.images), archive)
+                load(node.socket, Known(node.images), image)
 
     def nodes(self) -> list[str]:
         if not self._record.exists():

@@ -1,4 +1,4 @@
-"""Images for nodes: unpacked once on this machine, then shared by hard links."""
+"""Images for nodes: taken or unpacked once on this machine, then shared by hard links."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from e2e.cluster import waits
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.images import names
+from e2e.cluster.layered import LayeredImage, NodeImage, take
 from e2e.cluster.processes import Daemons, run
 from e2e.cluster.tools import Say
 
@@ -23,24 +24,31 @@ PACKED_GROWS = 3  # a compressed layer, unpacked
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how they begin (RFC 1952, RFC 8878)
 
 
-def fingerprint(archive: Path) -> str:
-    """Tells a changed archive without reading all of it."""
-    status = archive.stat()
+def fingerprint(image: NodeImage) -> str:
+    """A value that changes with the image; of an archive, without reading all of it."""
+    if isinstance(image, LayeredImage):
+        return image.fingerprint
+    status = image.stat()
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
-def outdated(archives: Iterable[Path], known: dict[str, str]) -> list[Path]:
-    """Archives of which an image is not there, or came from another archive or an earlier state of this one.
+def names_of(image: NodeImage) -> list[str]:
+    """The names that an image, or the images of an archive, go by."""
+    return [image.name] if isinstance(image, LayeredImage) else names(image)
+
+
+def outdated(images: Iterable[NodeImage], known: dict[str, str]) -> list[NodeImage]:
+    """The images that are not there, or came from another content or archive.
 
     Args:
-        known: fingerprint of the archive that each image came from last, by the image's name.
+        known: fingerprint of what each image came from last, by the image's name.
     """
-    return [archive for archive in archives if any(known.get(name) != fingerprint(archive) for name in names(archive))]
+    return [image for image in images if any(known.get(name) != fingerprint(image) for name in names_of(image))]
 
 
-def replaced(archives: Iterable[Path], known: Iterable[str]) -> list[str]:
-    """Images of the same repositories as these archives, by other tags: earlier builds, each of gigabytes."""
-    new = {name for archive in archives for name in names(archive)}
+def replaced(images: Iterable[NodeImage], known: Iterable[str]) -> list[str]:
+    """Images of the same repositories as these, by other tags: earlier builds, each of gigabytes."""
+    new = {name for image in images for name in names_of(image)}
     repositories = {name.rpartition(":")[0] for name in new}
     return sorted(name for name in known if name not in new and name.rpartition(":")[0] in repositories)
 
@@ -56,7 +64,7 @@ def import_command(socket: Path, archive: Path) -> list[str]:
 
 
 class Known:
-    """A file that says from which archive each image came last: its fingerprint, by the image's name."""
+    """A file with the fingerprint of each image, by the image's name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,13 +73,13 @@ class Known:
         found: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
         return found
 
-    def add(self, archive: Path) -> None:
-        """Remember the images of an archive that was taken in."""
-        taken = dict.fromkeys(names(archive), fingerprint(archive))
+    def add(self, image: NodeImage) -> None:
+        """Remember an image, or those of an archive."""
+        taken = dict.fromkeys(names_of(image), fingerprint(image))
         self._write(self.read() | taken)
 
     def forget(self, name: str) -> None:
-        """An image is gone."""
+        """Forget an image that was removed."""
         self._write({known: came for known, came in self.read().items() if known != name})
 
     def _write(self, content: dict[str, str]) -> None:
@@ -79,7 +87,7 @@ class Known:
 
 
 class ImageStore:
-    """Images unpacked by a containerd of their own, in `folder`; they outlive clusters.
+    """Images in a containerd of their own, in `folder`; they outlive clusters.
 
     Nodes get copies whose files are hard links: layers never change. Only the databases are real copies.
     """
@@ -89,15 +97,15 @@ class ImageStore:
         self.root = folder / "containerd"
         self.known = Known(folder / "known.json")
 
-    def add(self, archives: Sequence[Path], say: Say) -> None:
-        """Unpack those archives that are new.
+    def add(self, images: Sequence[NodeImage], say: Say) -> None:
+        """Take the images that are new.
 
         Raises:
             ClusterError: an archive cannot be read, or the disk has no room for what is unpacked.
             CommandFailed: containerd refuses one.
         """
         known = self.known.read()
-        new = outdated(archives, known)
+        new = outdated(images, known)
         if not new:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,10 +117,10 @@ class ImageStore:
         daemons.start("image-store", ["containerd", "--config", str(settings)])
         try:
             waits.until("containerd", waits.COMMAND, lambda: answers(daemons, socket))
-            for archive in new:
-                say(f"unpacking the image {archive.name}")
-                run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
-                self.known.add(archive)
+            for image in new:
+                say(f"taking the image {image.name}")
+                take_in(socket, image, self.folder)
+                self.known.add(image)
             # After those that are new, which may share layers with them.
             for name in old:
                 run(remove_command(socket, name), deadline=waits.IMPORT_IMAGE)
@@ -133,18 +141,26 @@ class ImageStore:
         shutil.copy2(self.known.path, known.path)
 
 
-def load(socket: Path, known: Known, archive: Path) -> None:
-    """Take an archive into the containerd of a node that runs, unless it has it.
+def take_in(socket: Path, image: NodeImage, scratch: Path) -> None:
+    """Give an image to a containerd, by hard links or from its archive."""
+    if isinstance(image, LayeredImage):
+        take(socket, image, scratch)
+    else:
+        run(import_command(socket, image), deadline=waits.IMPORT_IMAGE)
+
+
+def load(socket: Path, known: Known, image: NodeImage) -> None:
+    """Give an image to the containerd of a node that runs, unless it has it.
 
     Raises:
         ClusterError: it cannot be read, or the disk has no room for what is unpacked.
         CommandFailed: containerd refuses it.
     """
-    if not outdated([archive], known.read()):
+    if not outdated([image], known.read()):
         return
-    refuse_full(known.path.parent, [archive], known.path.parent / "containerd" / BLOBS)
-    run(import_command(socket, archive), deadline=waits.IMPORT_IMAGE)
-    known.add(archive)
+    refuse_full(known.path.parent, [image], known.path.parent / "containerd" / BLOBS)
+    take_in(socket, image, known.path.parent)
+    known.add(image)
 
 
 def answers(daemons: Daemons, socket: Path) -> bool:
@@ -174,11 +190,13 @@ def packed(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
     return content is not None and content.read(4).startswith((GZIP, ZSTD))
 
 
-def refuse_full(folder: Path, archives: Sequence[Path], blobs: Path) -> None:
-    """
+def refuse_full(folder: Path, images: Sequence[NodeImage], blobs: Path) -> None:
+    """Refuse archives that do not fit on the disk; folders of layers are shared and take no room.
+
     Raises:
         ClusterError: there is less room than unpacking takes.
     """
+    archives = [image for image in images if isinstance(image, Path)]
     needed = sum(room(archive, blobs) for archive in archives)
     free = shutil.disk_usage(folder).free
     if free < needed:

@@ -36,6 +36,7 @@ from e2e.cluster.images import (
     names,
     write_archive,
 )
+from e2e.cluster.layered import LayeredImage, writable
 
 
 @given(st.binary(max_size=200), st.sampled_from(INFRASTRUCTURE))
@@ -159,3 +160,45 @@ def test_earlier_builds_of_an_image_go(tmp_path: Path) -> None:
 
 def test_images_go_where_the_kubelet_looks() -> None:
     assert "--namespace=k8s.io" in import_command(Path("/s"), Path("/a.tar"))
+
+
+def layered_image(config: dict[str, Any], count: int) -> LayeredImage:
+    return LayeredImage(
+        "localhost/a:1", json.dumps(config), tuple(Path(f"/layers/{number}") for number in range(count))
+    )
+
+
+def test_layers_are_named_as_containerd_names_them() -> None:
+    """By the OCI image specification: ChainID(L0|...|Ln) = Digest(ChainID(L0|...|Ln-1) + " " + DiffID(Ln))."""
+    image = layered_image({"config": {}, "rootfs": {"diff_ids": ["sha256:aa", "sha256:bb", "sha256:cc"]}}, 3)
+    second = "sha256:" + hashlib.sha256(b"sha256:aa sha256:bb").hexdigest()
+    third = "sha256:" + hashlib.sha256(f"{second} sha256:cc".encode()).hexdigest()
+    assert image.chain == ["sha256:aa", second, third]
+    with pytest.raises(ClusterError, match="3 layers are named and 2 folders found"):
+        _ = layered_image({"rootfs": {"diff_ids": ["sha256:aa", "sha256:bb", "sha256:cc"]}}, 2).chain
+
+
+def test_layers_on_the_disk_take_no_room_and_are_known_by_their_configuration(tmp_path: Path) -> None:
+    image = layered_image({"config": {"User": "1:1"}, "rootfs": {"diff_ids": ["sha256:aa"]}}, 1)
+    known = Known(tmp_path / "known.json")
+    assert image.settings == {"User": "1:1"} and outdated([image], known.read()) == [image]
+    known.add(image)
+    assert outdated([image], known.read()) == []
+    other = layered_image({"config": {"User": "2:2"}, "rootfs": {"diff_ids": ["sha256:aa"]}}, 1)
+    assert outdated([other], known.read()) == [other]
+    refuse_full(tmp_path, [image], tmp_path / "blobs")
+
+
+@pytest.mark.parametrize(
+    "mounts",
+    [
+        "mount -t bind /root/s/snapshots/1/fs /target -o rw,rbind\n",
+        "mount -t overlay overlay /target -o index=off,workdir=/root/s/snapshots/1/work,"
+        "upperdir=/root/s/snapshots/1/fs,lowerdir=/root/s/snapshots/0/fs\n",
+        "mount -t overlay overlay /target -o lowerdir=/root/s/snapshots/0/fs,upperdir=/root/s/snapshots/1/fs\n",
+    ],
+)
+def test_files_go_to_the_writable_folder_of_a_snapshot(mounts: str) -> None:
+    assert writable(mounts) == Path("/root/s/snapshots/1/fs")
+    with pytest.raises(ClusterError, match="no writable folder"):
+        writable(mounts.replace("/fs", "/files"))

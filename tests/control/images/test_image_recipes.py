@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,9 @@ from e2e.images.build import build, check_room
 from e2e.images.catalog import ALL, GB, ROOT, Image
 from e2e.images.engines import STEP
 from e2e.images.recipe import Recipe, default_base, inputs, recipe, stage
+from e2e.images.storage import layers
 
-SMALL = Image("small", "localhost/small", 0, "a moment")
+SMALL = Image("small", "localhost/small", 0, 0, "a moment")
 
 
 @pytest.fixture
@@ -53,9 +55,17 @@ class Bench:
         if self.fails:
             raise BuildFailed("no")
 
-    def write(self, recipe: Recipe, archive: Path) -> None:
-        self.calls.append("write")
-        archive.write_text(recipe.name)
+    def find(self, recipe: Recipe, folder: Path) -> Path | None:
+        archive = recipe.archive(folder)
+        return archive if archive.exists() else None
+
+    def deliver(self, recipe: Recipe, folder: Path) -> Path:
+        self.calls.append("deliver")
+        recipe.archive(folder).write_text(recipe.name)
+        return recipe.archive(folder)
+
+    def export(self, name: str, archive: Path) -> None:
+        raise AssertionError("tests export nothing")
 
     def clean(self) -> None:
         self.calls.append("clean")
@@ -79,7 +89,7 @@ def test_an_image_is_built_once(tree: Path, tmp_path: Path) -> None:
     engine = Bench()
     name = made(tree, tmp_path, engine)
     assert engine.calls == [
-        "clean", f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}", "write",
+        "clean", f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}", "deliver",
     ]  # fmt: skip
     assert engine.staged == ["code/a.py", "images/small/Dockerfile", "one.txt"]
     again = Bench()
@@ -144,12 +154,12 @@ def test_a_disk_that_fills_up_costs_the_earlier_builds_and_not_the_build(tree: P
     engine = Filling()
     name = made(tree, tmp_path, engine)
     building, forgetting = f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}"
-    assert name != earlier and engine.calls == ["clean", building, forgetting, building, forgetting, "write"]
+    assert name != earlier and engine.calls == ["clean", building, forgetting, building, forgetting, "deliver"]
 
 
 @given(free=st.integers(0, 100), room=st.integers(0, 100))
 def test_a_full_disk_is_told_in_words_before_anything_is_done(free: int, room: int) -> None:
-    image = Image("big", "localhost/big", room * GB, "")
+    image = Image("big", "localhost/big", room * GB, 0, "")
     if free >= room:
         check_room(image, Path("kept"), free * GB)
         return
@@ -158,7 +168,7 @@ def test_a_full_disk_is_told_in_words_before_anything_is_done(free: int, room: i
 
 
 def test_the_archive_that_goes_counts_as_room(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    image, kept = Image("small", "localhost/small", 100, ""), tmp_path / "kept"
+    image, kept = Image("small", "localhost/small", 100, 0, ""), tmp_path / "kept"
     kept.mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=60))
     engine = Bench()
@@ -166,7 +176,7 @@ def test_the_archive_that_goes_counts_as_room(tree: Path, tmp_path: Path, monkey
         build(image, engine, kept, lambda _: None, None, tree)
     assert [call.split()[0] for call in engine.calls] == ["clean", "forget"], "what can go went before it was refused"
     (kept / "small-0123456789abcdef.tar").write_bytes(b"x" * 40)
-    assert build(image, Bench(), kept, lambda _: None, None, tree).archive.exists()
+    assert build(image, Bench(), kept, lambda _: None, None, tree).name
 
 
 def test_staged_files_have_no_time(tree: Path, tmp_path: Path) -> None:
@@ -217,3 +227,33 @@ def test_every_image_has_its_files_in_this_checkout(tmp_path: Path) -> None:
         folder.mkdir()
         stage(image, folder)
         assert (folder / image.dockerfile).exists()
+
+
+def test_a_build_says_beforehand_how_much_disk_it_takes_and_where(tree: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    image = Image("small", "localhost/small", 3 * 10**6, 2 * GB, "a moment")
+    build(image, Bench(), tmp_path / "kept", said.append, None, tree)
+    assert said[0].startswith("building small (the first time a moment): takes up to 0 GB of disk, and keeps 2 GB in ")
+    assert said[0].endswith(str(tmp_path / "kept"))
+
+
+def test_layers_are_found_in_the_storage_from_the_lowest_up(tmp_path: Path) -> None:
+    for folder, file, content in (
+        (
+            "overlay-images",
+            "images.json",
+            [{"id": "i", "names": ["localhost/a:1"], "layer": "top"}, {"id": "j", "layer": "x"}],
+        ),
+        (
+            "overlay-layers",
+            "layers.json",
+            [{"id": "top", "parent": "middle"}, {"id": "low"}, {"id": "middle", "parent": "low"}],
+        ),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text(json.dumps(content))
+    assert layers(tmp_path, "localhost/a:1") == tuple(
+        tmp_path / "overlay" / name / "diff" for name in ("low", "middle", "top")
+    )
+    with pytest.raises(BuildFailed, match=r"the layers of localhost/b:1 are not found in buildah's storage"):
+        layers(tmp_path, "localhost/b:1")

@@ -1,0 +1,66 @@
+"""What tests keep on the disk: it is counted once, and what is no longer needed goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from e2e import cache
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.tools import GO
+
+
+def filled(path: Path, size: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(os.urandom(size))
+    return path
+
+
+def test_files_that_two_folders_share_are_counted_once(tmp_path: Path) -> None:
+    built = filled(tmp_path / "cache" / "archives" / "layer", 4_000_000)
+    (tmp_path / "cache" / "images").mkdir()
+    (tmp_path / "cache" / "images" / "layer").hardlink_to(built)
+    filled(tmp_path / "cache" / ("a" * 16) / "kube", 2_000_000)
+    found = cache.sizes([tmp_path / "cache" / name for name in ("archives", "images", "a" * 16)])
+    assert [round(size / 1e6) for size in found.values()] == [4, 0, 2]
+    lines = cache.report(tmp_path / "cache", tmp_path / "no-venv").splitlines()
+    assert [line.split("(")[-1] for line in lines[:3]] == [
+        "images as they were built)", "images as nodes take them; shares its files with the built ones)",
+        "programs of clusters, of one set of versions)",
+    ]  # fmt: skip
+    assert lines[-1].split() == ["0.0", "GB", "in", "all"]
+
+
+def test_an_empty_cache_has_a_report(tmp_path: Path) -> None:
+    assert cache.report(tmp_path / "none", tmp_path / "none").split() == ["0.0", "GB", "in", "all"]
+
+
+def test_sources_and_old_versions_go_and_all_else_stays(tmp_path: Path) -> None:
+    now = 1e9
+    names = [GO, "archives", "images", "a" * 16, "b" * 16]
+    for name in names:
+        filled(tmp_path / name / "file", 10)
+        os.utime(tmp_path / name, (now, now))
+    os.utime(tmp_path / ("a" * 16), (now - 8 * 86400,) * 2)
+    said: list[str] = []
+    cache.prune(tmp_path, said.append, lambda: now)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["archives", "images", "b" * 16])
+    assert [line.split(":")[0] for line in said] == [f"removing {tmp_path / name}" for name in (GO, "a" * 16)]
+
+
+def test_versions_that_are_used_stay_however_old(tmp_path: Path) -> None:
+    filled(tmp_path / ("c" * 16) / "file", 10)
+    os.utime(tmp_path / ("c" * 16), (0, 0))
+    assert cache.outdated(tmp_path, {"c" * 16}, 1e9) == []
+    assert cache.outdated(tmp_path, set(), 1e9) == [tmp_path / ("c" * 16)]
+
+
+def test_the_cache_of_a_running_cluster_is_not_removed(tmp_path: Path) -> None:
+    base = tmp_path / "cache"
+    filled(base / "omni0" / "cluster.json", 1)
+    with pytest.raises(ClusterError, match="the nodes one, two use the cache: make cluster-down"):
+        cache.clean(base, ["one", "two"], lambda text: None)
+    cache.clean(base, [], lambda text: None)
+    assert not base.exists()
