@@ -12,12 +12,13 @@ from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import ToolMissing
 from e2e.cluster.provider import NODES
+from e2e.system import System, bring_up
 
 FAKE_NODES = {"gpu-0": {"nvidia.com/gpu": 8}, "npu-0": {"huawei.com/Ascend910": 8}, "other-0": {"example.com/tpu": 4}}
 
 
 def leave_out(error: ToolMissing) -> NoReturn:
-    """Skip in one line what this machine cannot run; where `E2E_REQUIRED` is set, that is a failure."""
+    """Skip a test that this machine cannot run, with the reason; with `E2E_REQUIRED` it fails."""
     if os.environ.get("E2E_REQUIRED"):
         raise error
     pytest.skip(f"left out: {error}")
@@ -39,18 +40,38 @@ def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[s
     yield from own_namespace(plane, request)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the whole system come first: a cluster cannot get large images later, it would be made anew."""
+    items.sort(key=lambda item: "system" not in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
-def bare() -> Iterator[BareCluster]:
-    """The bare cluster: the one that stands already, which then stays, or one for this session."""
+def whole_cluster() -> Iterator[BareCluster]:
+    """The bare cluster, started by the fixtures that use it; removed at the end unless it was running before."""
     cluster = BareCluster()
     stood = cluster.stands(NODES)
-    try:
-        cluster.create()
-    except ToolMissing as error:
-        leave_out(error)
     yield cluster
     if not stood:
         cluster.delete()
+
+
+@pytest.fixture(scope="session")
+def bare(whole_cluster: BareCluster) -> BareCluster:
+    """The bare cluster: the one that is running already, or one for this session."""
+    try:
+        whole_cluster.create()
+    except ToolMissing as error:
+        leave_out(error)
+    return whole_cluster
+
+
+@pytest.fixture(scope="session")
+def system(whole_cluster: BareCluster) -> System:
+    """The bare cluster with the operator on it."""
+    try:
+        return bring_up(whole_cluster, print)
+    except ToolMissing as error:
+        leave_out(error)
 
 
 @pytest.fixture
