@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import SOURCES, cache
@@ -45,7 +45,7 @@ def sizes(folders: Iterable[Path]) -> dict[Path, int]:
     paths = [str(path) for path in folders]
     if not paths:
         return {}
-    lines = run(["du", "--summarize", "--one-file-system", "--block-size=1", *paths], deadline=waits.IMPORT_IMAGE)
+    lines = run(["du", "--summarize", "--one-file-system", "--block-size=1", *paths], deadline=deadlines.IMPORT_IMAGE)
     return {Path(path): int(size) for size, path in (line.split("\t") for line in lines.splitlines())}
 
 

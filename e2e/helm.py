@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.errors import CommandFailed
 from e2e.cluster.processes import run
 from e2e.cluster.tools import Program, Say, ensure
@@ -37,7 +37,7 @@ def rendered(program: Path, *options: str, namespace: str = "omni-system", chart
         CommandFailed: Helm refuses; its words are in the message.
     """
     command = [str(program), "template", "omni", str(chart), f"--namespace={namespace}", f"--kube-version={KUBERNETES}"]
-    text = run([*command, *options], deadline=waits.COMMAND)
+    text = run([*command, *options], deadline=deadlines.COMMAND)
     return [body for body in YAML(typ="safe").load_all(text) if body]
 
 
@@ -54,7 +54,7 @@ def refusal(program: Path, *options: str) -> str:
     raise AssertionError(f"Helm takes {' '.join(options)}")
 
 
-def on_cluster(program: Path, kubeconfig: Path, arguments: Sequence[str], deadline: float = waits.COMMAND) -> str:
+def on_cluster(program: Path, kubeconfig: Path, arguments: Sequence[str], deadline: float = deadlines.COMMAND) -> str:
     """What a command of Helm prints that talks to a cluster.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.errors import DeadlinePassed
 
@@ -74,7 +74,7 @@ class Job:
             return good(seen)
 
         try:
-            waits.until(what, self.patience if within is None else within, there)
+            deadlines.wait_until(what, self.patience if within is None else within, there)
         except DeadlinePassed as error:
             raise AssertionError(f"{error}; the status is {seen}") from error
         return seen
@@ -84,7 +84,7 @@ class Job:
 
     def await_gone(self) -> None:
         """The job is there no longer."""
-        waits.until(f"{self.name} to be gone", self.patience, lambda: self.api.gone(self.own_path))
+        deadlines.wait_until(f"{self.name} to be gone", self.patience, lambda: self.api.gone(self.own_path))
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class JobOnPlane(Job):
                     return None
                 raise
 
-        return waits.until(f"attempt {number}", JOB_SEEN, there)
+        return deadlines.wait_until(f"attempt {number}", JOB_SEEN, there)
 
     def run(self, number: int) -> None:
         """KubeRay makes the RayCluster, its head is ready, and Ray runs the job."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.ports import free_ports
@@ -79,7 +79,7 @@ def operator(
         )
         running = RunningOperator(process, http, reports, log)
         try:
-            waits.until("the operator to be ready", OPERATOR_READY, running.ready)
+            deadlines.wait_until("the operator to be ready", OPERATOR_READY, running.ready)
             yield running
         finally:
             process.terminate()
@@ -110,7 +110,7 @@ def install_kuberay(plane: ControlPlane) -> None:
 def _await_served(plane: ControlPlane, paths: Sequence[str]) -> None:
     with plane.api("e2e-install") as api:
         for path in paths:
-            waits.until(f"{path} to be served", waits.API_READY, functools.partial(_served, api, path))
+            deadlines.wait_until(f"{path} to be served", deadlines.API_READY, functools.partial(_served, api, path))
 
 
 def _served(api: Api, path: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.errors import CommandFailed, ToolMissing
 from e2e.cluster.paths import cache
 from e2e.cluster.ports import free_ports
@@ -37,7 +37,7 @@ class Programs:
     def check(self, page: str) -> str:
         """What promtool finds wrong with a page of metrics; nothing if all is well."""
         done = subprocess.run(
-            [self.promtool, "check", "metrics"], input=page, capture_output=True, text=True, timeout=waits.COMMAND,
+            [self.promtool, "check", "metrics"], input=page, capture_output=True, text=True, timeout=deadlines.COMMAND,
             check=False,
         )  # fmt: skip
         return (done.stdout + done.stderr).strip() if done.returncode or done.stderr else ""
@@ -98,7 +98,7 @@ class Running:
         Raises:
             DeadlinePassed: there is none.
         """
-        found = waits.until(expression, SCRAPED_S, lambda: self.query(expression) or None)
+        found = deadlines.wait_until(expression, SCRAPED_S, lambda: self.query(expression) or None)
         assert len(found) == 1, found
         return float(found[0]["value"][1])
 
@@ -130,12 +130,12 @@ def scraping(programs: Programs, target: str, folder: Path) -> Iterator[Running]
             return False
 
     try:
-        waits.until("Prometheus to be ready", waits.API_READY, ready)
+        deadlines.wait_until("Prometheus to be ready", deadlines.API_READY, ready)
         yield running
     finally:
         process.terminate()
         try:
-            process.wait(waits.PROCESS_END)
+            process.wait(deadlines.PROCESS_END)
         finally:
             process.kill()
             process.wait()

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from e2e import helm
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.paths import cache
 from e2e.cluster.provider import NODES, Cluster, NodeSpec
 from e2e.cluster.tools import Say
 from e2e.images.build import Built, build
+from e2e.images.builders import choose
 from e2e.images.catalog import OPERATOR, ROLLOUT_CPU
-from e2e.images.engines import choose
 
 NAMESPACE, RELEASE = "omni-system", "omni"
 RUNS_SIZE = "20Gi"  # a claim has to say one; a folder of this machine knows no limit
@@ -40,14 +40,14 @@ class System:
         repository, _, tag = self.operator.name.rpartition(":")
         return self.run_helm(
             "upgrade", "--install", RELEASE, str(helm.CHART), "--create-namespace", "--wait",
-            f"--timeout={waits.ADDONS_READY:g}s", f"--set=image.repository={repository},image.tag={tag}",
+            f"--timeout={deadlines.ADDONS_READY:g}s", f"--set=image.repository={repository},image.tag={tag}",
             f"--set=jobs.image={self.rollout.name}", *options,
         )  # fmt: skip
 
     def run_helm(self, *arguments: str) -> str:
         """What Helm prints."""
         command = [*arguments, f"--namespace={NAMESPACE}"]
-        return helm.on_cluster(self.helm, self.kubeconfig, command, waits.ADDONS_READY)
+        return helm.on_cluster(self.helm, self.kubeconfig, command, deadlines.ADDONS_READY)
 
     def claim(self, namespace: str, name: str) -> Path:
         """Make a claim whose volume is a folder of this machine, and return the folder."""
@@ -88,8 +88,8 @@ def images(say: Say) -> tuple[Built, Built]:
         BuildFailed: a step failed.
     """
     kept = cache() / "archives"
-    engine = choose(kept / "buildah", say)
-    return build(OPERATOR, engine, kept, say), build(ROLLOUT_CPU, engine, kept, say)
+    builder = choose(kept / "buildah", say)
+    return build(OPERATOR, builder, kept, say), build(ROLLOUT_CPU, builder, kept, say)
 
 
 def bring_up(cluster: Cluster, say: Say, nodes: Sequence[NodeSpec] = NODES) -> System:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import waits
+from . import deadlines
 from .images import KUBERAY_IMAGE
 from .provider import NodeSpec, device_patch, offers
 
@@ -80,7 +80,7 @@ def add_devices(kubectl: Kubectl, nodes: Sequence[NodeSpec]) -> None:
             add_device(kubectl, node)
         return not without
 
-    waits.until("nodes to offer their devices", waits.NODES_READY, all_offered)
+    deadlines.wait_until("nodes to offer their devices", deadlines.NODES_READY, all_offered)
 
 
 def add_device(kubectl: Kubectl, node: NodeSpec) -> None:
@@ -99,8 +99,10 @@ def apply(kubectl: Kubectl, manifests: Sequence[str]) -> None:
 def await_available(kubectl: Kubectl, deployments: Sequence[tuple[str, str]]) -> None:
     """Wait until each deployment, a (namespace, name), is available."""
     for place, name in deployments:
-        timeout = f"--timeout={waits.ADDONS_READY:g}s"
-        kubectl("rollout", "status", f"--namespace={place}", f"deployment/{name}", timeout, deadline=waits.ADDONS_READY)
+        timeout = f"--timeout={deadlines.ADDONS_READY:g}s"
+        kubectl(
+            "rollout", "status", f"--namespace={place}", f"deployment/{name}", timeout, deadline=deadlines.ADDONS_READY
+        )
 
 
 def namespace(name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import waits
+from . import deadlines
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +105,4 @@ class AuditLog:
             found = self.counts(user_agent=user_agent, user=user, since=since)
             return found if expected <= found else None
 
-        return waits.until(f"{dict(expected)} in the audit log", waits.AUDIT_SETTLED, probe)
+        return deadlines.wait_until(f"{dict(expected)} in the audit log", deadlines.AUDIT_SETTLED, probe)

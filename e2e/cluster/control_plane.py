@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import commands, pki, waits
+from . import commands, deadlines, pki
 from .api import Api
 from .audit import AuditLog
 from .errors import ToolMissing
@@ -65,7 +65,7 @@ class ControlPlane:
         certificate, key = self.authority.issue(pki.ADMIN)
         return Api(self.layout.server, self.authority.certificate, certificate, key, user_agent)
 
-    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:
+    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = deadlines.COMMAND) -> str:
         """What kubectl prints.
 
         Raises:
@@ -87,7 +87,7 @@ class ControlPlane:
                 self.daemons.check()
                 return bool(api.get(path)["items"])
 
-            waits.until(f"the account of the namespace {namespace}", waits.API_READY, made)
+            deadlines.wait_until(f"the account of the namespace {namespace}", deadlines.API_READY, made)
 
     def add_fake_nodes(self, nodes: Mapping[str, Mapping[str, int]]) -> None:
         """Make nodes by name with their devices, and wait until kwok says that they are Ready."""
@@ -100,7 +100,7 @@ class ControlPlane:
                 found = {item["metadata"]["name"] for item in api.get("/api/v1/nodes")["items"] if is_ready(item)}
                 return set(nodes) <= found
 
-            waits.until(f"nodes {sorted(nodes)} to be Ready", waits.NODES_READY, ready)
+            deadlines.wait_until(f"nodes {sorted(nodes)} to be Ready", deadlines.NODES_READY, ready)
 
 
 def start(layout: commands.Layout, daemons: Daemons, programs: Mapping[str, list[str]]) -> ControlPlane:
@@ -120,7 +120,7 @@ def start(layout: commands.Layout, daemons: Daemons, programs: Mapping[str, list
     daemons.start("kube-apiserver", commands.api_server(layout))
     plane = ControlPlane(layout, authority, daemons)
     with plane.api("e2e-start") as api:
-        waits.until("the API server", waits.API_READY, lambda: checked(daemons, api.ready))
+        deadlines.wait_until("the API server", deadlines.API_READY, lambda: checked(daemons, api.ready))
         for name, command in programs.items():
             daemons.start(name, command)
     plane.await_account("default")

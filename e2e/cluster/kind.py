@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import addons, commands, waits
+from . import addons, commands, deadlines
 from .audit import AuditLog
 from .errors import ClusterError, CommandFailed
 from .images import KUBERAY_IMAGE, infrastructure
@@ -29,7 +29,7 @@ def docker_answers() -> bool:
     if shutil.which("docker") is None:
         return False
     try:
-        done = subprocess.run(["docker", "info"], capture_output=True, timeout=waits.COMMAND, check=False)
+        done = subprocess.run(["docker", "info"], capture_output=True, timeout=deadlines.COMMAND, check=False)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
@@ -78,7 +78,7 @@ def create_command(tools: Tools, kubeconfig: Path) -> list[str]:
     """Make the cluster from the settings on standard input. PURE."""
     return [
         tools.program("kind"), "create", "cluster", f"--name={NAME}", "--config=-", f"--kubeconfig={kubeconfig}",
-        f"--wait={waits.NODES_READY:g}s",
+        f"--wait={deadlines.NODES_READY:g}s",
     ]  # fmt: skip
 
 
@@ -150,7 +150,7 @@ class KindCluster:
         policy.write_text(json.dumps(commands.AUDIT_POLICY), encoding="utf-8")
         settings = json.dumps(configuration(nodes, policy.parent, self.volumes))
         self._say("kind makes the cluster; the first time it fetches its node image")
-        run(create_command(tools, self.kubeconfig), text=settings, deadline=waits.IMPORT_IMAGE)
+        run(create_command(tools, self.kubeconfig), text=settings, deadline=deadlines.IMPORT_IMAGE)
         for archive in infrastructure(tools, [KUBERAY_IMAGE]):
             self.load(archive)
         own = [NodeSpec(name, node.devices) for name, node in zip(worker_names(len(nodes)), nodes, strict=True)]
@@ -159,14 +159,14 @@ class KindCluster:
         addons.apply(self.kubectl, [rendered])
         addons.await_available(self.kubectl, [(addons.KUBERAY_NAMESPACE, "kuberay-operator")])
 
-    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:
+    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = deadlines.COMMAND) -> str:
         program = ensure((KUBE,), self._say).program("kubectl")
         return run([program, f"--kubeconfig={self.kubeconfig}", *arguments], text=text, deadline=deadline)
 
     def load(self, image: NodeImage) -> None:
         if isinstance(image, LayeredImage):
             raise ClusterError(f"kind takes archives, and {image.name} is in buildah's storage: build it with Docker")
-        run(load_command(ensure((KIND,), self._say), image), deadline=waits.IMPORT_IMAGE)
+        run(load_command(ensure((KIND,), self._say), image), deadline=deadlines.IMPORT_IMAGE)
 
     def nodes(self) -> list[str]:
         return self._names(ensure((KIND,), self._say))
@@ -183,7 +183,7 @@ class KindCluster:
         return {node: run(logs_command(node)) for node in self.nodes()}
 
     def delete(self) -> None:
-        run(delete_command(ensure((KIND,), self._say), self.kubeconfig), deadline=waits.IMPORT_IMAGE)
+        run(delete_command(ensure((KIND,), self._say), self.kubeconfig), deadline=deadlines.IMPORT_IMAGE)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _names(self, tools: Tools) -> list[str]:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from . import waits
+from . import deadlines
 from .errors import ClusterError
 from .images import layout, write_layout
 from .processes import run
@@ -96,12 +96,12 @@ def take(socket: Path, image: LayeredImage, scratch: Path) -> None:
             if has_snapshot(containerd, draft):
                 run([*containerd, "snapshots", "remove", draft])
             mounts = run([*containerd, "snapshots", "prepare", f"--target={scratch}", draft, *below])
-            run(["cp", "--archive", "--link", f"{folder}/.", str(writable(mounts))], deadline=waits.IMPORT_IMAGE)
+            run(["cp", "--archive", "--link", f"{folder}/.", str(writable(mounts))], deadline=deadlines.IMPORT_IMAGE)
             run([*containerd, "snapshots", "commit", identity, draft])
         below = [identity]
     archive = scratch / "image.tar"
     write_layout(*layout(image.name, image.config.encode(), [EMPTY_TAR] * len(image.layers)), archive)
-    run([*containerd, "images", "import", str(archive)], deadline=waits.IMPORT_IMAGE)
+    run([*containerd, "images", "import", str(archive)], deadline=deadlines.IMPORT_IMAGE)
     archive.unlink()
     # From here on the image protects its layers, and they go with it.
     for identity in image.chain:
@@ -111,4 +111,4 @@ def take(socket: Path, image: LayeredImage, scratch: Path) -> None:
 def has_snapshot(containerd: list[str], name: str) -> bool:
     """Whether a containerd, by the beginning of a `ctr` command, has a snapshot."""
     command = [*containerd, "snapshots", "info", name]
-    return subprocess.run(command, capture_output=True, timeout=waits.COMMAND, check=False).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=deadlines.COMMAND, check=False).returncode == 0

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import waits
+from . import deadlines
 from .errors import CommandFailed, ProcessEnded, ToolMissing
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -79,7 +79,7 @@ def kill(identities: Iterable[Identity]) -> None:
             os.kill(identity.pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    waits.until(f"the end of {[item.name for item in left]}", waits.PROCESS_END, lambda: gone(left))
+    deadlines.wait_until(f"the end of {[item.name for item in left]}", deadlines.PROCESS_END, lambda: gone(left))
 
 
 def gone(identities: Iterable[Identity]) -> bool:
@@ -165,7 +165,7 @@ class Daemons:
         return "\n".join(text.splitlines()[-TAIL_LINES:])
 
 
-def run(command: Sequence[str], *, deadline: float = waits.COMMAND, text: str | None = None) -> str:
+def run(command: Sequence[str], *, deadline: float = deadlines.COMMAND, text: str | None = None) -> str:
     """Run a command to its end and return what it printed.
 
     Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from . import waits
+from . import deadlines
 from .audit import AuditLog
 from .layered import NodeImage
 
@@ -44,7 +44,7 @@ class Cluster(Protocol):
     def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[NodeImage] = ()) -> Path:
         """Bring it up, with CoreDNS, KubeRay and these images, and return an administrator's kubeconfig."""
 
-    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:
+    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = deadlines.COMMAND) -> str:
         """What kubectl prints.
 
         Raises:

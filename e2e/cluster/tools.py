@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache as cache_results
 from pathlib import Path
 
-from . import waits
+from . import deadlines
 from .errors import BuildFailed, ToolMissing
 from .paths import SOURCES, cache
 
@@ -229,7 +229,7 @@ def compile_program(command: list[str], module: Path, name: str, variables: Mapp
         command, cwd=module, env={**os.environ, **variables, "CGO_ENABLED": "0"}, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
-    timer = threading.Timer(waits.BUILD_PROGRAM, process.kill)
+    timer = threading.Timer(deadlines.BUILD_PROGRAM, process.kill)
     timer.start()
     lines: list[str] = []
     started = said = time.monotonic()
@@ -254,7 +254,7 @@ def module_folder(name: str, module: Path, base: Path) -> Path:
     fetched = subprocess.run(
         ["go", "mod", "download", "-json", name],
         cwd=module, env={**os.environ, **go_variables(base)}, capture_output=True, text=True,
-        timeout=waits.ADDONS_READY, check=False,
+        timeout=deadlines.ADDONS_READY, check=False,
     )  # fmt: skip
     if fetched.returncode != 0:
         raise BuildFailed(f"the source of {name} cannot be fetched: {(fetched.stderr or fetched.stdout).strip()}")

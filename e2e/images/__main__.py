@@ -10,8 +10,8 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import cache
 
 from .build import build
+from .builders import choose
 from .catalog import ALL, TESTED
-from .engines import choose
 
 
 def main() -> int:
@@ -27,13 +27,13 @@ def main() -> int:
         parser.error(f"no image {', '.join(unknown)}; there are {', '.join(by_folder)}")
     images = [by_folder[name] for name in chosen.names] or list(TESTED)
     try:
-        engine = choose(chosen.kept / "buildah", print)
+        builder = choose(chosen.kept / "buildah", print)
         for image in images:
-            built = build(image, engine, chosen.kept, print, chosen.base)
+            built = build(image, builder, chosen.kept, print, chosen.base)
             print(built.name)
             if chosen.export:
                 chosen.export.mkdir(parents=True, exist_ok=True)
-                engine.export(built.name, chosen.export / f"{image.folder}.tar")
+                builder.export(built.name, chosen.export / f"{image.folder}.tar")
                 print(chosen.export / f"{image.folder}.tar")
     except ClusterError as error:
         print(error, file=sys.stderr)

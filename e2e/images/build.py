@@ -12,8 +12,8 @@ from e2e.cluster.errors import BuildFailed, ToolMissing
 from e2e.cluster.layered import NodeImage
 from e2e.cluster.tools import Say, locked
 
+from .builders import Builder
 from .catalog import GB, ROOT, Image
-from .engines import Engine
 from .recipe import Recipe, recipe, stage
 
 DISK_FULL = "no space left on device"
@@ -39,12 +39,12 @@ def check_room(image: Image, folder: Path, free: int) -> None:
         )
 
 
-def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | None = None, root: Path = ROOT) -> Built:
+def build(image: Image, builder: Builder, folder: Path, say: Say, given: str | None = None, root: Path = ROOT) -> Built:
     """The image; built where there is none of exactly this content. Earlier builds of it go.
 
     Args:
         folder: where builds and archives lie.
-        given: the base, where it is not the engine's own.
+        given: the base, where it is not the builder's own.
         root: the checkout.
 
     Raises:
@@ -55,15 +55,15 @@ def build(image: Image, engine: Engine, folder: Path, say: Say, given: str | Non
     with locked(folder, say, "build of images"), tempfile.TemporaryDirectory(dir=folder) as context:
         staged = Path(context)
         stage(image, staged, root)
-        base = given or engine.base((staged / image.dockerfile).read_text(encoding="utf-8"), say)
+        base = given or builder.base((staged / image.dockerfile).read_text(encoding="utf-8"), say)
         made = recipe(image, base, staged)
-        found = engine.find(made, folder)
+        found = builder.find(made, folder)
         if found is not None:
             say(f"{image.folder} is built: {made.name}")
             return Built(made.name, found)
-        engine.clean()
-        _make_room(made, engine, folder, say)
-        return Built(made.name, _build(made, engine, staged, folder, say))
+        builder.clean()
+        _make_room(made, builder, folder, say)
+        return Built(made.name, _build(made, builder, staged, folder, say))
 
 
 def archives(image: Image, folder: Path) -> list[Path]:
@@ -71,7 +71,7 @@ def archives(image: Image, folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{image.folder}-????????????????.tar"))
 
 
-def _make_room(made: Recipe, engine: Engine, folder: Path, say: Say) -> None:
+def _make_room(made: Recipe, builder: Builder, folder: Path, say: Say) -> None:
     """Say what the build takes, and remove earlier builds where they leave too little room for it."""
     image = made.image
     say(
@@ -82,29 +82,29 @@ def _make_room(made: Recipe, engine: Engine, folder: Path, say: Say) -> None:
     old = sum(path.stat().st_size for path in archives(image, folder))
     if shutil.disk_usage(folder).free + old < image.room:
         say("the disk is short of room: earlier builds go")
-        _forget_others(made, engine, folder)
+        _forget_others(made, builder, folder)
         old = 0
     check_room(image, folder, shutil.disk_usage(folder).free + old)
 
 
-def _build(made: Recipe, engine: Engine, staged: Path, folder: Path, say: Say) -> NodeImage:
+def _build(made: Recipe, builder: Builder, staged: Path, folder: Path, say: Say) -> NodeImage:
     started = time.monotonic()
     try:
-        engine.build(made, staged, say)
+        builder.build(made, staged, say)
     except BuildFailed as error:
         if DISK_FULL not in str(error):
             raise
         # Earlier builds have layers that this one may share, so they go only now.
         say("  the disk is full: earlier builds go, and it begins again")
-        _forget_others(made, engine, folder)
-        engine.build(made, staged, say)
-    _forget_others(made, engine, folder)
-    delivered = engine.deliver(made, folder)
+        _forget_others(made, builder, folder)
+        builder.build(made, staged, say)
+    _forget_others(made, builder, folder)
+    delivered = builder.deliver(made, folder)
     say(f"built {made.image.folder} in {time.monotonic() - started:.0f} s: {made.name}")
     return delivered
 
 
-def _forget_others(made: Recipe, engine: Engine, folder: Path) -> None:
+def _forget_others(made: Recipe, builder: Builder, folder: Path) -> None:
     for old in archives(made.image, folder):
         old.unlink()
-    engine.forget(made.image.repository, made.name)
+    builder.forget(made.image.repository, made.name)

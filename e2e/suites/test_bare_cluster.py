@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.addons import KUBERAY_NAMESPACE
 from e2e.cluster.api import Api
 from e2e.cluster.bare.provider import BareCluster
@@ -47,7 +47,7 @@ def await_phase(api: Api, path: str, phase: str) -> dict[str, Any]:
         found = api.get(path)
         return found if found["status"].get("phase") == phase else None
 
-    return waits.until(f"{path} to be {phase}", waits.POD_RUNNING, probe)
+    return deadlines.wait_until(f"{path} to be {phase}", deadlines.POD_RUNNING, probe)
 
 
 def test_every_node_is_ready_with_its_devices(api: Api) -> None:
@@ -77,7 +77,9 @@ def test_a_pod_that_wants_more_than_there_is_waits_and_says_why(api: Api, bare_n
         conditions = api.get(f"{path}/greedy")["status"].get("conditions", [])
         return next((item["message"] for item in conditions if item.get("reason") == "Unschedulable"), None)
 
-    assert "3 Insufficient nvidia.com/gpu" in waits.until("the scheduler's word", waits.POD_RUNNING, refused)
+    assert "3 Insufficient nvidia.com/gpu" in deadlines.wait_until(
+        "the scheduler's word", deadlines.POD_RUNNING, refused
+    )
 
 
 def test_an_archive_that_is_loaded_runs(bare: BareCluster, api: Api, bare_namespace: str, tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_kuberay_makes_the_pods_of_a_cluster(plane: ControlPlane, api: Api, bare
     def head() -> bool:
         return len(api.get(pods, labelSelector="ray.io/node-type=head")["items"]) == 1
 
-    waits.until("KubeRay to make the head", waits.POD_RUNNING, head)
+    deadlines.wait_until("KubeRay to make the head", deadlines.POD_RUNNING, head)
     api.delete(f"{path}/tiny", propagationPolicy="Background")
     user = f"system:serviceaccount:{KUBERAY_NAMESPACE}:kuberay-operator"
     assert plane.audit.counts(user=user, since=mark)["create", "pods"] == 1
@@ -154,10 +156,10 @@ def test_a_node_that_is_cut_off_is_lost_and_comes_back(bare: BareCluster, api: A
 
     bare.cut("ascend")
     try:
-        waits.until("the node to be lost", waits.NODE_LOST, lambda: ready(False))
+        deadlines.wait_until("the node to be lost", deadlines.NODE_LOST, lambda: ready(False))
     finally:
         bare.restore("ascend")
-    waits.until("the node to be back", waits.NODE_BACK, lambda: ready(True))
+    deadlines.wait_until("the node to be back", deadlines.NODE_BACK, lambda: ready(True))
 
 
 def test_a_cluster_that_stands_is_left_alone(bare: BareCluster) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.api import ApiUnavailable
 from e2e.cluster.bare import machine
 from e2e.cluster.bare.network import links_up
@@ -27,7 +27,7 @@ def traces(cluster: BareCluster) -> dict[str, set[str]]:
     name = cluster.network.bridge
 
     def lines(*command: str) -> set[str]:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=waits.COMMAND, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadlines.COMMAND, check=True)
         return {line for line in done.stdout.splitlines() if name in line or str(cluster.folder) in line}
 
     commands = {
@@ -102,7 +102,9 @@ def test_a_node_that_nobody_wrote_down_is_ended(second: BareCluster) -> None:
     identity = identify("lost", lost.pid)
     assert identity is not None
     try:
-        waits.until("it to be inside", waits.COMMAND, lambda: bool(machine.inside([second.network.namespace("lost")])))
+        deadlines.wait_until(
+            "it to be inside", deadlines.COMMAND, lambda: bool(machine.inside([second.network.namespace("lost")]))
+        )
         second.delete()
         assert not runs(identity)
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from e2e import helm
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailed, ToolMissing
@@ -55,7 +55,7 @@ def api(own: ControlPlane) -> Iterator[Api]:
 
 
 def run_helm(program: Path, plane: ControlPlane, *arguments: str) -> str:
-    return helm.on_cluster(program, plane.kubeconfig, [*arguments, f"--namespace={SYSTEM}"], waits.ADDONS_READY)
+    return helm.on_cluster(program, plane.kubeconfig, [*arguments, f"--namespace={SYSTEM}"], deadlines.ADDONS_READY)
 
 
 def installed(program: Path, plane: ControlPlane, *options: str) -> str:

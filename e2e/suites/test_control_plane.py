@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.api import ApiError
 from e2e.cluster.control_plane import ControlPlane, control_plane, sweep
 from e2e.cluster.processes import Identity, runs
@@ -46,7 +46,9 @@ def test_a_pod_runs_where_its_device_is(plane: ControlPlane, namespace: str, dev
     path = f"/api/v1/namespaces/{namespace}/pods"
     with plane.api() as api:
         api.post(path, pod("one", {device: "1"}))
-        waits.until("the pod to run", waits.POD_RUNNING, lambda: api.get(f"{path}/one")["status"]["phase"] == "Running")
+        deadlines.wait_until(
+            "the pod to run", deadlines.POD_RUNNING, lambda: api.get(f"{path}/one")["status"]["phase"] == "Running"
+        )
         assert api.get(f"{path}/one")["spec"]["nodeName"] == node
 
 
@@ -86,7 +88,7 @@ def test_another_identity_may_do_what_roles_allow(plane: ControlPlane, namespace
         kubeconfig = plane.kubeconfig_of(user, ("developers",))
     kubectl = [plane.layout.tools.program("kubectl"), f"--kubeconfig={kubeconfig}", "get", "--raw"]
     path = f"/api/v1/namespaces/{namespace}/secrets"
-    refused = subprocess.run([*kubectl, path], capture_output=True, text=True, timeout=waits.COMMAND, check=False)
+    refused = subprocess.run([*kubectl, path], capture_output=True, text=True, timeout=deadlines.COMMAND, check=False)
     assert refused.returncode == 1
     assert f'User "{user}" cannot list resource "secrets"' in refused.stderr
     expected = Counter({("list", "secrets"): 1})
@@ -121,13 +123,13 @@ def test_nothing_runs_on_when_its_owner_is_killed(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=waits.API_READY,
+        timeout=deadlines.API_READY,
         check=False,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("identity ")]
     identities = [Identity(**json.loads(line.removeprefix("identity "))) for line in lines]
     assert len(identities) == 5, done.stderr
-    waits.until("their end", waits.PROCESS_END, lambda: not any(runs(item) for item in identities))
+    deadlines.wait_until("their end", deadlines.PROCESS_END, lambda: not any(runs(item) for item in identities))
     left = list(tmp_path.iterdir())
     assert len(left) == 1
     assert sweep(tmp_path) == left

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import kind, waits
+from e2e.cluster import deadlines, kind
 from e2e.cluster.provider import NODES
 from e2e.cluster.tools import KIND, ensure
 
@@ -23,7 +23,7 @@ def test_kind_reads_its_settings(tmp_path: Path, extra: dict[str, object], word:
     settings = json.dumps(kind.configuration(NODES, tmp_path, tmp_path / "volumes") | extra)
     nowhere = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "KIND_EXPERIMENTAL_PROVIDER": "docker"}
     done = subprocess.run(
-        command, input=settings, env=nowhere, capture_output=True, text=True, timeout=waits.COMMAND, check=False
+        command, input=settings, env=nowhere, capture_output=True, text=True, timeout=deadlines.COMMAND, check=False
     )
     assert done.returncode == 1
     assert word in done.stderr

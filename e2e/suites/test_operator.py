@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
@@ -63,7 +63,7 @@ def test_create_rest_and_delete_are_counted(
     expected = Counter({("delete", "rayjobs"): 1, ("patch", "diffusionrljobs"): 1})
     assert installed.audit.settled(expected, user_agent=AGENT, since=mark) == expected
     for path in (job.ray("rayjobs"), job.ray("rayclusters"), f"/api/v1/namespaces/{namespace}/services"):
-        waits.until(f"{path} to be empty", JOB_SEEN, lambda path=path: not api.get(path)["items"])
+        deadlines.wait_until(f"{path} to be empty", JOB_SEEN, lambda path=path: not api.get(path)["items"])
 
 
 def test_a_job_succeeds_and_its_conditions_carry_the_generation(

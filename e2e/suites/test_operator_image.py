@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from e2e import helm
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import ToolMissing
 from e2e.cluster.paths import cache
 from e2e.conftest import leave_out
 from e2e.images.build import build
+from e2e.images.builders import choose
 from e2e.images.catalog import OPERATOR, ROOT
-from e2e.images.engines import choose
 from e2e.images.unpacked import Unpacked, unpacked
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import install_kuberay, operator
@@ -91,7 +91,7 @@ def test_it_says_who_runs_it_and_how(image: Unpacked) -> None:
 def test_without_an_account_it_says_so(image: Unpacked, tmp_path: Path) -> None:
     runner = image.runner(tmp_path / "run", {}, {Path("/dev"): "/dev"})
     done = subprocess.run(
-        [runner, *image.config["Entrypoint"]], capture_output=True, text=True, timeout=waits.COMMAND, check=False,
+        [runner, *image.config["Entrypoint"]], capture_output=True, text=True, timeout=deadlines.COMMAND, check=False,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )  # fmt: skip
     assert (done.returncode, done.stderr.strip()) == (
@@ -114,7 +114,7 @@ def test_it_runs_a_job_and_can_write_nowhere(
         " os.path.exists('/proc/self/status') else '')"
     )
     said = subprocess.run(
-        [runner, "python", "-c", code], capture_output=True, text=True, timeout=waits.COMMAND, check=True
+        [runner, "python", "-c", code], capture_output=True, text=True, timeout=deadlines.COMMAND, check=True
     )
     assert said.stdout.split(maxsplit=1)[0] == "65532"
     assert "[]" in said.stdout

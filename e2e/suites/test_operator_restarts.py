@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.jobs import JobOnPlane
@@ -112,7 +112,9 @@ def test_the_least_rights_are_enough(
         settings["NAMESPACES"] = namespace
     mark = installed.audit.mark()
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    waits.until("the account of the namespace", waits.POD_RUNNING, lambda: bool(api.get(accounts)["items"]))
+    deadlines.wait_until(
+        "the account of the namespace", deadlines.POD_RUNNING, lambda: bool(api.get(accounts)["items"])
+    )
     kubeconfig = installed.kubeconfig_of_account(namespace, "default")
     with operator(installed, tmp_path, kubeconfig, **settings) as running:
         job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})

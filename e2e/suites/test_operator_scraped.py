@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e import prometheus
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
@@ -58,7 +58,7 @@ def test_a_real_prometheus_scrapes_it(
 ) -> None:
     label = f'{{namespace="{job.namespace}",name="{job.name}"}}'
     with prometheus.scraping(programs, f"127.0.0.1:{running.http}", tmp_path) as server:
-        waits.until("a scrape", prometheus.SCRAPED_S, lambda: server.query('up{job="omni"} == 1'))
+        deadlines.wait_until("a scrape", prometheus.SCRAPED_S, lambda: server.query('up{job="omni"} == 1'))
         assert server.await_value(f"diffusionrl_job_attempts{label}") == 1
         ready = f'diffusionrl_job_condition{{namespace="{job.namespace}",type="Ready",status="True"}}'
         assert server.await_value(ready) == 1

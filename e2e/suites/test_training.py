@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.bare.provider import BareCluster
 from e2e.conftest import own_namespace
@@ -134,7 +134,7 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, spa
     assert f"\nstep {STEPS}: reward" in (run / "train.log").read_text(encoding="utf-8")
     assert "<svg" in (run / "report.html").read_text(encoding="utf-8")
     assert (run / "checkpoints").is_dir()
-    waits.until("the pods to end", GONE, lambda: not items(api, space, "pods"))
+    deadlines.wait_until("the pods to end", GONE, lambda: not items(api, space, "pods"))
 
 
 def test_on_npus_a_lost_head_is_named_and_the_next_attempt_goes_on_to_the_end(api: Api, space: str, run: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_suspended_job_saves_first_goes_on_later_and_deleted_leaves_nothing(ap
     job.await_condition("Suspended", "True", within=FIRST_STEP)
     step = job.status()["checkpoint"]["step"]
     assert 2 <= step < 60
-    waits.until("the pods to end", GONE, lambda: not items(api, space, "pods"))
+    deadlines.wait_until("the pods to end", GONE, lambda: not items(api, space, "pods"))
     api.patch(job.own_path, {"spec": {"suspend": False}})
     went_on = await_step(job, step + 1)
     assert went_on["attempts"] == 2
@@ -178,7 +178,7 @@ def test_a_suspended_job_saves_first_goes_on_later_and_deleted_leaves_nothing(ap
     made = [row["step"] for row in steps(run)]
     assert made == list(range(1, len(made) + 1))
     api.delete(job.own_path)
-    waits.until("everything to be gone", GONE, lambda: not left(api, job))
+    deadlines.wait_until("everything to be gone", GONE, lambda: not left(api, job))
     assert (run / "checkpoints" / f"step_{step:06d}").is_dir(), "the data stays"
 
 

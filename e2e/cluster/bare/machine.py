@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.errors import ClusterError, ToolMissing
 from e2e.cluster.processes import Identity, identify, run, search_path
 from e2e.cluster.tools import Say
@@ -56,7 +56,7 @@ def install_packages(say: Say) -> None:
     for step in (["apt-get", "update", "-qq"], command):
         done = subprocess.run(
             step, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=waits.INSTALL_PACKAGES, check=False,
+            capture_output=True, text=True, timeout=deadlines.INSTALL_PACKAGES, check=False,
         )  # fmt: skip
         if done.returncode != 0:
             raise ToolMissing(f"{' '.join(step)} ended with {done.returncode}:\n{done.stderr.strip()[-1000:]}")
@@ -133,7 +133,7 @@ def remove_cgroups(prefix: str, root: Path = CGROUPS) -> None:
     def removed() -> bool:
         return all([remove_tree(group) for group in groups])  # noqa: C419 - each is tried at every visit
 
-    waits.until(f"cgroups {prefix}* to be empty", waits.PROCESS_END, removed)
+    deadlines.wait_until(f"cgroups {prefix}* to be empty", deadlines.PROCESS_END, removed)
 
 
 def remove_tree(group: Path) -> bool:

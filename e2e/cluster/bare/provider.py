@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import addons, commands, pki, waits
+from e2e.cluster import addons, commands, deadlines, pki
 from e2e.cluster.api import ApiUnavailable
 from e2e.cluster.audit import AuditLog
 from e2e.cluster.control_plane import ControlPlane, checked, layout_of, start
@@ -67,7 +67,7 @@ class BareCluster:
     def volumes(self) -> Path:
         return self.folder / "volumes"
 
-    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = waits.COMMAND) -> str:
+    def kubectl(self, *arguments: str, text: str | None = None, deadline: float = deadlines.COMMAND) -> str:
         return self.plane().kubectl(*arguments, text=text, deadline=deadline)
 
     def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[NodeImage] = ()) -> Path:
@@ -194,7 +194,7 @@ class BareCluster:
         own = self.folder / "folders.json"
         machine.give_back_folders(own, [path for path in self.folder.parent.glob("omni*/folders.json") if path != own])
         if self.folder.exists():
-            run(["rm", "-rf", "--one-file-system", str(self.folder)], deadline=waits.IMPORT_IMAGE)
+            run(["rm", "-rf", "--one-file-system", str(self.folder)], deadline=deadlines.IMPORT_IMAGE)
 
     def _start(self, tools: Tools, nodes: Sequence[NodeSpec]) -> ControlPlane:
         """Links, nodes, control plane, in this order; then wait until all nodes are Ready and have their devices."""
@@ -213,7 +213,7 @@ class BareCluster:
         })  # fmt: skip
         # While nodes come up: what is applied now is scheduled as soon as they are there.
         addons.apply(plane.kubectl, self._manifests(plane))
-        waits.until("all nodes to be Ready", waits.NODES_READY,
+        deadlines.wait_until("all nodes to be Ready", deadlines.NODES_READY,
                     lambda: checked(daemons, lambda: self._all_ready(plane, len(nodes))))  # fmt: skip
         addons.add_devices(plane.kubectl, nodes)
         return plane

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.images import names
 from e2e.cluster.layered import LayeredImage, NodeImage, take
@@ -116,14 +116,14 @@ class ImageStore:
         settings.write_text(containerd_store(self.root, self.folder / "run", socket), encoding="utf-8")
         daemons.start("image-store", ["containerd", "--config", str(settings)])
         try:
-            waits.until("containerd", waits.COMMAND, lambda: answers(daemons, socket))
+            deadlines.wait_until("containerd", deadlines.COMMAND, lambda: answers(daemons, socket))
             for image in new:
                 say(f"taking the image {image.name}")
                 take_in(socket, image, self.folder)
                 self.known.add(image)
             # After those that are new, which may share layers with them.
             for name in old:
-                run(remove_command(socket, name), deadline=waits.IMPORT_IMAGE)
+                run(remove_command(socket, name), deadline=deadlines.IMPORT_IMAGE)
                 self.known.forget(name)
         finally:
             daemons.stop_all()
@@ -133,7 +133,7 @@ class ImageStore:
 
     def copy(self, target: Path, known: Known) -> None:
         """Give a node its own store, and what is known of it. Both have to lie on one file system."""
-        run(["cp", "--archive", "--link", str(self.root), str(target)], deadline=waits.IMPORT_IMAGE)
+        run(["cp", "--archive", "--link", str(self.root), str(target)], deadline=deadlines.IMPORT_IMAGE)
         for database in sorted(self.root.rglob("*.db")):
             own = target / database.relative_to(self.root)
             own.unlink()
@@ -146,7 +146,7 @@ def take_in(socket: Path, image: NodeImage, scratch: Path) -> None:
     if isinstance(image, LayeredImage):
         take(socket, image, scratch)
     else:
-        run(import_command(socket, image), deadline=waits.IMPORT_IMAGE)
+        run(import_command(socket, image), deadline=deadlines.IMPORT_IMAGE)
 
 
 def load(socket: Path, known: Known, image: NodeImage) -> None:
@@ -167,7 +167,7 @@ def answers(daemons: Daemons, socket: Path) -> bool:
     """Whether a containerd takes calls."""
     daemons.check()
     command = ["ctr", f"--address={socket}", "version"]
-    return subprocess.run(command, capture_output=True, timeout=waits.COMMAND, check=False).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=deadlines.COMMAND, check=False).returncode == 0
 
 
 def room(archive: Path, blobs: Path) -> int:

@@ -192,13 +192,13 @@ def test_layers_on_the_disk_take_no_room_and_are_known_by_their_configuration(tm
 @pytest.mark.parametrize(
     "mounts",
     [
-        "mount -t bind /root/s/snapshots/1/fs /target -o rw,rbind\n",
-        "mount -t overlay overlay /target -o index=off,workdir=/root/s/snapshots/1/work,"
-        "upperdir=/root/s/snapshots/1/fs,lowerdir=/root/s/snapshots/0/fs\n",
-        "mount -t overlay overlay /target -o lowerdir=/root/s/snapshots/0/fs,upperdir=/root/s/snapshots/1/fs\n",
+        "mount -t bind /store/s/snapshots/1/fs /target -o rw,rbind\n",
+        "mount -t overlay overlay /target -o index=off,workdir=/store/s/snapshots/1/work,"
+        "upperdir=/store/s/snapshots/1/fs,lowerdir=/store/s/snapshots/0/fs\n",
+        "mount -t overlay overlay /target -o lowerdir=/store/s/snapshots/0/fs,upperdir=/store/s/snapshots/1/fs\n",
     ],
 )
 def test_files_go_to_the_writable_folder_of_a_snapshot(mounts: str) -> None:
-    assert writable(mounts) == Path("/root/s/snapshots/1/fs")
+    assert writable(mounts) == Path("/store/s/snapshots/1/fs")
     with pytest.raises(ClusterError, match="no writable folder"):
         writable(mounts.replace("/fs", "/files"))

@@ -18,7 +18,7 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.cluster import commands, pki, waits
+from e2e.cluster import commands, deadlines, pki
 from e2e.cluster.audit import AuditLog, Mark, count, parse
 from e2e.cluster.control_plane import layout_of, sweep
 from e2e.cluster.errors import BuildFailed, CommandFailed, DeadlinePassed, ProcessEnded, ToolMissing
@@ -220,7 +220,7 @@ def test_a_stale_record_ends_nobody(tmp_path: Path) -> None:
 def test_a_daemon_that_ended_is_named_with_its_last_words(tmp_path: Path) -> None:
     daemons = Daemons(tmp_path, bound=True)
     identity = daemons.start("talker", [sys.executable, "-c", "input"])
-    waits.until("its end", waits.PROCESS_END, lambda: not runs(identity))
+    deadlines.wait_until("its end", deadlines.PROCESS_END, lambda: not runs(identity))
     (tmp_path / "logs" / "talker.log").write_text("one\nlast words\n")
     with pytest.raises(ProcessEnded, match=r"(?s)talker ended:.*last words"):
         daemons.check()
@@ -254,9 +254,9 @@ def test_a_command_that_fails_says_what_it_was() -> None:
 
 
 def test_a_wait_probes_at_least_once_and_says_what_it_waited_for() -> None:
-    assert waits.until("a value", 0, lambda: 7) == 7
+    assert deadlines.wait_until("a value", 0, lambda: 7) == 7
     with pytest.raises(DeadlinePassed, match="waited 0 s for nothing"):
-        waits.until("nothing", 0, lambda: None)
+        deadlines.wait_until("nothing", 0, lambda: None)
 
 
 def test_an_identity_survives_being_written_down() -> None:

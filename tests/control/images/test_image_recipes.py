@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from e2e.cluster.errors import BuildFailed, ToolMissing
 from e2e.images.base import suite
 from e2e.images.build import build, check_room
+from e2e.images.builders import STEP
 from e2e.images.catalog import ALL, GB, ROOT, Image
-from e2e.images.engines import STEP
 from e2e.images.recipe import Recipe, default_base, inputs, recipe, stage
 from e2e.images.storage import layers
 
@@ -38,8 +38,8 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-class Bench:
-    """An engine that writes down what it is asked for."""
+class RecordingBuilder:
+    """A builder that writes down what it is asked for."""
 
     def __init__(self, fails: bool = False) -> None:
         self.calls: list[str] = []
@@ -74,8 +74,8 @@ class Bench:
         self.calls.append(f"forget all of {repository} but {kept}")
 
 
-def made(tree: Path, tmp_path: Path, engine: Bench, base: str | None = None) -> str:
-    return build(SMALL, engine, tmp_path / "kept", lambda _: None, base, tree).name
+def made(tree: Path, tmp_path: Path, builder: RecordingBuilder, base: str | None = None) -> str:
+    return build(SMALL, builder, tmp_path / "kept", lambda _: None, base, tree).name
 
 
 def test_only_what_is_named_goes_in(tree: Path) -> None:
@@ -86,13 +86,13 @@ def test_only_what_is_named_goes_in(tree: Path) -> None:
 
 
 def test_an_image_is_built_once(tree: Path, tmp_path: Path) -> None:
-    engine = Bench()
-    name = made(tree, tmp_path, engine)
-    assert engine.calls == [
+    builder = RecordingBuilder()
+    name = made(tree, tmp_path, builder)
+    assert builder.calls == [
         "clean", f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}", "deliver",
     ]  # fmt: skip
-    assert engine.staged == ["code/a.py", "images/small/Dockerfile", "one.txt"]
-    again = Bench()
+    assert builder.staged == ["code/a.py", "images/small/Dockerfile", "one.txt"]
+    again = RecordingBuilder()
     assert made(tree, tmp_path, again) == name
     assert again.calls == []
 
@@ -109,52 +109,52 @@ def test_an_image_is_built_once(tree: Path, tmp_path: Path) -> None:
     ],
 )
 def test_another_content_is_another_image(tree: Path, tmp_path: Path, path: str, text: str, same: bool) -> None:
-    before = made(tree, tmp_path, Bench())
+    before = made(tree, tmp_path, RecordingBuilder())
     (tree / path).write_text(text)
-    after = made(tree, tmp_path, Bench())
+    after = made(tree, tmp_path, RecordingBuilder())
     assert (after == before) is same
     # The archive of what there was before is gone.
     assert [file.read_text() for file in (tmp_path / "kept").glob("*.tar")] == [after]
 
 
 def test_another_base_or_mode_is_another_image(tree: Path, tmp_path: Path) -> None:
-    plain = made(tree, tmp_path, Bench())
-    assert made(tree, tmp_path, Bench(), "other:1") != plain
+    plain = made(tree, tmp_path, RecordingBuilder())
+    assert made(tree, tmp_path, RecordingBuilder(), "other:1") != plain
     (tree / "code/a.py").chmod(0o755)
-    assert made(tree, tmp_path, Bench()) != plain
+    assert made(tree, tmp_path, RecordingBuilder()) != plain
 
 
 def test_a_tree_that_changes_while_it_is_built_changes_nothing(tree: Path, tmp_path: Path) -> None:
-    class Changing(Bench):
+    class ChangingTree(RecordingBuilder):
         def build(self, recipe: Recipe, context: Path, say: object) -> None:
             (tree / "code/a.py").write_text("changed")
             super().build(recipe, context, say)
 
-    engine = Changing()
-    name = made(tree, tmp_path, engine)
-    assert engine.calls[2] == f"forget all of localhost/small but {name}"
-    assert made(tree, tmp_path, Bench()) != name
+    builder = ChangingTree()
+    name = made(tree, tmp_path, builder)
+    assert builder.calls[2] == f"forget all of localhost/small but {name}"
+    assert made(tree, tmp_path, RecordingBuilder()) != name
 
 
 def test_a_build_that_fails_leaves_no_archive(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildFailed):
-        made(tree, tmp_path, Bench(fails=True))
+        made(tree, tmp_path, RecordingBuilder(fails=True))
     assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_a_disk_that_fills_up_costs_the_earlier_builds_and_not_the_build(tree: Path, tmp_path: Path) -> None:
-    class Filling(Bench):
+    class FillingDisk(RecordingBuilder):
         def build(self, recipe: Recipe, context: Path, say: object) -> None:
             super().build(recipe, context, say)
             if self.calls[1:] == self.calls[-1:]:
                 raise BuildFailed("buildah bud ended with 1:\nwriting blob: no space left on device")
 
-    earlier = made(tree, tmp_path, Bench())
+    earlier = made(tree, tmp_path, RecordingBuilder())
     (tree / "code/a.py").write_text("new")
-    engine = Filling()
-    name = made(tree, tmp_path, engine)
+    builder = FillingDisk()
+    name = made(tree, tmp_path, builder)
     building, forgetting = f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}"
-    assert name != earlier and engine.calls == ["clean", building, forgetting, building, forgetting, "deliver"]
+    assert name != earlier and builder.calls == ["clean", building, forgetting, building, forgetting, "deliver"]
 
 
 @given(free=st.integers(0, 100), room=st.integers(0, 100))
@@ -171,12 +171,12 @@ def test_the_archive_that_goes_counts_as_room(tree: Path, tmp_path: Path, monkey
     image, kept = Image("small", "localhost/small", 100, 0, ""), tmp_path / "kept"
     kept.mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=60))
-    engine = Bench()
+    builder = RecordingBuilder()
     with pytest.raises(ToolMissing, match="more are needed"):
-        build(image, engine, kept, lambda _: None, None, tree)
-    assert [call.split()[0] for call in engine.calls] == ["clean", "forget"], "what can go went before it was refused"
+        build(image, builder, kept, lambda _: None, None, tree)
+    assert [call.split()[0] for call in builder.calls] == ["clean", "forget"], "what can go went before it was refused"
     (kept / "small-0123456789abcdef.tar").write_bytes(b"x" * 40)
-    assert build(image, Bench(), kept, lambda _: None, None, tree).name
+    assert build(image, RecordingBuilder(), kept, lambda _: None, None, tree).name
 
 
 def test_staged_files_have_no_time(tree: Path, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_every_image_has_its_files_in_this_checkout(tmp_path: Path) -> None:
 def test_a_build_says_beforehand_how_much_disk_it_takes_and_where(tree: Path, tmp_path: Path) -> None:
     said: list[str] = []
     image = Image("small", "localhost/small", 3 * 10**6, 2 * GB, "a moment")
-    build(image, Bench(), tmp_path / "kept", said.append, None, tree)
+    build(image, RecordingBuilder(), tmp_path / "kept", said.append, None, tree)
     assert said[0].startswith("building small (the first time a moment): takes up to 0 GB of disk, and keeps 2 GB in ")
     assert said[0].endswith(str(tmp_path / "kept"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e.cluster import waits
+from e2e.cluster import deadlines
 from suite import coverage, timings
 from suite.runner import Runner
 from suite.stages import IMAGES, PROGRAMS, Stage, Target, lanes
@@ -112,7 +112,7 @@ def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         Runner(tmp_path / "run", lambda text: None).run([(python("long", code),)])
     started = int(child.read_text())
-    waits.until("the child to end", waits.PROCESS_END, lambda: not lives(started))
+    deadlines.wait_until("the child to end", deadlines.PROCESS_END, lambda: not lives(started))
 
 
 def test_the_table_has_every_stage_and_the_slowest_tests() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ml.engine.played import DEADLINE, PROMPTS, RANK, SCORER, Leftovers, Replica, TwoReplicas, replicas_of
+from tests.ml.engine.replica_driver import DEADLINE, PROMPTS, RANK, SCORER, Leftovers, Replica, TwoReplicas, replicas_of
 from verl_omni.weight_sync import names, transfer
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h

@@ -12,7 +12,15 @@ import psutil
 import pytest
 import torch
 
-from tests.ml.engine.played import DEADLINE, SOON, Leftovers, Replica, ending_at_the_sixth, replicas_of, wait_for
+from tests.ml.engine.replica_driver import (
+    DEADLINE,
+    SOON,
+    Leftovers,
+    Replica,
+    ending_at_the_sixth,
+    replicas_of,
+    wait_for,
+)
 from verl_omni.weight_sync import transfer
 from verl_omni.weight_sync.errors import WeightSyncError
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ml.engine.played import (
+from tests.ml.engine.replica_driver import (
     DEADLINE,
     PROMPTS,
     SOON,

@@ -16,7 +16,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ml.engine.played import DEADLINE, LAYER, SOON, Leftovers, Replica, TwoReplicas, lora_settings, wait_for
+from tests.ml.engine.replica_driver import (
+    DEADLINE,
+    LAYER,
+    SOON,
+    Leftovers,
+    Replica,
+    TwoReplicas,
+    lora_settings,
+    wait_for,
+)
 from verl_omni.weight_sync import names, transfer
 from verl_omni.weight_sync.buffers import Outgoing
 from verl_omni.weight_sync.digest import digest

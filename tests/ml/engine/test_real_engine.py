@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ml.engine.played import Leftovers
+from tests.ml.engine.replica_driver import Leftovers
 
 pytestmark = pytest.mark.engine
 

@@ -37,7 +37,7 @@ SETTINGS = {Path("/etc/pip.conf"): "/etc/pip.conf", Path("/etc/uv/uv.toml"): "/e
 PIP = "[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n"
 
 
-class Engine(Protocol):
+class Builder(Protocol):
     """Something that builds images from Dockerfiles."""
 
     def base(self, dockerfile: str, say: Say) -> str:
@@ -261,7 +261,7 @@ class Buildah:
         return run(["env", *settings, "buildah", *arguments], deadline=deadline)
 
 
-def choose(folder: Path, say: Say) -> Engine:
+def choose(folder: Path, say: Say) -> Builder:
     """Docker where it answers, else buildah, installed where it is missing.
 
     Raises:

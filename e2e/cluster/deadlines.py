@@ -1,4 +1,4 @@
-"""Every wait of the cluster and of its tests, by name, in seconds; and the one loop that waits."""
+"""Deadlines of the cluster and of its tests, in seconds, and the one loop that polls until them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BUILD_PROGRAM = 5400.0
 PAUSE = 0.1
 
 
-def until(what: str, deadline: float, probe: Callable[[], T | None]) -> T:
+def wait_until(what: str, deadline: float, probe: Callable[[], T | None]) -> T:
     """The first value of `probe` that is neither None nor False.
 
     Raises:
