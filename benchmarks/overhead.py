@@ -41,12 +41,12 @@ def raw_seconds(server: Any, requests: list[dict[str, Any]]) -> float:
     import asyncio
     from uuid import uuid4
 
-    from verl_omni.workers.rollout.vllm_rollout.control import last
-    from verl_omni.workers.rollout.vllm_rollout.requests import Asked
+    from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
+    from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
     ready = [
-        server._mode.arguments(
-            Asked(prompt_ids=request["prompt_ids"]), request["sampling_params"], None, server.config,
+        server._mode.engine_request(
+            RolloutRequest(prompt_ids=request["prompt_ids"]), request["sampling_params"], None, server.config,
             server.engine.default_sampling_params_list,
         )
         for request in requests
@@ -54,7 +54,7 @@ def raw_seconds(server: Any, requests: list[dict[str, Any]]) -> float:
 
     async def draw() -> float:
         began = time.perf_counter()
-        await asyncio.gather(*(last(server.engine.generate(request_id=uuid4().hex, **each)) for each in ready))
+        await asyncio.gather(*(last_output(server.engine.generate(request_id=uuid4().hex, **each)) for each in ready))
         return time.perf_counter() - began
 
     return asyncio.run_coroutine_threadsafe(draw(), server._server_task.get_loop()).result()

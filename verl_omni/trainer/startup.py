@@ -60,16 +60,16 @@ class Stack:
         """Version of the weights that each rollout replica says it serves.
 
         Raises:
-            ReplicaFailed: one did not say it within `deadline`.
+            ReplicaCallFailed: one did not say it within `deadline`.
         """
         import ray
 
-        from verl_omni.workers.rollout.answers import ReplicaFailed
+        from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
 
         asked = [server.get_global_steps.remote() for server in self.servers.server_handles]
         said, _ = ray.wait(asked, num_returns=len(asked), timeout=self.deadline)
         if silent := [str(replica) for replica, answer in enumerate(asked) if answer not in said]:
-            raise ReplicaFailed(f"replica {', '.join(silent)} did not say its version within {self.deadline:g} s")
+            raise ReplicaCallFailed(f"replica {', '.join(silent)} did not say its version within {self.deadline:g} s")
         found: list[int] = ray.get(asked)
         return found
 

@@ -29,7 +29,19 @@ from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, Pee
 from verl_omni.weight_sync.messages import Abandon, Answer, Begin, BucketMessage, Entry, Message
 from verl_omni.weight_sync.packing import ENOUGH, Bucket, Packer, unpacked
 
-__all__ = ["SEGMENT_PREFIX", "Bucket", "BucketMessage", "Channel", "Entry", "Stop", "receive", "send"]
+__all__ = [
+    "SEGMENT_PREFIX",
+    "UPDATE_DEADLINE_SECONDS",
+    "Bucket",
+    "BucketMessage",
+    "Channel",
+    "Entry",
+    "Stop",
+    "receive",
+    "send",
+]
+
+UPDATE_DEADLINE_SECONDS = 120.0  # for each reply of the other end
 
 
 def send(

@@ -78,14 +78,13 @@ def model(tmp_path: Path) -> Path:
 
 def server(engine: Engine) -> Any:
     """A replica's server, awake and open, with an engine in it."""
-    from verl_omni.workers.rollout.vllm_rollout.modes import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
-    from verl_omni.workers.rollout.vllm_rollout.weights_gate import WeightsGate
 
     made: Any = object.__new__(vLLMOmniHttpServer)
     made.engine, made._mode, made.config = engine, DiffusionMode(), None
     made.model_config = SimpleNamespace(lora_rank=0, lora={})
-    made.global_steps, made.replica_rank, made._noted_version, made._weights = 3, 0, None, WeightsGate()
+    made.global_steps, made.replica_rank, made._noted_version = 3, 0, None
     made._submission_paused, made._rejecting, made._admitting = False, False, 0
     made._awake, made._resume_event = asyncio.Event(), asyncio.Event()
     made._awake.set()

@@ -54,7 +54,7 @@ def test_what_is_cut_off_in_the_middle_says_so_and_the_rest_is_whole(replica: Re
 
 def test_a_replica_that_is_silent_is_named_and_serves_on_when_it_is_back(two_replicas: TwoReplicas) -> None:
     """A process that is stopped has every connection, and answers nothing on any: Ray alone would wait for ever."""
-    from verl_omni.workers.rollout.answers import ReplicaFailed  # not before Ray was started: it loads Ray
+    from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed  # not before Ray was started: it loads Ray
 
     one, other = two_replicas.replicas
     picture, counted = other.picture(), Leftovers()
@@ -67,9 +67,9 @@ def test_a_replica_that_is_silent_is_named_and_serves_on_when_it_is_back(two_rep
             two_replicas.score(["", "", "", ""], version=1)
         with pytest.raises(Exception, match=r"version 5 did not reach replica [01]: "):
             two_replicas.stack.weights.update_weights(global_steps=5)
-        with pytest.raises(ReplicaFailed, match=r"replica 1, sleep: no answer within 10 s"):
+        with pytest.raises(ReplicaCallFailed, match=r"replica 1, sleep: no answer within 10 s"):
             two_replicas.stack.weights.sleep_replicas()
-        with pytest.raises(ReplicaFailed, match=r"replica 1 did not say its version within 10 s"):
+        with pytest.raises(ReplicaCallFailed, match=r"replica 1 did not say its version within 10 s"):
             two_replicas.stack.versions()
     finally:
         os.kill(pid, signal.SIGCONT)

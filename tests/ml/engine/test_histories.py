@@ -207,9 +207,9 @@ class Life(RuleBasedStateMachine):
             got(answer)
 
     def _names_the_replica(self, error: Exception) -> None:
-        from verl_omni.workers.rollout.answers import ReplicaFailed
+        from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
 
-        assert isinstance(error, ReplicaFailed), error
+        assert isinstance(error, ReplicaCallFailed), error
         assert re.match(rf"replica ({re.escape(self.one.address)}|{self.replica.rank}\b)", str(error)), error
 
     @precondition(lambda self: not self.alive)

@@ -314,7 +314,7 @@ def test_a_replica_sleeps_and_wakes_and_draws_the_same(running: Running) -> None
 
 
 def test_a_failure_names_the_replica_and_its_weights(running: Running) -> None:
-    from verl_omni.utils.errors import ReplicaError
+    from verl_omni.workers.rollout.replica_calls import ReplicaError
 
     with pytest.raises(ReplicaError, match=r"replica 1, with weights of version 0: .*multiple of 16") as caught:
         answered(running.submit(PROMPTS[0], 1, replica=1, height=65))

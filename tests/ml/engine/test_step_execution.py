@@ -34,9 +34,9 @@ async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any
 
     from verl_omni.pipelines.sd3.engine_pipeline import SD3RolloutPipeline
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
-    from verl_omni.workers.rollout.vllm_rollout.control import last
-    from verl_omni.workers.rollout.vllm_rollout.modes import DiffusionMode
-    from verl_omni.workers.rollout.vllm_rollout.requests import Asked
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
+    from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
     mode, settings = DiffusionMode(), DiffusionModelConfig(path=str(model))
     rollout = DiffusionRolloutConfig(step_execution=step_execution)
@@ -44,7 +44,7 @@ async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any
         "model": str(model), "dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni",
         "max_num_seqs": AT_ONCE, "request_batch_max_wait_ms": 250.0,
     }  # fmt: skip
-    mode.prepare(arguments, rollout, settings)
+    mode.complete_engine_args(arguments, rollout, settings)
     forwards: list[int] = []
     plain = SD3RolloutPipeline._velocity
 
@@ -60,9 +60,9 @@ async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any
             "height": 64, "width": 64, "num_inference_steps": STEPS, "guidance_scale": 1.0 + (seed > 2),
             "max_sequence_length": 16, "seed": seed, "logprobs": True, "noise_level": 0.7, "sde_window_size": 2,
         }  # fmt: skip
-        asked = Asked(settings.tokenizer("a red circle").input_ids, negative_prompt_ids=[])
-        made = mode.arguments(asked, params, None, rollout, engine.default_sampling_params_list)
-        return mode.output(await last(engine.generate(request_id=str(seed), **made)), params, 0)
+        request = RolloutRequest(settings.tokenizer("a red circle").input_ids, negative_prompt_ids=[])
+        made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
+        return mode.to_output(await last_output(engine.generate(request_id=str(seed), **made)), params, 0)
 
     try:
         alone = [await sample(seed) for seed in SEEDS]

@@ -63,7 +63,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm_omni.entrypoints.cli import serve
 
-    from verl_omni.workers.rollout.vllm_rollout.http_app import PolicyEngine, http_app
+    from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine, http_app
 
     parser = FlexibleArgumentParser()
     kinds = parser.add_subparsers(dest="subparser")

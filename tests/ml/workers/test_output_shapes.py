@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from verl_omni.workers.rollout.vllm_rollout.outputs import Wanted, diffusion_output
+from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat, to_diffusion_output
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ from verl_omni.workers.rollout.vllm_rollout.outputs import Wanted, diffusion_out
 )
 def test_pictures_and_videos_lose_the_engines_dimension_alone(engine: tuple[int, ...], sample: tuple[int, ...]) -> None:
     result = SimpleNamespace(images=[torch.zeros(engine, dtype=torch.uint8)])
-    made = diffusion_output(result, Wanted(), global_steps=2)
+    made = to_diffusion_output(result, SampleFormat(), global_steps=2)
     assert made.diffusion_output.shape == sample and made.diffusion_output.dtype == torch.uint8
     assert made.extra_fields == {"global_steps": 2} and made.stop_reason == "completed"

@@ -25,9 +25,9 @@ def answer(*images: Any, **fields: Any) -> Any:
 
 
 def sample(result: Any, **params: Any) -> Any:
-    from verl_omni.workers.rollout.vllm_rollout import outputs, requests
+    from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
 
-    return outputs.diffusion_output(result, requests.wanted(params), global_steps=4)
+    return outputs.to_diffusion_output(result, requests.sample_format(params), global_steps=4)
 
 
 # --- samples -------------------------------------------------------------------------------------------
@@ -157,14 +157,14 @@ def test_a_request_without_a_picture_is_empty_and_says_why(finish: Any, reason: 
 
 
 def test_parameters_are_split_between_engine_and_pipeline() -> None:
-    from verl_omni.workers.rollout.vllm_rollout import requests
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
 
     params = {
         "height": 64, "seed": None, "noise_level": 0.7, "global_steps": 3, "logprobs": True, "output_type": "image",
         "extra_args": {"own": 1},
     }  # fmt: skip
     before = copy.deepcopy(params)
-    made = requests.sampling_params(params)
+    made = requests.engine_sampling_params(params)
     assert params == before
     assert (made.height, made.seed, made.output_type) == (64, None, "pt")
     assert made.extra_args == {
@@ -179,30 +179,30 @@ def test_parameters_are_split_between_engine_and_pipeline() -> None:
      ({"extra_args": {"output_type": "latent"}}, "latent")],
 )  # fmt: skip
 def test_the_engine_is_told_what_a_sample_is(params: dict[str, Any], output_type: str) -> None:
-    from verl_omni.workers.rollout.vllm_rollout import requests
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
 
-    assert requests.sampling_params(params).output_type == output_type
+    assert requests.engine_sampling_params(params).output_type == output_type
 
 
 @pytest.mark.parametrize("params", [{"output_type": "hologram"}, {"pixel_dtype": "int4"}])
 def test_an_unknown_wish_is_refused(params: dict[str, Any]) -> None:
-    from verl_omni.workers.rollout.vllm_rollout import requests
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
 
     with pytest.raises(ValueError, match=r"Unknown .*; one of"):
-        requests.sampling_params(params)
+        requests.engine_sampling_params(params)
 
 
 def test_a_prompt_carries_what_was_asked_and_nothing_else() -> None:
-    from verl_omni.workers.rollout.vllm_rollout import requests
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
 
-    assert requests.prompt(requests.Asked([1, 2])) == {"prompt_token_ids": [1, 2]}
-    asked = requests.Asked(
+    assert requests.engine_prompt(requests.RolloutRequest([1, 2])) == {"prompt_token_ids": [1, 2]}
+    asked = requests.RolloutRequest(
         torch.tensor([[1, 2]]), negative_prompt_ids=[3], prompt_mask=[1, 1], extra_prompt_ids={"t5": np.array([4, 5])},
         negative_extra_prompt_ids={"t5": [6]}, image_data=["picture"], audio_data=["sound"],
         mm_processor_kwargs={"fps": 2},
     )  # fmt: skip
     media = {"image": ["picture"], "audio": ["sound"]}
-    assert requests.prompt(asked, several_stages=True) == {
+    assert requests.engine_prompt(asked, several_stages=True) == {
         "prompt_token_ids": [1, 2], "negative_prompt_ids": [3], "prompt_mask": [1, 1],
         "extra_prompt_ids": {"t5": [4, 5]}, "negative_extra_prompt_ids": {"t5": [6]}, "modalities": ["image"],
         "mm_processor_kwargs": {"fps": 2}, "multi_modal_data": media, "extra_args": {"multi_modal_data": media},
@@ -213,9 +213,9 @@ def test_a_prompt_carries_what_was_asked_and_nothing_else() -> None:
 
 
 def tokens(params: dict[str, Any], **lengths: int) -> Any:
-    from verl_omni.workers.rollout.vllm_rollout import autoregressive
+    from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
 
-    return autoregressive.sampling_params(
+    return token_requests.token_sampling_params(
         params, **{"prompt_length": 4, "max_model_len": 10, "response_length": 3, **lengths}
     )
 
@@ -258,16 +258,16 @@ def test_tokens_come_back_with_their_log_probabilities_and_version() -> None:
     from vllm.outputs import CompletionOutput
     from vllm_omni.outputs import OmniRequestOutput
 
-    from verl_omni.workers.rollout.vllm_rollout import autoregressive
+    from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
 
     scores = [{7: Logprob(-0.5), 8: Logprob(-0.1)}, {9: Logprob(-0.25)}]
     completion = CompletionOutput(0, "x", [7, 9], -0.75, scores, finish_reason="length")
-    made = autoregressive.token_output(OmniRequestOutput(request_id="1", outputs=[completion]), global_steps=2)
+    made = token_requests.to_token_output(OmniRequestOutput(request_id="1", outputs=[completion]), global_steps=2)
     assert (made.token_ids, made.log_probs, made.stop_reason) == ([7, 9], [-0.5, -0.25], "completed")
     assert made.extra_fields == {"global_steps": 2}
     for nothing in (None, OmniRequestOutput(request_id="1")):
         with pytest.raises(RuntimeError, match="without an output"):
-            autoregressive.token_output(nothing, global_steps=2)
+            token_requests.to_token_output(nothing, global_steps=2)
 
 
 # --- modes ---------------------------------------------------------------------------------------------
@@ -275,31 +275,34 @@ def test_tokens_come_back_with_their_log_probabilities_and_version() -> None:
 
 def test_the_mode_is_a_setting() -> None:
     from verl_omni.workers.config import DiffusionRolloutConfig
-    from verl_omni.workers.rollout.vllm_rollout.modes import AutoregressiveMode, DiffusionMode, mode_of
+    from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import select_mode
 
     def rollout(**engine: Any) -> Any:
         return DiffusionRolloutConfig(engine_kwargs={"vllm_omni": engine}, prompt_length=6, response_length=4)
 
-    assert isinstance(mode_of(rollout()), DiffusionMode)
-    writing, config = mode_of(rollout(output_mode="ar")), rollout(output_mode="ar")
-    assert isinstance(writing, AutoregressiveMode)
-    writing.fit(config)
+    assert isinstance(select_mode(rollout()), DiffusionMode)
+    writing, config = select_mode(rollout(output_mode="ar")), rollout(output_mode="ar")
+    assert isinstance(writing, LanguageModelMode)
+    writing.complete_rollout_config(config)
     assert config.max_model_len == 10
     with pytest.raises(ValueError, match=r"Unknown engine_kwargs.vllm_omni.output_mode: 'sing'"):
-        mode_of(rollout(output_mode="sing"))
+        select_mode(rollout(output_mode="sing"))
 
 
 def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
     from types import SimpleNamespace
 
-    from verl_omni.workers.rollout.vllm_rollout import requests
-    from verl_omni.workers.rollout.vllm_rollout.modes import AutoregressiveMode, DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 
-    asked, config = requests.Asked([1]), SimpleNamespace(max_model_len=9, response_length=2)
-    written = AutoregressiveMode().arguments(asked, {}, "adapter", config, ["one", "two"])
+    asked, config = requests.RolloutRequest([1]), SimpleNamespace(max_model_len=9, response_length=2)
+    written = LanguageModelMode().engine_request(asked, {}, "adapter", config, ["one", "two"])
     assert written["sampling_params_list"][0].max_tokens == 2 and written["sampling_params_list"][1:] == ["two"]
     assert written["lora_request"] == "adapter" and "modalities" not in written["prompt"]
-    drawn = DiffusionMode().arguments(asked, {"height": 8}, "adapter", config, ["one", "two"])
+    drawn = DiffusionMode().engine_request(asked, {"height": 8}, "adapter", config, ["one", "two"])
     assert drawn["sampling_params_list"][:1] == ["one"] and drawn["sampling_params_list"][1].height == 8
     assert drawn["sampling_params_list"][1].lora_request == "adapter" and drawn["prompt"]["modalities"] == ["image"]
 

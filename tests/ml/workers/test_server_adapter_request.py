@@ -37,15 +37,14 @@ class Engine:
 
 @pytest.fixture
 def server() -> Any:
-    from verl_omni.workers.rollout.vllm_rollout.modes import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
-    from verl_omni.workers.rollout.vllm_rollout.weights_gate import WeightsGate
 
     made: Any = object.__new__(vLLMOmniHttpServer)
     made._lora_loaded, made._asleep, made._awake, made.engine = None, {"weights"}, asyncio.Event(), Engine()
     made.model_config = SimpleNamespace(lora_rank=4, lora={})
     made.node_rank, made.rollout_mode, made._noted_version = 0, None, None
-    made._mode, made._weights = DiffusionMode(), WeightsGate()
+    made._mode = DiffusionMode()
     return made
 
 

@@ -101,7 +101,7 @@ def test_the_extension_of_the_engines_workers(language_model: Path, monkeypatch:
 def prepared(given: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
     made = drawing(**settings)
     arguments: dict[str, Any] = {"max_num_seqs": 8, **(given or {})}
-    made._mode.prepare(arguments, made.config, made.model_config)
+    made._mode.complete_engine_args(arguments, made.config, made.model_config)
     return arguments
 
 
@@ -147,7 +147,7 @@ def test_verl_finds_our_weight_sender() -> None:
     from verl.workers.rollout.base import get_rollout_class
 
     from verl_omni.workers.rollout import base
-    from verl_omni.workers.rollout.vllm_rollout.server_adapter import ServerAdapter
+    from verl_omni.workers.rollout.vllm_rollout.training_worker.server_adapter import ServerAdapter
 
     base.register_vllm_omni()
     assert get_rollout_class("vllm_omni", "async") is ServerAdapter

@@ -9,7 +9,7 @@ from multiprocessing import resource_tracker
 from multiprocessing import shared_memory as python
 from pathlib import Path
 
-from verl_omni.workers.rollout.vllm_rollout import shared_memory
+from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
 
 # It has a segment and a semaphore of its own, and no tracker that would remove them.
 CHILD = """
@@ -30,7 +30,7 @@ def test_what_a_killed_child_had_goes_and_the_own_semaphores_stay() -> None:
     try:
         assert child.stdout is not None
         segment = Path("/dev/shm") / child.stdout.readline().strip()
-        files = shared_memory.of_children()
+        files = shared_memory.child_segments()
         assert {segment, Path("/dev/shm") / own.name} <= files
         (semaphore,) = (file for file in files if file.name.startswith(shared_memory.SEMAPHORE))
     finally:
@@ -38,7 +38,7 @@ def test_what_a_killed_child_had_goes_and_the_own_semaphores_stay() -> None:
         child.communicate()
     assert segment.exists() and semaphore.exists(), "nobody has removed them"
     held = Path("/dev/shm/sem." + lock._semlock.name.removeprefix("/"))  # type: ignore[attr-defined]
-    shared_memory.remove(files | {held})
+    shared_memory.remove_segments(files | {held})
     assert not segment.exists() and not semaphore.exists() and not Path("/dev/shm", own.name).exists()
     assert held.exists(), "who has a semaphore removes it"
     own.close()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from verl_omni.weight_sync.errors import TornWeights, WeightSyncError
-from verl_omni.workers.rollout.vllm_rollout.control import EngineControlError
-from verl_omni.workers.rollout.vllm_rollout.weights_gate import WeightsGate
+from verl_omni.workers.rollout.vllm_rollout.language_model.weights_gate import WeightsGate
+from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError
 
 FULL, ADAPTER = [[{"lora": False}]], [[{"lora": True}]]
 BROKEN: list[Any] = [{"supported": False, "error": "[TornWeights] the update broke off"}]
@@ -58,14 +58,14 @@ async def test_an_update_that_fails_lets_requests_in_again() -> None:
 async def test_half_an_update_answers_nothing_until_all_weights_have_come() -> None:
     gate = WeightsGate()
     with pytest.raises(EngineControlError):
-        gate.checked("update", BROKEN)
+        gate.check_update_replies("update", BROKEN)
     for answers in ([], [ADAPTER]):
         for each in answers:
-            assert gate.checked("update", each) == [{"lora": True}]
+            assert gate.check_update_replies("update", each) == [{"lora": True}]
         with pytest.raises(TornWeights, match="the update broke off"):
             async with gate.request():
                 raise AssertionError("it was let in")
-    gate.checked("update", FULL)
+    gate.check_update_replies("update", FULL)
     async with gate.request():
         pass
 
@@ -73,6 +73,6 @@ async def test_half_an_update_answers_nothing_until_all_weights_have_come() -> N
 async def test_an_update_that_changed_nothing_tears_nothing() -> None:
     gate = WeightsGate()
     with pytest.raises(EngineControlError, match="arrived twice"):
-        gate.checked("update", [{"supported": False, "error": "[IncompleteUpdate] a arrived twice"}])
+        gate.check_update_replies("update", [{"supported": False, "error": "[IncompleteUpdate] a arrived twice"}])
     async with gate.request():
         pass

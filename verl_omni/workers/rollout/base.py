@@ -1,4 +1,4 @@
-"""The reference registers its weight sender here, where programs import it; importing `replica` registers ours."""
+"""Re-export: programs written for verl-omni import the registration of the weight sender from this path."""
 
 from __future__ import annotations
 

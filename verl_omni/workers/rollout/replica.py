@@ -1,39 +1,22 @@
-"""`DiffusionOutput`, what a rollout server returns, and the registration of our replica with verl."""
+"""Registration of the vLLM-Omni replica and its weight sender with verl, on import.
+
+`DiffusionOutput` is exported here because programs written for verl-omni import it from this path.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 
-from pydantic import BaseModel, ConfigDict, Field
+__all__ = ["SERVER_ADAPTER", "DiffusionOutput", "register_vllm_omni"]
 
-SERVER_ADAPTER = "verl_omni.workers.rollout.vllm_rollout.server_adapter.ServerAdapter"
-
-
-class DiffusionOutput(BaseModel):
-    """One finished (or aborted) sample.
-
-    Attributes:
-        diffusion_output: pixels uint8 [C, H, W] or [T, C, H, W]; float32 for latents; empty when aborted.
-        log_probs: float32 [T_sde], a log-probability for each recorded step, or None.
-        stop_reason: `completed`, `aborted` or None.
-        num_preempted: how often the engine set the request aside, where it says so.
-        extra_fields: tensors of the trajectory and `global_steps`, the version of the weights used.
-    """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    diffusion_output: Any
-    log_probs: Any | None = None
-    stop_reason: str | None = None
-    num_preempted: int | None = None
-    extra_fields: dict[str, Any] = Field(default_factory=dict)
+SERVER_ADAPTER = "verl_omni.workers.rollout.vllm_rollout.training_worker.server_adapter.ServerAdapter"
 
 
 def register_vllm_omni() -> None:
-    """Make verl find our replica and our weight sender under the name `vllm_omni`. Safe to repeat.
+    """Register the replica and the weight sender under the name `vllm_omni`. Safe to repeat.
 
     verl has no public call for the second (`verl.workers.rollout.base._ROLLOUT_REGISTRY`). Both the driver
-    and each actor need it.
+    and each training worker need it.
     """
     from verl.workers.rollout import base
     from verl.workers.rollout.replica import RolloutReplicaRegistry
@@ -43,10 +26,10 @@ def register_vllm_omni() -> None:
 
 
 def _load_replica() -> type:
-    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
+    from verl_omni.workers.rollout.vllm_rollout.driver.replica_handle import vLLMOmniReplica
 
     return vLLMOmniReplica
 
 
-# The reference registers on import, and programs written against it rely on that.
+# verl-omni registers on import, and programs written for it rely on that.
 register_vllm_omni()

@@ -10,7 +10,7 @@ from verl.workers.config import RolloutConfig
 
 ROLLOUT_ADAPTERS = ("default", "old")
 SAMPLE_STRATEGIES = ("random", "progressive")
-DEADLINE_SECONDS = 1800.0
+REPLICA_DEADLINE_SECONDS = 1800.0
 SDE_TYPES = ("sde", "cps", "dance_sde")
 
 
@@ -111,7 +111,7 @@ class DiffusionRolloutConfig(RolloutConfig):
     external_lib: str | None = None
     max_prompt_embed_length: int | None = None
     max_concurrent_requests: int = 256
-    deadline_seconds: float = DEADLINE_SECONDS
+    deadline_seconds: float = REPLICA_DEADLINE_SECONDS
     pipeline: DiffusionPipelineConfig = field(default_factory=DiffusionPipelineConfig)
     algo: DiffusionRolloutAlgoConfig = field(default_factory=DiffusionRolloutAlgoConfig)
     val_kwargs: DiffusionSamplingConfig = field(default_factory=DiffusionSamplingConfig)  # type: ignore[assignment]

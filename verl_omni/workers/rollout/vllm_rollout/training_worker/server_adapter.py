@@ -15,8 +15,7 @@ from verl.workers.rollout.vllm_rollout import ServerAdapter as VerlServerAdapter
 from verl_omni.weight_sync import names, transfer
 from verl_omni.weight_sync.ends import both_ends, confirmed
 from verl_omni.weight_sync.errors import WeightSyncError
-from verl_omni.workers.rollout.answers import ReplicaFailed, answered
-from verl_omni.workers.rollout.vllm_rollout.utils import DEADLINE_SECONDS
+from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, await_reply
 
 _sequence = itertools.count()
 
@@ -31,13 +30,13 @@ class ServerAdapter(VerlServerAdapter):
     async def resume(self, tags: list[str]) -> None:
         """Wake the replica where it sleeps between updates; `WeightSyncError` where it does not."""
         if self.config.free_cache_engine and self._ensure_server_handle():
-            await self._answered(self.server_handle.wake_up.remote(tags=tags), f"waking {' and '.join(tags)}")
+            await self._await_reply(self.server_handle.wake_up.remote(tags=tags), f"waking {' and '.join(tags)}")
 
     @override
     async def release(self) -> None:
         """Let the replica sleep; `WeightSyncError` where it does not."""
         if self.config.free_cache_engine and self._ensure_server_handle():
-            await self._answered(self.server_handle.sleep.remote(), "falling asleep")
+            await self._await_reply(self.server_handle.sleep.remote(), "falling asleep")
 
     @override
     async def update_weights(
@@ -92,20 +91,20 @@ class ServerAdapter(VerlServerAdapter):
         if not self._has_server:
             return None
         answer = confirmed(sent, answers)
-        await self._answered(self.server_handle.clear_kv_cache.remote(), "clearing its cache")
+        await self._await_reply(self.server_handle.clear_kv_cache.remote(), "clearing its cache")
         if global_steps is not None:
-            await self._answered(self.server_handle.set_global_steps.remote(global_steps), "publishing the version")
+            await self._await_reply(self.server_handle.set_global_steps.remote(global_steps), "publishing the version")
         return answer
 
-    async def _answered(self, answer: Awaitable[Any], asked: str) -> Any:
+    async def _await_reply(self, reply: Awaitable[Any], call: str) -> Any:
         try:
-            return await answered(answer, replica=self.replica_rank, asked=asked, deadline=self._deadline())
-        except ReplicaFailed as error:
+            return await await_reply(reply, replica=self.replica_rank, call=call, deadline=self._deadline())
+        except ReplicaCallFailed as error:
             raise WeightSyncError(str(error)) from error
 
     def _deadline(self) -> float:
         options = self.config.checkpoint_engine.engine_kwargs.get("naive") or {}
-        return float(options.get("deadline_seconds", DEADLINE_SECONDS))
+        return float(options.get("deadline_seconds", transfer.UPDATE_DEADLINE_SECONDS))
 
     def _update_id(self, global_steps: int | None) -> str:
         """The same on all ranks of a job, and no other job's on this host.

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from verl_omni.workers.rollout.vllm_rollout.control import last
+from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
 
 
 class PolicyEngine:
@@ -69,7 +69,9 @@ class PolicyEngine:
             own[-1].num_outputs_per_prompt = 1
             if own[-1].seed is not None:
                 own[-1].seed += number
-            return last(self._engine.generate(request_id=f"{request_id}-{number}", sampling_params_list=own, **kwargs))
+            return last_output(
+                self._engine.generate(request_id=f"{request_id}-{number}", sampling_params_list=own, **kwargs)
+            )
 
         try:
             async with asyncio.TaskGroup() as group:

@@ -19,7 +19,8 @@ from verl_omni.weight_sync.errors import BindingIncomplete, TornWeights, WeightS
 from verl_omni.weight_sync.full import LanguageUpdate
 from verl_omni.weight_sync.names import without_peft
 from verl_omni.weight_sync.staging import few
-from verl_omni.workers.rollout.vllm_rollout.receiving import DEADLINE_SECONDS, WeightReceiver
+from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
+from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import WeightReceiver
 
 
 class TokenWorkerExtension(WeightReceiver):
@@ -39,7 +40,7 @@ class TokenWorkerExtension(WeightReceiver):
         base_sync_done: bool = False,
         use_shm: bool = False,
         zmq_update_id: str | None = None,
-        deadline: float = DEADLINE_SECONDS,
+        deadline: float = UPDATE_DEADLINE_SECONDS,
         global_steps: int | None = None,
     ) -> dict[str, Any]:
         """Take an adapter (with `peft_config` and `base_sync_done`) or all weights from the trainer.

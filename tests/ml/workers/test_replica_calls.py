@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
-from verl_omni.workers.rollout.answers import ReplicaFailed, answered
+from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, await_reply
 
 
 async def says(what: Any) -> Any:
@@ -18,7 +18,7 @@ async def says(what: Any) -> Any:
 
 
 async def test_an_answer_passes() -> None:
-    assert await answered(says(3), replica=1, asked="sleep", deadline=5) == 3
+    assert await await_reply(says(3), replica=1, call="sleep", deadline=5) == 3
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ async def test_an_answer_passes() -> None:
     ],
 )
 async def test_silence_death_and_a_failure_name_the_replica(answer: Any, words: str) -> None:
-    with pytest.raises(ReplicaFailed, match=words) as caught:
-        await answered(answer(), replica=1, asked="sleep", deadline=0.05)
+    with pytest.raises(ReplicaCallFailed, match=words) as caught:
+        await await_reply(answer(), replica=1, call="sleep", deadline=0.05)
     assert caught.value.__cause__ is not None
 
 
 async def test_other_errors_are_not_the_replicas() -> None:
     with pytest.raises(KeyError):
-        await answered(says(KeyError("x")), replica=1, asked="sleep", deadline=5)
+        await await_reply(says(KeyError("x")), replica=1, call="sleep", deadline=5)

@@ -13,8 +13,6 @@ from verl_omni.weight_sync import transfer
 from verl_omni.weight_sync.names import make_update_zmq_handle
 from verl_omni.weight_sync.staging import Staging, check_names
 
-DEADLINE_SECONDS = 120.0
-
 
 class WeightReceiver:
     """Below a worker extension, which says what becomes of an adapter (`_swap`) and of all weights (`_take_full`)."""

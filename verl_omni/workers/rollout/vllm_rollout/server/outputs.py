@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.utils.pixels import PixelDtype, as_pixels
-from verl_omni.workers.rollout.replica import DiffusionOutput
+from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 
 STOP_REASONS = {"abort": "aborted", "stop": "completed", "length": "completed"}
 MEDIA = ("video", "image", "output", "audio")  # the first of these that a pipeline's dict has is the sample
@@ -17,7 +17,7 @@ AUDIO_SAMPLE_RATE = 32000  # Hz, of a pipeline that does not say
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SampleFormat:
     """What the caller asked of a sample.
 
     Attributes:
@@ -45,7 +45,7 @@ def stop_reason(finish_reason: str | None) -> str | None:
     return STOP_REASONS.get(finish_reason, finish_reason) if finish_reason is not None else None
 
 
-def diffusion_output(result: Any, wanted: Wanted, *, global_steps: int | None) -> DiffusionOutput:
+def to_diffusion_output(result: Any, sample_format: SampleFormat, *, global_steps: int | None) -> DiffusionOutput:
     """Turn the engine's last output of one request into a sample.
 
     Args:
@@ -63,23 +63,23 @@ def diffusion_output(result: Any, wanted: Wanted, *, global_steps: int | None) -
     media = _media(result)
     if media is None:
         reason = stop_reason(_finish_reason(result, default="abort"))
-        return aborted(wanted, global_steps=global_steps).model_copy(update={"stop_reason": reason})
+        return aborted_output(sample_format, global_steps=global_steps).model_copy(update={"stop_reason": reason})
     extra = _trajectory(result)
     log_probs, version = extra.pop("log_probs", None), extra.pop("weights_version", None)
     if media.audio is not None:
         extra |= {"audio": _float32(media.audio), "audio_sample_rate": _sample_rate(result)}
     return DiffusionOutput(
-        diffusion_output=_sample(media, wanted),
-        log_probs=log_probs if wanted.log_probs else None,
+        diffusion_output=_sample(media, sample_format),
+        log_probs=log_probs if sample_format.log_probs else None,
         stop_reason=stop_reason(_finish_reason(result, default="stop")),
         num_preempted=getattr(result, "num_preempted", None),
         extra_fields={**extra, "global_steps": global_steps if version is None else int(version)},
     )
 
 
-def aborted(wanted: Wanted, *, global_steps: int | None) -> DiffusionOutput:
+def aborted_output(sample_format: SampleFormat, *, global_steps: int | None) -> DiffusionOutput:
     """A sample that was cut off: empty, with the version of the weights it would have used."""
-    dtype = torch.float32 if wanted.latent or wanted.pixel_dtype == "float32" else torch.uint8
+    dtype = torch.float32 if sample_format.latent or sample_format.pixel_dtype == "float32" else torch.uint8
     return DiffusionOutput(
         diffusion_output=torch.empty(0, dtype=dtype), stop_reason="aborted", extra_fields={"global_steps": global_steps}
     )
@@ -115,12 +115,12 @@ def _beside(result: Any) -> dict[str, Any]:
     return getattr(result, "multimodal_output", None) or {}
 
 
-def _sample(media: _Media, wanted: Wanted) -> Tensor:
+def _sample(media: _Media, sample_format: SampleFormat) -> Tensor:
     if media.kind == "audio":
         return _float32(media.value)
-    tensor = _float32(media.value) if wanted.latent else as_pixels(media.value, wanted.pixel_dtype)
+    tensor = _float32(media.value) if sample_format.latent else as_pixels(media.value, sample_format.pixel_dtype)
     # The engine's dimension of one sample; latents of any family have it, a video has another one, of its frames.
-    batched = wanted.latent or tensor.ndim == 5 or (tensor.ndim == 4 and media.kind != "video")
+    batched = sample_format.latent or tensor.ndim == 5 or (tensor.ndim == 4 and media.kind != "video")
     return tensor[0] if batched and tensor.shape[0] == 1 else tensor
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.utils.errors import ReplicaError
+from verl_omni.workers.rollout.replica_calls import ReplicaError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
 
@@ -69,14 +69,13 @@ class Engine:
 def made(engine: Engine, mode: str = "HYBRID") -> Any:
     from verl.workers.rollout.replica import RolloutMode
 
-    from verl_omni.workers.rollout.vllm_rollout.modes import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
-    from verl_omni.workers.rollout.vllm_rollout.weights_gate import WeightsGate
 
     server: Any = object.__new__(vLLMOmniHttpServer)
     server.engine, server._mode, server.config = engine, DiffusionMode(), SimpleNamespace(free_cache_engine=True)
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
-    server._weights, server._noted_version = WeightsGate(), None
+    server._noted_version = None
     server._lora_loaded, server._asleep, server.global_steps, server.replica_rank = None, set(), 3, 1
     server._submission_paused, server._rejecting, server._admitting = False, False, 0
     server._resume_event, server._awake = asyncio.Event(), asyncio.Event()
@@ -243,7 +242,7 @@ async def test_an_unknown_wish_leaves_no_admission_open() -> None:
 
 
 async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> None:
-    from verl_omni.workers.rollout.vllm_rollout.http_app import PolicyEngine
+    from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine
 
     seen: list[Any] = []
 
@@ -271,7 +270,7 @@ async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> No
 
 
 async def test_a_control_call_to_a_server_that_is_silent_ends_and_names_the_replica() -> None:
-    from verl_omni.workers.rollout.answers import ReplicaFailed
+    from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
 
     class Silent:
@@ -288,6 +287,6 @@ async def test_a_control_call_to_a_server_that_is_silent_ends_and_names_the_repl
         "clear_kv_cache": (), "release_kv_cache": (), "resume_kv_cache": (),
     }  # fmt: skip
     for name, arguments in calls.items():
-        with pytest.raises(ReplicaFailed, match=rf"replica 3, {name}: no answer within 0\.05 s"):
+        with pytest.raises(ReplicaCallFailed, match=rf"replica 3, {name}: no answer within 0\.05 s"):
             async with asyncio.timeout(5):
                 await getattr(replica, name)(*arguments)

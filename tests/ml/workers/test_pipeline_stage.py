@@ -33,11 +33,11 @@ def pipelines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_language_model_becomes_one_stage_that_makes_tokens(tmp_path: Path, pipelines: dict[str, Any]) -> None:
     from vllm_omni.config.stage_config import StageExecutionType
 
-    from verl_omni.workers.rollout.vllm_rollout import language_stage
+    from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
 
     model = folder(tmp_path / "qwen2", model_type="qwen2", architectures=["Qwen2ForCausalLM"])
     for _ in range(2):
-        language_stage.register(model, trust_remote_code=False)
+        pipeline_stage.register_language_model(model, trust_remote_code=False)
         (stage,) = pipelines["qwen2"].stages
         assert pipelines["qwen2"].model_arch == "Qwen2ForCausalLM"
         assert (stage.execution_type, stage.final_output_type) == (StageExecutionType.LLM_AR, "text")
@@ -45,12 +45,12 @@ def test_a_language_model_becomes_one_stage_that_makes_tokens(tmp_path: Path, pi
 
 
 def test_a_model_that_the_engine_has_a_pipeline_for_keeps_it(tmp_path: Path, pipelines: dict[str, Any]) -> None:
-    from verl_omni.workers.rollout.vllm_rollout import language_stage
+    from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
 
     before = dict(pipelines)
     # It calls itself qwen2, and is told apart by its architecture.
     model = folder(tmp_path / "audio", model_type="qwen2", architectures=["MiMoAudioModel"])
-    language_stage.register(model, trust_remote_code=False)
+    pipeline_stage.register_language_model(model, trust_remote_code=False)
     assert pipelines == before
 
 
@@ -58,26 +58,26 @@ def test_a_model_that_the_engine_has_a_pipeline_for_keeps_it(tmp_path: Path, pip
 def test_what_is_no_language_model_is_refused_in_words(
     tmp_path: Path, pipelines: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    from verl_omni.workers.rollout.vllm_rollout import language_stage
+    from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
 
     model = folder(tmp_path / "nothing", **settings)
     with pytest.raises(
         ValueError, match=r"nothing is no language model: its config\.json is missing, or names no arch"
     ):
-        language_stage.register(model, trust_remote_code=False)
+        pipeline_stage.register_language_model(model, trust_remote_code=False)
 
 
 def test_settings_inside_settings_that_nobody_chose_are_left_out(tmp_path: Path) -> None:
     from vllm.config import CompilationConfig, CUDAGraphMode
     from vllm_omni.engine.arg_utils import OmniEngineArgs
 
-    from verl_omni.workers.rollout.vllm_rollout import language_stage
+    from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
 
     model = folder(tmp_path / "qwen2", model_type="qwen2", architectures=["Qwen2ForCausalLM"])
     chosen = CompilationConfig(cudagraph_mode=CUDAGraphMode.PIECEWISE)
     given = asdict(OmniEngineArgs(model=model, max_num_seqs=3, compilation_config=chosen))
     made = dict(given)
-    language_stage.leave_out_defaults(made)
+    pipeline_stage.drop_default_settings(made)
     assert made["compilation_config"] == {"cudagraph_mode": CUDAGraphMode.PIECEWISE}
     assert made["max_num_seqs"] == 3 and made.keys() < given.keys()
     assert OmniEngineArgs(**made).compilation_config.cudagraph_mode == CUDAGraphMode.PIECEWISE

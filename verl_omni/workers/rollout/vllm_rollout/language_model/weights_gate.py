@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from verl_omni.weight_sync.errors import TornWeights, WeightSyncError, from_text
-from verl_omni.workers.rollout.vllm_rollout.control import EngineControlError, checked_answers
+from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError, check_worker_replies
 
 
 class WeightsGate:
@@ -53,14 +53,14 @@ class WeightsGate:
         finally:
             self._free.set()
 
-    def checked(self, method: str, answers: Iterable[Any]) -> list[Any]:
-        """`checked_answers` of an update, whose answers say whether the weights are whole.
+    def check_update_replies(self, method: str, answers: Iterable[Any]) -> list[Any]:
+        """`check_worker_replies` of an update, whose answers say whether the weights are whole.
 
         Raises:
             EngineControlError: any worker failed.
         """
         try:
-            flat = checked_answers(method, answers)
+            flat = check_worker_replies(method, answers)
         except EngineControlError as error:
             if isinstance(cause := from_text(str(error)), TornWeights):
                 self._torn = cause.args[0]

@@ -70,13 +70,13 @@ class Pipeline(torch.nn.Module):
 @pytest.fixture
 def ascend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The device's platform and the vendor's module, until the test ends."""
-    from verl_omni.workers.rollout.vllm_rollout import npu_utils
+    from verl_omni.workers.rollout.vllm_rollout.engine_worker import npu_extension
 
     names = ("vllm_ascend", "vllm_ascend.device_allocator", "vllm_ascend.device_allocator.camem")
     for name in names:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules[names[-1]], "CaMemAllocator", CaMemAllocator, raising=False)
-    monkeypatch.setattr(npu_utils, "current_omni_platform", Ascend())
+    monkeypatch.setattr(npu_extension, "current_omni_platform", Ascend())
     events.clear()
     yield
     CaMemAllocator.instance, CaMemAllocator.usage = None, 0

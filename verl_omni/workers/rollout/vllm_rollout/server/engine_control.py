@@ -1,29 +1,31 @@
-"""`ServerLifecycle`: what is done to a running engine. New weights, abort, drain, pause, sleep, wake."""
+"""`EngineControlServer`: control of a running engine: weight updates, abort, drain, sleep and wake."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import nullcontext
 from typing import Any
 
 from typing_extensions import override
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
-from verl_omni.workers.rollout.vllm_rollout.control import checked_acknowledgements, checked_answers, until
-from verl_omni.workers.rollout.vllm_rollout.modes import Mode
-from verl_omni.workers.rollout.vllm_rollout.weights_gate import WeightsGate
+from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import (
+    check_acknowledgements,
+    check_worker_replies,
+    wait_until,
+)
+from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode
 
 DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
 UPDATE = "update_weights_from_ipc"
 
 
-class ServerLifecycle(vLLMHttpServer):  # type: ignore[misc]
-    """Below a server, which chooses the mode, starts the engine, and answers requests."""
+class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
+    """Base of the server, which selects the mode, starts the engine and serves requests."""
 
-    _mode: Mode
+    _mode: ModelMode
 
     @override
     def _post_init(self, cuda_visible_devices: str) -> None:
@@ -32,7 +34,6 @@ class ServerLifecycle(vLLMHttpServer):  # type: ignore[misc]
         self._asleep: set[str] = set()
         self._awake = asyncio.Event()
         self._awake.set()
-        self._weights = WeightsGate()
 
     @override
     def _get_wake_up_tags(self) -> list[str]:
@@ -58,13 +59,12 @@ class ServerLifecycle(vLLMHttpServer):  # type: ignore[misc]
             WeightSyncError: new weights come while a language model answers requests.
         """
         if method != UPDATE:
-            answers = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
-            return checked_answers(method, answers)
-        # A worker of diffusion models itself knows when its weights may change.
-        with self._weights.update() if self._mode.language_model else nullcontext():
-            answers = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
+            replies = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
+            return check_worker_replies(method, replies)
+        with self._mode.weight_update():
+            replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
             self._lora_loaded = None
-            flat = self._weights.checked(UPDATE, answers)
+            flat = self._mode.check_update_replies(UPDATE, replies)
             self._noted_version = (kwargs or {}).get("global_steps")
             await self.clear_kv_cache()
             return flat
@@ -89,7 +89,7 @@ class ServerLifecycle(vLLMHttpServer):  # type: ignore[misc]
         Raises:
             TimeoutError: some still are after `deadline` seconds.
         """
-        await until(lambda: not self.engine.request_states, deadline=deadline, waiting_for="draining requests")
+        await wait_until(lambda: not self.engine.request_states, deadline=deadline, waiting_for="draining requests")
 
     @override
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
@@ -103,10 +103,12 @@ class ServerLifecycle(vLLMHttpServer):  # type: ignore[misc]
         self._submission_paused, self._rejecting = True, reject_request
         self._resume_event.clear()
         # What is past our gate first: it would wait behind the engine's pause, where no abort finds it.
-        await until(lambda: self._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
+        await wait_until(lambda: self._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
         running = self._running()  # a pause ends those of a language model
         await self.engine.pause_generation(mode="abort", clear_cache=False)
-        await until(lambda: self.engine._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="submitting requests")
+        await wait_until(
+            lambda: self.engine._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="submitting requests"
+        )
         if left := self._running():
             await self.engine.abort(left)
         await self.wait_for_requests_to_drain()
@@ -139,7 +141,7 @@ class ServerLifecycle(vLLMHttpServer):  # type: ignore[misc]
         self._awake.clear()
         answers = await self.engine.sleep(level=self._resolve_sleep_level())
         self._lora_loaded = None
-        checked_acknowledgements("sleep", answers, stages=self._stages())
+        check_acknowledgements("sleep", answers, stages=self._stages())
         self._asleep = {"weights", "kv_cache"}
 
     @override
@@ -154,27 +156,24 @@ class ServerLifecycle(vLLMHttpServer):  # type: ignore[misc]
             return
         answers = await self.engine.wake_up(tags=sorted(wanted))
         self._lora_loaded = None
-        checked_acknowledgements("wake_up", answers, stages=self._stages())
+        check_acknowledgements("wake_up", answers, stages=self._stages())
         self._asleep -= wanted
         if not self._asleep:
             await self._reopen()
             self._awake.set()
 
     async def _reopen(self) -> None:
-        """vLLM-Omni holds the requests of a language model after a sleep or a pause, until it is told."""
-        if self._mode.language_model and not self._asleep and not self._submission_paused:
-            await self.engine.resume_generation()
+        if not self._asleep and not self._submission_paused:
+            await self._mode.resume_engine(self.engine)
 
     def _stages(self) -> int:
         return len(self.engine.default_sampling_params_list)
 
     @override
     async def clear_kv_cache(self) -> None:
-        """Forget what a language model computed of prompts; a diffusion stage keeps nothing beyond a request."""
-        if self._mode.language_model:
-            # The one call of AsyncOmni that reaches the cache; its `reset_prefix_cache` does nothing yet.
-            await self.engine.pause_generation(mode="keep", clear_cache=True)
-            await self._reopen()
+        """Drop what a language model computed from prompts; a diffusion stage keeps nothing beyond a request."""
+        await self._mode.clear_cache(self.engine)
+        await self._reopen()
 
     @override
     async def release_kv_cache(self) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.utils.errors import ReplicaError
-from verl_omni.workers.rollout.llm_server import (
+from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError
+from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
     DiffusionLLMServerClient,
     DiffusionWholeSampleRetryLLMServerClient,
-    ReplicaFailed,
 )
-from verl_omni.workers.rollout.replica import DiffusionOutput
 
 CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="vllm_omni")))
 
@@ -78,7 +77,7 @@ async def test_a_sample_passes_and_its_server_is_released() -> None:
 
 async def test_an_error_names_the_replica_and_keeps_the_cause() -> None:
     router = Router(ValueError("Pixel rollout output must contain only finite values"))
-    with pytest.raises(ReplicaFailed, match=r"replica 10\.0\.0\.1:81: ValueError: Pixel rollout") as failure:
+    with pytest.raises(ReplicaCallFailed, match=r"replica 10\.0\.0\.1:81: ValueError: Pixel rollout") as failure:
         await ask(DiffusionLLMServerClient(CONFIG, router))
     assert isinstance(failure.value.__cause__, ValueError)
     assert router.released == ["10.0.0.1:81"]
@@ -101,7 +100,7 @@ async def test_an_error_that_names_the_replica_is_not_told_twice(crossed: bool) 
 async def test_without_a_replica_there_is_none_to_name() -> None:
     with pytest.raises(RuntimeError, match="No available servers") as failure:
         await ask(DiffusionLLMServerClient(CONFIG, Router(missing=True)))
-    assert not isinstance(failure.value, ReplicaFailed)
+    assert not isinstance(failure.value, ReplicaCallFailed)
 
 
 class Late:
@@ -127,7 +126,7 @@ async def test_a_replica_that_answers_nothing_is_given_up_and_its_server_release
     server = Late()
     client, router = with_deadline(0.05, server)
     with pytest.raises(
-        ReplicaFailed, match=r"replica 10\.0\.0\.1:81: TimeoutError: no answer for 0\.05 s \(rollout\.d"
+        ReplicaCallFailed, match=r"replica 10\.0\.0\.1:81: TimeoutError: no answer for 0\.05 s \(rollout\.d"
     ):
         await ask(client)
     assert router.released == ["10.0.0.1:81"]
@@ -200,7 +199,7 @@ async def test_retries_end() -> None:
 
 async def test_a_failure_is_not_tried_again() -> None:
     router = Router(sample(1, "aborted"), RuntimeError("gone"), sample(1))
-    with pytest.raises(ReplicaFailed, match="gone"):
+    with pytest.raises(ReplicaCallFailed, match="gone"):
         await ask(retrying(router))
     assert len(router.requests) == 2
 

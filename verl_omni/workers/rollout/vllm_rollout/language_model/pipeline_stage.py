@@ -9,13 +9,11 @@ from vllm_omni.config.config_factory import StageConfigFactory
 from vllm_omni.config.pipeline_registry import register_pipeline
 from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, StagePipelineConfig
 from vllm_omni.engine.arg_utils import OmniEngineArgs
-from vllm_omni.platforms import current_omni_platform
 
-# The stage's own choice expects an engine that prepares a step while the last one runs; vLLM's on a host does not.
-HOST_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler.OmniARScheduler"
+from verl_omni.platforms.server_profile import server_profile
 
 
-def register(model: str, *, trust_remote_code: bool) -> None:
+def register_language_model(model: str, *, trust_remote_code: bool) -> None:
     """Let this process's engine serve a language model, which it would take for a diffusion model.
 
     A model that vLLM-Omni has a pipeline for keeps that.
@@ -40,14 +38,14 @@ def register(model: str, *, trust_remote_code: bool) -> None:
                 StagePipelineConfig(
                     stage_id=0, model_stage="language_model", execution_type=StageExecutionType.LLM_AR,
                     final_output=True, final_output_type="text", owns_tokenizer=True,
-                    scheduler_cls=HOST_SCHEDULER if current_omni_platform.device_type == "cpu" else None,
+                    scheduler_cls=server_profile().language_model_scheduler,
                 ),
             ),
         )
     )  # fmt: skip
 
 
-def leave_out_defaults(engine_args: dict[str, Any]) -> None:
+def drop_default_settings(engine_args: dict[str, Any]) -> None:
     """Drop from `asdict(OmniEngineArgs)`, in place, the settings inside settings that nobody chose.
 
     vLLM does not take all of its own defaults back: `cudagraph_capture_sizes` of its compilation must not be None.

@@ -11,7 +11,7 @@ class EngineControlError(RuntimeError):
     """A worker or a stage of the engine refused or failed a control call."""
 
 
-def checked_answers(method: str, answers: Iterable[Any]) -> list[Any]:
+def check_worker_replies(method: str, answers: Iterable[Any]) -> list[Any]:
     """Flatten the answers of `collective_rpc` and raise the failures that vLLM-Omni returns as values.
 
     Its orchestrator turns a worker's exception into `{"supported": False, "error": …}`
@@ -31,7 +31,7 @@ def checked_answers(method: str, answers: Iterable[Any]) -> list[Any]:
     return flat
 
 
-def checked_acknowledgements(action: str, acknowledgements: Iterable[Any], *, stages: int) -> None:
+def check_acknowledgements(action: str, acknowledgements: Iterable[Any], *, stages: int) -> None:
     """Raise unless every stage has acknowledged a sleep or wake with SUCCESS.
 
     Raises:
@@ -49,7 +49,9 @@ def checked_acknowledgements(action: str, acknowledgements: Iterable[Any], *, st
         raise EngineControlError(f"{action} was acknowledged by {len(answers)} of {stages} stages")
 
 
-async def until(settled: Callable[[], bool], *, deadline: float, waiting_for: str, interval: float = 0.005) -> None:
+async def wait_until(
+    settled: Callable[[], bool], *, deadline: float, waiting_for: str, interval: float = 0.005
+) -> None:
     """Poll `settled` until it is true.
 
     Raises:
@@ -63,7 +65,7 @@ async def until(settled: Callable[[], bool], *, deadline: float, waiting_for: st
         raise TimeoutError(f"{waiting_for} did not end within {deadline:g} s") from error
 
 
-async def last(stream: AsyncIterator[Any]) -> Any:
+async def last_output(stream: AsyncIterator[Any]) -> Any:
     """The last element of an async iterator, or None."""
     final = None
     async for each in stream:

@@ -10,7 +10,7 @@ from verl.utils.tokenizer import normalize_token_ids
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from verl_omni.utils.pixels import PixelDtype
-from verl_omni.workers.rollout.vllm_rollout.outputs import Wanted
+from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat
 
 # `hasattr` on the class would miss fields with a default factory and hit methods.
 ENGINE_FIELDS = frozenset(field.name for field in fields(OmniDiffusionSamplingParams)) - {"extra_args"}
@@ -20,7 +20,7 @@ PIXEL_DTYPES = ("uint8", "float32")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RolloutRequest:
     """What the agent loop asks for beside sampling parameters: `generate` of verl's client passes it on as it is.
 
     Attributes:
@@ -47,7 +47,7 @@ class Asked:
         return {name: value for name, value in parts.items() if value is not None}
 
 
-def wanted(params: Mapping[str, Any]) -> Wanted:
+def sample_format(params: Mapping[str, Any]) -> SampleFormat:
     """What the sample must be; `output_type` and `pixel_dtype` may also stand in `extra_args`.
 
     Raises:
@@ -58,14 +58,14 @@ def wanted(params: Mapping[str, Any]) -> Wanted:
         raise ValueError(f"Unknown output_type {output_type!r}; one of {sorted(OUTPUT_TYPES)}")
     if pixel_dtype not in PIXEL_DTYPES:
         raise ValueError(f"Unknown pixel_dtype {pixel_dtype!r}; one of {sorted(PIXEL_DTYPES)}")
-    return Wanted(
+    return SampleFormat(
         latent=output_type == "latent",
         pixel_dtype=cast(PixelDtype, pixel_dtype),
         log_probs=bool(params.get("logprobs")),
     )
 
 
-def sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingParams:
+def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingParams:
     """Split `params` into the engine's own fields and `extra_args`, which reach the pipeline untouched.
 
     None means "not set" and is left to the engine's default. The input is not changed.
@@ -73,7 +73,7 @@ def sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingParams:
     Raises:
         ValueError: `output_type` or `pixel_dtype` is unknown.
     """
-    sample = wanted(params)
+    sample = sample_format(params)
     own = {name: value for name, value in params.items() if name in ENGINE_FIELDS and value is not None}
     extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS | {"extra_args"}}
     own["output_type"] = "latent" if sample.latent else "pt"
@@ -82,24 +82,24 @@ def sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingParams:
     return OmniDiffusionSamplingParams(**own, extra_args={**nested, **extra, **ours})
 
 
-def prompt(asked: Asked, *, several_stages: bool = False) -> dict[str, Any]:
+def engine_prompt(request: RolloutRequest, *, several_stages: bool = False) -> dict[str, Any]:
     """The engine's prompt for one sample: token ids; the pipeline of the model encodes them."""
-    made: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(asked.prompt_ids)}
-    if asked.prompt_mask is not None:
-        made["prompt_mask"] = asked.prompt_mask
+    made: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(request.prompt_ids)}
+    if request.prompt_mask is not None:
+        made["prompt_mask"] = request.prompt_mask
     if several_stages:
         made["modalities"] = ["image"]
-    if asked.negative_prompt_ids is not None:
-        made["negative_prompt_ids"] = normalize_token_ids(asked.negative_prompt_ids)
+    if request.negative_prompt_ids is not None:
+        made["negative_prompt_ids"] = normalize_token_ids(request.negative_prompt_ids)
     for name, ids in (
-        ("extra_prompt_ids", asked.extra_prompt_ids),
-        ("negative_extra_prompt_ids", asked.negative_extra_prompt_ids),
+        ("extra_prompt_ids", request.extra_prompt_ids),
+        ("negative_extra_prompt_ids", request.negative_extra_prompt_ids),
     ):
         if ids is not None:
             made[name] = {encoder: normalize_token_ids(each) for encoder, each in ids.items()}
-    if asked.mm_processor_kwargs:
-        made["mm_processor_kwargs"] = asked.mm_processor_kwargs
-    if media := asked.media():
+    if request.mm_processor_kwargs:
+        made["mm_processor_kwargs"] = request.mm_processor_kwargs
+    if media := request.media():
         made["multi_modal_data"] = media
         made["extra_args"] = {"multi_modal_data": media}
     return made

@@ -18,12 +18,12 @@ FOLDER = Path("/dev/shm")
 SEGMENT, SEMAPHORE = "psm_", "sem.mp-"
 
 
-def of_children() -> set[Path]:
+def child_segments() -> set[Path]:
     """The files of Python in /dev/shm that processes below this one have mapped."""
     return _mapped(process.pid for process in psutil.Process().children(recursive=True))
 
 
-def remove(files: set[Path]) -> None:
+def remove_segments(files: set[Path]) -> None:
     """Remove those of an engine that has ended, but for semaphores that this process still has."""
     own = _mapped([os.getpid()])
     for file in files:

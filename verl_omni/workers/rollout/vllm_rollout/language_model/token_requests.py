@@ -9,11 +9,11 @@ from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.rollout.replica import TokenOutput
 from vllm import SamplingParams
 
-from verl_omni.workers.rollout.vllm_rollout.outputs import stop_reason
-from verl_omni.workers.rollout.vllm_rollout.requests import Asked
+from verl_omni.workers.rollout.vllm_rollout.server.outputs import stop_reason
+from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
 
-def sampling_params(
+def token_sampling_params(
     params: Mapping[str, Any],
     *,
     prompt_length: int,
@@ -48,17 +48,17 @@ def sampling_params(
     return SamplingParams(max_tokens=max(1, min(asked, room)), **made)
 
 
-def prompt(asked: Asked) -> dict[str, Any]:
+def token_prompt(request: RolloutRequest) -> dict[str, Any]:
     """vLLM's prompt of token ids."""
-    made: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(asked.prompt_ids)}
-    if media := asked.media():
+    made: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(request.prompt_ids)}
+    if media := request.media():
         made["multi_modal_data"] = media
-    if asked.mm_processor_kwargs:
-        made["mm_processor_kwargs"] = asked.mm_processor_kwargs
+    if request.mm_processor_kwargs:
+        made["mm_processor_kwargs"] = request.mm_processor_kwargs
     return made
 
 
-def token_output(result: Any, *, global_steps: int | None) -> TokenOutput:
+def to_token_output(result: Any, *, global_steps: int | None) -> TokenOutput:
     """The engine's last output of one request.
 
     Raises:
@@ -80,7 +80,7 @@ def token_output(result: Any, *, global_steps: int | None) -> TokenOutput:
     )
 
 
-def aborted(*, global_steps: int | None) -> TokenOutput:
+def aborted_token_output(*, global_steps: int | None) -> TokenOutput:
     """An answer that never began."""
     return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"global_steps": global_steps})
 

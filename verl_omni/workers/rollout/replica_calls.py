@@ -1,0 +1,54 @@
+"""Calls to rollout replicas: deadlines, and errors that name the replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from ray.exceptions import RayError
+
+T = TypeVar("T")
+
+
+class ReplicaError(RuntimeError):
+    """The engine of a replica failed a request.
+
+    Attributes:
+        replica_rank: rank of the replica.
+        global_steps: version of its weights; None before the first update.
+        reason: the engine's error.
+    """
+
+    def __init__(self, replica_rank: int, global_steps: int | None, reason: str) -> None:
+        # Exactly the constructor's arguments: unpickling an exception calls its class with `args`.
+        super().__init__(replica_rank, global_steps, reason)
+        self.replica_rank, self.global_steps, self.reason = replica_rank, global_steps, reason
+
+    def __str__(self) -> str:
+        weights = "its first weights" if self.global_steps is None else f"weights of version {self.global_steps}"
+        return f"rollout replica {self.replica_rank}, with {weights}: {self.reason}"
+
+
+class ReplicaCallFailed(RuntimeError):
+    """A call to a replica failed: it raised, it is gone, or it did not reply in time. The cause is kept."""
+
+
+async def await_reply(reply: Awaitable[T], *, replica: object, call: str, deadline: float) -> T:
+    """Wait for a replica's reply.
+
+    Args:
+        replica: its rank or its address.
+        call: what the replica was called for, for the error message.
+        deadline: seconds; Ray itself waits forever for a process that is stopped.
+
+    Raises:
+        ReplicaCallFailed: the replica raised, is gone, or did not reply in time.
+    """
+    waiting = asyncio.timeout(deadline)
+    try:
+        async with waiting:
+            return await reply
+    except (TimeoutError, RayError) as error:  # a TimeoutError may be the replica's own
+        reason = f"no answer within {deadline:g} s" if waiting.expired() else f"{type(error).__name__}: {error}"
+        raise ReplicaCallFailed(f"replica {replica}, {call}: {reason}") from error

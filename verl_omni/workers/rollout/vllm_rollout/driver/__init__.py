@@ -1,0 +1,1 @@
+"""Runs in the driver and in agent-loop workers: replica handles and the client that sends requests to replicas."""

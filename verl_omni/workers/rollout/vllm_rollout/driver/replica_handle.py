@@ -1,0 +1,81 @@
+"""`vLLMOmniReplica`: handle of one rollout replica, with a deadline on every call to its servers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+import ray
+from typing_extensions import override
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
+
+from verl_omni.workers.rollout.replica_calls import await_reply
+from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import vLLMOmniHttpServer
+
+
+class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
+    """Handle of one replica's servers, which must fit in one node.
+
+    Each call raises `ReplicaCallFailed`, which names the replica, after `rollout.deadline_seconds` without a reply.
+    """
+
+    def __init__(
+        self,
+        replica_rank: int,
+        config: Any,
+        model_config: Any,
+        gpus_per_node: int = 8,
+        is_reward_model: bool = False,
+        is_teacher_model: bool = False,
+        name_suffix: str = "",
+    ) -> None:
+        super().__init__(
+            replica_rank, config, model_config, gpus_per_node, is_reward_model, is_teacher_model, name_suffix
+        )
+        self.server_class = ray.remote(vLLMOmniHttpServer)
+
+    def _validate_launch_requirements(self) -> None:
+        """Nothing beyond what the parent checks."""
+
+    @override
+    def _get_server_name_prefix(self) -> str:
+        return "vllm_omni_"
+
+    async def _await_reply(self, call: str, reply: Awaitable[Any]) -> Any:
+        return await await_reply(reply, replica=self.replica_rank, call=call, deadline=self.config.deadline_seconds)
+
+    @override
+    async def sleep(self) -> None:
+        await self._await_reply("sleep", super().sleep())
+
+    @override
+    async def wake_up(self) -> None:
+        await self._await_reply("wake_up", super().wake_up())
+
+    @override
+    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+        found: dict[str, Any] = await self._await_reply(
+            "abort_all_requests", super().abort_all_requests(reject_request)
+        )
+        return found
+
+    @override
+    async def abort_request(self, request_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self._await_reply("abort_request", super().abort_request(request_id))
+        return found
+
+    @override
+    async def resume_generation(self) -> None:
+        await self._await_reply("resume_generation", super().resume_generation())
+
+    @override
+    async def clear_kv_cache(self) -> None:
+        await self._await_reply("clear_kv_cache", super().clear_kv_cache())
+
+    @override
+    async def release_kv_cache(self) -> None:
+        await self._await_reply("release_kv_cache", super().release_kv_cache())
+
+    @override
+    async def resume_kv_cache(self) -> None:
+        await self._await_reply("resume_kv_cache", super().resume_kv_cache())

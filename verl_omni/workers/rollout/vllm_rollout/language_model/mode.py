@@ -1,0 +1,97 @@
+"""`LanguageModelMode`: tokens from a language model of vLLM in vLLM-Omni's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+from typing_extensions import override
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import HFModelConfig
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_omni.workers.config import DiffusionRolloutConfig
+from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
+from verl_omni.workers.rollout.vllm_rollout.language_model.weights_gate import WeightsGate
+from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode, Params
+from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
+
+TOKEN_WORKER_EXTENSION = (
+    "verl_omni.workers.rollout.vllm_rollout.language_model.token_worker_extension.TokenWorkerExtension"
+)
+
+
+class LanguageModelMode(ModelMode):
+    """A language model has a key-value cache, and its worker does not report which weights an output is from."""
+
+    npu_worker_extension = WORKER_EXTENSION
+    ignored_engine_kwargs = ("custom_pipeline",)
+
+    def __init__(self) -> None:
+        self._gate = WeightsGate()
+
+    @override
+    def load_model_config(self, config: Any) -> HFModelConfig:
+        return omega_conf_to_dataclass(config, HFModelConfig)
+
+    @override
+    def complete_rollout_config(self, config: DiffusionRolloutConfig) -> None:
+        if config.max_model_len is None:
+            config.max_model_len = config.prompt_length + config.response_length
+
+    @override
+    def generation_defaults(self, verl_defaults: dict[str, Any]) -> dict[str, Any]:
+        return verl_defaults
+
+    @override
+    def complete_engine_args(
+        self, engine_args: dict[str, Any], config: DiffusionRolloutConfig, model_config: Any
+    ) -> None:
+        from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
+
+        pipeline_stage.register_language_model(engine_args["model"], trust_remote_code=model_config.trust_remote_code)
+        pipeline_stage.drop_default_settings(engine_args)
+        # The server's documented extension overrides methods of its worker, which vLLM's workers do not allow.
+        engine_args["worker_extension_cls"] = TOKEN_WORKER_EXTENSION
+
+    @override
+    def engine_request(
+        self, request: RolloutRequest, params: Params, lora: Any, config: Any, stage_defaults: Sequence[Any]
+    ) -> dict[str, Any]:
+        prompt = token_requests.token_prompt(request)
+        sampling = token_requests.token_sampling_params(
+            params, prompt_length=len(prompt["prompt_token_ids"]), max_model_len=config.max_model_len,
+            response_length=config.response_length,
+        )  # fmt: skip
+        # The language model is the first stage; later stages keep their default parameters.
+        return {"prompt": prompt, "sampling_params_list": [sampling, *stage_defaults[1:]], "lora_request": lora}
+
+    @override
+    def to_output(self, result: Any, params: Params, global_steps: int | None) -> TokenOutput:
+        return token_requests.to_token_output(result, global_steps=global_steps)
+
+    @override
+    def aborted_output(self, params: Params, global_steps: int | None) -> TokenOutput:
+        return token_requests.aborted_token_output(global_steps=global_steps)
+
+    @override
+    def hold_weights(self) -> AbstractAsyncContextManager[None]:
+        return self._gate.request()
+
+    @override
+    def weight_update(self) -> AbstractContextManager[None]:
+        return self._gate.update()
+
+    @override
+    def check_update_replies(self, method: str, replies: Iterable[Any]) -> list[Any]:
+        return self._gate.check_update_replies(method, replies)
+
+    @override
+    async def clear_cache(self, engine: Any) -> None:
+        # The one call of AsyncOmni that clears the cache; its `reset_prefix_cache` does nothing yet.
+        await engine.pause_generation(mode="keep", clear_cache=True)
+
+    @override
+    async def resume_engine(self, engine: Any) -> None:
+        await engine.resume_generation()

@@ -1,0 +1,106 @@
+"""`DiffusionMode`: images and videos from a pipeline of `verl_omni.pipelines`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from typing import Any
+
+from typing_extensions import override
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl_omni.pipelines.registry import POST_PROCESS, rollout_family
+from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
+from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
+from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import check_worker_replies
+from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode, Params
+
+NPU_WORKER_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.npu_utils.vLLMOmniNPUColocateWorkerExtension"
+
+
+class DiffusionMode(ModelMode):
+    """A diffusion stage has no cache, and its worker itself refuses requests and updates that would mix weights."""
+
+    npu_worker_extension = NPU_WORKER_EXTENSION
+    ignored_engine_kwargs = ()
+
+    @override
+    def load_model_config(self, config: Any) -> DiffusionModelConfig:
+        return omega_conf_to_dataclass(config)
+
+    @override
+    def complete_rollout_config(self, config: DiffusionRolloutConfig) -> None:
+        """A diffusion rollout leaves nothing open."""
+
+    @override
+    def generation_defaults(self, verl_defaults: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    @override
+    def complete_engine_args(
+        self, engine_args: dict[str, Any], config: DiffusionRolloutConfig, model_config: Any
+    ) -> None:
+        from vllm_omni.diffusion.registry import register_diffusion_model
+
+        family = rollout_family(model_config.architecture, model_config.algorithm)
+        # The engine looks up post-processing by architecture; workers load the pipeline class by its name.
+        register_diffusion_model(
+            model_config.architecture, family.engine_module, family.pipeline,
+            pre_process_func_name=family.pre_process, post_process_func_name=POST_PROCESS,
+        )  # fmt: skip
+        engine_args["custom_pipeline_args"] = {"pipeline_class": family.pipeline_class}
+        engine_args["step_execution"] = config.step_execution
+        if all(engine_args.get(f"diffusion_attention_{key}") is None for key in ("config", "backend")):
+            engine_args["diffusion_attention_config"] = {"default": {"backend": config.rollout_attn_backend}}
+        if not config.step_execution and not _supports_batches(family.engine_module, family.pipeline):
+            engine_args["max_num_seqs"] = 1
+
+    @override
+    def engine_request(
+        self,
+        request: requests.RolloutRequest,
+        params: Params,
+        lora: Any,
+        config: Any,
+        stage_defaults: Sequence[Any],
+    ) -> dict[str, Any]:
+        sampling = requests.engine_sampling_params(params)
+        sampling.lora_request = lora
+        return {
+            "prompt": requests.engine_prompt(request, several_stages=len(stage_defaults) > 1),
+            "sampling_params_list": [*stage_defaults[:-1], sampling],
+        }
+
+    @override
+    def to_output(self, result: Any, params: Params, global_steps: int | None) -> DiffusionOutput:
+        return outputs.to_diffusion_output(result, requests.sample_format(params), global_steps=global_steps)
+
+    @override
+    def aborted_output(self, params: Params, global_steps: int | None) -> DiffusionOutput:
+        return outputs.aborted_output(requests.sample_format(params), global_steps=global_steps)
+
+    @override
+    def hold_weights(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    @override
+    def weight_update(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @override
+    def check_update_replies(self, method: str, replies: Iterable[Any]) -> list[Any]:
+        return check_worker_replies(method, replies)
+
+    @override
+    async def clear_cache(self, engine: Any) -> None:
+        """A diffusion stage keeps nothing beyond a request."""
+
+    @override
+    async def resume_engine(self, engine: Any) -> None:
+        """vLLM-Omni resumes diffusion stages by itself."""
+
+
+def _supports_batches(module: str, pipeline: str) -> bool:
+    return bool(getattr(getattr(importlib.import_module(module), pipeline), "supports_request_batch", False))

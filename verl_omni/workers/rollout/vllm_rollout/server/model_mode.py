@@ -1,0 +1,78 @@
+"""`ModelMode`: everything a rollout server does differently for diffusion models and for language models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Protocol
+
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_omni.workers.config import DiffusionRolloutConfig
+from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
+
+WORKER_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.utils.vLLMOmniColocateWorkerExtension"
+Params = Mapping[str, Any]
+
+
+class ModelMode(Protocol):
+    """The kind of model behind a server: `engine_kwargs.vllm_omni.output_mode`.
+
+    Attributes:
+        npu_worker_extension: qualified name of the engine worker's extension on an Ascend NPU.
+        ignored_engine_kwargs: settings of the other mode.
+    """
+
+    npu_worker_extension: str
+    ignored_engine_kwargs: tuple[str, ...]
+
+    # --- configuration ---
+
+    def load_model_config(self, config: Any) -> Any:
+        """Parse the model's settings."""
+
+    def complete_rollout_config(self, config: DiffusionRolloutConfig) -> None:
+        """Fill in, in place, what the rollout's settings leave open."""
+
+    def generation_defaults(self, verl_defaults: dict[str, Any]) -> dict[str, Any]:
+        """Default sampling parameters, given those that verl sets."""
+
+    def complete_engine_args(
+        self, engine_args: dict[str, Any], config: DiffusionRolloutConfig, model_config: Any
+    ) -> None:
+        """Complete the engine's arguments in place."""
+
+    # --- requests ---
+
+    def engine_request(
+        self, request: RolloutRequest, params: Params, lora: Any, config: Any, stage_defaults: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Arguments of `AsyncOmni.generate`; `stage_defaults` are its default parameters of each stage."""
+
+    def to_output(self, result: Any, params: Params, global_steps: int | None) -> DiffusionOutput | TokenOutput:
+        """Convert the engine's last output of a request."""
+
+    def aborted_output(self, params: Params, global_steps: int | None) -> DiffusionOutput | TokenOutput:
+        """Output of a request that is aborted before it reaches the engine."""
+
+    # --- weights and cache ---
+
+    def hold_weights(self) -> AbstractAsyncContextManager[None]:
+        """Context of one request, in which the server changes no weights."""
+
+    def weight_update(self) -> AbstractContextManager[None]:
+        """Context of one weight update."""
+
+    def check_update_replies(self, method: str, replies: Iterable[Any]) -> list[Any]:
+        """Flatten the workers' replies to a weight update.
+
+        Raises:
+            EngineControlError: any worker failed.
+        """
+
+    async def clear_cache(self, engine: Any) -> None:
+        """Drop what the engine computed from old weights; this may pause the engine."""
+
+    async def resume_engine(self, engine: Any) -> None:
+        """Resume an engine that a sleep, an abort or `clear_cache` paused."""

@@ -1,0 +1,203 @@
+"""`vLLMOmniHttpServer`: verl's rollout server, running vLLM-Omni's engine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from typing_extensions import override
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.net_utils import get_free_port
+from verl.workers.config import HFModelConfig
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.utils import run_uvicorn
+
+from verl_omni.platforms.server_profile import server_profile
+from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
+from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
+from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.replica_calls import ReplicaError
+from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
+from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
+from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+from verl_omni.workers.rollout.vllm_rollout.server.engine_control import EngineControlServer
+from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
+from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine, http_app
+from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode
+from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
+
+
+class vLLMOmniHttpServer(EngineControlServer):
+    """One replica's engine: generates samples, takes weights, sleeps and wakes."""
+
+    # --- what the parent asks a subclass -------------------------------------------------------------
+
+    @override
+    def _init_config(self, config: Any) -> DiffusionRolloutConfig:
+        made = omega_conf_to_dataclass(config)
+        # The parent adds the replica's rank to the seed: it must be a number.
+        return replace(made, seed=0) if made.seed is None else made
+
+    @override
+    def _init_model_config(self, model_config: Any) -> DiffusionModelConfig | HFModelConfig:
+        self._mode = select_mode(self.config)
+        return self._mode.load_model_config(model_config)
+
+    @override
+    def _validate_configs(self) -> None:
+        self._mode.complete_rollout_config(self.config)
+
+    @override
+    def _get_override_generation_config(self) -> dict[str, Any]:
+        return self._mode.generation_defaults(super()._get_override_generation_config())
+
+    @override
+    def _get_engine_kwargs_key(self) -> str:
+        return "vllm_omni"
+
+    @override
+    def _get_worker_extension_cls(self) -> str:
+        from verl.utils.device import is_torch_npu_available
+
+        npu = is_torch_npu_available(check_device=False)
+        return self._mode.npu_worker_extension if npu else WORKER_EXTENSION
+
+    @override
+    def _get_cli_modules(self) -> list[Any]:
+        return [importlib.import_module("vllm_omni.entrypoints.cli.serve")]
+
+    @override
+    def _get_cli_description(self) -> str:
+        return "vLLM-Omni CLI"
+
+    @override
+    def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        for name in ("output_mode", *self._mode.ignored_engine_kwargs):
+            engine_kwargs.pop(name, None)
+
+    # --- start and stop -------------------------------------------------------------------------------
+
+    @override
+    async def run_server(self, args: argparse.Namespace) -> None:
+        from vllm_omni.engine.arg_utils import OmniEngineArgs
+        from vllm_omni.entrypoints import AsyncOmni
+
+        if self.config.external_lib:
+            importlib.import_module(self.config.external_lib)
+        engine_args = asdict(OmniEngineArgs.from_cli_args(args))
+        self._mode.complete_engine_args(engine_args, self.config, self.model_config)
+        engine_args["log_stats"] = not self.config.disable_log_stats
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ["MASTER_PORT"] = str(get_free_port("127.0.0.1")[0])
+        server_profile().tune_process(executor=engine_args["distributed_executor_backend"])
+        self.engine = AsyncOmni(**engine_args)
+        self._shared = shared_memory.child_segments()
+        app = await http_app(PolicyEngine(self.engine, self._policy), args)
+        self._server_port, self._server_task = await run_uvicorn(app, args, self._server_address)
+
+    @override
+    async def run_headless(self, args: argparse.Namespace) -> None:
+        raise NotImplementedError("vLLM-Omni headless mode is not implemented yet.")
+
+    async def shutdown(self) -> None:
+        """Stop the engine; without this, a killed process would leave its shared memory behind."""
+        self.engine.shutdown()
+        shared_memory.remove_segments(self._shared)
+
+    # --- generate ---------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: list[Any] | None = None,
+        video_data: list[Any] | None = None,
+        negative_prompt_ids: list[int] | None = None,
+        prompt_mask: list[int] | None = None,
+        priority: int = 0,
+        audio_data: list[Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        extra_prompt_ids: dict[str, list[int]] | None = None,
+        negative_extra_prompt_ids: dict[str, list[int]] | None = None,
+    ) -> DiffusionOutput | TokenOutput:
+        """Make one sample.
+
+        Args:
+            prompt_ids: ids of the model's first tokenizer, unpadded; `extra_prompt_ids` has those of other encoders.
+            sampling_params: the engine's own fields and those of `DiffusionRolloutAlgoConfig`; `logprobs`
+                asks for log-probabilities. Not changed.
+            request_id: unique among the requests in flight.
+
+        Returns:
+            The sample, stamped with the version of the weights that made it (`extra_fields["global_steps"]`);
+            empty with stop reason `aborted` when it was cut off.
+
+        Raises:
+            ValueError: a parameter is unknown, or the prompt is too long.
+            TornWeights: an update of a language model's weights broke off half-way.
+            ReplicaError: the engine failed; the message names this replica and its weights.
+        """
+        request = RolloutRequest(
+            prompt_ids=prompt_ids, negative_prompt_ids=negative_prompt_ids, prompt_mask=prompt_mask,
+            extra_prompt_ids=extra_prompt_ids, negative_extra_prompt_ids=negative_extra_prompt_ids,
+            image_data=image_data, video_data=video_data, audio_data=audio_data,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )  # fmt: skip
+        # The engine would let in what waits when a part of it is awake, and then refuse it.
+        await self._awake.wait()
+        if await self._park_until_admitted(request_id) is not None:
+            return self._mode.aborted_output(sampling_params, self.global_steps)
+        # The parent counts admissions to know when its gate is closed. Its count would hold until the first
+        # output, which for a diffusion model is the whole image; AsyncOmni keeps a count of its own.
+        async with AsyncExitStack() as serving:
+            try:
+                await serving.enter_async_context(self._mode.hold_weights())
+                lora = await self._lora_request()
+                arguments = self._mode.engine_request(
+                    request, sampling_params, lora, self.config, self.engine.default_sampling_params_list
+                )
+            finally:
+                self._admitting -= 1
+            version = self._noted_version if self._noted_version is not None else self.global_steps
+            try:
+                result = await last_output(self.engine.generate(request_id=request_id, **arguments))
+            except Exception as error:
+                raise ReplicaError(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
+            return self._mode.to_output(result, sampling_params, version)
+
+    @asynccontextmanager
+    async def _policy(self) -> AsyncIterator[Any]:
+        """The policy's adapter for a plain client's request, which waits while the replica sleeps, as training's do."""
+        await self._awake.wait()
+        async with self._mode.hold_weights():
+            yield await self._lora_request()
+
+    async def _lora_request(self) -> Any:
+        """The adapter's request once it is loaded; the answer is kept, because asking waits behind every forward."""
+        if not self.lora_as_adapter:
+            return None
+        if self._lora_loaded is None:
+            self._lora_loaded = VLLM_LORA_INT_ID in await self.engine.list_loras()
+        if not self._lora_loaded:
+            return None
+        from vllm_omni.lora.request import LoRARequest
+
+        return LoRARequest(lora_name=VLLM_LORA_NAME, lora_int_id=VLLM_LORA_INT_ID, lora_path=VLLM_LORA_PATH)
+
+
+def select_mode(config: DiffusionRolloutConfig) -> ModelMode:
+    """The mode that `engine_kwargs.vllm_omni.output_mode` selects: `ar`, or `diffusion` (default).
+
+    Raises:
+        ValueError: another value.
+    """
+    mode = ((config.engine_kwargs or {}).get("vllm_omni") or {}).get("output_mode")
+    if mode not in ("ar", "diffusion", None):
+        raise ValueError(f"Unknown engine_kwargs.vllm_omni.output_mode: {mode!r}; one of ['ar', 'diffusion']")
+    return LanguageModelMode() if mode == "ar" else DiffusionMode()

@@ -1,0 +1,1 @@
+"""Runs in the process of the trained model: the sending end of a weight update."""
