@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from verl_omni.trainer import settings
+
+
+def test_the_trackers_of_a_job_are_trackers_of_verl() -> None:
+    from verl.utils.tracking import Tracking
+
+    from omni_operator import plan
+    from omni_operator.api import load_job
+    from omni_operator.api.crd import schema
+
+    example = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
+    job = load_job(example, ["spec.observability.tracking={loggers: [console, tensorboard], project: red}"]).job
+    config = settings.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
+    assert (list(config.trainer.logger), config.trainer.project_name) == (["console", "tensorboard"], "red")
+    tracking = schema()["properties"]["spec"]["properties"]["observability"]["properties"]["tracking"]
+    assert set(tracking["properties"]["loggers"]["items"]["enum"]) <= set(Tracking.supported_backend)
 
 
 def test_unknown_settings_are_refused_with_the_nearest_name() -> None:

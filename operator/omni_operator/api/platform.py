@@ -11,6 +11,8 @@ from typing_extensions import override
 from .base import Cel, LabelKey, NullFree, ObjectName, StrictModel, Violation
 from .pods import KeyReference
 
+WANDB_UNUSED = "nothing reads this key: add wandb to spec.observability.tracking.loggers"
+PROJECT_UNUSED = "nothing is tracked: name a tracker in spec.observability.tracking.loggers"
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
@@ -84,9 +86,38 @@ class PodMonitor(StrictModel):
 
 
 class Tracking(StrictModel):
-    """Where experiments are tracked."""
+    """Experiment trackers that the trainer logs its metrics to, under the name of the job."""
 
-    wandb_secret_ref: KeyReference | None = Field(default=None, description="Key with WANDB_API_KEY.")
+    loggers: Annotated[tuple[Literal["console", "tensorboard", "wandb"], ...], Field(strict=False)] = Field(
+        default=(),
+        max_length=3,
+        description="Trackers that get every step's metrics. console: the trainer's output. tensorboard: files in the "
+        "run folder. wandb: Weights & Biases. Default: none.",
+    )
+    project: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = Field(
+        default=None, description="Project that the tracker files the run under. Default: omni-operator."
+    )
+    wandb_secret_ref: KeyReference | None = Field(
+        default=None,
+        description="Key of a Secret with the API key for wandb; required by wandb on a cluster. Cluster only: a local "
+        "run takes WANDB_API_KEY or the login of `wandb login`.",
+    )
+
+    cel = (
+        Cel(
+            "!has(self.wandbSecretRef) || (has(self.loggers) && 'wandb' in self.loggers)",
+            WANDB_UNUSED,
+            ".wandbSecretRef",
+        ),
+        Cel("!has(self.project) || (has(self.loggers) && self.loggers.size() > 0)", PROJECT_UNUSED, ".project"),
+    )
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if self.wandb_secret_ref and "wandb" not in self.loggers:
+            yield Violation(("wandbSecretRef",), WANDB_UNUSED)
+        if self.project and not self.loggers:
+            yield Violation(("project",), PROJECT_UNUSED)
 
 
 class Observability(StrictModel):

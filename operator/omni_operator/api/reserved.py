@@ -50,6 +50,8 @@ RESERVED = {
     "trainer.max_actor_ckpt_to_keep": "spec.checkpoint.keep",
     "trainer.resume_mode": "spec.checkpoint.resume",
     "trainer.experiment_name": "metadata.name",
+    "trainer.project_name": "spec.observability.tracking.project",
+    "trainer.logger": "spec.observability.tracking.loggers",
     "trainer.default_local_dir": "the run folder (drl run --runs DIR)",
 }
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
 import shlex
 
 from omni_operator.api import DiffusionRLJob
 
 from .overrides import render_command, render_overrides
 from .run_layout import RunLayout, resolve_paths
-from .storage import model_path
+from .storage import model_path, run_folder_path
 from .workers import JOB_FOLDER
 
 JOB, OVERRIDES, LOG = "job.yaml", "overrides.txt", "train.log"
@@ -23,8 +22,8 @@ def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
     if not job.spec.model.base_is_folder:
         model = job.spec.model.model_copy(update={"base": model_path(job.spec.model.base)})
         made = made.model_copy(update={"spec": made.spec.model_copy(update={"model": model})})
-    trainer, folder = job.spec.trainer, posixpath.join(job.spec.checkpoint.path, job.metadata.name)
-    return made, RunLayout(folder, nodes=trainer.replicas, devices_per_node=trainer.accelerator.count)
+    trainer = job.spec.trainer
+    return made, RunLayout(run_folder_path(job), nodes=trainer.replicas, devices_per_node=trainer.accelerator.count)
 
 
 def render_pod_overrides(job: DiffusionRLJob) -> list[str]:

@@ -60,7 +60,7 @@ def _from_scrapers() -> Object:
 def _outside(job: DiffusionRLJob) -> list[Object]:
     """Ports of reward servers, the hub and trackers: a policy cannot name hosts."""
     wanted = {_port(scorer.http.url) for scorer in job.spec.reward.scorers if scorer.http}
-    if not job.spec.model.base_is_folder or job.spec.observability.tracking.wandb_secret_ref:
+    if not job.spec.model.base_is_folder or "wandb" in job.spec.observability.tracking.loggers:
         wanted.add(HTTPS)
     return [_ports(*(("TCP", port) for port in sorted(wanted)))] if wanted else []
 

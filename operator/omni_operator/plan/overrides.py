@@ -141,8 +141,8 @@ def _arguments(scorer: Scorer) -> Settings:
 
 
 def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
-    spec = job.spec
-    return {
+    spec, tracking = job.spec, job.spec.observability.tracking
+    made: Settings = {
         "trainer.total_training_steps": spec.trainer.total_steps,
         "trainer.save_freq": spec.checkpoint.every_steps,
         "trainer.test_freq": spec.trainer.eval_every_steps,
@@ -154,3 +154,8 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         "trainer.experiment_name": job.metadata.name,
         "trainer.seed": spec.seed,
     }
+    if tracking.loggers:
+        made["trainer.logger"] = tracking.loggers
+    if tracking.project:
+        made["trainer.project_name"] = tracking.project
+    return made

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import Violation
 
 from .cluster_settings import ClusterSettings
+from .containers import CONTAINER
 
+WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violation]:
     """Every reason not to start the job here; `at` starts below the job."""
-    return [*_image(job, settings), *_devices(job, settings), *_storage(job), *_queue(job)]
+    return [*_image(job, settings), *_devices(job, settings), *_storage(job), *_tracking(job), *_queue(job)]
 
 
 def _image(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
@@ -43,6 +46,27 @@ def _storage(job: DiffusionRLJob) -> Iterator[Violation]:
         yield Violation(
             ("spec", "checkpoint", "claimName"), "must be given with several pods: they write one run folder (RWX)"
         )
+
+
+def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:
+    tracking, template = job.spec.observability.tracking, job.spec.trainer.pod_template
+    if "wandb" in tracking.loggers and not tracking.wandb_secret_ref and not WANDB_VARIABLES & _variables(template):
+        yield Violation(
+            ("spec", "observability", "tracking", "wandbSecretRef"),
+            "must be given: wandb needs an API key (or set WANDB_API_KEY or WANDB_MODE in "
+            "spec.trainer.podTemplate.spec.containers[ray].env)",
+        )
+
+
+def _variables(template: Mapping[str, Any]) -> set[str]:
+    """Names of the variables that a pod template gives the container of Ray."""
+    containers = template.get("spec", {}).get("containers", ())
+    return {
+        entry["name"]
+        for container in containers
+        if container["name"] == CONTAINER
+        for entry in container.get("env", ())
+    }
 
 
 def _queue(job: DiffusionRLJob) -> Iterator[Violation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
@@ -12,6 +13,11 @@ from .merge import merge_templates
 Object = dict[str, Any]
 RUNS, MODELS = "runs", "models"
 MODELS_PATH = "/var/lib/diffusionrl/models"
+
+
+def run_folder_path(job: DiffusionRLJob) -> str:
+    """The job's run folder in its pods."""
+    return posixpath.join(job.spec.checkpoint.path, job.metadata.name)
 
 
 def add_run_folder(template: Object, job: DiffusionRLJob) -> Object:

@@ -86,6 +86,11 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("head.resources", ({"limits": {"a b": "1"}}, {"requests": {"cpu": "1", "x.y/z": "2"}}, {"requests": {"-": "1"}})),
     ("trainer.resources", ({"limits": {"a b": "1"}}, {"requests": {"c d": "1"}}, {"limits": {"memory": "1GB"}})),
     ("scheduling.nodeSelector", ({"a b": "1"}, {"a.b/c": "d"}, {"a": "b c"}, {"a": None})),
+    ("observability.tracking", (
+        {"loggers": ["wandb"], "wandbSecretRef": {"name": "a", "key": "b"}},
+        {"wandbSecretRef": {"name": "a", "key": "b"}},
+        {"project": "p"}, {"loggers": ["console"], "project": "p"}, {"loggers": ["mlflow"]},
+    )),
     ("observability.podMonitor.labels", ({"a b": "1"}, {"release": "p"})),
     ("scheduling.topology", ({"required": "rack"}, {"required": "rack", "preferred": "a.b/zone"})),
     ("scheduling.tolerations", ([{"key": "a"}, {"key": "a"}], [{"operator": "Equal", "value": "-"}])),

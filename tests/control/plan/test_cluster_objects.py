@@ -309,6 +309,8 @@ def test_owners_are_named_once_the_job_is_on_a_cluster(make_job: MakeJob) -> Non
         (["spec.trainer.replicas=2", "spec.rollout.replicas=2"], SETTINGS, "spec.checkpoint.claimName: must be given"),
         (["spec.trainer={totalSteps: 1, replicas: 2}", "spec.checkpoint.claimName=c",
           "spec.rollout.engine.tensorParallelSize=2"], SETTINGS, "must be in one pod"),
+        (["spec.observability.tracking.loggers=[wandb]"], SETTINGS,
+         "spec.observability.tracking.wandbSecretRef: must be given"),
         (["metadata.labels={kueue.x-k8s.io/queue-name: q}", "spec.cleanupPolicy=Retain"], SETTINGS,
          "Kueue takes back"),
     ],
@@ -318,6 +320,24 @@ def test_what_this_cluster_cannot_do_is_refused_in_words(
 ) -> None:
     (found,) = plan.find_refusals(make_job(*assignments), settings)
     assert said in f"{'.'.join(map(str, found.at))}: {found.text}"
+
+
+def test_wandb_may_get_its_key_or_its_mode_from_the_pod_template(make_job: MakeJob) -> None:
+    env = "spec.trainer.podTemplate={spec: {containers: [{name: ray, env: [{name: WANDB_MODE, value: offline}]}]}}"
+    assert plan.find_refusals(make_job("spec.observability.tracking.loggers=[wandb]", env), SETTINGS) == []
+
+
+def test_trackers_write_to_the_run_folder_with_their_key(make_job: MakeJob) -> None:
+    tracking = "spec.observability.tracking={loggers: [tensorboard, wandb], wandbSecretRef: {name: s, key: k}}"
+    job = make_job(tracking, "spec.checkpoint.path=/data", "spec.security.networkPolicy=DefaultDeny")
+    made = by_kind(job)
+    (worker,) = made["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    env = {entry["name"]: entry for entry in pod(worker)["containers"][0]["env"]}
+    assert env["TENSORBOARD_DIR"]["value"] == "/data/a-job/tensorboard"
+    assert env["WANDB_DIR"]["value"] == "/data/a-job"
+    assert env["WANDB_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "s", "key": "k"}}
+    ports = [port["port"] for rule in made["NetworkPolicy"]["spec"]["egress"] for port in rule.get("ports", ())]
+    assert 443 in ports
 
 
 def test_a_job_without_anything_special_runs_here(make_job: MakeJob) -> None:

@@ -128,9 +128,17 @@ def test_the_layers_of_an_adapter_are_left_to_the_model_unless_they_are_named() 
     assert settings("spec.model.lora.targetModules=[attn1.to_q]")[name] == ("attn1.to_q",)
 
 
+def test_trackers_and_their_project_are_the_trainers_loggers() -> None:
+    assert not {"trainer.logger", "trainer.project_name"} & settings().keys()
+    made = settings("spec.observability.tracking={loggers: [console, tensorboard], project: red}")
+    assert (made["trainer.logger"], made["trainer.project_name"]) == (("console", "tensorboard"), "red")
+    assert made["trainer.experiment_name"] == "a-job"
+
+
 def test_everything_that_is_rendered_is_reserved_and_the_other_way_round() -> None:
     every = settings() | settings("spec.reward.scorers=[{name: jpeg}, {name: shapes}]")
     every |= settings("spec.reward.scorers=[{name: a, function: {path: a.py}}]")
+    every |= settings("spec.observability.tracking={loggers: [console], project: p}")
     assert [name for name in every if owner_of(name) is None] == []
     assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
 
