@@ -41,7 +41,7 @@ def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[s
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the whole system come first: a cluster cannot get large images later, it would be made anew."""
+    """Tests of the whole system come first: a running cluster that lacks their images would be created again."""
     items.sort(key=lambda item: "system" not in getattr(item, "fixturenames", ()))
 
 
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def whole_cluster() -> Iterator[BareCluster]:
     """The bare cluster, started by the fixtures that use it; removed at the end unless it was running before."""
     cluster = BareCluster()
-    stood = cluster.stands(NODES)
+    stood = cluster.is_running(NODES)
     yield cluster
     if not stood:
         cluster.delete()

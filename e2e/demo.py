@@ -1,6 +1,6 @@
 """`make demo`: from nothing to a trained model on Kubernetes, on this machine, and its report.
 
-Cluster, KubeRay, operator and pods are real; the device that the pods ask for is not, so the processor computes.
+Cluster, KubeRay, operator and pods are real; the accelerator is fake, and the work runs on the CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOOK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a status says to somebody who waits.
+    """The progress of a job in one line.
 
     Attributes:
         over: whether it succeeded or failed for good; None while it runs.
@@ -60,7 +60,7 @@ def view(status: dict[str, Any]) -> View:
         reward = progress.get("rewardSummary", "")
         return View(f"{again}reward {reward}, weights {weights.get('minReplicaVersion', '?')}", step, total)
     ready = conditions.get("Ready", {})
-    # Once pods are ready, the trainer says what it waits for.
+    # Once pods are ready, the trainer reports what it is waiting for.
     if ready.get("status") == "True":
         said = conditions["Succeeded"].get("message") or "the pods are ready"
     else:
@@ -125,13 +125,13 @@ def demo(console: Console) -> int:
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(runs / JOB, kept)
     say(f"the report: {kept / 'report.html'}")
-    say("the cluster stands on; to remove all of it: make cluster-down")
+    say("the cluster is still running; to remove it: make cluster-down")
     return 0
 
 
 def main() -> int:
-    """Run the demo in words for whoever started it."""
-    # What is said has brackets and colons of its own.
+    """Run the demo; the exit status."""
+    # Messages contain brackets and colons.
     console = Console(markup=False, emoji=False, highlight=False)
     try:
         return demo(console)

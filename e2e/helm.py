@@ -1,4 +1,4 @@
-"""Helm, built like the other programs of a test cluster; and what it makes of our chart."""
+"""Helm, built like the other programs of a test cluster, and the objects it renders from our chart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rendered(program: Path, *options: str, namespace: str = "omni-system", chart
     """The objects that the chart makes with these options.
 
     Raises:
-        CommandFailed: Helm refuses; its words are in the message.
+        CommandFailed: Helm refuses; the message has its output.
     """
     command = [str(program), "template", "omni", str(chart), f"--namespace={namespace}", f"--kube-version={KUBERNETES}"]
     text = run([*command, *options], deadline=deadlines.COMMAND)
@@ -55,7 +55,7 @@ def refusal(program: Path, *options: str) -> str:
 
 
 def on_cluster(program: Path, kubeconfig: Path, arguments: Sequence[str], deadline: float = deadlines.COMMAND) -> str:
-    """What a command of Helm prints that talks to a cluster.
+    """Output of a Helm command that talks to a cluster.
 
     Raises:
         CommandFailed: it failed.

@@ -88,7 +88,7 @@ class Job:
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
-    """What a status says of one thing; nothing, if it does not."""
+    """A condition of a status by its type; empty if it has none."""
     return next((item for item in status.get("conditions", ()) if item["type"] == kind), {})
 
 

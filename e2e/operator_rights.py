@@ -1,4 +1,4 @@
-"""The least rights that the operator runs with: what a chart grants, and what tests run it under."""
+"""The least rights that the operator needs: those that the chart grants, and that tests run it with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def rule(group: str, resources: str, verbs: str) -> Rule:
     return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
 
 
-# In the namespaces that are watched. An apply that makes an object needs `create` beside `patch`.
+# In the watched namespaces. Server-side apply of a new object needs `create` and `patch`.
 WATCHED: tuple[Rule, ...] = (
     rule("diffusionrl.io", "diffusionrljobs", "list watch patch delete"),
     rule("diffusionrl.io", "diffusionrljobs/status", "patch"),

@@ -29,7 +29,7 @@ def control_plane(say: Say) -> None:
 
 
 def nodes(say: Say) -> None:
-    """For nodes that run pods: what a node consists of, and the images of operator and training."""
+    """Programs of nodes, and the images of operator and training."""
     machine.install_packages(say)
     ensure(PROGRAMS, say)
     images(say)
@@ -39,9 +39,9 @@ PARTS: dict[str, Callable[[Say], None]] = {"control-plane": control_plane, "node
 
 
 def main() -> int:
-    """Make the parts that were asked for, or all; what is there is not touched.
+    """Make the requested parts, or all; existing ones are not touched.
 
-    A part that this machine cannot make is left out in words; with `E2E_REQUIRED` that is a failure.
+    A part that this machine cannot make is skipped with the reason; with `E2E_REQUIRED` that is a failure.
     """
     parser = argparse.ArgumentParser(prog="python -m e2e.programs")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar=" | ".join(PARTS))

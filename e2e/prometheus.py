@@ -1,4 +1,4 @@
-"""Prometheus and its promtool: the machine's, or Debian's package unpacked beside the other programs, not installed."""
+"""Prometheus and promtool: installed ones, or those of Debian's package, unpacked and not installed."""
 
 from __future__ import annotations
 

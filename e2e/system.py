@@ -1,4 +1,4 @@
-"""The whole of it on a cluster, as users install it: our images, KubeRay, our chart, and a place for runs."""
+"""The complete system on a cluster, as users install it: our images, KubeRay, our chart, and volumes for runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class System:
     rollout: Built
 
     def install(self, *options: str) -> str:
-        """Install the chart, or upgrade it to these options, and wait until its operator is ready; Helm's words."""
+        """Install the chart, or upgrade it to these options, and wait until its operator is ready; Helm's output."""
         repository, _, tag = self.operator.name.rpartition(":")
         return self.run_helm(
             "upgrade", "--install", RELEASE, str(helm.CHART), "--create-namespace", "--wait",
@@ -93,7 +93,7 @@ def images(say: Say) -> tuple[Built, Built]:
 
 
 def bring_up(cluster: Cluster, say: Say, nodes: Sequence[NodeSpec] = NODES) -> System:
-    """Build what is missing, start the cluster unless it stands, and install the operator.
+    """Build missing images, start the cluster unless it is running, and install the operator.
 
     Raises:
         ToolMissing: this machine lacks a program, a right or room.

@@ -123,7 +123,7 @@ class Runner:
             self._changed.notify_all()
 
     def _stop(self) -> None:
-        """End whatever still runs, each with its whole process group."""
+        """End the stages that still run, each with its whole process group."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

@@ -17,7 +17,7 @@ ALONE = 19  # the nice value of builds: they use what the tests leave
 
 
 class Target(Enum):
-    """What a run covers."""
+    """The tests that a run covers."""
 
     TEST = "test"
     CLUSTER = "test-cluster"

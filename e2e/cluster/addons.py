@@ -1,4 +1,4 @@
-"""What every cluster gets beside Kubernetes itself: fake devices, CoreDNS, KubeRay."""
+"""Add-ons of every cluster: fake accelerators, CoreDNS, KubeRay."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def kuberay(kubectl: Kubectl, source: Path) -> str:
 def add_devices(kubectl: Kubectl, nodes: Sequence[NodeSpec]) -> None:
     """Give nodes their devices, and wait until each offers them.
 
-    A kubelet keeps what it finds in its node's status, but one that writes its status just now may not have found it.
+    A kubelet keeps resources that it finds in its node's status, but one that is just writing may overwrite them.
 
     Raises:
         DeadlinePassed: a kubelet takes them away again.

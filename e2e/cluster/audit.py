@@ -13,7 +13,7 @@ from . import deadlines
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. `resource` has its subresource behind a slash; a path that is no resource stands there itself."""
+    """One request. `resource` is the resource with its subresource after a slash, or the path of any other request."""
 
     user_agent: str
     user: str
@@ -58,7 +58,7 @@ def parse(lines: Iterable[str]) -> dict[str, Call]:
 
 
 def count(calls: Iterable[Call], *, user_agent: str = "", user: str = "") -> Counter[tuple[str, str]]:
-    """How many calls by verb and resource; of those whose user agent and user begin with what is given."""
+    """Number of calls by verb and resource, of user agents and users with the given prefixes."""
     return Counter(
         (call.verb, call.resource)
         for call in calls
@@ -95,7 +95,7 @@ class AuditLog:
     ) -> Counter[tuple[str, str]]:
         """The counts, as soon as every expected call is in the log; a line follows its answer by a moment.
 
-        There may be more calls than expected: compare what is returned.
+        There may be more calls than expected: compare the returned counts.
 
         Raises:
             DeadlinePassed: one of them is not there in time.

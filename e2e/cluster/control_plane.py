@@ -1,6 +1,6 @@
 """A control plane without machines: etcd, API server, controllers, scheduler, and kwok for nodes and pods.
 
-Needs no root. Everything lies in one temporary folder, listens on the loopback, and ends with the thread that
+Needs no root. Everything is in one temporary folder, listens on the loopback interface, and ends with the thread that
 started it.
 """
 
@@ -107,7 +107,7 @@ def start(layout: commands.Layout, daemons: Daemons, programs: Mapping[str, list
     """Start etcd and the API server, then, when that is ready, `programs` by name.
 
     Raises:
-        ProcessEnded: one of them ended; its last words are in the message.
+        ProcessEnded: one of them ended; the message has the last lines of its log.
         DeadlinePassed: the API server does not become ready.
     """
     authority = pki.Authority(layout.pki)

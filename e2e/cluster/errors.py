@@ -1,4 +1,4 @@
-"""What can go wrong with a cluster, each with words for whoever started it."""
+"""Errors of clusters, each with a message for the user."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ class ProcessEnded(ClusterError):
 
 
 class DeadlinePassed(ClusterError):
-    """What was waited for did not come."""
+    """A condition was not met within its deadline."""

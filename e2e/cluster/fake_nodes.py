@@ -9,7 +9,7 @@ ANNOTATION = {"kwok.x-k8s.io/node": "fake"}
 
 
 def fake_node(name: str, devices: Mapping[str, int], labels: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A node with these devices. kwok makes it Ready and runs, in words alone, what is scheduled on it."""
+    """A node with these devices. kwok marks it Ready and pretends to run its pods."""
     capacity = {"cpu": "64", "memory": "512Gi", "pods": "110", **{key: str(count) for key, count in devices.items()}}
     return {
         "apiVersion": "v1",

@@ -23,7 +23,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 @dataclass(frozen=True, slots=True)
 class StaticImage:
-    """An image that holds one program: `name` is what pods call it, `path` where the program lies in it."""
+    """An image that holds one program: `name` is its name in pods, `path` the program's path in it."""
 
     name: str
     program: str
@@ -134,7 +134,7 @@ def read(archive: tarfile.TarFile, name: str) -> Any:
 
 
 def infrastructure(tools: Tools, images: Sequence[StaticImage] = INFRASTRUCTURE) -> list[Path]:
-    """Archives of the images that a cluster itself needs, beside the programs they hold."""
+    """Archives of the images that a cluster itself needs, next to the programs they hold."""
     archives = []
     for image in images:
         target = tools.root() / "images" / f"{image.program}.tar"

@@ -20,7 +20,7 @@ from .provider import NODES, NodeSpec
 from .tools import KIND, KUBE, KUBERAY, Say, Tools, ensure
 
 NAME = "omni-e2e"
-# Where the machine's folder with the audit policy and log lies inside the control plane's container.
+# Mount point of the audit policy and log inside the control plane's container.
 AUDIT = "/var/log/omni-audit"
 
 
@@ -126,15 +126,15 @@ class KindCluster:
         return self.folder / "volumes"
 
     def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[NodeImage] = ()) -> Path:
-        """Bring the cluster up; where it stands already with as many nodes, only say so.
+        """Start the cluster, unless it is running already with as many nodes.
 
         Raises:
-            ToolMissing: no Go to build what is missing.
-            CommandFailed: kind's own words.
+            ToolMissing: a program has to be built and Go is missing.
+            CommandFailed: kind failed; the message has its output.
         """
         tools = ensure((KUBE, KIND, KUBERAY), self._say)
         if self._names(tools) == worker_names(len(nodes)):
-            self._say("the cluster stands already")
+            self._say("the cluster is running already")
         else:
             self._make(tools, nodes)
         for image in images:
@@ -196,5 +196,10 @@ class KindCluster:
 
     def _known(self, name: str) -> str:
         if name not in self.nodes():
-            raise ClusterError(f"no node {name} here: {', '.join(self.nodes()) or 'the cluster is not up'}")
+            known = (
+                f"the nodes are {', '.join(self.nodes())}"
+                if self.nodes()
+                else "the cluster is not running: make cluster"
+            )
+            raise ClusterError(f"no node {name}: {known}")
         return name

@@ -23,14 +23,14 @@ from .processes import run
 EMPTY_TAR = bytes(1024)
 # The writable folder among the mounts of a snapshot: of an overlay, or, for the lowest layer, of a bind mount.
 WRITABLE = re.compile(r"(?:upperdir=|^mount -t bind )(/[^,\s]+/fs)(?=[,\s])", re.MULTILINE)
-PROTECTED = "containerd.io/gc.root"  # `ctr` protects what it makes from being collected
+PROTECTED = "containerd.io/gc.root"  # `ctr` protects the snapshots it makes from garbage collection
 
 
 @dataclass(frozen=True, slots=True)
 class LayeredImage:
     """An image as its configuration (JSON of an OCI or Docker image) and the folders of its layers, the lowest first.
 
-    The folders have the form that overlayfs gives them: what a layer removes is a device of number 0.
+    The folders have the format of overlayfs: a file that a layer removes is a character device 0/0.
     """
 
     name: str

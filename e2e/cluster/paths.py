@@ -1,4 +1,4 @@
-"""Where builds, images and the state of clusters lie: all of it outside the tree."""
+"""Paths outside the tree: builds, images and the state of clusters."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def kubeconfig(server: str, authority: bytes, user: dict[str, str]) -> dict[str,
 
 
 class Authority:
-    """The certificate authority of one cluster. Everything lies in `folder`, which only its owner may read."""
+    """The certificate authority of one cluster. All its files are in `folder`, which only the owner may read."""
 
     def __init__(self, folder: Path, now: datetime | None = None) -> None:
         self.folder = folder

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 
 from .errors import ClusterError
 
-# Below the range from which the kernel takes ports of outgoing connections: what is free stays free.
+# Below the kernel's range for outgoing connections, so that a free port stays free.
 RANGE = range(20000, 32000)
 TRIES = 200
 
 
 def free_ports(count: int, chance: random.Random) -> list[int]:
-    """`count` different ports that nobody listens on now.
+    """`count` different ports that are free now.
 
     Raises:
         ClusterError: none was found in 200 tries each.

@@ -21,7 +21,7 @@ ADMINISTRATION = ("/usr/sbin", "/sbin")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process that cannot be mistaken: an id alone is somebody else's after a reboot or a wrap-around.
+    """The identity of a process: PID and start time, because the kernel reuses PIDs.
 
     `started` counts clock ticks since the boot named by `boot`.
     """
@@ -38,7 +38,7 @@ def search_path(path: str) -> str:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """What a cluster's programs see. A proxy knows no way to addresses of this machine: its variables stay out."""
+    """Environment of a cluster's programs, without proxy variables: a proxy cannot reach addresses of this machine."""
     kept = {name: value for name, value in variables.items() if not name.lower().endswith("_proxy")}
     return kept | {"PATH": search_path(variables.get("PATH", os.defpath))}
 
@@ -68,7 +68,7 @@ def runs(identity: Identity) -> bool:
 
 
 def kill(identities: Iterable[Identity]) -> None:
-    """End processes at once and wait until all are gone. What a cluster writes is thrown away with it.
+    """Kill processes and wait until all are gone. Nothing that a cluster writes is kept.
 
     Raises:
         DeadlinePassed: one does not end.
@@ -93,7 +93,7 @@ def gone(identities: Iterable[Identity]) -> bool:
 
 
 class Daemons:
-    """The daemons of one cluster. Their identities lie in `folder/processes`, their output in `folder/logs`.
+    """The daemons of one cluster. Their identities are in `folder/processes`, their output in `folder/logs`.
 
     Args:
         folder: of the cluster's state.
@@ -169,7 +169,7 @@ def run(command: Sequence[str], *, deadline: float = deadlines.COMMAND, text: st
     """Run a command to its end and return what it printed.
 
     Raises:
-        CommandFailed: it failed or passed its deadline; the message holds the command and its words.
+        CommandFailed: it failed or passed its deadline; the message has the command and its output.
         ToolMissing: there is no such program.
     """
     shown = " ".join(command)[:300]

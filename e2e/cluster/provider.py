@@ -1,4 +1,4 @@
-"""What a provider of whole clusters offers, whatever it is made of."""
+"""The interface of providers of whole clusters."""
 
 from __future__ import annotations
 

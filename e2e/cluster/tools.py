@@ -60,7 +60,7 @@ MODULE_OF = {name: program.module for program in ALL for name in (program.name, 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Built programs. Those of one module lie together in `base`, in a folder named by what they are built from."""
+    """Built programs. Those of one module are in one folder below `base`, whose name is a hash of their sources."""
 
     base: Path
 
@@ -92,7 +92,7 @@ class Tools:
 
 
 def sources(folder: Path) -> list[Path]:
-    """The files that decide what a module builds; a module inside it decides for itself."""
+    """The files that determine a module's build, without those of modules inside it."""
     found = [path for path in folder.rglob("*") if path.name in {"go.mod", "go.sum"} or path.suffix == ".go"]
     inner = {path.parent for path in found if path.name == "go.mod"} - {folder}
     return sorted(path for path in found if not inner & set(path.parents))
@@ -100,7 +100,7 @@ def sources(folder: Path) -> list[Path]:
 
 @cache_results
 def key(folder: Path) -> str:
-    """A name for a module's versions: it changes with any file that decides what is built, and with the flags."""
+    """Hash of a module's versions, sources and build flags."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for path in sources(folder):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")

@@ -16,7 +16,7 @@ from e2e.cluster.errors import ToolMissing
 from e2e.cluster.processes import run
 from e2e.cluster.tools import Say
 
-# What Python's extension modules link to, and what the slim image of Python has besides.
+# Libraries that Python's extension modules link to, and the other packages of Python's slim image.
 LIBRARIES = (
     "ca-certificates", "libbz2-1.0", "libexpat1", "libffi8", "liblzma5", "libncursesw6", "libreadline8", "libsqlite3-0",
     "libssl3", "libuuid1", "netbase", "tzdata", "zlib1g",
@@ -46,7 +46,7 @@ def suite(release: str) -> str:
 
 
 def name() -> str:
-    """The base's name; it changes with what it is made of."""
+    """The base's name, with a hash of its content."""
     made_of = [FORM, sys.version, suite(RELEASE.read_text(encoding="utf-8")), *LIBRARIES]
     return f"localhost/python:{version()}-slim-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}"
 

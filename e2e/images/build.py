@@ -43,7 +43,7 @@ def build(image: Image, builder: Builder, folder: Path, say: Say, given: str | N
     """The image; built where there is none of exactly this content. Earlier builds of it go.
 
     Args:
-        folder: where builds and archives lie.
+        folder: for builds and archives.
         given: the base, where it is not the builder's own.
         root: the checkout.
 

@@ -47,7 +47,7 @@ class Builder(Protocol):
         """Build the image from its staged files."""
 
     def find(self, recipe: Recipe, folder: Path) -> NodeImage | None:
-        """The image in a form that nodes take, where it was built and delivered; `folder` is where archives lie."""
+        """The image in a form that nodes take, if it was built and delivered; `folder` is for archives."""
 
     def deliver(self, recipe: Recipe, folder: Path) -> NodeImage:
         """Bring a built image into a form that nodes take."""
@@ -240,7 +240,7 @@ class Buildah:
 
     @property
     def _temporary(self) -> Path:
-        """Where buildah lays what it writes before it is whole."""
+        """Buildah's folder for incomplete files."""
         return self._folder / "temporary"
 
     def _variables(self) -> dict[str, str]:
@@ -248,7 +248,7 @@ class Buildah:
         storage = self._folder / "storage.conf"
         storage.write_text(
             f'[storage]\ndriver = "overlay"\ngraphroot = "{self._folder}/images"\nrunroot = "{self._folder}/run"\n'
-            # Without it the layers lie on a mount of their own, and nodes cannot take them by hard links.
+            # Without it the layers are on a mount of their own, and nodes cannot take them by hard links.
             '[storage.options.overlay]\nskip_mount_home = "true"\n',
             encoding="utf-8",
         )

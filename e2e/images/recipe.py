@@ -31,7 +31,7 @@ class Recipe:
         return f"{self.image.repository}:{self.key}"
 
     def archive(self, folder: Path) -> Path:
-        """Where its archive lies."""
+        """The path of its archive."""
         return folder / f"{self.image.folder}-{self.key}.tar"
 
 

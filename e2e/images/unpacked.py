@@ -1,4 +1,4 @@
-"""An image as a folder, and a program in it without a container: for tests of what it may and may not do."""
+"""An image as a folder, and a program run in it without a container: for tests of its permissions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Unpacked:
 
         Args:
             path: of the script.
-            variables: besides the image's and those that the script is started with.
+            variables: added to the image's and to those of the script's environment.
             mounted: where each of these folders is seen; by a path without links.
         """
         user, group = self.config["User"].split(":")
@@ -119,7 +119,7 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 
 
 def _apply(layer: tarfile.TarFile, target: Path) -> None:
-    """Lay a layer over what is there; it also says what of that is removed."""
+    """Apply a layer to the files below it, with the removals that it records."""
     for item in layer:
         path = target / item.name
         if path.name.startswith(REMOVED):

@@ -172,5 +172,5 @@ def test_a_cluster_that_stands_is_left_alone(bare: BareCluster) -> None:
 
 
 def test_an_unknown_node_is_refused_in_words(bare: BareCluster) -> None:
-    with pytest.raises(ClusterError, match="no node nobody here: nvidia, ascend, other"):
-        bare.cut("nobody")
+    with pytest.raises(ClusterError, match="no node absent: the nodes are nvidia, ascend, other"):
+        bare.cut("absent")

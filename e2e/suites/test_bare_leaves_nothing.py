@@ -1,4 +1,4 @@
-"""What a whole cluster leaves on the machine after its end: nothing, whatever it went through."""
+"""A removed cluster leaves nothing on the machine, whatever happened to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE = (NodeSpec("only", {"example.com/card": 2}),)
 
 
 def traces(cluster: BareCluster) -> dict[str, set[str]]:
-    """Everything on this machine that bears the name of the cluster, or lies where clusters put things."""
+    """Everything on this machine that has the cluster's name, or is in a place that clusters use."""
     name = cluster.network.bridge
 
     def lines(*command: str) -> set[str]:
@@ -57,7 +57,7 @@ def read_if_there(path: Path) -> bytes:
 
 @pytest.fixture
 def second(bare: BareCluster) -> Iterator[BareCluster]:
-    """Another cluster, beside the one that stands."""
+    """A second cluster next to the running one."""
     cluster = BareCluster(instance=1)
     cluster.delete()
     yield cluster
@@ -81,19 +81,19 @@ def test_nothing_is_left_of_a_cluster_and_its_neighbour_stays(bare: BareCluster,
 def test_a_cluster_that_lost_a_process_is_made_again(second: BareCluster) -> None:
     before = traces(second)
     second.create(ONE)
-    assert second.stands(ONE)
+    assert second.is_running(ONE)
     second.plane().daemons.stop("kube-apiserver")
-    assert not second.stands(ONE)
+    assert not second.is_running(ONE)
     with second.plane().api() as api, pytest.raises(ApiUnavailable):
         api.get("/api/v1/nodes")
     second.create(ONE)
-    assert second.stands(ONE)
+    assert second.is_running(ONE)
     second.delete()
     assert traces(second) == before
 
 
-def test_a_node_that_nobody_wrote_down_is_ended(second: BareCluster) -> None:
-    """As after a start that was killed: the namespace stands, a process runs in it, and no record tells of them."""
+def test_a_node_without_a_record_is_ended(second: BareCluster) -> None:
+    """As after a killed start: namespace and process exist, and no record of them."""
     before = traces(second)
     for command in links_up(second.network, ["lost"]):
         run(command)

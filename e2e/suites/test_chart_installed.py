@@ -59,7 +59,7 @@ def run_helm(program: Path, plane: ControlPlane, *arguments: str) -> str:
 
 
 def installed(program: Path, plane: ControlPlane, *options: str) -> str:
-    """Install the chart and wait for its pod, which a fake node runs in words alone."""
+    """Install the chart and wait for its pod, which a fake node pretends to run."""
     return run_helm(program, plane, "install", "omni", str(helm.CHART), "--create-namespace", "--wait", *options)
 
 

@@ -1,6 +1,6 @@
 """Training in Ray pods: our operator, KubeRay, kubelets and Ray are the real ones; only the devices are fake.
 
-One cluster serves all of these tests, and each job has the processor for itself: they run one after the other.
+All tests share one cluster. They run one after the other, so that each job has the CPU to itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(system: System, space: str) -> Path:
 
 
 def example(**changed: Any) -> dict[str, Any]:
-    """The spec of the example; `a__b` stands for the field b of a."""
+    """The spec of the example; `a__b` means the field b of a."""
     spec: dict[str, Any] = YAML(typ="safe").load(EXAMPLE.read_text(encoding="utf-8"))["spec"]
     for path, value in changed.items():
         *parents, last = path.split("__")

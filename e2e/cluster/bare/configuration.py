@@ -33,7 +33,7 @@ class Node:
 
     @property
     def images(self) -> Path:
-        """What is known of the images it has."""
+        """The file with the fingerprints of its images."""
         return self.folder / "images.json"
 
 

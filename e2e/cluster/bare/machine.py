@@ -1,4 +1,4 @@
-"""What a bare cluster needs of its machine: packages, rights, folders, cgroups; and that these are given back."""
+"""Resources of the machine that a bare cluster needs, and their release: packages, rights, folders, cgroups."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def absent(programs: Iterable[str]) -> list[str]:
 
 
 def install_packages(say: Say) -> None:
-    """Install what is missing by apt-get.
+    """Install missing packages by apt-get.
 
     Raises:
         ToolMissing: this is not Debian or not root; the message names the packages.
@@ -99,7 +99,7 @@ def give_back_folders(record: Path, others: Iterable[Path] = ()) -> None:
 
 
 def mounted(path: Path, mountinfo: str) -> int:
-    """How many mounts lie on `path`, one upon the other."""
+    """Number of mounts stacked on `path`."""
     return sum(line.split()[4] == str(path) for line in mountinfo.splitlines())
 
 
@@ -111,7 +111,7 @@ def hierarchies(root: Path = CGROUPS) -> list[Path]:
 
 
 def make_cgroup(name: str, root: Path = CGROUPS) -> None:
-    """A cgroup for a node's pods. Version 1 starts a cpuset empty: it gets the machine's processors."""
+    """A cgroup for a node's pods. Version 1 starts a cpuset empty: it gets all CPUs of the machine."""
     for hierarchy in hierarchies(root):
         if hierarchy == root:
             controllers = (root / "cgroup.controllers").read_text().split()
@@ -152,7 +152,7 @@ def remove_tree(group: Path) -> bool:
 
 
 def refuse_long(folder: Path) -> None:
-    """A socket's path has 107 letters at most; sockets lie below a node's folder.
+    """Refuse a folder whose sockets would have paths of more than 107 characters.
 
     Raises:
         ClusterError: it would be too long.

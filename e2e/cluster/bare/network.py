@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The network of cluster number `instance`: several may stand side by side on one machine.
+    """The network of cluster number `instance`: several may run side by side on one machine.
 
     Nodes are numbered from 1. A node's network namespace, its cgroup and its end of the link have the same name in
     `namespace`.
@@ -89,7 +89,7 @@ def links_up(network: Network, names: Sequence[str]) -> list[list[str]]:
 
 
 def links_down(network: Network, links: Iterable[str], namespaces: Iterable[str]) -> list[list[str]]:
-    """Commands that remove what of this network is there; routes go with the bridge."""
+    """Commands that remove the parts of this network that exist; routes go with the bridge."""
     own_links = sorted(link for link in links if link.startswith(f"{network.bridge}v"))
     own_namespaces = sorted(name for name in namespaces if name.startswith(f"{network.bridge}-"))
     commands = [["ip", "link", "del", link] for link in own_links]

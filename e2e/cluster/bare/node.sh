@@ -25,7 +25,7 @@ done
   --cert-dir="$folder/kubelet-pki" --hostname-override="$name" --node-ip="$address" --node-labels="$labels" --v=1 \
   > "$folder/output/kubelet.log" 2>&1 &
 "$bin/kube-proxy" --config="$folder/proxy.yaml" > "$folder/output/kube-proxy.log" 2>&1 &
-# A node that loses one of the three is broken and says so; orphans of pods are collected by the way.
+# A node that loses one of the three is broken and says so. The loop also reaps orphans of pods.
 daemons=$(jobs -p)
 while :; do
   wait -n || true

@@ -71,9 +71,9 @@ class BareCluster:
         return self.plane().kubectl(*arguments, text=text, deadline=deadline)
 
     def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[NodeImage] = ()) -> Path:
-        """Bring the cluster up; where it stands already with these nodes, versions and images, only say so.
+        """Start the cluster, unless it is running already with these nodes, versions and images.
 
-        One that lacks an image is made anew: nodes share what was unpacked before they began.
+        A running cluster that lacks an image is created again: nodes get their images when they start.
 
         Raises:
             ToolMissing: no root, or packages that cannot be installed.
@@ -86,8 +86,8 @@ class BareCluster:
             return self._create(tools, nodes, images)
 
     def _create(self, tools: Tools, nodes: Sequence[NodeSpec], images: Sequence[NodeImage]) -> Path:
-        if self.stands(nodes) and not self._lacks(images):
-            self._say("the cluster stands already")
+        if self.is_running(nodes) and not self._lacks(images):
+            self._say("the cluster is running already")
             return self.kubeconfig
         self._delete()
         self._refuse_collisions()
@@ -99,7 +99,7 @@ class BareCluster:
             self._say("nodes are Ready; waiting for CoreDNS and KubeRay")
             addons.await_available(plane.kubectl, DEPLOYMENTS)
         except BaseException:
-            self._say("the cluster did not come up; removing what was started. Last words of each part:")
+            self._say("the cluster did not start and is removed. The last lines of each component's log:")
             for name, text in self.logs().items():
                 self._say(f"--- {name}\n{text}")
             self._delete()
@@ -114,7 +114,7 @@ class BareCluster:
         self._record.write_text(json.dumps(record, indent=1), encoding="utf-8")
         return self.kubeconfig
 
-    def stands(self, nodes: Sequence[NodeSpec]) -> bool:
+    def is_running(self, nodes: Sequence[NodeSpec]) -> bool:
         """Whether a cluster of these nodes and versions is up, with every process that it began with."""
         if not self._record.exists():
             return False
@@ -139,7 +139,7 @@ class BareCluster:
             ClusterError: there is none.
         """
         if not self._record.exists():
-            raise ClusterError("the cluster is not up: make cluster")
+            raise ClusterError("the cluster is not running: make cluster")
         record = json.loads(self._record.read_text(encoding="utf-8"))
         layout = replace(self._layout(Tools(cache())), **record["layout"])
         return ControlPlane(layout, pki.Authority(layout.pki), Daemons(self.folder, bound=False))
@@ -211,7 +211,7 @@ class BareCluster:
             "kube-controller-manager": commands.controller_manager(layout),
             "kube-scheduler": commands.scheduler(layout),
         })  # fmt: skip
-        # While nodes come up: what is applied now is scheduled as soon as they are there.
+        # Applied while nodes start: pods are scheduled as soon as nodes are ready.
         addons.apply(plane.kubectl, self._manifests(plane))
         deadlines.wait_until("all nodes to be Ready", deadlines.NODES_READY,
                     lambda: checked(daemons, lambda: self._all_ready(plane, len(nodes))))  # fmt: skip
@@ -226,7 +226,7 @@ class BareCluster:
         for path, text in configuration.files(node).items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        # Not among the logs of pods: there the kubelet removes whatever is none.
+        # Not among the logs of pods: there the kubelet removes other files.
         (node.folder / "output").mkdir()
         self._store.copy(node.store, Known(node.images))
         address, namespace = self.network.address(number), self.network.namespace(spec.name)
@@ -255,7 +255,12 @@ class BareCluster:
 
     def _number(self, name: str) -> int:
         if name not in self.nodes():
-            raise ClusterError(f"no node {name} here: {', '.join(self.nodes()) or 'the cluster is not up'}")
+            known = (
+                f"the nodes are {', '.join(self.nodes())}"
+                if self.nodes()
+                else "the cluster is not running: make cluster"
+            )
+            raise ClusterError(f"no node {name}: {known}")
         return self.nodes().index(name) + 1
 
     def _node(self, name: str) -> configuration.Node:

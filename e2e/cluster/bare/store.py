@@ -41,7 +41,7 @@ def outdated(images: Iterable[NodeImage], known: dict[str, str]) -> list[NodeIma
     """The images that are not there, or came from another content or archive.
 
     Args:
-        known: fingerprint of what each image came from last, by the image's name.
+        known: fingerprint of each image, by its name.
     """
     return [image for image in images if any(known.get(name) != fingerprint(image) for name in names_of(image))]
 
@@ -101,7 +101,7 @@ class ImageStore:
         """Take the images that are new.
 
         Raises:
-            ClusterError: an archive cannot be read, or the disk has no room for what is unpacked.
+            ClusterError: an archive cannot be read, or the disk is too full to unpack it.
             CommandFailed: containerd refuses one.
         """
         known = self.known.read()
@@ -132,7 +132,7 @@ class ImageStore:
                 left.unlink()
 
     def copy(self, target: Path, known: Known) -> None:
-        """Give a node its own store, and what is known of it. Both have to lie on one file system."""
+        """Give a node its own copy of the store. Both have to be on one file system."""
         run(["cp", "--archive", "--link", str(self.root), str(target)], deadline=deadlines.IMPORT_IMAGE)
         for database in sorted(self.root.rglob("*.db")):
             own = target / database.relative_to(self.root)
@@ -153,7 +153,7 @@ def load(socket: Path, known: Known, image: NodeImage) -> None:
     """Give an image to the containerd of a node that runs, unless it has it.
 
     Raises:
-        ClusterError: it cannot be read, or the disk has no room for what is unpacked.
+        ClusterError: it cannot be read, or the disk is too full to unpack it.
         CommandFailed: containerd refuses it.
     """
     if not outdated([image], known.read()):

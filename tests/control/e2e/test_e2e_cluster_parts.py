@@ -298,13 +298,13 @@ def test_a_word_that_is_no_command_is_refused(capsys: pytest.CaptureFixture[str]
     assert "say up or down" in capsys.readouterr().out
 
 
-def test_a_cluster_that_is_not_up_says_so(tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_running_is_reported(tmp_path: Path) -> None:
     cluster = BareCluster(folder=tmp_path)
     assert cluster.nodes() == []
-    assert not cluster.stands(NODES)
-    with pytest.raises(ClusterError, match="the cluster is not up: make cluster"):
+    assert not cluster.is_running(NODES)
+    with pytest.raises(ClusterError, match="the cluster is not running: make cluster"):
         cluster.plane()
-    with pytest.raises(ClusterError, match="no node a here: the cluster is not up"):
+    with pytest.raises(ClusterError, match="no node a: the cluster is not running"):
         cluster.cut("a")
     assert list(tmp_path.iterdir()) == []
 
