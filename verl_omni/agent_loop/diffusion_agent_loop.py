@@ -7,7 +7,7 @@ import copy
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -128,7 +128,9 @@ class DiffusionAgentLoopWorker:
             size,
             self.rollout_config.max_concurrent_requests,
             run,
-            lambda row: f"row {row} of {size} at weight version {version} ({_short(rows[row].get('raw_prompt'))})",
+            lambda row: (
+                f"row {row} of {size} at weight version {version} (prompt {_short(rows[row].get('raw_prompt'))})"
+            ),
         )
         return self._postprocess(outputs, columns)
 
@@ -243,6 +245,8 @@ def _single(value: Any) -> np.ndarray:
     return made
 
 
-def _short(prompt: Any) -> str:
-    text = str(prompt)
+def _short(messages: Any) -> str:
+    """The text of a prompt, at most 80 characters."""
+    listed = isinstance(messages, Sequence) and all(isinstance(each, Mapping) for each in messages)
+    text = repr(" ".join(str(each.get("content")) for each in messages) if listed else messages)
     return text if len(text) <= 80 else f"{text[:77]}…"

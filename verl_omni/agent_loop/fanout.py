@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from verl_omni.utils.root_cause import describe_error
+
 Result = TypeVar("Result")
 
 
@@ -34,7 +36,7 @@ async def run_rows(
             try:
                 made[row] = await run(row)
             except Exception as error:
-                raise SampleFailed(f"{describe(row)} failed: {type(error).__name__}: {error}") from error
+                raise SampleFailed(f"{describe(row)} failed: {describe_error(error)}") from error
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_omni.trainer import settings, startup
 
-USAGE_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+OK, FAILURE, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A training run.
+
+    Attributes:
+        folder: its `RunFolder`. resumed_from: step of the checkpoint that it starts from, if any.
+        checkpoint_wanted: whether the operator has requested a checkpoint since the last call.
+    """
+
+    config: Any
+    folder: Any
+    resumed_from: int | None
+    checkpoint_wanted: Callable[[], bool]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,49 +53,78 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(config: Any, stop: _StopOnSignal) -> int:
-    from verl_omni.trainer import events, operator_reporter
-    from verl_omni.trainer.run_folder import RunFolder
+    from verl_omni.trainer import operator_reporter
 
     with operator_reporter.from_environment() as reporter:
-
-        def tell(event: Mapping[str, Any]) -> None:
-            print(events.format_event(event), flush=True)
-            reporter.tell(event)
-
-        folder = RunFolder(Path(config.trainer.default_local_dir), tell)
-        return _run_in(folder, config, stop, reporter)
+        return run_training(config, reporter, lambda run, resources: _train(run, resources, stop))
 
 
-def _run_in(folder: Any, config: Any, stop: _StopOnSignal, reporter: Any) -> int:
-    from verl_omni.trainer import checkpoints
+def run_training(config: Any, reporter: Any, train: Callable[[Run, contextlib.ExitStack], None]) -> int:
+    """Run `train`, and record in the run folder how it ends. Returns the exit code.
 
-    found = checkpoints.steps(folder.path / "checkpoints") if config.trainer.resume_mode == "auto" else []
-    resumed_from = found[-1] if found else None
-    folder.start(config, resumed_from=resumed_from)
-    cluster = stack = None
-    try:
-        cluster = startup.start_ray(config, lambda text: folder.event("phase", text=text))
-        stop.listen()  # Ray has put a handler of its own in the place of ours for SIGTERM
-        train, held_out = _prompts(config)
-        stack = startup.start_actors(config, cluster, lambda text: folder.event("phase", text=text))
-        _fit(config, stack, folder, train, held_out, resumed_from, stop, reporter.checkpoint_wanted)
-    except Exception as error:  # reported to whoever watches, then to the exit code
-        interrupted = type(error).__name__ == "Interrupted"
-        message = str(error) or repr(error)
-        if interrupted:
-            folder.event("stopped", message=message, kind=type(error).__name__)
+    The last line on standard error is the error; its traceback is above, with what Ray prints while it stops.
+
+    Args:
+        train: gets the run, and the stack on which it puts what must be stopped.
+    """
+    from verl_omni.trainer import checkpoints, events
+    from verl_omni.trainer.run_folder import RunFolder
+
+    errors: list[str] = []
+
+    def tell(event: Mapping[str, Any]) -> None:
+        line = events.format_event(event)
+        if event["event"] == "error":
+            errors.append(line)
         else:
-            folder.event("error", message=message, kind=type(error).__name__, reason=_reason(error))
-            traceback.print_exc()
-        return INTERRUPTED if interrupted else FAILURE
-    finally:
-        _report(folder)
-        if stack is not None:
-            stack.stop()
-        elif cluster is not None:
-            cluster.stop()
-    folder.event("done", step=int(config.trainer.total_training_steps), report=str(folder.path / "report.html"))
-    return 0
+            print(line, flush=True)
+        reporter.tell(event)
+
+    folder = RunFolder(Path(config.trainer.default_local_dir), tell)
+    found = checkpoints.steps(folder.path / "checkpoints") if config.trainer.resume_mode == "auto" else []
+    run = Run(config, folder, found[-1] if found else None, reporter.checkpoint_wanted)
+    folder.start(config, resumed_from=run.resumed_from)
+    with contextlib.ExitStack() as resources:
+        try:
+            train(run, resources)
+            code = OK
+        except Exception as error:  # recorded for the user, then the exit code
+            code = _record_failure(folder, error)
+        finally:
+            _report(folder)
+    if code == OK:
+        folder.event("done", step=int(config.trainer.total_training_steps), report=str(folder.path / "report.html"))
+    for line in errors:
+        print(line, file=sys.stderr, flush=True)
+    return code
+
+
+def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> None:
+    def say(text: str) -> None:
+        run.folder.event("phase", text=text)
+
+    cluster = startup.start_ray(run.config, say)
+    resources.callback(cluster.stop)
+    stop.listen()  # Ray has replaced our handler of SIGTERM
+    train, held_out = _prompts(run.config)
+    stack = startup.start_actors(run.config, cluster, say)
+    resources.callback(stack.stop)
+    _fit(run, stack, train, held_out, stop)
+
+
+def _record_failure(folder: Any, error: Exception) -> int:
+    from verl_omni.utils.root_cause import describe_error, root_cause
+
+    cause = root_cause(error)
+    kind = type(cause).__name__
+    if kind == "Interrupted":
+        folder.event("stopped", message=str(error), kind=kind)
+        return INTERRUPTED
+    traceback.print_exc()
+    # Errors of this package are whole sentences; of others, the type is half of what they say.
+    ours = type(cause).__module__.startswith("verl_omni.") and str(cause)
+    folder.event("error", message=ours or describe_error(error), kind=kind, reason=_reason(error))
+    return FAILURE
 
 
 def _prompts(config: Any) -> tuple[Any, Any | None]:
@@ -95,15 +141,12 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
     return data.load(config.data.train_files, config.data, tokenizer), held_out
 
 
-def _fit(
-    config: Any, stack: Any, folder: Any, train: Any, held_out: Any | None, resumed_from: int | None,
-    stop: _StopOnSignal, checkpoint_wanted: Callable[[], bool],
-) -> None:  # fmt: skip
+def _fit(run: Run, stack: Any, train: Any, held_out: Any | None, stop: _StopOnSignal) -> None:
     from omegaconf import OmegaConf
 
     from verl_omni.trainer.loop import DiffusionTrainer
 
-    tracking = None
+    config, tracking = run.config, None
     if config.trainer.logger:
         from verl.utils.tracking import Tracking
 
@@ -111,12 +154,12 @@ def _fit(
             config.trainer.project_name, config.trainer.experiment_name,
             list(config.trainer.logger), OmegaConf.to_container(config, resolve=True),
         )  # fmt: skip
-    folder.event("phase", text="publishing the first weights, evaluating")
+    run.folder.event("phase", text="publishing the first weights, evaluating")
     trainer = DiffusionTrainer(
-        config, stack, folder, train, held_out,
-        stop_requested=lambda: stop.requested, checkpoint_wanted=checkpoint_wanted, tracking=tracking,
+        config, stack, run.folder, train, held_out,
+        stop_requested=lambda: stop.requested, checkpoint_wanted=run.checkpoint_wanted, tracking=tracking,
     )  # fmt: skip
-    trainer.fit(resumed_from)
+    trainer.fit(run.resumed_from)
 
 
 def _reason(error: BaseException) -> str:

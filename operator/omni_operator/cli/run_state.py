@@ -51,8 +51,7 @@ def apply_event(state: RunState, event: Mapping[str, Any]) -> RunState:
         case "step":
             return replace(state, step=int(event["step"]), last=event if "reward/mean" in event else state.last)
         case "error":
-            kind = event.get("kind")
-            return replace(state, failure=f"{kind}: {event.get('message')}" if kind else str(event.get("message")))
+            return replace(state, failure=str(event.get("message")))
         case _:
             return state
 

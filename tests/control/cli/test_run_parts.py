@@ -72,11 +72,11 @@ def test_what_is_state_follows_the_events() -> None:
         {"event": "step", "step": 5, "reward/mean": 0.5},
         {"event": "unheard-of"},
         {"event": "checkpoint", "path": "/c"},
-        {"event": "error", "message": "broken", "kind": "StaleSample"},
+        {"event": "error", "message": "ValueError: broken", "kind": "ValueError"},
     ):
         state = apply_event(state, event)
     assert (state.total, state.step) == (9, 5)
-    assert state.failure == "StaleSample: broken"
+    assert state.failure == "ValueError: broken"
 
 
 def test_a_step_without_some_numbers_still_has_a_line() -> None:

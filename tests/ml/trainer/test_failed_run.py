@@ -1,0 +1,65 @@
+"""How a run that fails ends: the terminal, and the event that the status and the Kubernetes event are made from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_omni.trainer import main_diffusion
+from verl_omni.trainer.operator_reporter import NullReporter
+
+SCRIPT = Path(__file__).with_name("failing_run.py")
+
+
+def errors(folder: Path) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == "error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "kind", "message"),
+    [
+        (
+            "scorer",
+            "SampleFailed",
+            "row 0 of 2 at weight version 4 (prompt 'a red circle') failed: "
+            "ValueError: Unknown color 'mauve'; one of red, green, blue",
+        ),
+        ("constructor", "ActorDiedError", "ValueError: no module 'mine'"),
+    ],
+)
+def test_the_last_line_and_the_event_are_what_a_worker_raised(
+    tmp_path: Path, case: str, kind: str, message: str
+) -> None:
+    """A real Ray: the error crosses two processes, and Ray prints and wraps it on the way."""
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path), case],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ended.returncode == main_diffusion.FAILURE, ended.stdout
+    assert ended.stdout.splitlines()[-1] == f"error: {message}"
+    assert "Traceback" in ended.stdout, "train.log has the whole traceback"
+    assert errors(tmp_path) == [{"event": "error", "message": message, "kind": kind, "reason": "ApplicationError"}]
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
+        resources.callback(sys.stderr.write, "stopping\n")
+        raise OSError("disk full")
+
+    settings = {"default_local_dir": str(tmp_path), "resume_mode": "auto", "total_training_steps": 3}
+    config = OmegaConf.create({"trainer": settings})
+    assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.FAILURE
+    assert capfd.readouterr().err.splitlines()[-2:] == ["stopping", "error: OSError: disk full"]
+    assert [error["message"] for error in errors(tmp_path)] == ["OSError: disk full"]

@@ -1,0 +1,37 @@
+"""The error behind Ray's wrappers, as one line that a user can act on."""
+
+from __future__ import annotations
+
+import re
+
+# A frame of a traceback and its source line are indented; the error that ended it is not.
+_FRAME = re.compile(r'^\s+File ".*", line \d+', re.MULTILINE)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """Return the exception that a Ray task raised, without the wrappers of the processes that it crossed.
+
+    An exception that is no `RayTaskError` is returned as it is: an error that was translated on the way says more
+    than its `__cause__`.
+    """
+    from ray.exceptions import RayTaskError
+
+    while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
+        error = error.cause
+    return error
+
+
+def describe_error(error: BaseException) -> str:
+    """Return `Type: message` of the root cause; where Ray kept only the text of a traceback, its last line."""
+    cause = root_cause(error)
+    text = str(cause).strip()
+    if _FRAME.search(text):
+        return after_traceback(text)
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+
+
+def after_traceback(text: str) -> str:
+    """PURE: what follows the last frame of a traceback: `Type: message`, which may have several lines."""
+    lines = text.splitlines()
+    last_indented = max((place for place, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    return "\n".join(lines[last_indented + 1 :]).strip() or text
