@@ -48,7 +48,7 @@ def test_what_is_printed_is_what_the_operator_applies(case: Path) -> None:
 
 def test_there_is_a_golden_file_for_every_kind_of_accelerator() -> None:
     vendors = {load_job(case / "job.yaml").job.spec.trainer.accelerator.vendor for case in CASES}
-    assert vendors == {None, "NVIDIA", "Ascend", "Mock"}
+    assert vendors == {"CPU", "NVIDIA", "Ascend", "Mock"}
 
 
 def test_a_job_that_the_cluster_cannot_run_is_refused_with_its_line(tmp_path: Path) -> None:

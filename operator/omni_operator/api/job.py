@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -25,6 +25,13 @@ API_VERSION = "diffusionrl.io/v1alpha1"
 KIND = "DiffusionRLJob"
 NAME_LIMIT = 43  # of 63: what is derived from a job's name (attempt, role, KubeRay's suffixes) must fit too
 DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+RESULTS_LOST = (
+    "is not given: checkpoints, adapter, images and report are in an emptyDir, which is deleted with the pods soon "
+    "after the attempt ends; name a PersistentVolumeClaim to keep them"
+)
+NO_VENDOR = (
+    "is not given: the pods request no accelerator and train on the CPU; write NVIDIA or Ascend, or CPU to confirm"
+)
 NO_CLAIM = "another attempt goes on from a checkpoint, which needs checkpoint.claimName to outlive the pods"
 COMPARES = "the algorithm compares pictures of one prompt: at least 2 are needed"
 NO_NOISE = "FlowGRPO learns from the sampler's noise: it must be more than 0"
@@ -155,6 +162,16 @@ class Spec(StrictModel):
             for role in ("head", "trainer")
         ),
     )
+
+    @property
+    def keeps_results(self) -> bool:
+        """Whether the run folder outlives the pods: it is on a claim, or on a volume of the user's."""
+        if self.checkpoint.claim_name:
+            return True
+        spec: Mapping[str, Any] = self.trainer.pod_template.get("spec", {})  # type: ignore[assignment]
+        mounts = [mount for container in spec.get("containers", ()) for mount in container.get("volumeMounts", ())]
+        names = {"runs"} | {mount["name"] for mount in mounts if mount.get("mountPath") == self.checkpoint.path}
+        return any(volume["name"] in names and "emptyDir" not in volume for volume in spec.get("volumes", ()))
 
     @override
     def violations(self) -> Iterator[Violation]:

@@ -16,6 +16,8 @@ NO_URL = "write a folder or a model id 'owner/name', not a URL"
 # Two names with one slash between them; a path of that form is written with a dot in front.
 _MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
 
+NOT_FETCHED = "nothing is fetched: spec.model.base is a folder, not a model id like 'owner/name'; remove this field"
+
 
 class Lora(StrictModel):
     """A low-rank adapter beside the frozen weights."""
@@ -51,6 +53,10 @@ class Model(StrictModel):
     lora: Lora = Field(default=Lora(), description="The adapter.")
 
     cel = (
+        *(
+            Cel(f"!has(self.{field}) || self.base.matches(r'{_MODEL_ID.pattern}')", NOT_FETCHED, f".{field}")
+            for field in ("revision", "tokenSecretRef", "cache")
+        ),
         Cel("!self.base.startsWith('~')", "base: write the whole path: '~' is another folder elsewhere", ".base"),
         Cel("!self.base.contains('://')", f"base: {NO_URL}", ".base"),
     )
@@ -62,6 +68,10 @@ class Model(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
+        given = {"revision": self.revision, "tokenSecretRef": self.token_secret_ref, "cache": self.cache}
+        for field, value in given.items():
+            if value is not None and self.base_is_folder:
+                yield Violation((field,), NOT_FETCHED)
         if self.base.startswith("~"):
             yield Violation(("base",), "write the whole path: '~' is another folder on another machine")
         if scheme := remote_scheme(self.base):

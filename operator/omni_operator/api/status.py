@@ -9,10 +9,12 @@ from pydantic import Field
 from .base import LenientModel
 
 ConditionType: TypeAlias = Literal[
-    "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed"
-]
+    "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
+    "ResultsKept", "AcceleratorChosen",
+]  # fmt: skip
 CONDITION_TYPES: tuple[ConditionType, ...] = (
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
+    "ResultsKept", "AcceleratorChosen",
 )  # fmt: skip
 FAILURES_KEPT = 5
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"

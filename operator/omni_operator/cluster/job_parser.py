@@ -55,6 +55,8 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         total_steps=spec.trainer.total_steps,
         max_lag=spec.rollout.staleness.max_versions,
         max_age=timedelta(seconds=spec.rollout.staleness.max_seconds),
+        keeps_results=spec.keeps_results,
+        vendor=spec.trainer.accelerator.vendor,
     )
 
 

@@ -112,8 +112,8 @@ def _actor(spec: Spec) -> Settings:
 
 
 def _reward(scorers: Sequence[Scorer]) -> Settings:
-    """One scorer of the project, or one function, alone; anything else through the manager of several."""
-    if len(scorers) == 1:
+    """One scorer of the project, or one function, alone; several, or one that may fail, by the manager of several."""
+    if len(scorers) == 1 and scorers[0].required:
         scorer = scorers[0]
         if scorer.function is None:
             kwargs = {f"reward.scorer_kwargs.{name}": value for name, value in _arguments(scorer).items()}

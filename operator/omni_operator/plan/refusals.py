@@ -7,17 +7,27 @@ from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import Violation
+from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 
 from .cluster_settings import ClusterSettings
-from .containers import CONTAINER
+from .containers import CONTAINER, SHARED_MEMORY
+from .storage import MODELS, RUNS
 
+OUR_VOLUMES = {RUNS, MODELS, SHARED_MEMORY}  # mounted whatever the template's containers say
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violation]:
     """Every reason not to start the job here; `at` starts below the job."""
-    return [*_image(job, settings), *_devices(job, settings), *_storage(job), *_tracking(job), *_queue(job)]
+    return [
+        *_image(job, settings),
+        *_devices(job, settings),
+        *_storage(job),
+        *_claims(job),
+        *_tracking(job),
+        *_queue(job),
+    ]
 
 
 def _image(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
@@ -46,6 +56,31 @@ def _storage(job: DiffusionRLJob) -> Iterator[Violation]:
         yield Violation(
             ("spec", "checkpoint", "claimName"), "must be given with several pods: they write one run folder (RWX)"
         )
+
+
+def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
+    """Claims in a pod template that no container mounts: nothing would be read from them or written to them."""
+    for role, template in (("head", job.spec.head.pod_template), ("trainer", job.spec.trainer.pod_template)):
+        spec: Mapping[str, Any] = template.get("spec", {})  # type: ignore[assignment]
+        containers = [*spec.get("containers", ()), *spec.get("initContainers", ())]
+        mounted = {mount["name"] for container in containers for mount in container.get("volumeMounts", ())}
+        for place, volume in enumerate(spec.get("volumes", ())):
+            if "persistentVolumeClaim" in volume and volume["name"] not in mounted | OUR_VOLUMES:
+                yield Violation(
+                    ("spec", role, "podTemplate", "spec", "volumes", place),
+                    f"no container mounts {volume['name']!r}: add it to the volumeMounts of the container "
+                    f"{CONTAINER!r}, or remove it",
+                )
+
+
+def find_warnings(job: DiffusionRLJob) -> list[Violation]:
+    """What the author of a job on a cluster should know before it runs; it runs all the same."""
+    made = []
+    if not job.spec.keeps_results:
+        made.append(Violation(("spec", "checkpoint", "claimName"), RESULTS_LOST))
+    if job.spec.trainer.accelerator.vendor is None:
+        made.append(Violation(("spec", "trainer", "accelerator", "vendor"), NO_VENDOR))
+    return made
 
 
 def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:

@@ -43,6 +43,9 @@ def add_model(template: Object, job: DiffusionRLJob) -> Object:
         "imagePullPolicy": container["imagePullPolicy"],
         "command": ["hf", "download", model.base, "--local-dir", model_path(model.base)],
         "env": [{"name": "HF_HOME", "value": f"{MODELS_PATH}/.cache"}],
+        # A quota refuses a pod with a container that has none. It costs nothing: a pod requests the larger of its
+        # init container's and its containers' sum.
+        "resources": _without_devices(container["resources"]),
         "securityContext": container["securityContext"],
         "volumeMounts": [mount],
     }
@@ -56,6 +59,13 @@ def add_model(template: Object, job: DiffusionRLJob) -> Object:
         "volumes": [volume(MODELS, model.cache.claim_name if model.cache else None)],
     }
     return merge_templates(template, {"spec": added})
+
+
+def _without_devices(resources: Object) -> Object:
+    return {
+        kind: {name: amount for name, amount in amounts.items() if "/" not in name}
+        for kind, amounts in resources.items()
+    }
 
 
 def model_path(base: str) -> str:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status
 
+from .job_facts import JobFacts
 from .observation import Observation, Refusal, TrainerReport
 from .situation import (
     Active,
@@ -141,9 +143,23 @@ def _table(
     weights: ConditionValue = NOT_RUNNING,
     stalled: ConditionValue = NOT_RUNNING,
 ) -> Table:
-    return dict(
-        zip(CONDITION_TYPES, (admitted, ready, weights, updated, stalled, suspended, succeeded, failed), strict=True)
-    )
+    return {
+        "Admitted": admitted, "Ready": ready, "WeightsInSync": weights, "Updated": updated, "ProgressStalled": stalled,
+        "Suspended": suspended, "Succeeded": succeeded, "Failed": failed,
+    }  # fmt: skip
+
+
+def review_spec(facts: JobFacts | None) -> Table:
+    """Conditions about what a spec asks for, before any pod runs; without facts, of a spec that cannot be read."""
+    if facts is None:
+        unread = unknown_because("InvalidSpec")
+        return {"ResultsKept": unread, "AcceleratorChosen": unread}
+    results = false_because("ResultsOnEmptyDir", f"spec.checkpoint.claimName {RESULTS_LOST}")
+    vendor = false_because("NoVendor", f"spec.trainer.accelerator.vendor {NO_VENDOR}")
+    return {
+        "ResultsKept": true_because("VolumeMounted") if facts.keeps_results else results,
+        "AcceleratorChosen": true_because(facts.vendor) if facts.vendor else vendor,
+    }
 
 
 def _creating(attempt: int, refusal: Refusal | None, updated: ConditionValue) -> Table:

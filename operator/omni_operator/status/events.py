@@ -85,6 +85,10 @@ def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[E
             return [Event("Normal", EventReason.RUNNING, f"attempt {attempt}", key)]
         case "Ready", "False" if new.reason in _TROUBLES:
             return [Event("Warning", _TROUBLES[new.reason], new.message or new.reason, key)]
+        case "ResultsKept", "False":
+            return [Event("Warning", EventReason.RESULTS_ON_EMPTY_DIR, new.message, key)]
+        case "AcceleratorChosen", "False":
+            return [Event("Warning", EventReason.NO_VENDOR, new.message, key)]
         case "Updated", "False" if new.reason == "InvalidSpec" and before[1] != "InvalidSpec":
             return [Event("Warning", EventReason.INVALID_SPEC, new.message, key)]
         case _:

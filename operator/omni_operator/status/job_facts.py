@@ -28,6 +28,8 @@ class JobFacts:
         workers: pods besides the head.
         max_lag: versions that an engine may be behind the trainer.
         max_age: how long ago the engines' weights may have been sent.
+        keeps_results: the run folder outlives the pods.
+        vendor: of the accelerators; None: the job does not say.
         retain: `cleanupPolicy: Retain`: what an attempt leaves is kept for inspection.
     """
 
@@ -51,6 +53,8 @@ class JobFacts:
     total_steps: int | None = None
     max_lag: int = 1
     max_age: timedelta = timedelta(hours=1)
+    keeps_results: bool = True
+    vendor: str | None = None
 
 
 def action_for(facts: JobFacts, reason: FailureReason) -> Action:

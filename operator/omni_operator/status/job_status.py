@@ -16,6 +16,7 @@ from .conditions import (
     Heartbeat,
     derive_conditions,
     false_because,
+    review_spec,
     true_because,
     update_conditions,
 )
@@ -70,6 +71,7 @@ def derive_status(
         now,
     )
     assert said is not None  # those situations have returned above
+    said = {**said, **review_spec(facts)}
     weights = base.condition("WeightsInSync")
     if report is None and heartbeat.at and weights and said["ProgressStalled"].reason != "NotRunning":
         # A process before this one heartbeat the trainer: what it found holds until the next report.
@@ -237,6 +239,7 @@ def derive_invalid_status(
         context.now,
     )
     assert said is not None
+    said = {**said, **review_spec(None)}
     if observed.rayjobs and len(previous.conditions) == len(said):
         kept = {found.type: ConditionValue(found.status, found.reason, found.message) for found in previous.conditions}
         said = {kind: said[kind] if kind == "Updated" else kept.get(kind, said[kind]) for kind in said}

@@ -55,4 +55,6 @@ class EventReason(str, Enum):
     PROGRESS_RESUMED = "ProgressResumed"
     WEIGHTS_BEHIND = "WeightsBehind"
     WEIGHTS_IN_SYNC = "WeightsInSync"
+    RESULTS_ON_EMPTY_DIR = "ResultsOnEmptyDir"
+    NO_VENDOR = "NoVendor"
     CHECKPOINT_SAVED = "CheckpointSaved"

@@ -98,6 +98,8 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
 # Changes that a rule sees only together.
 SETS: tuple[dict[str, Any], ...] = (
     {"model.lora.enabled": False, "algorithm.name": "DiffusionNFT"},
+    {"model.base": "a/b", "model.revision": "main", "model.cache": {"claimName": "c"}},
+    {"model.base": "./a/b", "model.revision": "main"},
     {"trainer.replicas": 3, "rollout.replicas": 3},
     {"trainer.replicas": 2, "rollout.replicas": 2},
     {"trainer.podTemplate": {"spec": {"hostNetwork": True}}, "security.allowHostPaths": True},

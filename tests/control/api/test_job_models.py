@@ -57,6 +57,9 @@ def problems(*assignments: str) -> list[str]:
         (["spec.observability.tracking.project=p"], "spec.observability.tracking.project", "nothing is tracked"),
         (["spec.observability.tracking.loggers=[mlflow]"], "spec.observability.tracking.loggers[0]",
          "not one of console, tensorboard, wandb"),
+        (["spec.model.cache={claimName: c}"], "spec.model.cache", "nothing is fetched"),
+        (["spec.model.revision=main"], "spec.model.revision", "nothing is fetched"),
+        (["spec.model.tokenSecretRef={name: a, key: b}"], "spec.model.tokenSecretRef", "nothing is fetched"),
         (["spec.runtime.image=x"], "spec.runtime.rayVersion", "must be given with image"),
         (["spec.scheduling.topology={required: a, preferred: b}"], "spec.scheduling.topology.preferred", "one of them"),
         (["spec.trainer.podTemplate={spec: {hostIPC: true}}"], "spec.trainer.podTemplate.spec.hostIPC",
@@ -116,7 +119,7 @@ def test_status_is_written_as_the_crd_reads_it() -> None:
     assert set(schema["properties"]) == {field.alias for field in Status.model_fields.values()}
     written = Status(attempts=2).model_dump(exclude_none=True, exclude_defaults=True)
     assert written == {"attempts": 2}
-    assert len(CONDITION_TYPES) == 8
+    assert len(CONDITION_TYPES) == 10
 
 
 def test_names_fit_what_kuberay_allows() -> None:

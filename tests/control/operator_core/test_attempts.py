@@ -11,6 +11,7 @@ from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, SERVIC
 KEY = ("team-a", "red")
 CONDITIONS = [
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
+    "ResultsKept", "AcceleratorChosen",
 ]  # fmt: skip
 
 
@@ -31,6 +32,29 @@ async def test_a_job_is_run_to_success(world: Any) -> None:
     assert world.condition("Succeeded").status == "True"
     assert world.status().completion_time
     assert world.told() == ["Running", "Succeeded"]
+
+
+async def test_what_the_author_of_a_job_would_not_want_is_a_condition_and_an_event(world: Any) -> None:
+    world.submit(checkpoint={}, trainer={"totalSteps": 10}, rollout={})
+    await world.settle()
+    assert (world.condition("ResultsKept").status, world.condition("ResultsKept").reason) == (
+        "False", "ResultsOnEmptyDir",
+    )  # fmt: skip
+    assert "spec.checkpoint.claimName is not given" in world.condition("ResultsKept").message
+    assert (world.condition("AcceleratorChosen").status, world.condition("AcceleratorChosen").reason) == (
+        "False", "NoVendor",
+    )  # fmt: skip
+    assert sorted(world.told()) == ["NoVendor", "ResultsOnEmptyDir"]
+    world.run(1)
+    await world.settle()
+    assert sorted(world.told()) == ["NoVendor", "ResultsOnEmptyDir", "Running"], "said once"
+
+
+async def test_a_job_that_keeps_its_results_says_so(world: Any) -> None:
+    world.submit()
+    await world.settle()
+    assert (world.condition("ResultsKept").status, world.condition("AcceleratorChosen").reason) == ("True", "NVIDIA")
+    assert world.told() == []
 
 
 async def test_creating_costs_few_calls_and_rest_costs_none(world: Any) -> None:

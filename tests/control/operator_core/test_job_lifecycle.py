@@ -179,7 +179,7 @@ async def test_a_spec_that_cannot_be_used_is_a_condition_and_can_be_mended(world
     assert world.condition("Admitted").reason == "InvalidSpec"
     assert "spec.rollout.replicas" in world.condition("Ready").message
     assert not world.attempts()
-    assert len(world.status().conditions) == 8
+    assert len(world.status().conditions) == 10
     world.cluster.counts()
     await world.after(600)
     assert not world.cluster.counts()

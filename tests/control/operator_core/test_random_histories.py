@@ -164,7 +164,7 @@ class History:
         await world.settle()
         assert not world.cluster.counts(), "a restart writes"
         status = world.status()
-        assert len(status.conditions) == 8
+        assert len(status.conditions) == 10
         assert not (status.is_true("Succeeded") and status.is_true("Failed"))
         if status.is_true("Suspended"):
             assert not world.attempts()

@@ -311,6 +311,8 @@ def test_owners_are_named_once_the_job_is_on_a_cluster(make_job: MakeJob) -> Non
           "spec.rollout.engine.tensorParallelSize=2"], SETTINGS, "must be in one pod"),
         (["spec.observability.tracking.loggers=[wandb]"], SETTINGS,
          "spec.observability.tracking.wandbSecretRef: must be given"),
+        (["spec.trainer.podTemplate={spec: {volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]}}"], SETTINGS,
+         "spec.trainer.podTemplate.spec.volumes.0: no container mounts 'd'"),
         (["metadata.labels={kueue.x-k8s.io/queue-name: q}", "spec.cleanupPolicy=Retain"], SETTINGS,
          "Kueue takes back"),
     ],
@@ -338,6 +340,46 @@ def test_trackers_write_to_the_run_folder_with_their_key(make_job: MakeJob) -> N
     assert env["WANDB_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "s", "key": "k"}}
     ports = [port["port"] for rule in made["NetworkPolicy"]["spec"]["egress"] for port in rule.get("ports", ())]
     assert 443 in ports
+
+
+MOUNTED = "containers: [{name: ray, volumeMounts: [{name: d, mountPath: /runs}]}]"
+CLAIM = "volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "warned"),
+    [
+        ([], {"claimName", "vendor"}),
+        (["spec.trainer.accelerator.vendor=CPU"], {"claimName"}),
+        (["spec.checkpoint.claimName=c"], {"vendor"}),
+        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, {CLAIM}}}}}"], {"vendor"}),
+        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, volumes: [{{name: d, emptyDir: {{}}}}]}}}}"],
+         {"claimName", "vendor"}),
+        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, {CLAIM}}}}}", "spec.checkpoint.path=/other"],
+         {"claimName", "vendor"}),
+        (["spec.trainer.podTemplate={spec: {volumes: [{name: runs, nfs: {server: s, path: /p}}]}}"], {"vendor"}),
+    ],
+)  # fmt: skip
+def test_what_an_author_would_not_want_is_a_warning(
+    make_job: MakeJob, assignments: list[str], warned: set[str]
+) -> None:
+    job = make_job(*assignments)
+    assert {warning.at[-1] for warning in plan.find_warnings(job)} == warned
+    assert plan.find_refusals(job, SETTINGS) == []
+
+
+def test_every_container_has_requests_and_the_limits_of_the_job(make_job: MakeJob) -> None:
+    resources = "{requests: {cpu: '3', memory: 5Gi}, limits: {memory: 5Gi, rdma/hca: '1'}}"
+    job = make_job(
+        "spec.model.base=a/b", f"spec.trainer.resources={resources}", "spec.trainer.accelerator.vendor=NVIDIA"
+    )
+    cluster = by_kind(job)["RayJob"]["spec"]["rayClusterSpec"]
+    (worker,) = cluster["workerGroupSpecs"]
+    (fetch,) = pod(worker)["initContainers"]
+    assert fetch["resources"] == {"requests": {"cpu": "3", "memory": "7Gi"}, "limits": {"memory": "7Gi"}}
+    for group in (cluster["headGroupSpec"], worker):
+        for container in (*pod(group)["containers"], *pod(group).get("initContainers", ())):
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), container["name"]
 
 
 def test_a_job_without_anything_special_runs_here(make_job: MakeJob) -> None:

@@ -128,6 +128,12 @@ def test_the_layers_of_an_adapter_are_left_to_the_model_unless_they_are_named() 
     assert settings("spec.model.lora.targetModules=[attn1.to_q]")[name] == ("attn1.to_q",)
 
 
+def test_a_scorer_that_may_fail_is_run_by_the_manager_that_knows_it() -> None:
+    made = settings("spec.reward.scorers=[{name: jpeg, required: false}]")
+    assert made["reward.reward_functions.jpeg.required"] is False
+    assert "reward.scorer" not in made
+
+
 def test_trackers_and_their_project_are_the_trainers_loggers() -> None:
     assert not {"trainer.logger", "trainer.project_name"} & settings().keys()
     made = settings("spec.observability.tracking={loggers: [console, tensorboard], project: red}")
