@@ -17,6 +17,7 @@ CONDITION_TYPES: tuple[ConditionType, ...] = (
     "ResultsKept", "AcceleratorChosen",
 )  # fmt: skip
 FAILURES_KEPT = 5
+WARNINGS_KEPT = 8
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
 Short = Annotated[str, Field(max_length=256)]
@@ -103,6 +104,15 @@ class CheckpointStatus(LenientModel):
     time: Time | None = Field(default=None, description="When it was complete.")
 
 
+class TrainerWarning(LenientModel):
+    """A warning of the trainer."""
+
+    attempt: Count = Field(description="Attempt that it is about.")
+    reason: Short = Field(description="What it is about, in a word for programs, e.g. SamplesCollapsed.")
+    message: Text = Field(default="", description="What the trainer found, and what to do.")
+    time: Time | None = Field(default=None, description="When the trainer last reported it.")
+
+
 class Usage(LenientModel):
     """What the job has used, all attempts together."""
 
@@ -126,6 +136,12 @@ class Status(LenientModel):
         default=(),
         max_length=FAILURES_KEPT,
         description=f"The last {FAILURES_KEPT} attempts that failed.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    warnings: tuple[TrainerWarning, ...] = Field(
+        default=(),
+        max_length=WARNINGS_KEPT,
+        description=f"Warnings of the running or last attempt's trainer, the last {WARNINGS_KEPT}, each reason once.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     failures_counted: Count = Field(default=0, description="Failures that spec.backoffLimit counts, all of them.")

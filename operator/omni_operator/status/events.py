@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from omni_operator.api.status import Condition, Status
+from omni_operator.api.status import Condition, Status, TrainerWarning
 
 from .reasons import EventReason
 
@@ -19,7 +19,10 @@ _TROUBLES = {
     "Unschedulable": EventReason.UNSCHEDULABLE,
     "ImagePullBackOff": EventReason.IMAGE_PULL_BACKOFF,
     "PodsRefused": EventReason.REFUSED,
+    "ClaimNotFound": EventReason.CLAIM_NOT_FOUND,
+    "CreateContainerConfigError": EventReason.CONTAINER_CONFIG_ERROR,
 }
+_WARNINGS = {reason.value: reason for reason in (EventReason.SAMPLES_COLLAPSED,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,21 @@ def find_events(previous: Status, new: Status) -> tuple[Event, ...]:
         if failure.attempt not in old:
             note = f"attempt {failure.attempt}: {failure.reason}: {failure.message}"
             made.append(Event("Warning", EventReason.ATTEMPT_FAILED, note, f"f{failure.attempt}"))
+    known = {(warning.attempt, warning.reason) for warning in previous.warnings}
+    made += [_of_warning(found) for found in new.warnings if (found.attempt, found.reason) not in known]
     asked = previous.condition("Suspended")
     if asked and asked.status == "Unknown" and new.checkpoint.last not in (None, previous.checkpoint.last):
         made.append(Event("Normal", EventReason.CHECKPOINT_SAVED, new.checkpoint.last, f"c{new.checkpoint.last}"))
     for condition in new.conditions:
         made.extend(_of_condition(previous.condition(condition.type), condition, new.attempts))
     return tuple(made)
+
+
+def _of_warning(warning: TrainerWarning) -> Event:
+    """The event of a trainer's warning; a reason that events do not have is part of the note."""
+    reason = _WARNINGS.get(warning.reason, EventReason.TRAINER_WARNING)
+    named = f"{warning.reason}: {warning.message}" if reason is EventReason.TRAINER_WARNING else warning.message
+    return Event("Warning", reason, f"attempt {warning.attempt}: {named}", f"w{warning.attempt}-{warning.reason}")
 
 
 def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[Event]:

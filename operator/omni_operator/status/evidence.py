@@ -20,6 +20,8 @@ _SIGNS = (
 )  # fmt: skip
 _COMPILED = tuple((reason, re.compile(pattern, re.IGNORECASE)) for reason, pattern in _SIGNS)
 TEXT_LIMIT = 512
+CONFIG_ERROR = "CreateContainerConfigError"
+_MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 PULL_ERRORS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
@@ -27,9 +29,12 @@ PERMANENT_PULL_ERRORS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
-    """One line of at most `limit` characters; the end is kept, where errors say what they are."""
+    """One line of at most `limit` characters, with its begin and its end: an error is named at one of the two."""
     line = " ".join(text.split())
-    return line if len(line) <= limit else "..." + line[-(limit - 3) :]
+    if len(line) <= limit:
+        return line
+    begin = limit // 3
+    return f"{line[:begin]} ... {line[-(limit - begin - 5) :]}"
 
 
 def reason_from_text(text: str) -> FailureReason | None:
@@ -59,6 +64,20 @@ def image_pull_error(pod: ObservedPod) -> str:
         if wait.reason in PULL_ERRORS:
             return shorten(f"pod {pod.name}, container {wait.container}: {wait.reason}: {wait.message}".rstrip(": "))
     return ""
+
+
+def container_config_error(pod: ObservedPod) -> str:
+    """Why the kubelet cannot create a container, e.g. a Secret that does not exist; empty where it can."""
+    for wait in pod.waiting:
+        if wait.reason == CONFIG_ERROR:
+            return shorten(f"pod {pod.name}, container {wait.container}: {wait.message}; correct it and the pod starts")
+    return ""
+
+
+def missing_claim(pod: ObservedPod) -> str:
+    """A PersistentVolumeClaim that the pod waits for and that does not exist; empty where there is none."""
+    found = _MISSING_CLAIM.search(pod.unschedulable)
+    return f"pod {pod.name}: {found[0]}; create it, or correct its name in the job" if found else ""
 
 
 def crash_loop_error(pod: ObservedPod, restarts: int) -> str:

@@ -86,6 +86,7 @@ def derive_status(
             "progress": update_progress(base.progress, report, facts),
             "weights": update_weights(base.weights, report),
             "checkpoint": update_checkpoint(base.checkpoint, report),
+            "warnings": report.warnings if report and report.warnings else base.warnings,
             "usage": update_usage(base, report, running, until, facts),
             "children": _children(observed, attempt),
             "rollout": _rollout(observed, attempt, facts),
@@ -116,6 +117,7 @@ def _finished(facts: JobFacts, observed: Observation, previous: Status) -> Statu
             "progress": update_progress(previous.progress, report, facts),
             "weights": update_weights(previous.weights, report),
             "checkpoint": update_checkpoint(previous.checkpoint, report),
+            "warnings": report.warnings if report and report.warnings else previous.warnings,
             "rollout": _rollout(observed, previous.attempts, facts),
         }
     )
@@ -126,7 +128,9 @@ def _new_attempt(previous: Status) -> Status:
     progress = previous.progress.model_copy(
         update={"samples": None, "heartbeat_time": None, "estimated_remaining_seconds": None}
     )
-    return previous.model_copy(update={"progress": progress, "weights": Weights(), "running_time": None})
+    return previous.model_copy(
+        update={"progress": progress, "weights": Weights(), "running_time": None, "warnings": ()}
+    )
 
 
 def _running_since(status: Status, observed: Observation, attempt: int, situation: Situation) -> datetime | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from omni_operator.api.status import TrainerWarning
+
 from .reasons import FailureReason
 
 HEAD = "head"
@@ -130,6 +132,7 @@ class TrainerReport:
         checkpoint_at: when the report of it arrived here.
         phase: what it waits for, before and between steps.
         error: what ended the trainer, in its words.
+        warnings: of the trainer, the last one of each reason.
     """
 
     attempt: int
@@ -153,6 +156,7 @@ class TrainerReport:
     phase: str | None = None
     error: str | None = None
     error_kind: FailureReason | None = None
+    warnings: tuple[TrainerWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

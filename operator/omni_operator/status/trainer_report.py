@@ -15,9 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from omni_operator.api.status import WARNINGS_KEPT, TrainerWarning
+
 from . import evidence
 from .observation import TrainerReport
 from .reasons import FailureReason
+from .timestamps import format_timestamp
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -31,7 +34,7 @@ class ReportEvent(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     attempt: Annotated[int, Field(ge=1, le=10_000)]
-    event: Literal["start", "phase", "step", "checkpoint", "heartbeat", "warning", "error", "done"]
+    event: Literal["start", "phase", "step", "checkpoint", "heartbeat", "warning", "error", "stopped", "done"]
     step: Count | None = None
     total_steps: Count | None = None
     reward_mean: Number | None = Field(default=None, alias="reward/mean")
@@ -46,7 +49,7 @@ class ReportEvent(BaseModel):
     samples: Count | None = None
     text: Annotated[str, Field(max_length=1024)] | None = None
     path: Annotated[str, Field(max_length=1024)] | None = None
-    message: Annotated[str, Field(max_length=16_384)] | None = None
+    message: Annotated[str, Field(max_length=65_536)] | None = None
     reason: Annotated[str, Field(max_length=64)] | None = None
 
 
@@ -86,7 +89,18 @@ def merge_event(previous: TrainerReport | None, post: ReportEvent, now: datetime
     if post.event == "error":
         said["error"] = evidence.shorten(post.message or "the trainer gave no reason")
         said["error_kind"] = _KINDS.get(post.reason or "")
+    if post.event == "warning":
+        said["warnings"] = _add_warning(base.warnings, post, now)
     return replace(base, at=now, **said)
+
+
+def _add_warning(kept: tuple[TrainerWarning, ...], post: ReportEvent, now: datetime) -> tuple[TrainerWarning, ...]:
+    """The warnings with this one in the place of an earlier one of its reason."""
+    warning = TrainerWarning(
+        attempt=post.attempt, reason=post.reason or "Warning", message=evidence.shorten(post.message or ""),
+        time=format_timestamp(now),
+    )  # fmt: skip
+    return (*(other for other in kept if other.reason != warning.reason), warning)[-WARNINGS_KEPT:]
 
 
 def is_current(previous: TrainerReport | None, post: ReportEvent) -> bool:

@@ -164,6 +164,10 @@ def _starting(
             kind, problem = "ImagePullBackOff", text
         elif text := evidence.crash_loop_error(pod, timeouts.restarts):
             return AttemptFailed(FailureReason.START_FAILED, text)
+        elif text := evidence.container_config_error(pod):
+            kind, problem = evidence.CONFIG_ERROR, text
+        elif text := evidence.missing_claim(pod):
+            kind, problem = "ClaimNotFound", text
         elif pod.unschedulable and not problem:
             kind, problem = "Unschedulable", evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
     cluster = observed.cluster(rayjob.attempt)

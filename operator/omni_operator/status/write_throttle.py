@@ -26,7 +26,8 @@ def _telling(status: Status) -> object:
     """What others act on: it is written at once. Figures and wording wait."""
     spoken = tuple((found.type, found.status, found.reason) for found in status.conditions)
     children = status.children
+    warned = tuple((warning.attempt, warning.reason) for warning in status.warnings)
     return (
-        status.observed_generation, spoken, status.attempts, status.failures, status.failures_counted,
+        status.observed_generation, spoken, warned, status.attempts, status.failures, status.failures_counted,
         children.ray_job, children.ray_cluster, status.start_time, status.completion_time,
     )  # fmt: skip

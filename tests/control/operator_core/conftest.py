@@ -210,7 +210,11 @@ class World:
 
     def told(self) -> list[str]:
         """Reasons of the events that were written."""
-        return [body["reason"] for _, kind, body in self.cluster.events if kind.plural == "events"]
+        return [body["reason"] for body in self.notes()]
+
+    def notes(self) -> list[dict[str, Any]]:
+        """The events that were written."""
+        return [body for _, kind, body in self.cluster.events if kind.plural == "events"]
 
 
 @pytest.fixture

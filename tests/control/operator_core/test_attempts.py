@@ -208,6 +208,52 @@ async def test_an_image_that_cannot_be_pulled_is_named_within_two_minutes(world:
 
 
 @pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        ({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                          "message": '0/3 nodes are available: persistentvolumeclaim "ckpt" not found.'}]},
+         "ClaimNotFound", 'persistentvolumeclaim "ckpt" not found; create it'),
+        ({"containerStatuses": [{"name": "ray-worker", "state": {"waiting": {
+            "reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}}}]},
+         "CreateContainerConfigError", 'container ray-worker: secret "wandb" not found'),
+    ],
+)  # fmt: skip
+async def test_a_claim_or_a_secret_that_does_not_exist_is_named(
+    world: Any, status: dict[str, Any], reason: str, said: str
+) -> None:
+    world.submit()
+    await world.settle()
+    world.start(1)
+    world.pod(1, "worker", status)
+    await world.settle()
+    assert world.condition("Ready").reason == reason
+    assert said in world.condition("Ready").message
+    assert world.told() == [reason]
+
+
+async def test_a_warning_of_the_trainer_is_an_event_once_for_each_attempt(world: Any) -> None:
+    world.submit(backoffLimit=1)
+    await world.settle()
+    world.run(1)
+    await world.settle()
+    for step in (3, 4):
+        world.report("warning", reason="SamplesCollapsed", message=f"step {step}: all samples of a prompt are alike")
+        await world.settle()
+    world.report("warning", reason="CheckpointsSetAside", message="the newest checkpoint is damaged")
+    await world.after(60)
+    assert world.told() == ["Running", "SamplesCollapsed", "TrainerWarning"]
+    notes = [event["note"] for event in world.notes()]
+    assert "attempt 1: step 3: all samples of a prompt are alike" in notes
+    assert "attempt 1: CheckpointsSetAside: the newest checkpoint is damaged" in notes
+    assert [found.message for found in world.status().warnings] == [
+        "step 4: all samples of a prompt are alike", "the newest checkpoint is damaged",
+    ]  # fmt: skip
+    world.end(1, "FAILED", "AppFailed", "boom")
+    await world.after(120)
+    assert world.status().warnings == ()
+
+
+@pytest.mark.parametrize(
     ("message", "reason"),
     [
         ("Job entrypoint command failed with exit code 1, last logs: RuntimeError: boom", "ApplicationError"),

@@ -51,6 +51,26 @@ def test_an_error_may_name_its_reason() -> None:
     assert posted({"attempt": 1, "event": "error", "message": "x", "reason": "Whatever"}).error_kind is None
 
 
+def test_a_long_error_keeps_its_begin_and_its_end() -> None:
+    message = "ValueError: no colour 'mauve'; " + "frame " * 3000 + "prompt 7: a red cube"
+    error = posted({"attempt": 1, "event": "error", "message": message}).error
+    assert error.startswith("ValueError: no colour 'mauve'")
+    assert error.endswith("prompt 7: a red cube")
+    assert len(error) == 512
+
+
+def test_a_warning_is_kept_once_for_each_reason() -> None:
+    report = posted(
+        {"attempt": 1, "event": "warning", "reason": "SamplesCollapsed", "message": "step 3"},
+        {"attempt": 1, "event": "warning", "message": "no report"},
+        {"attempt": 1, "event": "warning", "reason": "SamplesCollapsed", "message": "step 4"},
+        {"attempt": 1, "event": "stopped", "message": "bye"},
+    )
+    assert [(found.reason, found.message) for found in report.warnings] == [
+        ("Warning", "no report"), ("SamplesCollapsed", "step 4"),
+    ]  # fmt: skip
+
+
 def test_a_new_attempt_starts_from_nothing() -> None:
     first = merge_event(None, parse_event({"attempt": 1, "event": "step", "step": 9}), NOW)
     assert not is_current(
@@ -66,7 +86,7 @@ def test_a_new_attempt_starts_from_nothing() -> None:
         {}, {"attempt": 0, "event": "step"}, {"attempt": 1, "event": "dance"},
         {"attempt": 1, "event": "step", "step": -1},
         {"attempt": 1, "event": "step", "reward/mean": float("nan")}, {"attempt": 1, "event": "step", "step": 2**60},
-        {"attempt": 1, "event": "error", "message": "x" * 20_000},
+        {"attempt": 1, "event": "error", "message": "x" * 70_000},
     ],
 )  # fmt: skip
 def test_senseless_posts_are_refused(post: dict[str, Any]) -> None:
@@ -77,7 +97,7 @@ def test_senseless_posts_are_refused(post: dict[str, Any]) -> None:
 FIELDS = st.fixed_dictionaries(
     {
         "attempt": st.integers(1, 3),
-        "event": st.sampled_from(["start", "step", "checkpoint", "heartbeat", "error", "done"]),
+        "event": st.sampled_from(["start", "step", "checkpoint", "heartbeat", "error", "warning", "stopped", "done"]),
     },
     optional={
         "step": st.integers(0, 100), "samples": st.integers(0, 1000), "path": st.text(max_size=20),
