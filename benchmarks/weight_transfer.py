@@ -26,8 +26,8 @@ from results import arguments, spread, table, write
 from torch import Tensor
 
 from verl_omni.weight_sync import transfer
-from verl_omni.weight_sync.buffers import Outgoing
-from verl_omni.weight_sync.packing import ENOUGH, Packer
+from verl_omni.weight_sync.buffers import SendBuffer
+from verl_omni.weight_sync.packing import SHARED_MEMORY_BYTES, Packer
 
 MIB = 1 << 20
 BUCKETS = (1, 64, 512)  # MiB
@@ -76,20 +76,20 @@ def copying(weights: list[Tensor], targets: list[Tensor]) -> float:
 class AtOnce:
     """A receiver that confirms without reading."""
 
-    def give(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Needs no time."""
 
-    def wait(self, unconfirmed: int) -> None:
+    def wait_for_replies(self, pending: int) -> None:
         """Needs no time."""
 
 
 def packing(weights: list[Tensor], bucket: int) -> float:
     """Seconds of the sender's own work in an update: copies, digests, and words about them."""
     began = time.perf_counter()
-    with contextlib.closing(Outgoing(None)) as buffer:
-        packer = Packer(buffer, AtOnce(), bucket * MIB, ENOUGH)
+    with contextlib.closing(SendBuffer(None)) as buffer:
+        packer = Packer(buffer, AtOnce(), bucket * MIB, SHARED_MEMORY_BYTES)
         for name, tensor in many(weights):
-            packer.put(name, tensor)
+            packer.add(name, tensor)
         packer.finish()
     return time.perf_counter() - began
 
@@ -143,7 +143,7 @@ def main() -> int:
         rows = measure(ours, Path(folder), chosen.repeats)
     ours.send("")
     process.join()
-    write(chosen.out, rows, threads=1, enough_mib=ENOUGH // MIB)
+    write(chosen.out, rows, threads=1, enough_mib=SHARED_MEMORY_BYTES // MIB)
     table(rows, ["bucket_mib", "gib_per_s", "memcpy_gib_per_s", "share_of_memcpy", "sender_alone"])
     return 0
 

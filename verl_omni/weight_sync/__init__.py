@@ -1,1 +1,1 @@
-"""What both ends of a weight update share."""
+"""Weight updates, both ends: names, transfer, staging, checks and errors."""

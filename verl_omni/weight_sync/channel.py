@@ -1,4 +1,4 @@
-"""The socket between the two ends of a transfer, with a deadline on every wait."""
+"""The socket between the two ends of a weight transfer, with a deadline on every wait."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ import struct
 import time
 from dataclasses import dataclass, field
 
-from verl_omni.weight_sync.errors import CalledOff, DeadlineExceeded, IncompleteUpdate, PeerFailed, PeerGone
-from verl_omni.weight_sync.messages import Answer, Message, decoded, encoded
+from verl_omni.weight_sync.errors import (
+    DeadlineExceeded,
+    IncompleteUpdate,
+    PeerDisconnected,
+    PeerFailed,
+    TransferCancelled,
+)
+from verl_omni.weight_sync.messages import Message, ReplyMessage, decode_message, encode_message
 from verl_omni.weight_sync.names import socket_path
 
 HEADER = struct.Struct(">Q")  # bytes of the message that follows
-LONGEST = 1 << 30  # bytes; a header that says more was none
-RETRY_SECONDS = 0.002  # while the sender is not there: the receiver is told first
-# The other end is done with half a buffer in less; to sleep and be woken costs as much as copying it, in a virtual
-# machine above all.
+MAX_MESSAGE_BYTES = 1 << 30  # a larger header is malformed
+RETRY_SECONDS = 0.002  # between attempts to connect: the receiver starts before the sender
+# The other end usually finishes half a buffer in less time; sleeping and waking up costs as much as copying that half,
+# especially in a virtual machine.
 SPIN_SECONDS = 0.0005
 
 
-class Stop:
-    """Ends a transfer from another thread: every wait of the `Channel` that has it wakes at once."""
+class StopSignal:
+    """Cancels a transfer from another thread: every wait of the `Channel` that has it ends at once."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> StopSignal:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -39,35 +45,35 @@ class Stop:
         return self._read
 
     def set(self) -> None:
-        """Call the transfer off; safe to repeat."""
+        """Cancel the transfer; safe to repeat."""
         os.write(self._write, b".")
 
 
 @dataclass
 class Channel:
-    """One end of a stream socket between two processes of a host. The owner listens; the other may come before it.
+    """One end of a stream socket between two processes of a machine. The owner listens; the other may start first.
 
-    A library's threads would be in the way here: while both ends copy, each has a processor, and there may be no third.
+    A plain socket, because the threads of a messaging library would compete with the two copying ends for the cores.
 
     Raises (from every method that waits):
-        DeadlineExceeded: the other end was not there, or said nothing, for `deadline` seconds.
-        PeerGone: the other end was there and left, as it does when its process is killed.
-        CalledOff: `stop` was set.
+        DeadlineExceeded: the other end did not connect, or sent nothing, for `deadline` seconds.
+        PeerDisconnected: the other end was connected and left, for example because its process was killed.
+        TransferCancelled: `stop` was set.
     """
 
     handle: str
     deadline: float
     owner: bool
-    stop: Stop | None = None
+    stop: StopSignal | None = None
     _socket: socket.socket = field(init=False)
-    _met: bool = field(default=False, init=False)
+    _connected: bool = field(default=False, init=False)
 
     def __enter__(self) -> Channel:
         path = socket_path(self.handle)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         if self.owner:
-            self.forget_file()
+            self.remove_socket_file()
             self._socket.bind(path)
             self._socket.listen(1)
         return self
@@ -75,38 +81,38 @@ class Channel:
     def __exit__(self, *error: object) -> None:
         self._socket.close()
         if self.owner:
-            self.forget_file()
+            self.remove_socket_file()
 
-    def meet(self) -> None:
-        """Wait until the other end is there: only then can it be told of a failure."""
-        if self._met:
+    def connect(self) -> None:
+        """Wait until the other end is connected: only then can it be told about a failure."""
+        if self._connected:
             return
         if self.owner:
-            self._wait(select.POLLIN, "nobody listened")
+            self._wait(select.POLLIN, "no receiver connected")
             with self._socket as listening:
                 self._socket, _ = listening.accept()
             self._socket.setblocking(False)
         else:
             latest = time.monotonic() + self.deadline
-            # A sender that is not there yet has no file; that of a sender that was killed refuses.
+            # Before the sender starts there is no socket file; the file of a killed sender refuses connections.
             while self._socket.connect_ex(socket_path(self.handle)) != 0:
                 if time.monotonic() > latest:
-                    raise DeadlineExceeded(f"nobody was there within {self.deadline:g} s on {self.handle}")
+                    raise DeadlineExceeded(f"no sender within {self.deadline:g} s on {self.handle}")
                 time.sleep(RETRY_SECONDS)
-        self._met = True
+        self._connected = True
 
-    def heard(self) -> bool:
-        """Whether the other end has said something, or left."""
-        return self._socket.fileno() in self._ready(select.POLLIN, 0)
+    def has_message(self) -> bool:
+        """Whether the other end has sent something, or disconnected."""
+        return self._socket.fileno() in self._poll(select.POLLIN, 0)
 
     def send(self, message: Message) -> bool:
-        """Hand over a message; waits until the other end is there, and has room for it.
+        """Send a message; wait until the other end is connected and its buffer has room.
 
         Returns:
-            Whether it is still there. What it said before it left can be received.
+            Whether the other end is still connected. What it sent before it left can still be received.
         """
-        self.meet()
-        left = memoryview(_framed(message))
+        self.connect()
+        left = memoryview(_frame(message))
         while left:
             try:
                 left = left[self._socket.send(left) :]
@@ -116,95 +122,95 @@ class Channel:
                 return False
         return True
 
-    def tell(self, message: Message) -> None:
-        """A last word, if the other end is still there to hear it; never waits."""
+    def try_send(self, message: Message) -> None:
+        """Send a final message if the other end is still connected; never wait."""
         with contextlib.suppress(OSError):
-            self._socket.send(_framed(message))
+            self._socket.send(_frame(message))
 
     def receive(self) -> Message:
-        """The next message.
+        """Receive the next message.
 
         Raises:
-            IncompleteUpdate: what came is no message of this protocol.
+            IncompleteUpdate: malformed message.
         """
-        self.meet()
-        (size,) = HEADER.unpack(self._exactly(HEADER.size))
-        if size > LONGEST:
-            raise IncompleteUpdate(f"what came on {self.handle} is no message of an update")
-        return decoded(self._exactly(size))
+        self.connect()
+        (size,) = HEADER.unpack(self._receive_bytes(HEADER.size))
+        if size > MAX_MESSAGE_BYTES:
+            raise IncompleteUpdate(f"malformed message of a weight update on {self.handle}")
+        return decode_message(self._receive_bytes(size))
 
-    def _exactly(self, size: int) -> bytearray:
-        found, place = bytearray(size), 0
-        patient = time.perf_counter() + SPIN_SECONDS
-        while place < size:
+    def _receive_bytes(self, size: int) -> bytearray:
+        content, position = bytearray(size), 0
+        spin_until = time.perf_counter() + SPIN_SECONDS
+        while position < size:
             try:
-                taken = self._socket.recv_into(memoryview(found)[place:])
+                count = self._socket.recv_into(memoryview(content)[position:])
             except BlockingIOError:
-                if time.perf_counter() > patient:
-                    self._wait(select.POLLIN, "no answer")
+                if time.perf_counter() > spin_until:
+                    self._wait(select.POLLIN, "no reply")
                 else:
                     os.sched_yield()
                 continue
             except ConnectionError:
-                taken = 0
-            if taken == 0:
-                raise PeerGone(f"the other end of {self.handle} left without a word")
-            place += taken
-        return found
+                count = 0
+            if count == 0:
+                raise PeerDisconnected(f"the other end of {self.handle} disconnected without reporting a failure")
+            position += count
+        return content
 
-    def _wait(self, events: int, otherwise: str) -> None:
-        ready = self._ready(events, self.deadline)
-        if self._socket.fileno() in ready:  # an answer that is already here counts, whatever happened since
+    def _wait(self, events: int, failure: str) -> None:
+        ready = self._poll(events, self.deadline)
+        if self._socket.fileno() in ready:  # a reply that has arrived counts, whatever happened since
             return
         if ready:
-            raise CalledOff(f"the transfer on {self.handle} was called off")
-        raise DeadlineExceeded(f"{otherwise} within {self.deadline:g} s on {self.handle}")
+            raise TransferCancelled(f"the transfer on {self.handle} was cancelled")
+        raise DeadlineExceeded(f"{failure} within {self.deadline:g} s on {self.handle}")
 
-    def _ready(self, events: int, seconds: float) -> list[int]:
+    def _poll(self, events: int, seconds: float) -> list[int]:
         poller = select.poll()
         poller.register(self._socket, events)
         if self.stop is not None:
             poller.register(self.stop.fileno(), select.POLLIN)
         return [descriptor for descriptor, _ in poller.poll(seconds * 1000)]
 
-    def forget_file(self) -> None:
-        """Remove the socket's file; safe to repeat, and does not cut off who is connected."""
+    def remove_socket_file(self) -> None:
+        """Remove the socket's file; safe to repeat, and existing connections stay open."""
         with contextlib.suppress(FileNotFoundError):
             os.remove(socket_path(self.handle))
 
 
-def _framed(message: Message) -> bytes:
-    content = encoded(message)
+def _frame(message: Message) -> bytes:
+    content = encode_message(message)
     return HEADER.pack(len(content)) + content
 
 
-class Listener:
-    """The receiver as the sender sees it: it is given messages, and confirms each, in their order.
+class ReceiverProxy:
+    """The sender's view of the receiver, which replies to each message in order.
 
-    Raises (from both methods, besides what the channel raises):
-        PeerFailed: it could not do what a message asked.
+    Raises (from both methods, besides the errors of the channel):
+        PeerFailed: the receiver reported a failure.
     """
 
     def __init__(self, channel: Channel) -> None:
-        self._channel, self._unconfirmed = channel, 0
+        self._channel, self._pending = channel, 0
 
-    def give(self, message: Message) -> None:
-        """Hand over a message, and do not wait for its confirmation."""
-        while self._channel.heard():  # it may have failed
-            self._hear()
-        self._unconfirmed += 1
+    def send(self, message: Message) -> None:
+        """Send a message without waiting for its reply."""
+        while self._channel.has_message():  # it may have failed
+            self._receive_reply()
+        self._pending += 1
         if not self._channel.send(message):
-            self.wait(0)  # its last word says why
+            self.wait_for_replies(0)  # its last message says why it left
 
-    def wait(self, unconfirmed: int) -> None:
-        """Until no more than so many messages lack their confirmation."""
-        while self._unconfirmed > unconfirmed:
-            self._hear()
+    def wait_for_replies(self, pending: int) -> None:
+        """Wait until at most `pending` messages have no reply yet."""
+        while self._pending > pending:
+            self._receive_reply()
 
-    def _hear(self) -> None:
-        answer = self._channel.receive()
-        if not isinstance(answer, Answer):
-            raise IncompleteUpdate(f"the engine sent {type(answer).__name__}, which is no answer")
-        if answer.failed is not None:
-            raise PeerFailed(f"the engine refused the weights: {answer.failed}")
-        self._unconfirmed -= 1
+    def _receive_reply(self) -> None:
+        reply = self._channel.receive()
+        if not isinstance(reply, ReplyMessage):
+            raise IncompleteUpdate(f"the engine's worker sent {type(reply).__name__} instead of a reply")
+        if reply.failed is not None:
+            raise PeerFailed(f"the engine's worker refused the weights: {reply.failed}")
+        self._pending -= 1

@@ -1,15 +1,15 @@
-"""What can go wrong in a weight update.
+"""Errors of a weight update.
 
 WeightSyncError
-├── IncompleteUpdate     names, shapes, dtypes, digests or values are not what they must be
-├── UnsupportedAdapter   the adapter uses a feature of peft that the engine would drop in silence
-├── BindingIncomplete    an adapter was sent that the engine cannot attach everywhere
-├── TornWeights          full weights were written in part: the worker refuses to serve
-├── PeerFailed           the other end said that it failed
-├── PeerGone             the other end left without a word
-├── CalledOff            this end was told to stop
-├── NoRoom               shared memory is full
-└── DeadlineExceeded     the other end did not answer in time
+├── IncompleteUpdate       names, shapes, dtypes, digests or values are not the expected ones
+├── UnsupportedAdapter     the adapter uses a feature of peft that the engine would silently ignore
+├── BindingIncomplete      the engine has no matching layer for some modules of the adapter
+├── PartialWeights         full weights were written in part: the worker refuses to serve
+├── PeerFailed             the other end reported a failure
+├── PeerDisconnected       the other end closed the connection without reporting a failure
+├── TransferCancelled      this end was told to stop
+├── SharedMemoryFull       shared memory is full
+└── DeadlineExceeded       the other end did not reply in time
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import re
 
 
 class WeightSyncError(RuntimeError):
-    """A weight update did not take effect; what served before goes on serving unless the message says otherwise.
+    """A weight update did not take effect. The engine keeps the old weights unless the message says otherwise.
 
-    Its text begins with its class, `[IncompleteUpdate] …`: vLLM-Omni hands a worker's exception on as text, and
-    `from_text` finds the class again at the other side.
+    The text starts with the class, `[IncompleteUpdate] …`: vLLM-Omni passes a worker's exception on as text, and
+    `parse_error` restores the class on the other side.
     """
 
     def __str__(self) -> str:
@@ -29,50 +29,50 @@ class WeightSyncError(RuntimeError):
 
 
 class IncompleteUpdate(WeightSyncError):
-    """The tensors that arrived are not the ones that were meant."""
+    """The received tensors are not the expected ones."""
 
 
 class UnsupportedAdapter(WeightSyncError):
-    """The adapter's settings ask for something that the engine would leave out."""
+    """The adapter's settings need a feature that the engine does not have."""
 
 
 class BindingIncomplete(WeightSyncError):
-    """Some tensors of an adapter found no layer in the engine."""
+    """Some modules of an adapter have no matching layer in the engine."""
 
 
-class TornWeights(WeightSyncError):
-    """A full update broke off after some weights were written; only a whole full update mends it."""
+class PartialWeights(WeightSyncError):
+    """A full update failed after some weights were written; only a complete full update repairs the worker."""
 
 
 class PeerFailed(WeightSyncError):
-    """The other end of the transfer failed, and said why."""
+    """The other end of the transfer failed and reported why."""
 
 
-class PeerGone(WeightSyncError):
-    """The other end of the transfer ended in the middle of it, as a process does that is killed."""
+class PeerDisconnected(WeightSyncError):
+    """The other end of the transfer disconnected before the end, as a killed process does."""
 
 
-class CalledOff(WeightSyncError):
-    """The transfer was stopped from this side."""
+class TransferCancelled(WeightSyncError):
+    """The transfer was stopped by this end."""
 
 
-class NoRoom(WeightSyncError):
-    """Shared memory cannot hold what one tensor needs."""
+class SharedMemoryFull(WeightSyncError):
+    """Shared memory has no room for one tensor."""
 
 
 class DeadlineExceeded(WeightSyncError):
-    """The other end of the transfer did not answer in time."""
+    """The other end of the transfer did not reply in time."""
 
 
-def text(error: BaseException) -> str:
-    """An error in one line, with its class; characters that UTF-8 does not have, as of a file's name, are escaped."""
-    words = str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"
-    return words.encode(errors="backslashreplace").decode()
+def error_text(error: BaseException) -> str:
+    """An error as text with its class. Characters that UTF-8 cannot encode, as in some file names, are escaped."""
+    message = str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"
+    return message.encode(errors="backslashreplace").decode()
 
 
-def from_text(words: str) -> WeightSyncError:
-    """The error whose text is somewhere in `words`; a plain `WeightSyncError` where none is."""
+def parse_error(message: str) -> WeightSyncError:
+    """The error whose text is contained in `message`; a plain `WeightSyncError` if there is none."""
     kinds = {kind.__name__: kind for kind in WeightSyncError.__subclasses__()}
-    if found := re.search(rf"\[({'|'.join(kinds)})\] (.*)", words, re.DOTALL):
+    if found := re.search(rf"\[({'|'.join(kinds)})\] (.*)", message, re.DOTALL):
         return kinds[found[1]](found[2])
-    return WeightSyncError(words)
+    return WeightSyncError(message)

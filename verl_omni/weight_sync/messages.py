@@ -1,8 +1,7 @@
-"""PURE: the words of a transfer, and their bytes.
+"""PURE: messages of a weight transfer and their encoding.
 
-MessagePack with types that are checked, because it costs a tenth of pickling: a bucket may hold two tensors only, and
-then the words about them must take less than copying them. And nothing that a message says is run, but for the handle
-of device memory, which torch pickles.
+MessagePack with checked types. Encoding costs a tenth of pickling, which matters because a bucket may hold only two
+tensors. Decoding executes nothing, except for the handle of device memory, which torch pickles.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class Entry(NamedTuple):
-    """A tensor's place in the buffer, and the digest of its bytes there."""
+    """A tensor's position in the buffer, and the digest of its bytes."""
 
     shape: tuple[int, ...]
-    dtype: str  # as torch calls it, without `torch.`
+    dtype: str  # torch's name without `torch.`
     offset: int
     digest: int
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """One of those below."""
+    """Base of all messages."""
 
 
-class Begin(Message, frozen=True):
-    """A buffer to read from now on: the name of a shared-memory segment, or a device IPC handle."""
+class BufferMessage(Message, frozen=True):
+    """The buffer to read from now on: the name of a shared-memory segment, or a device IPC handle."""
 
     size: int
     segment: str | None = None
@@ -40,58 +39,58 @@ class Begin(Message, frozen=True):
 
 
 class BucketMessage(Message, frozen=True):
-    """Some tensors are in the buffer; `last` carries the names of the whole update."""
+    """Tensors that are in the buffer; `last` lists the names of the whole update, in the last bucket only."""
 
     entries: dict[str, Entry]
     last: list[str] | None = None
 
 
-class Abandon(Message, frozen=True):
+class AbortMessage(Message, frozen=True):
     """The sender failed."""
 
     reason: str
 
 
-class Answer(Message, frozen=True):
-    """The receiver's word on one message."""
+class ReplyMessage(Message, frozen=True):
+    """The receiver's reply to one message."""
 
     failed: str | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Begin | BucketMessage | Abandon | Answer)
+_decoder = msgspec.msgpack.Decoder(BufferMessage | BucketMessage | AbortMessage | ReplyMessage)
 
 
-def encoded(message: Message) -> bytes:
-    """A message's bytes."""
+def encode_message(message: Message) -> bytes:
+    """Encode a message."""
     return _encoder.encode(message)
 
 
-def decoded(content: bytes | bytearray) -> Message:
-    """The message that bytes are.
+def decode_message(content: bytes | bytearray) -> Message:
+    """Decode a message.
 
     Raises:
-        IncompleteUpdate: they are none.
+        IncompleteUpdate: malformed message.
     """
     try:
         message: Message = _decoder.decode(content)
     except msgspec.DecodeError as error:
-        raise IncompleteUpdate(f"what came is no message of an update: {error}") from error
+        raise IncompleteUpdate(f"malformed message of a weight update: {error}") from error
     return message
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """What an `Entry` calls it."""
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in an `Entry`."""
     return _NAMES[dtype]
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """The reverse.
+def parse_dtype(name: str) -> torch.dtype:
+    """The dtype of a name.
 
     Raises:
-        IncompleteUpdate: this torch knows none of that name.
+        IncompleteUpdate: this version of torch has no such dtype.
     """
     try:
         return _DTYPES[name]
     except KeyError:
-        raise IncompleteUpdate(f"this torch has no {name!r}") from None
+        raise IncompleteUpdate(f"this version of torch has no dtype {name!r}") from None

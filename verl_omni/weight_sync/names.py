@@ -1,4 +1,4 @@
-"""PURE: where an update travels, and what it is called."""
+"""PURE: names of updates, sockets and tensors in a weight update."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from torch import Tensor
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.staging import few
+from verl_omni.weight_sync.staging import summarize_names
 
-WRAPPED = "base_layer"  # what peft and vLLM call a layer inside its LoRA wrapper
+BASE_LAYER = "base_layer"  # name of a layer inside the LoRA wrapper of peft and vLLM
 
 
 def make_update_zmq_id(step: int | None, sequence: int) -> str:
-    """Name of one update, so that a late receiver of an earlier one cannot steal its buckets."""
+    """Name of one update, so that a late receiver of an earlier update cannot take its buckets."""
     return f"step-{'none' if step is None else step}-seq-{sequence}"
 
 
 def make_update_zmq_handle(handle: str, update_id: str | None) -> str:
-    """`ipc://…-update-<id>.sock` for an `ipc://….sock` handle; others stay as they are."""
+    """`ipc://…-update-<id>.sock` for an `ipc://….sock` handle; other handles are unchanged."""
     if update_id is None or not handle.startswith("ipc://"):
         return handle
     stem = handle.removesuffix(".sock")
@@ -27,13 +27,13 @@ def make_update_zmq_handle(handle: str, update_id: str | None) -> str:
 
 
 def socket_path(handle: str) -> str:
-    """The socket file of an `ipc://` handle.
+    """Path of the socket file of an `ipc://` handle.
 
     Raises:
-        ValueError: it is a handle of another kind.
+        ValueError: another kind of handle.
     """
     if not handle.startswith("ipc://"):
-        raise ValueError(f"weights travel within a host, by ipc:// and not by {handle}")
+        raise ValueError(f"unsupported handle {handle}: weights are sent within one machine, by ipc://")
     return handle.removeprefix("ipc://")
 
 
@@ -41,7 +41,7 @@ def adapter_modules(names: Iterable[str]) -> set[str]:
     """Modules that the LoRA tensors `<module>.lora_A.weight` and `<module>.lora_B.weight` belong to.
 
     Raises:
-        IncompleteUpdate: a name is not that of a LoRA tensor, or one of a pair is missing, or there is none.
+        IncompleteUpdate: a name is not that of a LoRA tensor, one of a pair is missing, or there are no tensors.
     """
     halves: dict[str, set[str]] = {}
     for name in names:
@@ -54,59 +54,59 @@ def adapter_modules(names: Iterable[str]) -> set[str]:
     if not halves:
         raise IncompleteUpdate("the adapter has no tensors")
     if single := [module for module, found in halves.items() if len(found) == 1]:
-        raise IncompleteUpdate(f"half of a LoRA pair is missing for {few(single)}")
+        raise IncompleteUpdate(f"lora_A or lora_B is missing for {summarize_names(single)}")
     return set(halves)
 
 
-def without_peft(name: str) -> str:
-    """A tensor's name without what peft puts before the names of the model that it wraps."""
+def strip_peft_prefix(name: str) -> str:
+    """A tensor's name without the prefix that peft adds to the names of its base model."""
     return name.removeprefix("base_model.model.")
 
 
-def unwrapped(name: str) -> str:
-    """`a.to_q.base_layer.weight` -> `a.to_q.weight`: the name that a weight has without any adapter."""
-    return ".".join(part for part in name.split(".") if part != WRAPPED)
+def strip_lora_wrapper(name: str) -> str:
+    """`a.to_q.base_layer.weight` -> `a.to_q.weight`: the name of the weight without an adapter."""
+    return ".".join(part for part in name.split(".") if part != BASE_LAYER)
 
 
-def wrapped(name: str) -> str:
+def add_lora_wrapper(name: str) -> str:
     """`a.to_q.weight` -> `a.to_q.base_layer.weight`."""
     module, _, leaf = name.rpartition(".")
-    return f"{module}.{WRAPPED}.{leaf}"
+    return f"{module}.{BASE_LAYER}.{leaf}"
 
 
-def replaced(name: str, table: Sequence[tuple[str, str]]) -> str:
-    """A dotted name with every left side of `table`, such as `.to_out.`, replaced by its right side."""
+def replace_parts(name: str, table: Sequence[tuple[str, str]]) -> str:
+    """Replace every left side of `table`, such as `.to_out.`, in a dotted name by its right side."""
     dotted = f".{name}."
     for old, new in table:
         dotted = dotted.replace(old, new)
     return dotted[1:-1]
 
 
-def engine_adapter(
+def to_engine_adapter(
     tensors: Mapping[str, Tensor], peft_config: Mapping[str, Any], checkpoint_names: Sequence[tuple[str, str]]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An adapter under the engine's names, in its tensors and in its list of target modules.
+    """Rename an adapter's tensors and its list of target modules to the engine's names.
 
-    A target that is a pattern stays as it is; where it names no layer of the engine, the adapter is refused later.
+    A target that is a pattern is unchanged; if it matches no layer of the engine, the adapter is refused later.
 
     Args:
-        checkpoint_names: (part of the engine's names, what checkpoints call it).
+        checkpoint_names: pairs (part of the engine's names, the same part in checkpoints).
     """
     table = [(theirs, ours) for ours, theirs in checkpoint_names]
     settings = dict(peft_config)
     if not isinstance(settings.get("target_modules"), (str, type(None))):
-        settings["target_modules"] = [replaced(target, table) for target in settings["target_modules"]]
-    return {replaced(name, table): tensor for name, tensor in tensors.items()}, settings
+        settings["target_modules"] = [replace_parts(target, table) for target in settings["target_modules"]]
+    return {replace_parts(name, table): tensor for name, tensor in tensors.items()}, settings
 
 
-def unpacked(name: str, packed: dict[str, list[str]]) -> list[str]:
-    """Names under which the parts of a fused weight are sent; the name itself where it is not fused.
+def part_names(name: str, fused_modules: dict[str, list[str]]) -> list[str]:
+    """Names under which the parts of a fused weight are sent; the name itself for any other weight.
 
     Args:
-        packed: `{"to_qkv": ["to_q", "to_k", "to_v"]}`, fused module -> its parts; either may be a dotted path.
+        fused_modules: `{"to_qkv": ["to_q", "to_k", "to_v"]}`, fused module -> its parts; either may be a dotted path.
     """
     dotted = f".{name}."
-    for fused, parts in packed.items():
+    for fused, parts in fused_modules.items():
         if f".{fused}." in dotted:
             return [dotted.replace(f".{fused}.", f".{part}.")[1:-1] for part in parts]
     return [name]

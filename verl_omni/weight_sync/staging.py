@@ -1,4 +1,4 @@
-"""PURE: collect the buckets of an update and check that it is whole."""
+"""PURE: collection of an update's buckets, and checks of names and values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from verl_omni.weight_sync.errors import IncompleteUpdate
 
 
-class Staging:
-    """Tensors of an update, copied out of the transfer buffer, which is used again for the next bucket."""
+class StagedTensors:
+    """Tensors of an update, copied out of the transfer buffer, which the next bucket overwrites."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -21,7 +21,7 @@ class Staging:
         """Copy a bucket.
 
         Raises:
-            IncompleteUpdate: a name came twice, or a value is not finite.
+            IncompleteUpdate: a name arrived twice, or a value is not finite.
         """
         for name, tensor in bucket:
             if name in self.tensors:
@@ -34,25 +34,23 @@ def check_finite(name: str, tensor: Tensor) -> None:
     """Raise `IncompleteUpdate` for a floating-point tensor with a NaN or an infinity."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
-    # torch has no extremes of 8-bit floats; 16 bits hold all of their values.
+    # torch cannot compare 8-bit floats; 16 bits represent all of their values.
     wide = tensor.to(torch.bfloat16) if tensor.element_size() == 1 else tensor
-    # A NaN is both extremes. One pass, no temporary: `isfinite` of all values takes 20 to 40 times as long on a host.
+    # `aminmax` returns NaN if any value is NaN. It needs one pass and no temporary tensor; `isfinite` of all values
+    # takes 20 to 40 times as long on a CPU.
     if not all(math.isfinite(extreme.item()) for extreme in torch.aminmax(wide)):
         raise IncompleteUpdate(f"{name} has values that are not finite")
 
 
 def check_names(expected: Iterable[str], found: Iterable[str]) -> None:
-    """Raise `IncompleteUpdate` unless both are the same names."""
+    """Raise `IncompleteUpdate` unless both are the same set of names."""
     wanted, got = set(expected), set(found)
-    if wanted == got:
-        return
-    parts = [
-        f"{word}: {few(names)}" for word, names in (("missing", wanted - got), ("unexpected", got - wanted)) if names
-    ]
-    raise IncompleteUpdate("; ".join(parts))
+    labelled = (("missing", wanted - got), ("unexpected", got - wanted))
+    if problems := [f"{label}: {summarize_names(names)}" for label, names in labelled if names]:
+        raise IncompleteUpdate("; ".join(problems))
 
 
-def few(names: Iterable[str]) -> str:
-    """Up to five names, sorted, and how many there are."""
+def summarize_names(names: Iterable[str]) -> str:
+    """Up to five names, sorted, and the number of all."""
     ordered = sorted(names)
     return f"{', '.join(ordered[:5])}{' …' if len(ordered) > 5 else ''} ({len(ordered)})"

@@ -1,18 +1,18 @@
-"""Tensors from one process to another on the same host: buckets through shared memory or device IPC.
+"""Transfer of tensors between two processes of a machine, in buckets through shared memory or device IPC.
 
-Both ends have deadlines, and either tells the other when it fails. One socket serves one update;
-the sender owns the buffer and the socket file, and removes both whatever happens. Besides the tensors
-themselves, an update takes one buffer: of at most `bucket_bytes`, or of its largest tensor where that is larger.
-The sender fills one half of it while the receiver reads the other (`packing.Packer`).
+Both ends have deadlines, and each reports its failure to the other. One socket serves one update. The sender owns the
+buffer and the socket file and removes both in every case. Besides the tensors themselves, an update needs one buffer of
+at most `bucket_bytes`, or of its largest tensor if that is larger. The sender fills one half of the buffer while the
+receiver reads the other (`packing.Packer`).
 
     sender                                   receiver
-    begin  {buffer}                     ->   opens it, drops the one before
+    buffer {segment or handle}          ->   opens it, drops the previous one
                                         <-   ok | failed {reason}
     bucket {tensors, last}              ->   copies or consumes the bucket
                                         <-   ok | failed {reason}
-    abandon {reason}                    ->   raises PeerFailed
+    abort {reason}                      ->   raises PeerFailed
 
-Each message is answered, in order; the sender waits for an answer only where it needs the memory again.
+Each message gets a reply, in order; the sender waits for a reply only before it reuses the memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from verl_omni.weight_sync.buffers import SEGMENT_PREFIX, Outgoing, opened, release, settle
-from verl_omni.weight_sync.channel import Channel, Listener, Stop
-from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerFailed, PeerGone, text
-from verl_omni.weight_sync.messages import Abandon, Answer, Begin, BucketMessage, Entry, Message
-from verl_omni.weight_sync.packing import ENOUGH, Bucket, Packer, unpacked
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX, SendBuffer, open_buffer, release_ipc_memory, synchronize
+from verl_omni.weight_sync.channel import Channel, ReceiverProxy, StopSignal
+from verl_omni.weight_sync.errors import (
+    DeadlineExceeded,
+    IncompleteUpdate,
+    PeerDisconnected,
+    PeerFailed,
+    error_text,
+)
+from verl_omni.weight_sync.messages import AbortMessage, BucketMessage, BufferMessage, Entry, Message, ReplyMessage
+from verl_omni.weight_sync.packing import SHARED_MEMORY_BYTES, Bucket, Packer, unpack
 
 __all__ = [
     "SEGMENT_PREFIX",
@@ -36,7 +42,7 @@ __all__ = [
     "BucketMessage",
     "Channel",
     "Entry",
-    "Stop",
+    "StopSignal",
     "receive",
     "send",
 ]
@@ -51,84 +57,85 @@ def send(
     bucket_bytes: int,
     device: torch.device | None,
     deadline: float,
-    stop: Stop | None = None,
+    stop: StopSignal | None = None,
 ) -> int:
     """Send all `weights` and wait until the receiver has confirmed each bucket. Returns the number of tensors.
 
     Args:
-        weights: taken one at a time once the receiver is there, and not kept.
-        bucket_bytes: size that the buffer may grow to; it grows further for a larger tensor. Shared memory stays far
-            below it where tensors are small, because more of it would be slower.
-        device: where the buffer lives for device IPC; None for shared memory.
-        deadline: seconds for each answer.
-        stop: set from elsewhere to call the transfer off.
+        weights: read one at a time, once the receiver is connected, and not kept.
+        bucket_bytes: maximum size of the buffer, unless one tensor is larger. In shared memory the buffer stays far
+            smaller than that as long as the tensors are small, because a larger one is slower.
+        device: location of the buffer for device IPC; None for shared memory.
+        deadline: seconds for each reply.
+        stop: cancels the transfer from another thread.
 
     Raises:
-        PeerFailed: the receiver failed. PeerGone: it was killed. DeadlineExceeded: it did not answer.
-        CalledOff: `stop` was set.
-        NoRoom: shared memory is full.
-        whatever iterating `weights` raises, after telling the receiver.
+        PeerFailed: the receiver failed. PeerDisconnected: it was killed. DeadlineExceeded: it did not reply.
+        TransferCancelled: `stop` was set.
+        SharedMemoryFull: shared memory is full.
+        Any error raised by iterating `weights`, after the receiver is told about it.
     """
-    with contextlib.closing(Outgoing(device)) as buffer, Channel(handle, deadline, True, stop) as channel:
+    with contextlib.closing(SendBuffer(device)) as buffer, Channel(handle, deadline, True, stop) as channel:
         try:
-            channel.meet()
-            packer = Packer(buffer, Listener(channel), bucket_bytes, ENOUGH if device is None else bucket_bytes)
+            channel.connect()
+            preferred = SHARED_MEMORY_BYTES if device is None else bucket_bytes
+            packer = Packer(buffer, ReceiverProxy(channel), bucket_bytes, preferred)
             for name, tensor in weights:
-                packer.put(name, tensor)
+                packer.add(name, tensor)
             return len(packer.finish())
-        except (PeerFailed, PeerGone, DeadlineExceeded):
+        except (PeerFailed, PeerDisconnected, DeadlineExceeded):
             raise
         except BaseException as error:
-            channel.tell(Abandon(text(error)))
+            channel.try_send(AbortMessage(error_text(error)))
             raise
 
 
 def receive(consume: Callable[[Bucket], None], *, handle: str, device: torch.device, deadline: float) -> list[str]:
-    """Take an update, bucket by bucket. Returns all names in the order they were sent.
+    """Receive an update, bucket by bucket. Returns all names in the order in which they were sent.
 
     Args:
-        consume: is given views into the buffer, valid during the call only.
+        consume: gets views into the buffer, which are valid during the call only.
 
     Raises:
-        PeerFailed: the sender abandoned the update. PeerGone: it was killed. DeadlineExceeded: it went silent.
-        IncompleteUpdate: a tensor's bytes are not those that were sent.
-        whatever `consume` raises, after telling the sender.
+        PeerFailed: the sender failed. PeerDisconnected: it was killed. DeadlineExceeded: it sent nothing.
+        IncompleteUpdate: the bytes of a tensor are not those that were sent.
+        Any error raised by `consume`, after the sender is told about it.
     """
     with Channel(handle, deadline, owner=False) as channel:
         try:
-            names = _take_buckets(channel, consume, device)
-            release(device)
-            # The last word only after the buffer is dropped: the sender frees it the moment it hears this.
-            if not channel.send(Answer()):
-                _next(channel)  # the sender left before
+            names = _receive_buckets(channel, consume, device)
+            release_ipc_memory(device)
+            # The last reply is sent after the buffer is dropped, because the sender then frees the buffer.
+            if not channel.send(ReplyMessage()):
+                _receive_message(channel)  # raises: the sender left before this reply
         except PeerFailed:
             raise
         except BaseException as error:
-            channel.tell(Answer(failed=text(error)))
-            if isinstance(error, (PeerGone, DeadlineExceeded)):
-                channel.forget_file()  # a sender that was killed does not
+            channel.try_send(ReplyMessage(failed=error_text(error)))
+            if isinstance(error, (PeerDisconnected, DeadlineExceeded)):
+                channel.remove_socket_file()  # a killed sender does not remove it
             raise
         return names
 
 
-def _take_buckets(channel: Channel, consume: Callable[[Bucket], None], device: torch.device) -> list[str]:
+def _receive_buckets(channel: Channel, consume: Callable[[Bucket], None], device: torch.device) -> list[str]:
     buffer = torch.empty(0, dtype=torch.uint8)
     while True:
-        match _next(channel):
-            case Begin() as begin:
-                buffer = opened(begin, device)
+        match _receive_message(channel):
+            case BufferMessage() as message:
+                buffer = open_buffer(message, device)
             case BucketMessage(entries=entries, last=last):
-                consume(unpacked(buffer, entries, device))
-                settle(device)
+                consume(unpack(buffer, entries, device))
+                synchronize(device)
                 if last is not None:
                     return last
             case other:
-                raise IncompleteUpdate(f"the trainer sent {type(other).__name__}, which is no message of an update")
-        channel.send(Answer())
+                raise IncompleteUpdate(f"unexpected message of the trainer: {type(other).__name__}")
+        channel.send(ReplyMessage())
 
 
-def _next(channel: Channel) -> Message:
+def _receive_message(channel: Channel) -> Message:
     message = channel.receive()
-    if isinstance(message, Abandon):
-        raise PeerFailed(f"the trainer abandoned the update: {message.reason}")
+    if isinstance(message, AbortMessage):
+        raise PeerFailed(f"the trainer aborted the update: {message.reason}")
     return message

@@ -341,7 +341,7 @@ def test_weights_do_not_change_under_a_request(running: Running) -> None:
 def test_half_an_update_answers_nothing_until_a_whole_one_has_come(running: Running) -> None:
     ids, weights = running.ids(PROMPTS[0]), changed(running, seed=2)
     broken = {**weights, "lm_head.weight": torch.full_like(weights["lm_head.weight"], torch.nan)}
-    with pytest.raises(Exception, match=r"\[TornWeights\].*lm_head.weight has values that are not finite"):
+    with pytest.raises(Exception, match=r"\[PartialWeights\].*lm_head.weight has values that are not finite"):
         running.send(broken.items(), version=2)
     with pytest.raises(Exception, match="broke off"):
         answered(running.submit(ids))

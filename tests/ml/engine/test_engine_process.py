@@ -100,7 +100,7 @@ def test_a_worker_that_dies_in_an_update_ends_both_ends_of_it(replicas: list[Rep
     one = replicas[0]
     weights = ending_at_the_sixth(one.adapter(2.0), worker_of(one).kill)
     handle, answer = one.begin()
-    with pytest.raises(WeightSyncError, match="PeerGone"):
+    with pytest.raises(WeightSyncError, match="PeerDisconnected"):
         transfer.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     assert "update_weights_from_ipc failed in 1 of 1 workers" in said(answer)
     assert "OmniEngineDeadError" in said(one.draw(0))

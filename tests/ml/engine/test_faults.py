@@ -157,7 +157,7 @@ def test_a_replica_that_dies_in_an_update_ends_the_update(two_replicas: TwoRepli
     pid, counted = one.pid(), Leftovers()
     weights = ending_at_the_sixth(one.adapter(2.0), lambda: os.kill(pid, signal.SIGKILL))
     handle, answer = one.begin()
-    with pytest.raises(Exception, match="PeerGone"):
+    with pytest.raises(Exception, match="PeerDisconnected"):
         transfer.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(answer, timeout=SOON)

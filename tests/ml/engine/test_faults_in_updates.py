@@ -27,8 +27,8 @@ from tests.ml.engine.replica_driver import (
     wait_for,
 )
 from verl_omni.weight_sync import names, transfer
-from verl_omni.weight_sync.buffers import Outgoing
-from verl_omni.weight_sync.digest import digest
+from verl_omni.weight_sync.buffers import SendBuffer
+from verl_omni.weight_sync.digest import compute_digest
 from verl_omni.weight_sync.errors import WeightSyncError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -71,7 +71,7 @@ def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
     """
     sender = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, timeout=SOON)
     assert sender.returncode == -signal.SIGKILL
-    assert "PeerGone" in refused(answer)
+    assert "PeerDisconnected" in refused(answer)
 
 
 def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
@@ -79,7 +79,7 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     q, k = (f"{LAYER.format(block=0, part=part)}.lora_A.weight" for part in "qk")
     one, two = torch.full((4, 32), 1.0), torch.full((4, 32), 2.0)
     size = one.nbytes
-    of_one, of_two = (digest(each.view(-1).view(torch.uint8)) for each in (one, two))
+    of_one, of_two = (compute_digest(each.view(-1).view(torch.uint8)) for each in (one, two))
     first = {q: transfer.Entry(one.shape, "float32", 0, of_one)}
     second = {k: transfer.Entry(two.shape, "float32", size, of_two)}
     swapped = {
@@ -98,12 +98,12 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("truncated", ""), ("re-ordered", "other bytes"), ("duplicated", "arrived twice"), ("left out", "missing")],
+    [("truncated", ""), ("re-ordered", "digest mismatch"), ("duplicated", "arrived twice"), ("left out", "missing")],
 )
 def test_a_bucket_that_is_not_what_was_sent(replica: Replica, fault: str, said: str) -> None:
     handle, answer = replica.begin()
     tensors, messages = bucket(fault)
-    buffer = Outgoing(None)
+    buffer = SendBuffer(None)
     with transfer.Channel(handle, DEADLINE, owner=True) as channel:
         begin = buffer.replace(1024, 1024)
         place = 0
@@ -157,16 +157,16 @@ def test_a_full_shared_memory(replica: Replica) -> None:
     handle, answer = replica.begin()
     room = os.statvfs("/dev/shm")
     larger = torch.empty(room.f_blocks * room.f_frsize + 1, dtype=torch.uint8)  # its pages are never touched
-    with pytest.raises(Exception, match=r"\[NoRoom\] /dev/shm cannot hold"):
+    with pytest.raises(Exception, match=r"\[SharedMemoryFull\] /dev/shm is full"):
         transfer.send([("transformer.x", larger)], handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
-    assert "NoRoom" in refused(answer)
+    assert "SharedMemoryFull" in refused(answer)
 
 
 def test_a_worker_that_was_never_told_leaves_the_sender_a_deadline(replica: Replica) -> None:
     handle = names.make_update_zmq_handle(
         f"ipc:///tmp/rl-colocate-zmq-{replica.job}-replica-9-rank-0.sock", "step-0-seq-0"
     )
-    with pytest.raises(Exception, match=r"nobody listened within 0\.5 s"):
+    with pytest.raises(Exception, match=r"no receiver connected within 0\.5 s"):
         transfer.send(replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
 
 

@@ -143,7 +143,7 @@ def test_a_torn_replica_refuses_to_serve_until_a_whole_update(running: tuple[Any
         transfer.send(broken(), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0)
     with pytest.raises(Exception, match="disk is gone" if fault == "sender fails" else "no_such_weight"):
         ray.get(receiving, timeout=60)
-    with pytest.raises(Exception, match="TornWeights"):
+    with pytest.raises(Exception, match="PartialWeights"):
         ask(servers[0], seed=5)
     assert torch.equal(ask(servers[1], seed=5).diffusion_output, before), "the other replica is not concerned"
     publish(running, 3)

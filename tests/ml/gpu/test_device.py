@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from verl_omni.weight_sync import transfer
-from verl_omni.weight_sync.staging import Staging
+from verl_omni.weight_sync.staging import StagedTensors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -41,7 +41,7 @@ def test_weights_travel_between_processes_by_device_ipc(tmp_path: Path, bucket_b
     handle = f"ipc://{tmp_path}/weights.sock"
     sender = multiprocessing.get_context("spawn").Process(target=sending, args=(handle, bucket_bytes))
     sender.start()
-    staging = Staging()
+    staging = StagedTensors()
     transfer.receive(staging.add, handle=handle, device=torch.device("cuda", 0), deadline=120)
     sender.join(60)
     assert sender.exitcode == 0

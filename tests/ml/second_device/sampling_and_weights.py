@@ -7,10 +7,10 @@ import torch
 
 from tests.ml.second_device.device import given_back
 from verl_omni.pipelines.sde_sampler import Window, denoise
-from verl_omni.weight_sync.buffers import Outgoing
-from verl_omni.weight_sync.digest import mixed_sum
+from verl_omni.weight_sync.buffers import SendBuffer
+from verl_omni.weight_sync.digest import device_digest
 from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.staging import Staging
+from verl_omni.weight_sync.staging import StagedTensors
 
 
 @pytest.mark.parametrize("kind", ["sde", "cps", "dance_sde"])
@@ -37,11 +37,11 @@ def test_a_sampler_draws_there_what_it_draws_on_the_host(second: torch.device, k
 
 def test_weights_are_summed_where_they_lie(second: torch.device) -> None:
     flat = torch.randint(256, (1003,), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
-    assert mixed_sum(flat.to(second)) == mixed_sum(flat)
+    assert device_digest(flat.to(second)) == device_digest(flat)
 
 
 def test_weights_are_staged_where_they_arrive(second: torch.device) -> None:
-    staging = Staging()
+    staging = StagedTensors()
     staging.add([("whole", torch.ones(3, device=second))])
     assert staging.tensors["whole"].device == second
     with pytest.raises(IncompleteUpdate, match="not finite"):
@@ -50,7 +50,7 @@ def test_weights_are_staged_where_they_arrive(second: torch.device) -> None:
 
 def test_a_buffer_that_is_closed_is_given_back(second: torch.device) -> None:
     given_back.clear()
-    buffer = Outgoing(second)
+    buffer = SendBuffer(second)
     buffer.tensor = torch.empty(16, dtype=torch.uint8, device=second)
     buffer.close()
     assert buffer.tensor.numel() == 0

@@ -1,4 +1,4 @@
-"""Weight transfer over real sockets and shared memory, with failures on either side; nothing may be left."""
+"""Weight transfer over real sockets and shared memory, with failures of either end; no file or segment may remain."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 
 from verl_omni.weight_sync import buffers, packing, transfer
 from verl_omni.weight_sync.errors import (
-    CalledOff,
     DeadlineExceeded,
     IncompleteUpdate,
-    NoRoom,
+    PeerDisconnected,
     PeerFailed,
-    PeerGone,
+    SharedMemoryFull,
+    TransferCancelled,
 )
-from verl_omni.weight_sync.messages import Abandon, Answer, Begin, BucketMessage, Entry
-from verl_omni.weight_sync.staging import Staging
+from verl_omni.weight_sync.messages import AbortMessage, BucketMessage, BufferMessage, Entry, ReplyMessage
+from verl_omni.weight_sync.staging import StagedTensors
 
 CPU = torch.device("cpu")
 
@@ -35,18 +35,18 @@ def segments() -> list[str]:
 def handle(tmp_path: Path) -> Iterator[str]:
     before = segments()
     yield f"ipc://{tmp_path}/weights.sock"
-    assert segments() == before, "a shared-memory segment was left"
-    assert not (tmp_path / "weights.sock").exists(), "the socket file was left"
+    assert segments() == before, "a shared-memory segment remains"
+    assert not (tmp_path / "weights.sock").exists(), "the socket file remains"
 
 
 @pytest.fixture(autouse=True)
 def small_first_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "FIRST", 16)
+    monkeypatch.setattr(packing, "INITIAL_BYTES", 16)
 
 
 @contextmanager
-def beside(work: Callable[[], Any]) -> Iterator[None]:
-    """Do `work` in a thread, which ends within this context."""
+def in_thread(work: Callable[[], Any]) -> Iterator[None]:
+    """Run `work` in a thread that ends within this context."""
     thread = threading.Thread(target=work)
     thread.start()
     yield
@@ -56,7 +56,7 @@ def beside(work: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def received(handle: str, consume: Callable[[Any], None], deadline: float = 20.0) -> Iterator[list[Any]]:
-    """A receiver meanwhile; afterwards the list holds what it returned or raised."""
+    """Run a receiver in a thread; afterwards the list holds its result or its error."""
     found: list[Any] = []
 
     def receiving() -> None:
@@ -65,20 +65,20 @@ def received(handle: str, consume: Callable[[Any], None], deadline: float = 20.0
         except Exception as error:
             found.append(error)
 
-    with beside(receiving):
+    with in_thread(receiving):
         yield found
 
 
-def both(
+def send_and_receive(
     handle: str,
     weights: Any,
     consume: Callable[[Any], None],
     *,
     bucket: int = 64,
     deadline: float = 20.0,
-    stop: transfer.Stop | None = None,
+    stop: transfer.StopSignal | None = None,
 ) -> tuple[Any, Any]:
-    """Run sender and receiver; what each returned or raised."""
+    """Run sender and receiver. Returns the result or the error of each."""
     with received(handle, consume, deadline) as found:
         try:
             sent: Any = transfer.send(
@@ -100,10 +100,10 @@ def long_names() -> list[tuple[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("bucket", [1, 64, 4096])
-def test_many_buckets_arrive_bit_exactly(handle: str, bucket: int) -> None:
-    """Fault 2: kept views of the buffer would all show the last bucket."""
-    weights, staging = tensors(), Staging()
-    sent, received = both(handle, iter(weights), staging.add, bucket=bucket)
+def test_tensors_in_many_buckets_arrive_bit_exactly(handle: str, bucket: int) -> None:
+    """Views of the buffer that are kept would all show the last bucket."""
+    weights, staging = tensors(), StagedTensors()
+    sent, received = send_and_receive(handle, iter(weights), staging.add, bucket=bucket)
     assert sent == 7 and received == [name for name, _ in weights]
     for name, tensor in weights:
         assert staging.tensors[name].dtype == tensor.dtype
@@ -111,24 +111,28 @@ def test_many_buckets_arrive_bit_exactly(handle: str, bucket: int) -> None:
 
 
 def test_a_tensor_larger_than_the_bucket_arrives(handle: str) -> None:
-    staging, large = Staging(), torch.randn(1000)
-    both(handle, [("small", torch.ones(2)), ("large", large), ("end", torch.ones(1))], staging.add, bucket=16)
+    staging, large = StagedTensors(), torch.randn(1000)
+    send_and_receive(
+        handle, [("small", torch.ones(2)), ("large", large), ("end", torch.ones(1))], staging.add, bucket=16
+    )
     assert torch.equal(staging.tensors["large"], large) and len(staging.tensors) == 3
 
 
-def test_tensors_of_no_elements_or_no_dimensions_arrive(handle: str) -> None:
-    staging = Staging()
-    both(handle, [("none", torch.ones(0, 3)), ("one", torch.tensor(2.5)), ("flag", torch.tensor(True))], staging.add)
+def test_empty_and_zero_dimensional_tensors_arrive(handle: str) -> None:
+    staging = StagedTensors()
+    send_and_receive(
+        handle, [("none", torch.ones(0, 3)), ("one", torch.tensor(2.5)), ("flag", torch.tensor(True))], staging.add
+    )
     assert staging.tensors["none"].shape == (0, 3)
     assert staging.tensors["one"].item() == 2.5 and staging.tensors["flag"].item() is True
 
 
-def test_an_update_without_tensors_ends(handle: str) -> None:
-    assert both(handle, [], lambda bucket: None) == (0, [])
+def test_an_update_without_tensors_succeeds(handle: str) -> None:
+    assert send_and_receive(handle, [], lambda bucket: None) == (0, [])
 
 
-def test_weights_are_taken_one_at_a_time_and_confirmed_in_buckets(handle: str) -> None:
-    """Bounded memory: a whole model is never gathered before its first bucket is gone."""
+def test_weights_are_read_one_at_a_time_as_buckets_are_confirmed(handle: str) -> None:
+    """Bounded memory: the sender does not gather the whole model before it sends the first bucket."""
     taken: list[str] = []
     seen_at: list[int] = []
 
@@ -137,71 +141,69 @@ def test_weights_are_taken_one_at_a_time_and_confirmed_in_buckets(handle: str) -
             taken.append(name)
             yield name, tensor
 
-    both(handle, weights(), lambda bucket: seen_at.append(len(taken)), bucket=64)
-    assert len(seen_at) == 10 and seen_at == sorted(seen_at), "one in each half of the buffer"
-    # One is read, one waits in the other half, and one is at hand for which there is no room yet.
+    send_and_receive(handle, weights(), lambda bucket: seen_at.append(len(taken)), bucket=64)
+    assert len(seen_at) == 10 and seen_at == sorted(seen_at), "one tensor in each half of the buffer"
+    # One tensor is read, one waits in the other half, and one has no room yet.
     assert all(taken_then <= number + 3 for number, taken_then in enumerate(seen_at))
 
 
-def test_a_raising_receiver_does_not_hang_the_sender(handle: str) -> None:
-    """Fault 5."""
-
+def test_a_failing_receiver_does_not_hang_the_sender(handle: str) -> None:
     def refuse(bucket: Any) -> None:
         raise ValueError("no room")
 
-    sent, received = both(handle, tensors(), refuse)
+    sent, received = send_and_receive(handle, tensors(), refuse)
     assert isinstance(sent, PeerFailed) and "ValueError: no room" in str(sent)
     assert isinstance(received, ValueError)
 
 
 @pytest.mark.parametrize("good", [0, 1, 6])
-def test_a_raising_sender_does_not_hang_the_receiver(handle: str, good: int) -> None:
+def test_a_failing_sender_does_not_hang_the_receiver(handle: str, good: int) -> None:
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         yield from tensors(good)
         raise KeyError("gone")
 
-    sent, received = both(handle, weights(), lambda bucket: None)
+    sent, received = send_and_receive(handle, weights(), lambda bucket: None)
     assert isinstance(sent, KeyError)
-    assert isinstance(received, PeerFailed) and "abandoned" in str(received) and "gone" in str(received)
+    assert isinstance(received, PeerFailed) and "aborted the update" in str(received) and "gone" in str(received)
 
 
 @pytest.mark.parametrize("bucket", [16, 4096])
-def test_a_name_may_come_once(handle: str, bucket: int) -> None:
-    """Also where the second is in another bucket."""
+def test_a_repeated_name_is_refused(handle: str, bucket: int) -> None:
+    """Also if the second one is in another bucket."""
     duplicated = [("a", torch.ones(4)), ("b", torch.ones(4)), ("a", torch.ones(4))]
-    sent, received = both(handle, duplicated, lambda bucket: None, bucket=bucket)
+    sent, received = send_and_receive(handle, duplicated, lambda bucket: None, bucket=bucket)
     assert isinstance(sent, IncompleteUpdate) and isinstance(received, PeerFailed)
 
 
-def test_silence_ends_at_the_deadline(handle: str) -> None:
+def test_a_missing_peer_raises_at_the_deadline(handle: str) -> None:
     with pytest.raises(DeadlineExceeded):
         transfer.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=0.2)
     with pytest.raises(DeadlineExceeded):
         transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
 
 
-def test_the_socket_of_a_sender_that_was_killed_is_removed(handle: str) -> None:
+def test_the_socket_file_of_a_killed_sender_is_removed(handle: str) -> None:
     Path(handle.removeprefix("ipc://")).touch()
     with pytest.raises(DeadlineExceeded):
         transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=0.2)
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3])
-def test_a_receiver_that_leaves_without_a_word_is_missed_at_once(handle: str, answers: int) -> None:
-    """The kernel closes the socket of a process that is killed. The deadline is an hour away."""
+def test_a_killed_receiver_is_detected_at_once(handle: str, answers: int) -> None:
+    """The kernel closes the socket of a killed process. The deadline is an hour away."""
 
     def receiving() -> None:
         with transfer.Channel(handle, 20.0, owner=False) as channel:
             for _ in range(answers):
                 channel.receive()
-                channel.send(Answer())
+                channel.send(ReplyMessage())
             channel.receive()
 
-    with beside(receiving), pytest.raises(PeerGone, match="left without a word"):
+    with in_thread(receiving), pytest.raises(PeerDisconnected, match="disconnected without"):
         transfer.send(tensors(), handle=handle, bucket_bytes=16, device=None, deadline=3600)
 
 
-def test_a_sender_that_leaves_without_a_word_is_missed_at_once_and_its_file_removed(handle: str) -> None:
+def test_a_killed_sender_is_detected_at_once_and_its_socket_file_removed(handle: str) -> None:
     path = handle.removeprefix("ipc://")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(path)
@@ -210,73 +212,75 @@ def test_a_sender_that_leaves_without_a_word_is_missed_at_once_and_its_file_remo
         def leaving() -> None:
             listening.accept()[0].close()
 
-        with beside(leaving), pytest.raises(PeerGone, match="left without a word"):
+        with in_thread(leaving), pytest.raises(PeerDisconnected, match="disconnected without"):
             transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=3600)
 
 
-def test_the_last_word_of_a_receiver_that_left_is_heard(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails and leaves while the sender hands over a message that the kernel's buffer does not hold."""
-    monkeypatch.setattr(packing, "FIRST", 1 << 20)
+def test_the_last_message_of_a_receiver_that_disconnected_is_read(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails and disconnects while the sender sends a message that does not fit into the kernel's buffer."""
+    monkeypatch.setattr(packing, "INITIAL_BYTES", 1 << 20)
 
     def receiving() -> None:
         with transfer.Channel(handle, 20.0, owner=False) as channel:
             channel.receive()
-            channel.send(Answer())
-            while not channel.heard():
+            channel.send(ReplyMessage())
+            while not channel.has_message():
                 pass
-            channel.send(Answer(failed="out of paper"))
+            channel.send(ReplyMessage(failed="out of paper"))
 
-    with beside(receiving), pytest.raises(PeerFailed, match="out of paper"):
+    with in_thread(receiving), pytest.raises(PeerFailed, match="out of paper"):
         transfer.send(long_names(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=20)
 
 
-@pytest.mark.parametrize("word", [None, Abandon("called off")])
-def test_an_update_whose_sender_left_before_the_last_answer_is_none(handle: str, word: Any) -> None:
-    """The trainer does not count on it."""
+@pytest.mark.parametrize("word", [None, AbortMessage("called off")])
+def test_an_update_fails_if_its_sender_disconnects_before_the_last_reply(handle: str, word: Any) -> None:
+    """The trainer does not regard it as successful."""
     left = threading.Event()
 
     def sending() -> None:
         with transfer.Channel(handle, 20.0, owner=True) as channel:
             channel.send(transfer.BucketMessage({}, last=[]))
             if word is not None:
-                channel.tell(word)
+                channel.try_send(word)
         left.set()
 
     with (
-        beside(sending),
-        pytest.raises(PeerGone if word is None else PeerFailed, match="without a word" if word is None else "called"),
+        in_thread(sending),
+        pytest.raises(
+            PeerDisconnected if word is None else PeerFailed, match="disconnected without" if word is None else "called"
+        ),
     ):
         transfer.receive(lambda bucket: left.wait(20), handle=handle, device=CPU, deadline=20)
 
 
-def test_a_message_longer_than_the_socket_holds_arrives(handle: str) -> None:
-    """Each waits where the other is slow: the names of a large model do not fit into the kernel's buffer."""
-    sent, received = both(handle, long_names(), lambda bucket: None, bucket=1 << 20)
+def test_a_message_longer_than_the_socket_buffer_arrives(handle: str) -> None:
+    """The names of a large model do not fit into the kernel's buffer, so each end waits for the other."""
+    sent, received = send_and_receive(handle, long_names(), lambda bucket: None, bucket=1 << 20)
     assert sent == 900 and received == [name for name, _ in long_names()]
 
 
-def test_weights_travel_within_a_host(handle: str) -> None:
-    with pytest.raises(ValueError, match=r"by ipc:// and not by tcp://there:1"):
+def test_only_ipc_handles_are_supported(handle: str) -> None:
+    with pytest.raises(ValueError, match=r"unsupported handle tcp://there:1"):
         transfer.send(tensors(), handle="tcp://there:1", bucket_bytes=64, device=None, deadline=1)
 
 
-def test_a_sender_that_waits_can_be_called_off(handle: str) -> None:
-    """Nobody listens; the deadline is an hour away."""
-    with transfer.Stop() as stop:
+def test_a_waiting_sender_can_be_cancelled(handle: str) -> None:
+    """There is no receiver, and the deadline is an hour away."""
+    with transfer.StopSignal() as stop:
         stop.set()
-        with pytest.raises(CalledOff):
+        with pytest.raises(TransferCancelled):
             transfer.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=3600, stop=stop)
 
 
-def test_a_receiver_hears_that_the_sender_was_called_off(handle: str) -> None:
+def test_a_receiver_is_told_that_the_sender_was_cancelled(handle: str) -> None:
     release = threading.Event()
 
     def consume(bucket: Any) -> None:
         if not release.is_set():
             stop.set()
-            waiter.join(20)  # the sender has left before this bucket is confirmed
+            waiter.join(20)  # the sender disconnects before this bucket is confirmed
 
-    with transfer.Stop() as stop:
+    with transfer.StopSignal() as stop:
         found: list[Any] = []
 
         def sending() -> None:
@@ -287,59 +291,63 @@ def test_a_receiver_hears_that_the_sender_was_called_off(handle: str) -> None:
 
         waiter = threading.Thread(target=sending)
         waiter.start()
-        with pytest.raises(PeerFailed, match="called off"):
+        with pytest.raises(PeerFailed, match="was cancelled"):
             transfer.receive(consume, handle=handle, device=CPU, deadline=20)
-    assert isinstance(found[0], CalledOff)
+    assert isinstance(found[0], TransferCancelled)
 
 
-def test_other_bytes_than_were_sent_are_noticed(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view that is read after the next bucket was written would be such a fault."""
-    upstream = transfer.opened
+def test_changed_bytes_are_detected(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As happens if a view is read after the next bucket is written."""
+    upstream = transfer.open_buffer
 
     def overwritten(begin: Any, device: torch.device) -> torch.Tensor:
         buffer = upstream(begin, device)
         return buffer.roll(8)
 
-    monkeypatch.setattr(transfer, "opened", overwritten)
-    sent, received = both(handle, [("a", torch.arange(8.0))], lambda bucket: None, bucket=4096)
-    assert isinstance(received, IncompleteUpdate) and "other bytes" in str(received)
+    monkeypatch.setattr(transfer, "open_buffer", overwritten)
+    sent, received = send_and_receive(handle, [("a", torch.arange(8.0))], lambda bucket: None, bucket=4096)
+    assert isinstance(received, IncompleteUpdate) and "digest mismatch" in str(received)
     assert isinstance(sent, PeerFailed)
 
 
 @pytest.mark.parametrize(
     ("message", "said"),
-    [(Answer(), "Answer"), (Begin(16), "no buffer"), (BucketMessage({"t": Entry((1,), "float31", 0, 0)}), "float31")],
+    [
+        (ReplyMessage(), "ReplyMessage"),
+        (BufferMessage(16), "names no buffer"),
+        (BucketMessage({"t": Entry((1,), "float31", 0, 0)}), "float31"),
+    ],
 )
-def test_a_message_that_means_nothing_to_the_receiver_is_refused(handle: str, message: Any, said: str) -> None:
+def test_an_unexpected_message_to_the_receiver_is_refused(handle: str, message: Any, said: str) -> None:
     with received(handle, lambda bucket: None) as found, transfer.Channel(handle, 20.0, owner=True) as channel:
         channel.send(message)
         assert said in channel.receive().failed
     assert isinstance(found[0], IncompleteUpdate)
 
 
-def test_a_message_that_is_no_answer_is_refused(handle: str) -> None:
+def test_an_unexpected_message_to_the_sender_is_refused(handle: str) -> None:
     def receiving() -> None:
         with transfer.Channel(handle, 20.0, owner=False) as channel:
             channel.receive()
-            channel.send(Begin(16))
-            channel.receive()  # the sender's word on it
+            channel.send(BufferMessage(16))
+            channel.receive()  # the sender's abort message
 
-    with beside(receiving), pytest.raises(IncompleteUpdate, match="Begin, which is no answer"):
+    with in_thread(receiving), pytest.raises(IncompleteUpdate, match="BufferMessage instead of a reply"):
         transfer.send(tensors(), handle=handle, bucket_bytes=64, device=None, deadline=20)
 
 
-def test_an_error_that_is_no_utf8_is_told(handle: str) -> None:
-    """As one that names a file whose name is none."""
+def test_an_error_that_utf8_cannot_encode_is_reported(handle: str) -> None:
+    """As an error with a file name that is not UTF-8."""
 
     def refuse(bucket: Any) -> None:
         raise ValueError("no file \udcff")
 
-    sent, _ = both(handle, tensors(), refuse)
+    sent, _ = send_and_receive(handle, tensors(), refuse)
     assert isinstance(sent, PeerFailed) and r"no file \udcff" in str(sent)
 
 
-def test_what_is_no_message_at_all_is_refused(handle: str) -> None:
-    """As of ZeroMQ, by which verl's own sender speaks: it greets with these bytes."""
+def test_bytes_of_another_protocol_are_refused(handle: str) -> None:
+    """verl's own sender uses ZeroMQ, which starts a connection with these bytes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(handle.removeprefix("ipc://"))
         listening.listen(1)
@@ -350,33 +358,33 @@ def test_what_is_no_message_at_all_is_refused(handle: str) -> None:
                 other.sendall(bytes([0xFF, 0, 0, 0, 0, 0, 0, 0, 1, 0x7F]))
                 other.recv(1 << 16)
 
-        with beside(greeting), pytest.raises(IncompleteUpdate, match="no message of an update"):
+        with in_thread(greeting), pytest.raises(IncompleteUpdate, match="malformed message"):
             transfer.receive(lambda bucket: None, handle=handle, device=CPU, deadline=20)
     Path(handle.removeprefix("ipc://")).unlink()
 
 
-def test_values_that_are_not_finite_are_refused(handle: str) -> None:
-    sent, received = both(handle, [("a", torch.tensor([1.0, float("nan")]))], Staging().add)
+def test_non_finite_values_are_refused(handle: str) -> None:
+    sent, received = send_and_receive(handle, [("a", torch.tensor([1.0, float("nan")]))], StagedTensors().add)
     assert isinstance(received, IncompleteUpdate) and isinstance(sent, PeerFailed)
 
 
-def test_full_shared_memory_is_an_error_and_not_a_dead_process(handle: str) -> None:
-    """Without reserving pages, the first write to one that is not there ends the process with SIGBUS."""
+def test_full_shared_memory_raises_instead_of_killing_the_process(handle: str) -> None:
+    """Without reserved pages, the first write to a missing page kills the process with SIGBUS."""
     free = buffers._free_shared_memory()
-    buffer = buffers.Outgoing(None)
+    buffer = buffers.SendBuffer(None)
     try:
-        with pytest.raises(NoRoom, match="enlarge it"):
-            buffer.replace(needed=free * 2, wanted=free * 2)
+        with pytest.raises(SharedMemoryFull, match="Enlarge it"):
+            buffer.replace(needed=free * 2, preferred=free * 2)
     finally:
         buffer.close()
 
 
-def test_a_buffer_takes_at_most_half_of_what_is_free(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_uses_at_most_half_of_the_free_memory(handle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "_free_shared_memory", lambda: 1 << 16)
-    buffer = buffers.Outgoing(None)
+    buffer = buffers.SendBuffer(None)
     try:
-        assert buffer.replace(needed=100, wanted=1 << 30).size == 1 << 15
-        assert buffer.replace(needed=1 << 17, wanted=1 << 30).size == 1 << 17
+        assert buffer.replace(needed=100, preferred=1 << 30).size == 1 << 15
+        assert buffer.replace(needed=1 << 17, preferred=1 << 30).size == 1 << 17
         assert len(segments()) >= 1
     finally:
         buffer.close()

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from verl_omni.weight_sync.errors import TornWeights, WeightSyncError
+from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError
 from verl_omni.workers.rollout.vllm_rollout.language_model.weights_gate import WeightsGate
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError
 
 FULL, ADAPTER = [[{"lora": False}]], [[{"lora": True}]]
-BROKEN: list[Any] = [{"supported": False, "error": "[TornWeights] the update broke off"}]
+BROKEN: list[Any] = [{"supported": False, "error": "[PartialWeights] the update broke off"}]
 
 
 async def turn() -> None:
@@ -62,7 +62,7 @@ async def test_half_an_update_answers_nothing_until_all_weights_have_come() -> N
     for answers in ([], [ADAPTER]):
         for each in answers:
             assert gate.check_update_replies("update", each) == [{"lora": True}]
-        with pytest.raises(TornWeights, match="the update broke off"):
+        with pytest.raises(PartialWeights, match="the update broke off"):
             async with gate.request():
                 raise AssertionError("it was let in")
     gate.check_update_replies("update", FULL)

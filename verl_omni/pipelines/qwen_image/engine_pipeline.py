@@ -15,7 +15,7 @@ from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
-from verl_omni.weight_sync.names import engine_adapter
+from verl_omni.weight_sync.names import to_engine_adapter
 
 __all__ = ["QwenImageRolloutPipeline", "get_post_process_func"]
 
@@ -139,7 +139,7 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
         self, tensors: dict[str, Tensor], peft_config: dict[str, Any]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """An adapter under the engine's names."""
-        return engine_adapter(tensors, peft_config, self.checkpoint_names)
+        return to_engine_adapter(tensors, peft_config, self.checkpoint_names)
 
 
 def _either(prompt: Any, ids: str, text: str) -> Prompt:

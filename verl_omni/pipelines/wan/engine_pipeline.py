@@ -14,7 +14,7 @@ from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from verl_omni.pipelines.engine_requests import with_text
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
-from verl_omni.weight_sync.names import engine_adapter
+from verl_omni.weight_sync.names import to_engine_adapter
 
 # The engine looks for upstream's pre-processing in the module of the pipeline class.
 __all__ = ["WanRolloutPipeline", "get_post_process_func", "get_wan22_pre_process_func"]
@@ -106,4 +106,4 @@ class WanRolloutPipeline(Wan22Pipeline):
         self, tensors: dict[str, Tensor], peft_config: dict[str, Any]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """An adapter under the engine's names."""
-        return engine_adapter(tensors, peft_config, self.checkpoint_names)
+        return to_engine_adapter(tensors, peft_config, self.checkpoint_names)

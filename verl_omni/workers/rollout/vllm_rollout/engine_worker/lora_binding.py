@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH, OmniTensorLoRARequest
-from verl_omni.weight_sync import adapter
-from verl_omni.weight_sync.errors import BindingIncomplete, WeightSyncError, text
-from verl_omni.weight_sync.staging import few
+from verl_omni.weight_sync import adapter_checks
+from verl_omni.weight_sync.errors import BindingIncomplete, WeightSyncError, error_text
+from verl_omni.weight_sync.staging import summarize_names
 
 
 def swap_adapter(
@@ -34,7 +34,7 @@ def swap_adapter(
     manager = worker.lora_manager
     if manager is None:
         raise WeightSyncError("the engine was started without LoRA: model.lora_rank must be positive")
-    modules = adapter.check_pairs(tensors, adapter.check_settings(peft_config, base_synced=base_synced))
+    modules = adapter_checks.check_pairs(tensors, adapter_checks.check_settings(peft_config, base_synced=base_synced))
     request = OmniTensorLoRARequest(
         lora_name=VLLM_LORA_NAME, lora_int_id=VLLM_LORA_INT_ID, lora_path=VLLM_LORA_PATH,
         peft_config=peft_config, lora_tensors=tensors,
@@ -47,16 +47,16 @@ def swap_adapter(
         loras = manager._registered_adapters[VLLM_LORA_INT_ID].loras
         # A pipeline may rename modules on the way; where it does not, none may get lost.
         if set(loras) <= modules and (lost := modules - set(loras)):
-            raise BindingIncomplete(f"the engine left out LoRA modules: {few(lost)}")
-        known = adapter.places(manager._lora_modules, manager._packed_modules_mapping)
-        adapter.check_places(loras, known)
+            raise BindingIncomplete(f"the engine left out LoRA modules: {summarize_names(lost)}")
+        known = adapter_checks.lora_targets(manager._lora_modules, manager._packed_modules_mapping)
+        adapter_checks.check_loras(loras, known)
         manager.set_active_adapter(request)
-        bound = adapter.check_attached(loras, known)
+        bound = adapter_checks.check_binding(loras, known)
     except Exception as error:
         _put_back(manager, previous, request)
         if isinstance(error, WeightSyncError):
             raise
-        raise WeightSyncError(f"the engine refused the adapter: {text(error)}") from error
+        raise WeightSyncError(f"the engine refused the adapter: {error_text(error)}") from error
     # No file can reload the policy's adapter, so the cache must not evict it for another adapter.
     manager.pin_adapter(VLLM_LORA_INT_ID)
     return bound

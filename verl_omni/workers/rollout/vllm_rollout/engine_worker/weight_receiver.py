@@ -11,7 +11,7 @@ import torch
 
 from verl_omni.weight_sync import transfer
 from verl_omni.weight_sync.names import make_update_zmq_handle
-from verl_omni.weight_sync.staging import Staging, check_names
+from verl_omni.weight_sync.staging import StagedTensors, check_names
 
 
 class WeightReceiver:
@@ -48,7 +48,7 @@ class WeightReceiver:
             raise
 
     def _take_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
-        staging = Staging()
+        staging = StagedTensors()
         sent, buckets = self._receive(staging.add, handle, deadline)
         check_names(sent, staging.tensors)
         bound = self._swap(staging.tensors, config)

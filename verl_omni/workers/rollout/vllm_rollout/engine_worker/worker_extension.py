@@ -11,8 +11,8 @@ from verl.workers.rollout.vllm_rollout.utils import set_death_signal
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
 from verl_omni.utils.vllm_omni import VLLMOmniHijack
-from verl_omni.weight_sync.errors import TornWeights, WeightSyncError, text
-from verl_omni.weight_sync.full import FullUpdate
+from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError, error_text
+from verl_omni.weight_sync.full_weights import FullUpdate
 from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
 from verl_omni.workers.rollout.vllm_rollout.engine_worker.lora_binding import swap_adapter
 from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import WeightReceiver
@@ -86,8 +86,8 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
             sent, buckets = self._receive(update.load, handle, deadline)
             written = update.finish()
         except BaseException as error:
-            if update.begun:
-                self._torn = text(error)
+            if update.started:
+                self._torn = error_text(error)
             raise
         self._base_synced, self._torn = True, None
         return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written}
@@ -109,4 +109,4 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
 
     def _refuse_torn_weights(self) -> None:
         if self._torn is not None:
-            raise TornWeights(f"a full weight update broke off, and some weights are new, some old: {self._torn}")
+            raise PartialWeights(f"a full weight update broke off, and some weights are new, some old: {self._torn}")

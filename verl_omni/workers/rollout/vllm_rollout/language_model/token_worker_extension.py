@@ -14,11 +14,11 @@ from verl_omni.utils.vllm_omni import (
     OmniTensorLoRARequest,
     load_tensor_adapter,
 )
-from verl_omni.weight_sync import adapter
-from verl_omni.weight_sync.errors import BindingIncomplete, TornWeights, WeightSyncError, text
-from verl_omni.weight_sync.full import LanguageUpdate
-from verl_omni.weight_sync.names import without_peft
-from verl_omni.weight_sync.staging import few
+from verl_omni.weight_sync import adapter_checks
+from verl_omni.weight_sync.errors import BindingIncomplete, PartialWeights, WeightSyncError, error_text
+from verl_omni.weight_sync.full_weights import LanguageModelUpdate
+from verl_omni.weight_sync.names import strip_peft_prefix
+from verl_omni.weight_sync.staging import summarize_names
 from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
 from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import WeightReceiver
 
@@ -56,7 +56,7 @@ class TokenWorkerExtension(WeightReceiver):
             or parameters that were written.
 
         Raises:
-            TornWeights: some weights are new, some old; only an update of all weights mends it.
+            PartialWeights: some weights are new, some old; only an update of all weights mends it.
             WeightSyncError: it did not take effect, and what served before goes on serving.
         """
         return self._take(self._config_of_update(peft_config), base_sync_done, zmq_update_id, deadline)
@@ -73,14 +73,14 @@ class TokenWorkerExtension(WeightReceiver):
         from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
         model = self.model_runner.get_model()
-        update = LanguageUpdate(model)
+        update = LanguageModelUpdate(model)
         try:
             sent, buckets = self._receive(update.load, handle, deadline)
             written = update.finish()
             process_weights_after_loading(model, self.model_config, self.device)
         except BaseException as error:
-            if update.begun:
-                raise TornWeights(f"the update of all weights broke off: {text(error)}") from error
+            if update.started:
+                raise PartialWeights(f"the update of all weights broke off: {error_text(error)}") from error
             raise
         self._base_synced = True
         return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written}
@@ -103,8 +103,8 @@ def swap_adapter(
         UnsupportedAdapter, IncompleteUpdate, BindingIncomplete: the adapter cannot be what was trained here.
         WeightSyncError: the engine refused it. Whatever is raised, the old adapter is in place.
     """
-    named = {without_peft(name): tensor for name, tensor in tensors.items()}
-    modules = adapter.check_pairs(named, adapter.check_settings(peft_config, base_synced=base_synced))
+    named = {strip_peft_prefix(name): tensor for name, tensor in tensors.items()}
+    modules = adapter_checks.check_pairs(named, adapter_checks.check_settings(peft_config, base_synced=base_synced))
     request = OmniTensorLoRARequest(
         lora_name=VLLM_LORA_NAME, lora_int_id=VLLM_LORA_INT_ID, lora_path=VLLM_LORA_PATH,
         peft_config=peft_config, lora_tensors=named,
@@ -117,16 +117,16 @@ def swap_adapter(
         helper.validate_legal(manager.lora_config)
         loras = dict(model.loras)  # vLLM merges those of fused layers into one
         if lost := modules - set(loras):
-            raise BindingIncomplete(f"the engine left out LoRA modules: {few(lost)}")
-        known = adapter.places(manager.modules, manager.packed_modules_mapping)
-        adapter.check_places(loras, known)
+            raise BindingIncomplete(f"the engine left out LoRA modules: {summarize_names(lost)}")
+        known = adapter_checks.lora_targets(manager.modules, manager.packed_modules_mapping)
+        adapter_checks.check_loras(loras, known)
         _serve(manager, model)
-        return adapter.check_attached(loras, known)
+        return adapter_checks.check_binding(loras, known)
     except Exception as error:
         _serve(manager, previous)
         if isinstance(error, WeightSyncError):
             raise
-        raise WeightSyncError(f"the engine refused the adapter: {text(error)}") from error
+        raise WeightSyncError(f"the engine refused the adapter: {error_text(error)}") from error
 
 
 def _serve(manager: Any, model: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from verl_omni.weight_sync.errors import TornWeights, WeightSyncError, from_text
+from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError, parse_error
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError, check_worker_replies
 
 
@@ -25,12 +25,12 @@ class WeightsGate:
         """As long as this context lasts, weights stay what they are.
 
         Raises:
-            TornWeights: the last update broke off half-way, and none has mended it.
+            PartialWeights: the last update broke off half-way, and none has mended it.
         """
         while not self._free.is_set():
             await self._free.wait()
         if self._torn is not None:
-            raise TornWeights(self._torn)
+            raise PartialWeights(self._torn)
         self._answering += 1
         try:
             yield
@@ -62,7 +62,7 @@ class WeightsGate:
         try:
             flat = check_worker_replies(method, answers)
         except EngineControlError as error:
-            if isinstance(cause := from_text(str(error)), TornWeights):
+            if isinstance(cause := parse_error(str(error)), PartialWeights):
                 self._torn = cause.args[0]
             raise
         if not any(answer["lora"] for answer in flat):  # an adapter mends nothing

@@ -140,7 +140,7 @@ class vLLMOmniHttpServer(EngineControlServer):
 
         Raises:
             ValueError: a parameter is unknown, or the prompt is too long.
-            TornWeights: an update of a language model's weights broke off half-way.
+            PartialWeights: an update of a language model's weights broke off half-way.
             ReplicaError: the engine failed; the message names this replica and its weights.
         """
         request = RolloutRequest(

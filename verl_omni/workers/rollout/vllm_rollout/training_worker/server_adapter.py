@@ -13,8 +13,8 @@ from verl.utils.device import get_device_id, get_device_name
 from verl.workers.rollout.vllm_rollout import ServerAdapter as VerlServerAdapter
 
 from verl_omni.weight_sync import names, transfer
-from verl_omni.weight_sync.ends import both_ends, confirmed
 from verl_omni.weight_sync.errors import WeightSyncError
+from verl_omni.weight_sync.update_run import check_confirmations, run_update
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, await_reply
 
 _sequence = itertools.count()
@@ -76,7 +76,7 @@ class ServerAdapter(VerlServerAdapter):
         )
         device = None if self.use_shm else torch.device(get_device_name(), get_device_id())
 
-        def sending(stop: transfer.Stop) -> int:
+        def sending(stop: transfer.StopSignal) -> int:
             with torch.no_grad():  # grad mode belongs to a thread
                 return transfer.send(
                     weights,
@@ -87,10 +87,10 @@ class ServerAdapter(VerlServerAdapter):
                     stop=stop,
                 )
 
-        sent, answers = await both_ends(sending, receiving, deadline)
+        sent, answers = await run_update(sending, receiving, deadline)
         if not self._has_server:
             return None
-        answer = confirmed(sent, answers)
+        answer = check_confirmations(sent, answers)
         await self._await_reply(self.server_handle.clear_kv_cache.remote(), "clearing its cache")
         if global_steps is not None:
             await self._await_reply(self.server_handle.set_global_steps.remote(global_steps), "publishing the version")

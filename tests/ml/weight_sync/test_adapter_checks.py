@@ -1,4 +1,4 @@
-"""Whether an adapter can be attached whole: settings, pairs, sizes, and what the layers hold afterwards."""
+"""Checks of an adapter: settings, tensor pairs, sizes, and what the layers hold after binding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.weight_sync import adapter, names
+from verl_omni.weight_sync import adapter_checks, names
 from verl_omni.weight_sync.errors import BindingIncomplete, IncompleteUpdate, UnsupportedAdapter
 
 RANK, WIDTH, MAX_RANK = 2, 6, 4
@@ -19,7 +19,7 @@ RANK, WIDTH, MAX_RANK = 2, 6, 4
 
 @dataclass
 class Layer:
-    """An engine's LoRA layer: fused parts, and buffers into whose corner matrices are copied."""
+    """An engine's LoRA layer: fused parts, and buffers; a matrix is copied into the corner of its buffer."""
 
     rows: tuple[int, ...] = (WIDTH,)
     columns: int = WIDTH
@@ -55,7 +55,7 @@ def tensors(**modules: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-PACKED = {"to_qkv": ["to_q", "to_k", "to_v"]}
+FUSED = {"to_qkv": ["to_q", "to_k", "to_v"]}
 
 
 def layers() -> dict[str, Layer]:
@@ -65,33 +65,33 @@ def layers() -> dict[str, Layer]:
     }
 
 
-@pytest.mark.parametrize("setting", adapter.DROPPED)
-def test_a_setting_that_the_engine_would_drop_is_refused(setting: str) -> None:
+@pytest.mark.parametrize("setting", adapter_checks.UNSUPPORTED_SETTINGS)
+def test_unsupported_settings_are_refused(setting: str) -> None:
     with pytest.raises(UnsupportedAdapter, match=setting):
-        adapter.check_settings({"r": 4, setting: {"x": 1}}, base_synced=True)
-    assert adapter.check_settings({"r": 4, setting: None, "bias": "none"}, base_synced=True) == 4
+        adapter_checks.check_settings({"r": 4, setting: {"x": 1}}, base_synced=True)
+    assert adapter_checks.check_settings({"r": 4, setting: None, "bias": "none"}, base_synced=True) == 4
 
 
 @pytest.mark.parametrize(("start", "fine"), [("gaussian", True), (True, True), ("pissa_niter_4", False)])
-def test_a_start_that_moves_the_base_weights_needs_them_sent(start: Any, fine: bool) -> None:
+def test_an_init_that_changes_base_weights_needs_a_base_sync(start: Any, fine: bool) -> None:
     settings_ = {"r": 4, "init_lora_weights": start}
-    assert adapter.check_settings(settings_, base_synced=True) == 4
+    assert adapter_checks.check_settings(settings_, base_synced=True) == 4
     if fine:
-        assert adapter.check_settings(settings_, base_synced=False) == 4
+        assert adapter_checks.check_settings(settings_, base_synced=False) == 4
     else:
         with pytest.raises(UnsupportedAdapter, match="base weights"):
-            adapter.check_settings(settings_, base_synced=False)
+            adapter_checks.check_settings(settings_, base_synced=False)
 
 
 @pytest.mark.parametrize("wrong", [{}, {"r": 0}, {"r": "8"}, {"r": 4, "bias": "all"}])
-def test_other_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedAdapter):
-        adapter.check_settings(wrong, base_synced=True)
+        adapter_checks.check_settings(wrong, base_synced=True)
 
 
-def test_pairs_must_be_whole_and_of_the_rank() -> None:
+def test_incomplete_pairs_and_wrong_ranks_are_refused() -> None:
     whole = tensors(a=pair(), b=pair())
-    assert adapter.check_pairs(whole, RANK) == {"a", "b"}
+    assert adapter_checks.check_pairs(whole, RANK) == {"a", "b"}
     for broken in (
         {name: tensor for name, tensor in whole.items() if name != "b.lora_B.weight"},
         {**whole, "b.weight": torch.ones(1)},
@@ -101,15 +101,15 @@ def test_pairs_must_be_whole_and_of_the_rank() -> None:
         {},
     ):
         with pytest.raises(IncompleteUpdate):
-            adapter.check_pairs(broken, RANK)
+            adapter_checks.check_pairs(broken, RANK)
 
 
-def test_a_layer_is_found_whole_in_parts_and_without_its_component() -> None:
-    known = adapter.places(layers(), PACKED)
+def test_layers_are_found_by_fused_name_by_part_and_without_component() -> None:
+    known = adapter_checks.lora_targets(layers(), FUSED)
     assert known["transformer.b.attn.to_qkv"].slices == (0, 1, 2)
     assert known["transformer.b.attn.to_k"].slices == (1,) and known["b.attn.to_k"].rows == (6,)
     assert known["b.attn.to_out.0"].columns == 8
-    assert "to_q" not in known, "a bare suffix would fit any block"
+    assert "to_q" not in known, "a bare suffix would match every block"
 
 
 @pytest.mark.parametrize(
@@ -121,57 +121,56 @@ def test_a_layer_is_found_whole_in_parts_and_without_its_component() -> None:
         ("transformer.b.attn.to_out.0", pair(6, columns=6), "8 -> 6 features"),
     ],
 )
-def test_a_matrix_that_does_not_fit_is_refused(name: str, weights: Any, message: str) -> None:
-    """vLLM copies a smaller matrix into a corner of its buffer, without a word."""
+def test_matrices_of_wrong_size_are_refused(name: str, weights: Any, message: str) -> None:
+    """vLLM silently copies a smaller matrix into a corner of its buffer."""
     with pytest.raises(BindingIncomplete, match=message):
-        adapter.check_places({name: weights}, adapter.places(layers(), PACKED))
+        adapter_checks.check_loras({name: weights}, adapter_checks.lora_targets(layers(), FUSED))
 
 
-def test_values_that_the_engines_dtype_cannot_hold_are_refused() -> None:
+def test_values_that_overflow_the_engines_dtype_are_refused() -> None:
     weights = pair(4)
     weights.lora_b = (weights.lora_b * 1e6).to(torch.float16)
     with pytest.raises(IncompleteUpdate, match="not finite"):
-        adapter.check_places({"b.attn.to_q": weights}, adapter.places(layers(), PACKED))
+        adapter_checks.check_loras({"b.attn.to_q": weights}, adapter_checks.lora_targets(layers(), FUSED))
 
 
 @given(st.sets(st.sampled_from(["to_q", "to_k", "to_v", "to_out.0"]), min_size=1), st.data())
 @settings(deadline=None)
-def test_attached_means_that_every_layer_holds_its_matrices(wanted: set[str], data: st.DataObject) -> None:
+def test_binding_succeeds_only_if_every_layer_holds_its_matrices(wanted: set[str], data: st.DataObject) -> None:
     engine = layers()
-    known = adapter.places(engine, PACKED)
+    known = adapter_checks.lora_targets(engine, FUSED)
     loras = {f"transformer.b.attn.{leaf}": pair(known[f"b.attn.{leaf}"].rows[0], known[f"b.attn.{leaf}"].columns)
              for leaf in sorted(wanted)}  # fmt: skip
-    adapter.check_places(loras, known)
+    adapter_checks.check_loras(loras, known)
     forgotten = data.draw(st.sampled_from([None, *loras]))
     for name, weights in loras.items():
         if name != forgotten:
             known[name].layer.take(known[name].slices[0], weights.lora_a, weights.lora_b)
     if forgotten is None:
-        assert adapter.check_attached(loras, known) == len(loras)
+        assert adapter_checks.check_binding(loras, known) == len(loras)
     else:
         with pytest.raises(BindingIncomplete, match="1 of"):
-            adapter.check_attached(loras, known)
+            adapter_checks.check_binding(loras, known)
 
 
-def test_a_fused_matrix_is_attached_in_all_its_parts() -> None:
+def test_a_fused_matrix_is_bound_in_all_parts() -> None:
     engine = layers()
-    known, whole = adapter.places(engine, PACKED), pair(16)
+    known, whole = adapter_checks.lora_targets(engine, FUSED), pair(16)
     loras = {"b.attn.to_qkv": whole}
-    adapter.check_places(loras, known)
+    adapter_checks.check_loras(loras, known)
     for index, part in enumerate(whole.lora_b.split([4, 6, 6])):
         with pytest.raises(BindingIncomplete):
-            adapter.check_attached(loras, known)
+            adapter_checks.check_binding(loras, known)
         engine["transformer.b.attn.to_qkv"].take(index, whole.lora_a, part)
-    assert adapter.check_attached(loras, known) == 1
+    assert adapter_checks.check_binding(loras, known) == 1
 
 
-def test_an_adapter_that_attaches_nowhere_is_refused() -> None:
-    """Fault 1."""
+def test_an_adapter_that_matches_no_layer_is_refused() -> None:
     with pytest.raises(BindingIncomplete):
-        adapter.check_attached({}, adapter.places(layers(), PACKED))
+        adapter_checks.check_binding({}, adapter_checks.lora_targets(layers(), FUSED))
 
 
-def test_a_tensor_parallel_rank_holds_its_own_share() -> None:
+def test_a_tensor_parallel_rank_holds_its_shard() -> None:
     class Sharded(Layer):
         def slice_lora_a(self, a: torch.Tensor) -> torch.Tensor:
             return a
@@ -180,18 +179,18 @@ def test_a_tensor_parallel_rank_holds_its_own_share() -> None:
             return b[3:]
 
     layer, weights = Sharded(rows=(WIDTH,), tp_size=2), pair()
-    known = adapter.places({"t.a": layer}, {})
+    known = adapter_checks.lora_targets({"t.a": layer}, {})
     with pytest.raises(BindingIncomplete):
-        adapter.check_attached({"t.a": weights}, known)
+        adapter_checks.check_binding({"t.a": weights}, known)
     layer.take(0, weights.lora_a, weights.lora_b[3:])
-    assert adapter.check_attached({"t.a": weights}, known) == 1
+    assert adapter_checks.check_binding({"t.a": weights}, known) == 1
 
 
 def test_names_of_wrapped_and_fused_layers() -> None:
-    assert names.unwrapped("t.a.to_q.base_layer.weight") == "t.a.to_q.weight"
-    assert names.wrapped("t.a.to_q.weight") == "t.a.to_q.base_layer.weight"
-    assert names.unpacked("t.to_qkv.bias", PACKED) == ["t.to_q.bias", "t.to_k.bias", "t.to_v.bias"]
-    assert names.unpacked("t.to_out.0.bias", PACKED) == ["t.to_out.0.bias"]
+    assert names.strip_lora_wrapper("t.a.to_q.base_layer.weight") == "t.a.to_q.weight"
+    assert names.add_lora_wrapper("t.a.to_q.weight") == "t.a.to_q.base_layer.weight"
+    assert names.part_names("t.to_qkv.bias", FUSED) == ["t.to_q.bias", "t.to_k.bias", "t.to_v.bias"]
+    assert names.part_names("t.to_out.0.bias", FUSED) == ["t.to_out.0.bias"]
     scoped = {"attn1.to_qkv": ["attn1.to_q", "attn1.to_k"]}
-    assert names.unpacked("t.attn1.to_qkv.bias", scoped) == ["t.attn1.to_q.bias", "t.attn1.to_k.bias"]
-    assert names.unpacked("t.attn2.to_qkv.bias", scoped) == ["t.attn2.to_qkv.bias"]
+    assert names.part_names("t.attn1.to_qkv.bias", scoped) == ["t.attn1.to_q.bias", "t.attn1.to_k.bias"]
+    assert names.part_names("t.attn2.to_qkv.bias", scoped) == ["t.attn2.to_qkv.bias"]

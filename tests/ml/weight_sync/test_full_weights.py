@@ -1,4 +1,4 @@
-"""Full weights into a live pipeline: every parameter once, nothing unknown, wrapped layers too."""
+"""Full weight updates of a serving model: every parameter once, no unknown names, wrapped layers included."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.full import FullUpdate, LanguageUpdate, packed_parts
-from verl_omni.weight_sync.names import engine_adapter
+from verl_omni.weight_sync.full_weights import FullUpdate, LanguageModelUpdate, fused_module_parts
+from verl_omni.weight_sync.names import to_engine_adapter
 
 
 class Wrapper(nn.Module):
-    """What an engine puts around a layer that an adapter may change."""
+    """The engine's wrapper of a layer that supports LoRA."""
 
     def __init__(self, base_layer: nn.Linear) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ class Transformer(nn.Module):
 
 
 class Pipeline:
-    def __init__(self, *, wrapped: bool = False, deaf_to: str = "no such name") -> None:
+    def __init__(self, *, wrapped: bool = False, ignoring: str = "no such name") -> None:
         self.transformer = Transformer(wrapped=wrapped)
-        self.deaf_to = deaf_to
+        self.ignoring = ignoring
         self.calls = 0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         self.calls += 1
-        mine = [(name.removeprefix("transformer."), tensor) for name, tensor in weights if self.deaf_to not in name]
+        mine = [(name.removeprefix("transformer."), tensor) for name, tensor in weights if self.ignoring not in name]
         return {f"transformer.{name}" for name in self.transformer.load_weights(mine)}
 
 
@@ -77,7 +77,7 @@ def sent() -> dict[str, Tensor]:
 
 @given(st.permutations(sorted(sent())), st.integers(1, 10), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_any_order_and_any_buckets_write_everything(order: list[str], size: int, wrapped: bool) -> None:
+def test_any_order_and_bucket_size_writes_all_weights(order: list[str], size: int, wrapped: bool) -> None:
     pipeline, weights = Pipeline(wrapped=wrapped), sent()
     update = FullUpdate(pipeline)
     for start in range(0, len(order), size):
@@ -90,8 +90,8 @@ def test_any_order_and_any_buckets_write_everything(order: list[str], size: int,
 
 @given(st.sampled_from(sorted(sent())))
 @settings(deadline=None)
-def test_what_is_left_out_is_noticed(left_out: str) -> None:
-    """Also one of three parts of a fused weight, which the loader reports as loaded."""
+def test_missing_weights_are_detected(left_out: str) -> None:
+    """Also a missing part of a fused weight, which the loader reports as loaded."""
     update = FullUpdate(Pipeline())
     update.load([(name, tensor) for name, tensor in sent().items() if name != left_out])
     with pytest.raises(IncompleteUpdate, match="were not sent"):
@@ -101,30 +101,30 @@ def test_what_is_left_out_is_noticed(left_out: str) -> None:
 @pytest.mark.parametrize(
     ("bucket", "message"),
     [
-        ([("transformer.no.such", torch.ones(1))], "no weight of"),
-        ([("unet.norm.weight", torch.ones(2))], "no weight of"),
-        ([("transformer.attn.to_x.bias", torch.ones(2))], "no weight of"),
-        ([("transformer.attn.to_qkv.bias", torch.ones(6))], "no weight of"),  # loaders map parts only
+        ([("transformer.no.such", torch.ones(1))], "not a weight of"),
+        ([("unet.norm.weight", torch.ones(2))], "not a weight of"),
+        ([("transformer.attn.to_x.bias", torch.ones(2))], "not a weight of"),
+        ([("transformer.attn.to_qkv.bias", torch.ones(6))], "not a weight of"),  # loaders map parts only
         ([("transformer.norm.weight", torch.ones(2))] * 2, "twice"),
         ([("transformer.norm.weight", torch.tensor([1.0, float("inf")]))], "not finite"),
     ],
 )
-def test_a_bad_bucket_is_refused_before_anything_is_written(bucket: Any, message: str) -> None:
+def test_an_invalid_bucket_is_refused_before_anything_is_written(bucket: Any, message: str) -> None:
     pipeline = Pipeline()
     update = FullUpdate(pipeline)
     with pytest.raises(IncompleteUpdate, match=message):
         update.load(bucket)
-    assert pipeline.calls == 0 and not update.begun
+    assert pipeline.calls == 0 and not update.started
 
 
-def test_a_loader_that_passes_over_a_weight_is_noticed() -> None:
-    update = FullUpdate(Pipeline(deaf_to="norm.bias"))
-    with pytest.raises(IncompleteUpdate, match=r"passed over transformer\.norm\.bias"):
+def test_a_weight_that_the_loader_ignores_is_detected() -> None:
+    update = FullUpdate(Pipeline(ignoring="norm.bias"))
+    with pytest.raises(IncompleteUpdate, match=r"ignored transformer\.norm\.bias"):
         update.load(list(sent().items()))
-    assert update.begun
+    assert update.started
 
 
-def test_buffers_may_come_and_names_may_say_base_layer() -> None:
+def test_buffers_and_names_with_base_layer_are_accepted() -> None:
     pipeline = Pipeline(wrapped=True)
     update = FullUpdate(pipeline)
     weights = {name.replace("to_out.", "to_out.base_layer."): tensor for name, tensor in sent().items()}
@@ -133,19 +133,19 @@ def test_buffers_may_come_and_names_may_say_base_layer() -> None:
     assert pipeline.transformer.pos_embed.tolist() == [1, 1, 1]
 
 
-def test_an_update_without_weights_is_none() -> None:
+def test_an_update_without_weights_is_refused() -> None:
     update = FullUpdate(Pipeline())
     update.load([])
     with pytest.raises(IncompleteUpdate, match="no weights"):
         update.finish()
 
 
-def test_parts_of_fused_modules_come_from_the_models_own_table() -> None:
-    assert packed_parts(Transformer(wrapped=False)) == {"to_qkv": ["to_q", "to_k", "to_v"]}
-    assert packed_parts(nn.Linear(1, 1)) == {}
+def test_fused_modules_are_read_from_the_models_mapping() -> None:
+    assert fused_module_parts(Transformer(wrapped=False)) == {"to_qkv": ["to_q", "to_k", "to_v"]}
+    assert fused_module_parts(nn.Linear(1, 1)) == {}
 
 
-def test_weights_under_names_of_checkpoints_reach_parameters_with_other_names() -> None:
+def test_checkpoint_names_are_mapped_to_parameter_names() -> None:
     class Renaming(Pipeline):
         checkpoint_names = ((".to_out.", ".to_out.0."), (".norm.", ".final.norm."))
 
@@ -164,26 +164,26 @@ def test_weights_under_names_of_checkpoints_reach_parameters_with_other_names() 
         update.load(list(theirs.items()))
         assert update.finish() == 6
         assert torch.equal(pipeline.transformer.norm.bias, sent()["transformer.norm.bias"])
-    with pytest.raises(IncompleteUpdate, match="no weight of"):
+    with pytest.raises(IncompleteUpdate, match="not a weight of"):
         FullUpdate(Renaming()).load([("transformer.norm.weight", torch.ones(2))])
 
 
-def test_an_adapter_takes_the_engines_names_in_its_targets_too() -> None:
+def test_an_adapters_targets_are_renamed_too() -> None:
     tensors = {"transformer.blocks.1.attn.to_out.0.lora_A.weight": torch.ones(1, 2)}
     settings = {"r": 4, "target_modules": ["attn.to_out.0", "attn.to_q", "to_out.01"]}
     table = ((".to_out.", ".to_out.0."),)
-    renamed, found = engine_adapter(tensors, settings, table)
+    renamed, found = to_engine_adapter(tensors, settings, table)
     assert list(renamed) == ["transformer.blocks.1.attn.to_out.lora_A.weight"]
     assert found == {"r": 4, "target_modules": ["attn.to_out", "attn.to_q", "to_out.01"]}
     assert settings["target_modules"] == ["attn.to_out.0", "attn.to_q", "to_out.01"], "the input is not changed"
-    assert engine_adapter({}, {"target_modules": ".*to_out.0"}, table)[1] == {"target_modules": ".*to_out.0"}
+    assert to_engine_adapter({}, {"target_modules": ".*to_out.0"}, table)[1] == {"target_modules": ".*to_out.0"}
 
 
 # --- language models -----------------------------------------------------------------------------------
 
 
 class Language(nn.Module):
-    """Loads like vLLM's models: it takes the names of checkpoints, and reports its own without adapters' wrappers."""
+    """Loads like vLLM's models: it accepts checkpoint names, and reports its own without LoRA wrappers."""
 
     def __init__(self, *, tied: bool = False, wrapped: bool = False) -> None:
         super().__init__()
@@ -219,9 +219,9 @@ def sent_to_language(*, tied: bool = False) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 99])
-def test_a_language_model_takes_the_names_of_its_checkpoints(size: int, wrapped: bool) -> None:
+def test_a_language_model_accepts_checkpoint_names(size: int, wrapped: bool) -> None:
     model, weights = Language(wrapped=wrapped), list(sent_to_language().items())
-    update = LanguageUpdate(model)
+    update = LanguageModelUpdate(model)
     for start in range(0, len(weights), size):
         update.load(weights[start : start + size])
     assert update.finish() == 4
@@ -231,21 +231,21 @@ def test_a_language_model_takes_the_names_of_its_checkpoints(size: int, wrapped:
     assert torch.equal(model.lm_head.weight, given["lm_head.weight"])
 
 
-def test_a_language_model_needs_every_weight() -> None:
+def test_a_language_model_refuses_a_partial_update() -> None:
     weights = sent_to_language()
     for left_out in weights:
-        update = LanguageUpdate(Language())
+        update = LanguageModelUpdate(Language())
         update.load([pair for pair in weights.items() if pair[0] != left_out])
         with pytest.raises(IncompleteUpdate, match="not sent, or only in part"):
             update.finish()
-    with pytest.raises(IncompleteUpdate, match=r"model.layers.7.weight is no weight of the engine's Language"):
-        LanguageUpdate(Language()).load([("model.layers.7.weight", torch.zeros(1))])
+    with pytest.raises(IncompleteUpdate, match=r"model.layers.7.weight is not a weight of the engine's Language"):
+        LanguageModelUpdate(Language()).load([("model.layers.7.weight", torch.zeros(1))])
 
 
 @pytest.mark.parametrize("named_twice", [False, True])
-def test_a_weight_that_two_modules_share_may_be_sent_under_both_names(named_twice: bool) -> None:
+def test_a_shared_weight_may_be_sent_under_either_name(named_twice: bool) -> None:
     model, weights = Language(tied=True), sent_to_language(tied=True)
-    update = LanguageUpdate(model)
+    update = LanguageModelUpdate(model)
     update.load([*weights.items(), *([("lm_head.weight", weights["model.embed.weight"])] if named_twice else [])])
     assert update.finish() == 3
     assert torch.equal(model.lm_head.weight, weights["model.embed.weight"])
