@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -14,7 +14,7 @@ import psutil
 
 from . import coverage, timings
 from .runner import Runner
-from .stages import Target, lanes
+from .stages import Target, lanes, only
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".venv" / "suite"
@@ -28,10 +28,12 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {memory} GiB of memory and {'an' if accelerator else 'no'} accelerator"
 
 
-def run(target: Target, covered: bool, say: Callable[[str], None]) -> int:
-    """Run the stages of a target; the exit status."""
+def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[str], None]) -> int:
+    """Run the stages of a target, or those that the prefixes of names choose; the exit status."""
     files = sorted((ROOT / "tests" / "ml" / "engine").glob("test_*.py"))
     chosen = lanes(target, [path.relative_to(ROOT) for path in files])
+    if prefixes:
+        chosen = only(chosen, prefixes)
     folder = FOLDER
     if covered:
         folder = coverage.prepare(FOLDER.with_name("coverage"))
@@ -64,6 +66,9 @@ def main() -> int:
     parser.add_argument(
         "--coverage", action="store_true", help="measure which code the tests reach (several times slower)"
     )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="stages whose names begin with this"
+    )
     chosen = parser.parse_args()
 
     def say(text: str) -> None:
@@ -77,7 +82,7 @@ def main() -> int:
     if chosen.target == "times":
         return write_times(say)
     try:
-        return run(Target(chosen.target), chosen.coverage, say)
+        return run(Target(chosen.target), chosen.only, chosen.coverage, say)
     except KeyboardInterrupt:
         say("interrupted: every stage was ended")
         return 130

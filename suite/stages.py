@@ -72,6 +72,14 @@ def engine_lane(files: Sequence[Path]) -> Lane:
     )
 
 
+def only(chosen: Sequence[Lane], prefixes: Sequence[str]) -> list[Lane]:
+    """The stages whose names begin with one of the prefixes, and those that have to run before them."""
+    stages = [stage for lane in chosen for stage in lane]
+    wanted = [stage for stage in stages if stage.name.startswith(tuple(prefixes))]
+    names = {stage.name for stage in wanted} | {name for stage in wanted for name in stage.after}
+    return [lane for lane in (tuple(stage for stage in lane if stage.name in names) for lane in chosen) if lane]
+
+
 def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     """The lanes of a run."""
     keep = ("--keep-sources",) if target is Target.ALL else ()

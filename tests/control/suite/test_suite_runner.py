@@ -15,7 +15,7 @@ import pytest
 from e2e.cluster import deadlines
 from suite import coverage, timings
 from suite.runner import Runner
-from suite.stages import IMAGES, PROGRAMS, Stage, Target, lanes
+from suite.stages import IMAGES, PROGRAMS, Stage, Target, lanes, only
 from suite.timings import StageTime, TestTime
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,6 +43,12 @@ def test_every_awaited_stage_is_in_the_run_and_names_are_unique(target: Target) 
     names = [stage.name for stage in stages]
     assert len({stage.file for stage in stages}) == len(names) == len(set(names))
     assert {name for stage in stages for name in stage.after} <= set(names)
+
+
+def test_a_part_of_a_run_brings_the_builds_that_it_needs() -> None:
+    chosen = only(lanes(Target.ALL, ENGINE), ["fast", "whole"])
+    names = {stage.name for lane in chosen for stage in lane}
+    assert names == {"fast: control", "fast: ml", "whole clusters", IMAGES}
 
 
 def test_all_is_the_other_two_together() -> None:
