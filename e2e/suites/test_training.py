@@ -28,6 +28,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / f"{NAME}.yaml"
 LABEL = f"diffusionrl.io/job={NAME}"
 # Fewer steps than the example, which learn more in each.
 STEPS, LEARNING_RATE, RISE = 12, 0.01, 0.03
+LOST = 24  # steps of a run whose head is lost: enough to be still running when the loss is caused
 # Generous, as all deadlines here: on two cores a pod's Ray takes a minute to start, and a step some seconds.
 FIRST_STEP, WHOLE_RUN, GONE, NAMED, HEAD_SEEN = 420.0, 1500.0, 60.0, 120.0, 120.0
 
@@ -142,7 +143,10 @@ def test_on_npus_a_lost_head_is_named_and_the_next_attempt_goes_on_to_the_end(ap
     job = Job(api, space, NAME)
     job.create(
         example(
-            trainer__accelerator=device, trainer__totalSteps=14, trainer__evalEverySteps=14, checkpoint__everySteps=2
+            trainer__accelerator=device,
+            trainer__totalSteps=LOST,
+            trainer__evalEverySteps=LOST,
+            checkpoint__everySteps=2,
         )
     )
     saved = job.await_status("a checkpoint", lambda status: bool(status.get("checkpoint", {}).get("step")), FIRST_STEP)
@@ -158,8 +162,8 @@ def test_on_npus_a_lost_head_is_named_and_the_next_attempt_goes_on_to_the_end(ap
     job.await_condition("Succeeded", "True", within=WHOLE_RUN)
     status = job.status()
     assert (status["attempts"], status["failuresCounted"]) == (2, 1)
-    assert [row["step"] for row in steps(run)] == list(range(1, 15))
-    assert 2 <= saved["checkpoint"]["step"] <= resumed_from(run) < 14
+    assert [row["step"] for row in steps(run)] == list(range(1, LOST + 1))
+    assert 2 <= saved["checkpoint"]["step"] <= resumed_from(run) < LOST
 
 
 def test_a_suspended_job_saves_first_goes_on_later_and_deleted_leaves_nothing(api: Api, space: str, run: Path) -> None:

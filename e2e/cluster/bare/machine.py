@@ -117,6 +117,10 @@ def make_cgroup(name: str, root: Path = CGROUPS) -> None:
             controllers = (root / "cgroup.controllers").read_text().split()
             (root / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in controllers))
         (hierarchy / name).mkdir(exist_ok=True)
+        # By default a group weighs as much as one process, and a node runs many: as much as the CPUs that it reports.
+        for file, weight in (("cpu.shares", 1024), ("cpu.weight", 100)):
+            if (hierarchy / name / file).exists():
+                (hierarchy / name / file).write_text(str(weight * (os.cpu_count() or 1)))
         if hierarchy.name.split(",")[0] == "cpuset":
             for file in ("cpuset.cpus", "cpuset.mems"):
                 (hierarchy / name / file).write_text((hierarchy / file).read_text())

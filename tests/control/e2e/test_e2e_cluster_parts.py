@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
@@ -137,6 +138,21 @@ def test_version_1_and_2_of_cgroups_are_told_apart(tmp_path: Path) -> None:
     assert (second / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
     machine.remove_cgroups("omni0-", second)
     assert not (second / "omni0-a").exists()
+
+
+@pytest.mark.parametrize(("version", "file", "one"), [(1, "cpu.shares", 1024), (2, "cpu.weight", 100)])
+def test_a_node_weighs_as_much_as_its_cpus(tmp_path: Path, version: int, file: str, one: int) -> None:
+    """Otherwise all pods of a node together get as much of a busy machine as one other process."""
+    root = tmp_path if version == 2 else tmp_path / "one"
+    hierarchy = root if version == 2 else root / "cpu"
+    (hierarchy / "omni0-a").mkdir(parents=True)
+    if version == 2:
+        (root / "cgroup.controllers").write_text("cpu\n")
+    (hierarchy / "cgroup.procs").touch()
+    # The kernel makes the file with the group.
+    (hierarchy / "omni0-a" / file).write_text(str(one))
+    machine.make_cgroup("omni0-a", root)
+    assert (hierarchy / "omni0-a" / file).read_text() == str(one * (os.cpu_count() or 1))
 
 
 def test_folders_that_were_there_before_or_are_in_use_stay(tmp_path: Path) -> None:
