@@ -52,13 +52,16 @@ def test_there_is_a_golden_file_for_every_kind_of_accelerator() -> None:
 
 
 def test_a_job_that_the_cluster_cannot_run_is_refused_with_its_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["render", str(HERE / "cpu" / "job.yaml"), "--cluster"])
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("rayVersion: 2.60.0\n")
+    arguments = [str(HERE / "cpu" / "job.yaml"), "--cluster", "--settings", str(settings)]
+    result = CliRunner().invoke(app, ["render", *arguments])
     assert result.exit_code == 2
     assert "job.yaml:5: spec.runtime.image: must be given" in result.stderr
-    checked = CliRunner().invoke(app, ["validate", str(HERE / "cpu" / "job.yaml"), "--cluster"])
+    checked = CliRunner().invoke(app, ["validate", *arguments])
     assert (checked.exit_code, checked.stderr) == (2, result.stderr)
-    offline = CliRunner().invoke(app, ["validate", str(HERE / "cpu" / "job.yaml"), "--cluster", "--image", "i"])
-    assert (offline.exit_code, offline.stdout.endswith("smallest is valid\n")) == (0, True)
+    named = CliRunner().invoke(app, ["validate", *arguments, "--image", "i"])
+    assert (named.exit_code, named.stdout.endswith("smallest is valid\n")) == (0, True)
 
 
 def test_wrong_settings_are_refused_with_their_line(tmp_path: Path) -> None:

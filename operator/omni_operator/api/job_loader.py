@@ -35,8 +35,13 @@ def load_job(path: Path, assignments: Sequence[str] = ()) -> LoadedJob:
     Raises:
         JobError: the file cannot be read or is not a valid job.
     """
-    source = "<stdin>" if path == STDIN else str(path)
+    source = source_name(path)
     return read_job(_read_text(path, source), source, assignments)
+
+
+def source_name(path: Path) -> str:
+    """What messages call the file."""
+    return "<stdin>" if path == STDIN else str(path)
 
 
 def read_job(text: str, source: str, assignments: Sequence[str] = ()) -> LoadedJob:

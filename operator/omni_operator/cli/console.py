@@ -1,7 +1,8 @@
-"""What commands share: exit codes, and how a refusal looks."""
+"""What all commands share: exit codes, error output, refused options."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,29 +11,58 @@ import typer
 from omni_operator.api import JobError, LoadedJob, load_job
 from omni_operator.api.yaml_document import Problem
 
+# FAILED: the work failed. USAGE: nothing was started. INTERRUPTED: the user stopped a run.
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def say(text: str) -> None:
-    """A line for the user."""
+    """Print a line to standard output."""
     typer.echo(text)
 
 
+def note(text: str) -> None:
+    """Print a line to standard error, so that standard output stays machine-readable."""
+    typer.echo(f"note: {text}", err=True)
+
+
 def refuse(text: str, code: int = USAGE) -> NoReturn:
-    """Say why nothing was done, and end."""
+    """Print an error and exit."""
     typer.echo(text, err=True)
     raise typer.Exit(code)
 
 
-def loaded(path: Path, assignments: list[str] | None = None) -> LoadedJob:
-    """Read a job; on problems say all of them and end with `USAGE`."""
+def refuse_given(context: typer.Context, parameters: Iterable[str], why: str) -> None:
+    """Exit if one of these options was given, because it would have no effect.
+
+    Args:
+        why: completes the sentence "--option has no effect ...".
+    """
+    for parameter in context.command.params:
+        if parameter.name in parameters and is_given(context, parameter.name):
+            refuse(f"{parameter.opts[0]} has no effect {why}")
+
+
+def is_given(context: typer.Context, parameter: str) -> bool:
+    """Whether the user wrote the option, even with its default value."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def load_or_refuse(path: Path, assignments: Sequence[str] = ()) -> LoadedJob:
+    """Read a job, or print all its problems and exit."""
     try:
-        return load_job(path, assignments or ())
+        return load_job(path, assignments)
     except JobError as error:
-        refuse(report(error.problems))
+        refuse(format_problems(error.problems))
 
 
-def report(problems: tuple[Problem, ...]) -> str:
-    """A line a problem and, where there are several, how many."""
+def format_problems(problems: Sequence[Problem]) -> str:
+    """One line per problem, and their number if there are several."""
     lines = [str(problem) for problem in problems]
     return "\n".join([*lines, f"{len(lines)} problems"] if len(lines) > 1 else lines)
+
+
+def short_path(path: Path) -> str:
+    """The path relative to the working directory if it is inside, else absolute."""
+    here, absolute = Path.cwd(), path.absolute()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)

@@ -1,9 +1,10 @@
-"""`drl doctor`: what this machine has, which mode a run would use, and what is missing."""
+"""`drl doctor`: check that this machine can run a job."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,7 @@ import typer
 
 from . import console, machine
 from .machine import Machine
+from .options import Json
 from .training_stack import INSTALL
 
 GIB = 1024**3
@@ -20,90 +22,108 @@ MARKS = {"ok": "ok      ", "note": "note    ", "missing": "MISSING "}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the diagnosis; only `missing` keeps a run from working."""
+    """One result. Only `missing` prevents a run."""
 
     level: Literal["ok", "note", "missing"]
     text: str
     remedy: str = ""
 
 
-def doctor() -> None:
-    """Print what this machine has and what is missing, in words."""
-    found = list(diagnosis(machine.look(Path("runs"))))
-    for finding in found:
-        console.say(MARKS[finding.level] + finding.text)
-        if finding.remedy:
-            console.say(f"{' ' * len(MARKS['ok'])}-> {finding.remedy}")
+def doctor(as_json: Json = False) -> None:
+    """Check that this machine can run a job.
+
+    Prints what is missing, with its remedy.
+    """
+    here = machine.inspect_machine(Path("runs"))
+    found = list(diagnose(here))
     missing = [finding for finding in found if finding.level == "missing"]
-    console.say(f"{len(missing)} missing: a run would not work" if missing else "ready: try `drl run JOB.yaml`")
+    if as_json:
+        document = {"ready": not missing, "runs_on": runs_on(here), "findings": [asdict(finding) for finding in found]}
+        console.say(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        _print(found, len(missing))
     if missing:
         raise typer.Exit(console.FAILED)
 
 
-def diagnosis(here: Machine) -> Iterator[Finding]:
-    """PURE: facts -> findings."""
-    yield from _host(here)
+def _print(found: list[Finding], missing: int) -> None:
+    for finding in found:
+        console.say(MARKS[finding.level] + finding.text)
+        if finding.remedy:
+            console.say(f"{' ' * len(MARKS['ok'])}-> {finding.remedy}")
+    console.say(f"not ready: {missing} missing" if missing else "ready: drl run JOB.yaml")
+
+
+def diagnose(here: Machine) -> Iterator[Finding]:
+    """PURE: the findings about a machine."""
+    yield from _resources(here)
+    yield from _accelerators(here)
     yield from _packages(here)
-    yield Finding("ok", f"a run here uses {mode(here)}")
+    yield Finding("ok", f"jobs run on {runs_on(here)}")
 
 
-def mode(here: Machine) -> str:
-    """The mode that a job without `spec.trainer.accelerator.vendor` runs in."""
-    if not here.devices:
-        return "the host's processor (VERL_PLATFORM=cpu): the same engine, for tiny models"
-    first = here.devices[0]
-    return f"{first.count} {first.vendor} device{'s' if first.count > 1 else ''}"
+def runs_on(here: Machine) -> str:
+    """What a job without `spec.trainer.accelerator.vendor` runs on."""
+    if not here.accelerators:
+        return "the CPU (suitable for tiny models)"
+    first = here.accelerators[0]
+    return f"{first.count} {first.vendor} accelerator{'s' if first.count > 1 else ''}"
 
 
-def _host(here: Machine) -> Iterator[Finding]:
+def _resources(here: Machine) -> Iterator[Finding]:
     text = f"Python {here.python[0]}.{here.python[1]}"
-    wanted = f"{'.'.join(map(str, PYTHONS[0]))} or {'.'.join(map(str, PYTHONS[-1]))}"
-    good = here.python in PYTHONS
-    yield Finding("ok", text) if good else Finding("missing", text, f"use Python {wanted}")
-    yield Finding("ok", f"{here.cpus} cores")
+    supported = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+    yield Finding("ok", text) if here.python in PYTHONS else Finding("missing", text, f"use Python {supported}")
+    yield Finding("ok", f"{here.cpus} CPU cores")
     memory = f"{_gib(here.memory_free)} of {_gib(here.memory)} memory available"
     if here.memory_free < 4 * GIB:
-        yield Finding("note", memory, "the smallest run needs about 4 GiB; close something or take a larger machine")
+        yield Finding("note", memory, "the smallest run needs about 4 GiB: close programs or use a larger machine")
     else:
         yield Finding("ok", memory)
     shared = f"{_gib(here.shared_memory_free)} of {_gib(here.shared_memory)} shared memory (/dev/shm) available"
     if here.shared_memory == 0:
-        yield Finding("missing", "no /dev/shm, which weight updates go through", "mount a tmpfs there")
+        yield Finding("missing", "no /dev/shm, which weight sync needs", "mount -t tmpfs tmpfs /dev/shm")
     elif here.shared_memory_free < GIB:
-        yield Finding("note", shared, "docker run --shm-size 2g; with less, Ray keeps its objects on the disk")
+        yield Finding("note", shared, "in a container: docker run --shm-size 2g; with less, Ray spills objects to disk")
     else:
         yield Finding("ok", shared)
-    disk = f"{_gib(here.disk_free)} of disk free for runs"
-    yield Finding("note", disk, "checkpoints may not fit") if here.disk_free < 2 * GIB else Finding("ok", disk)
+    disk = f"{_gib(here.disk_free)} of disk available for runs"
+    if here.disk_free < 2 * GIB:
+        yield Finding("note", disk, "checkpoints may not fit: free some space, or use drl run --runs DIR")
+    else:
+        yield Finding("ok", disk)
     if here.compiler is None:
-        yield Finding("note", "no C compiler", "needed where a package has no wheel, and by torch.compile: gcc")
+        yield Finding("note", "no C compiler", "install gcc (Debian: apt-get install gcc); torch.compile needs it")
     else:
         yield Finding("ok", f"C compiler {here.compiler}")
-    for devices in here.devices:
-        yield Finding("ok", f"{devices.count} x {devices.vendor}: {'; '.join(devices.names) or 'names unknown'}")
-    if not here.devices:
-        yield Finding("ok", "no accelerator found (NVIDIA: /dev/nvidia0, Ascend: /dev/davinci0)")
+
+
+def _accelerators(here: Machine) -> Iterator[Finding]:
+    for found in here.accelerators:
+        yield Finding("ok", f"{found.count} x {found.vendor}: {'; '.join(found.names) or 'names unknown'}")
+    if not here.accelerators:
+        yield Finding("ok", "no accelerator (no /dev/nvidia0 for NVIDIA, no /dev/davinci0 for Ascend)")
 
 
 def _packages(here: Machine) -> Iterator[Finding]:
     for name, found in here.installed.items():
-        wanted = here.pinned.get(name)
+        pinned = here.pinned.get(name)
         if found is None:
             yield Finding("missing", f"{name} is not installed", INSTALL)
-        elif wanted and _release(found) != wanted:
-            yield Finding("missing", f"{name} {found}, but this version was tested with {wanted}", INSTALL)
+        elif pinned and _release(found) != pinned:
+            yield Finding("missing", f"{name} {found} is installed, {pinned} is needed", INSTALL)
         else:
             yield Finding("ok", f"{name} {found}")
     if here.reference is not None:
         yield Finding(
             "missing",
-            f"verl-omni {here.reference} is installed beside omni-operator: both are `import verl_omni`",
-            "pip uninstall verl-omni",
+            f"verl-omni {here.reference} is installed too, and both are `import verl_omni`",
+            f"remove verl-omni, or delete .venv and {INSTALL}",
         )
 
 
 def _release(found: str) -> str:
-    """`0.28.0+cpu` -> `0.28.0`: the build is the machine's affair."""
+    """`0.28.0+cpu` -> `0.28.0`: any build of the release will do."""
     return found.partition("+")[0]
 
 

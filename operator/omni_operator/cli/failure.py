@@ -1,4 +1,4 @@
-"""Why a trainer ended: from its exit code, its events and the end of its log."""
+"""Why a run failed: from the trainer's exit code, its error event and the end of its log."""
 
 from __future__ import annotations
 
@@ -9,38 +9,60 @@ from pathlib import Path
 
 from . import console
 
-# Ray prefixes lines of its workers: `(WorkerDict pid=12) text`, coloured.
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# Ray prefixes the lines of its workers: `(WorkerDict pid=12) text`, in color.
+_COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"^\([A-Za-z_][^()]* pid=\d+[^()]*\)\s?")
 _NOISE = re.compile(r"^\s*$|\b(INFO|DEBUG)\b|FutureWarning|DeprecationWarning|^\s*[\^~]+\s*$|it/s\]")
 _TRACEBACK = "Traceback (most recent call last)"
 _ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Mismatch|Sample)\b.*")
 
 
-def was_stopped(code: int, asked: int) -> bool:
-    """PURE: whether a run ended because the user asked `asked` times, and not by itself."""
+def was_stopped(code: int, stop_requests: int) -> bool:
+    """PURE: whether the user stopped the run, rather than a failure."""
     by_request = code in (console.INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
-    return asked > 1 or (asked == 1 and by_request)
+    return stop_requests > 1 or (stop_requests == 1 and by_request)
 
 
-def reason(code: int, failure: str | None, *, out_of_memory: bool) -> str:
-    """PURE: one line that says why a trainer ended.
+def explain(
+    code: int, reported: str | None, log: Sequence[str], log_path: str, *, out_of_memory: bool
+) -> list[str]:  # fmt: skip
+    """PURE: the lines to show for a failed run. The last one is the cause.
 
     Args:
-        code: of its exit, negative for a signal. failure: what it said itself.
+        code: exit code of the trainer, negative for a signal.
+        reported: the error that the trainer reported. Without one, an excerpt of the log is shown.
+        log: lines of the log of this start.
     """
-    if code == -signal.SIGKILL or out_of_memory:
-        blame = "the kernel killed it for its memory" if out_of_memory else "killed (SIGKILL), often for its memory"
-        return f"{blame}; {failure}" if failure else blame
-    if failure:
-        return failure
+    excerpt = [] if reported else log_excerpt(log)
+    error = reported or _last_error(excerpt)
+    headline, *details = (error or "").strip().splitlines() or [""]
+    lines = [f"  | {line}" for line in (details or excerpt)]
+    return [*lines, f"log: {log_path}", f"failed: {_cause(code, headline, out_of_memory=out_of_memory)}"]
+
+
+def _cause(code: int, error: str, *, out_of_memory: bool) -> str:
+    if out_of_memory:
+        killed = "out of memory: the kernel killed a process of the run"
+        return f"{killed}; {error}" if error else killed
+    if code == -signal.SIGKILL:
+        killed = "the trainer was killed (SIGKILL), usually because the machine ran out of memory"
+        return f"{killed}; {error}" if error else killed
+    if error:
+        return error
     if code < 0:
-        return f"ended by {signal.Signals(-code).name}"
-    return f"the trainer ended with exit code {code}"
+        return f"the trainer was ended by {signal.Signals(-code).name}"
+    return f"the trainer exited with code {code}; the log has no error"
+
+
+def _last_error(lines: Sequence[str]) -> str | None:
+    """The exception at the end of a traceback."""
+    if not any(_TRACEBACK in line for line in lines):
+        return None
+    return next((line.strip() for line in reversed(lines) if _ERROR.match(line.strip())), None)
 
 
 def read_tail(log: Path, start: int, limit: int) -> list[str]:
-    """Lines of a log after byte `start`, at most `limit` bytes of them."""
+    """Lines of a log after byte `start`, at most the last `limit` bytes."""
     if not log.exists():
         return []
     with log.open("rb") as file:
@@ -50,8 +72,8 @@ def read_tail(log: Path, start: int, limit: int) -> list[str]:
 
 
 def log_excerpt(lines: Sequence[str], limit: int = 15) -> list[str]:
-    """At most `limit` lines: the end of the last traceback if there is one, else the last lines without chatter."""
-    clean = [_PREFIX.sub("", _COLOUR.sub("", line)).rstrip() for line in lines]
+    """At most `limit` lines: the end of the last traceback if there is one, else the last lines of interest."""
+    clean = [_PREFIX.sub("", _COLOR.sub("", line)).rstrip() for line in lines]
     starts = [place for place, line in enumerate(clean) if _TRACEBACK in line]
     if starts:
         after = clean[starts[-1] :]

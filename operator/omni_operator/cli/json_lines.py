@@ -1,4 +1,4 @@
-"""Reading a file of JSON lines while another process writes it."""
+"""JSON lines of a file that another process appends to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class MalformedLine:
-    """A whole line that is not a JSON object: the writer was killed in the middle of it, or is not ours."""
+    """A line that is not a JSON object, for example because the writer was killed while writing it."""
 
     text: str
 
@@ -20,9 +20,9 @@ Record = dict[str, Any] | MalformedLine
 
 
 class JsonLinesReader:
-    """Whole lines that were appended since the last look; a line without its end waits for the next look.
+    """Reader of the complete lines appended since the last read; an incomplete line is left for the next read.
 
-    Starts at the file's present end. A file that does not exist yet is an empty one.
+    Starts at the current end of the file. A file that does not exist yet counts as empty.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +31,7 @@ class JsonLinesReader:
         self._offset = path.stat().st_size if path.exists() else 0
 
     def read_new(self) -> Iterator[Record]:
-        """Records of the lines that are complete by now."""
+        """Records of the lines that were completed since the last call."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -44,7 +44,7 @@ class JsonLinesReader:
                 yield _record(line)
 
     def _end_last_line(self) -> None:
-        """A killed writer may have left half a line; the next one must not be glued to it."""
+        """End an incomplete last line, which a killed writer leaves, so that the next line does not extend it."""
         if not self.path.exists():
             return
         with self.path.open("rb+") as file:
@@ -54,7 +54,7 @@ class JsonLinesReader:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Every whole line of a file that nobody writes any more."""
+    """Every complete line of a file; an empty file if it does not exist."""
     data = path.read_bytes() if path.exists() else b""
     for line in data[: data.rfind(b"\n") + 1].splitlines():
         if line.strip():

@@ -1,8 +1,7 @@
-"""What this machine has. Imports nothing of the training stack."""
+"""Facts about this machine, found without importing the training stack."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,13 +9,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .training_stack import STACK, installed_version, pinned
+import psutil
 
-_NO_LIMIT = 1 << 60
+from .training_stack import STACK, installed_version, pinned
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class Accelerators:
     """The accelerators of one vendor."""
 
     vendor: str
@@ -26,7 +25,14 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Facts. Sizes are bytes; a distribution that is not installed has the version None."""
+    """What a run needs of a machine.
+
+    Attributes:
+        memory, memory_free, shared_memory, shared_memory_free, disk_free: in bytes.
+        installed: versions of the training stack; None for what is not installed.
+        pinned: versions that this distribution was tested with.
+        reference: version of verl-omni, which has the import name `verl_omni` too; None if it is not installed.
+    """
 
     python: tuple[int, int]
     cpus: int
@@ -36,14 +42,14 @@ class Machine:
     shared_memory_free: int
     disk_free: int
     compiler: str | None
-    devices: tuple[Devices, ...]
+    accelerators: tuple[Accelerators, ...]
     installed: dict[str, str | None]
     pinned: dict[str, str]
-    reference: str | None  # the distribution that has our import name too
+    reference: str | None
 
 
-def look(folder: Path) -> Machine:
-    """Look around; `folder` is where runs would be written."""
+def inspect_machine(folder: Path) -> Machine:
+    """Inspect this machine; `folder` is where runs would be written."""
     memory, free = _memory()
     shm = Path("/dev/shm")
     shared = shutil.disk_usage(shm) if shm.is_dir() else None
@@ -56,21 +62,21 @@ def look(folder: Path) -> Machine:
         shared_memory_free=shared.free if shared else 0,
         disk_free=shutil.disk_usage(_existing(folder)).free,
         compiler=shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
-        devices=devices(),
+        accelerators=find_accelerators(),
         installed={name: installed_version(name) for name in STACK},
         pinned=pinned(),
         reference=installed_version("verl-omni"),
     )
 
 
-def devices() -> tuple[Devices, ...]:
-    """Accelerators, by their device files; names where the vendor's tool tells them."""
+def find_accelerators() -> tuple[Accelerators, ...]:
+    """Accelerators, counted by their device files; names from the vendor's tool if it is installed."""
     found = []
     if nvidia := _device_files("nvidia"):
         query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-        found.append(Devices("NVIDIA", nvidia, _lines_of(query)))
+        found.append(Accelerators("NVIDIA", nvidia, _output_lines(query)))
     if ascend := _device_files("davinci"):
-        found.append(Devices("Ascend", ascend))
+        found.append(Accelerators("Ascend", ascend))
     return tuple(found)
 
 
@@ -78,7 +84,7 @@ def _device_files(prefix: str) -> int:
     return sum(1 for entry in Path("/dev").iterdir() if re.fullmatch(rf"{prefix}\d+", entry.name))
 
 
-def _lines_of(command: list[str]) -> tuple[str, ...]:
+def _output_lines(command: list[str]) -> tuple[str, ...]:
     if shutil.which(command[0]) is None:
         return ()
     try:
@@ -89,8 +95,8 @@ def _lines_of(command: list[str]) -> tuple[str, ...]:
 
 
 def _cpus() -> int:
-    """Cores that this process may use; a container's quota counts."""
-    usable = len(os.sched_getaffinity(0))
+    """Cores that this process may use, within the container's quota."""
+    usable = len(psutil.Process().cpu_affinity())
     quota = _read("/sys/fs/cgroup/cpu.max").split()
     if len(quota) == 2 and quota[0] != "max":
         usable = min(usable, max(1, int(quota[0]) // int(quota[1])))
@@ -98,25 +104,23 @@ def _cpus() -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """Total and available; a container's limit counts."""
-    table = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE))
-    total, free = int(table.get("MemTotal", 0)) * 1024, int(table.get("MemAvailable", 0)) * 1024
+    """Total and available bytes, within the container's limit."""
+    memory = psutil.virtual_memory()
     text = _read("/sys/fs/cgroup/memory.max").strip()
-    limit = int(text) if text.isdigit() else _NO_LIMIT
-    if limit < total:
+    if text.isdigit() and (limit := int(text)) < memory.total:
         used = int(_read("/sys/fs/cgroup/memory.current").strip() or 0)
-        return limit, min(free, max(0, limit - used))
-    return total, free
+        return limit, min(memory.available, max(0, limit - used))
+    return memory.total, memory.available
 
 
 def out_of_memory_kills() -> int:
-    """How often the kernel has killed a process of this container for its memory."""
+    """How many processes of this container the kernel has killed for lack of memory."""
     match = re.search(r"^oom_kill (\d+)", _read("/sys/fs/cgroup/memory.events"), re.MULTILINE)
     return int(match[1]) if match else 0
 
 
 def _read(path: str) -> str:
-    """Text of a kernel file; empty where this kernel has none."""
+    """Text of a kernel file; empty if this kernel does not have it."""
     try:
         return Path(path).read_text(encoding="ascii")
     except (FileNotFoundError, PermissionError):

@@ -1,24 +1,48 @@
-"""`drl`, and `kubectl drl`: run, render, validate and look at jobs."""
+"""The `drl` program, also installed as the kubectl plug-in `kubectl drl`."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
-from . import model
+from . import console, model
 from .doctor import doctor
 from .render import render
 from .report import report
 from .run import run
+from .training_stack import DISTRIBUTION
 from .validate import validate
 
 app = typer.Typer(
     name="drl",
-    help="Reinforcement learning of diffusion models, on this machine or on Kubernetes.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: it reads the same in a pipe, in a log and without color
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.say(f"drl {version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def drl(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Fine-tune diffusion models with reinforcement learning, on this machine or on Kubernetes.
+
+    Exit codes: 0 success; 1 the run failed, or doctor found something missing; 2 nothing was started: invalid job,
+    invalid option, missing file or installation; 130 stopped by the user.
+    """
+
+
 for command in (run, render, validate, report, doctor):
     app.command()(command)
 app.add_typer(model.app, name="model")

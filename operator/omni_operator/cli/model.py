@@ -1,30 +1,65 @@
-"""`drl model`: models and prompts that need no network."""
+"""`drl model`: create models and prompts offline."""
 
 from __future__ import annotations
 
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from . import training_stack
+from . import console, training_stack
 
-MAKERS = "verl_omni.models"
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+PROGRAM = "verl_omni.models"
+PROMPT_FILES = ("shapes_train.jsonl", "shapes_heldout.jsonl")
 
-app = typer.Typer(help="Make models and prompts that need no network.", no_args_is_help=True)
-
-
-@app.command(context_settings=PASS_ON, add_help_option=False)
-def tiny(context: typer.Context) -> None:
-    """FAMILY PATH: a random model of a few hundred kilobytes in the layout of a family, such as sd3."""
-    training_stack.exec_module(MAKERS, ["tiny", *context.args])
+app = typer.Typer(help="Create small models and prompts, offline.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command(context_settings=PASS_ON, add_help_option=False)
-def shapes(context: typer.Context) -> None:
-    """PATH: a small SD3 that is trained here, in minutes, to draw coloured shapes."""
-    training_stack.exec_module(MAKERS, ["shapes", *context.args])
+class Family(str, Enum):
+    """The model families that have a tiny random model."""
+
+    QWEN_IMAGE = "qwen_image"
+    SD3 = "sd3"
+    WAN = "wan"
 
 
-@app.command(context_settings=PASS_ON, add_help_option=False)
-def prompts(context: typer.Context) -> None:
-    """PATH: the prompts of the shapes."""
-    training_stack.exec_module(MAKERS, ["prompts", *context.args])
+NewFolder = Annotated[Path, typer.Argument(help="New or empty folder to write.", metavar="PATH")]
+Seed = Annotated[int, typer.Option(help="Seed of the random weights.", min=0, metavar="N")]
+
+
+@app.command()
+def tiny(
+    family: Annotated[Family, typer.Argument(help="Model family.", metavar="FAMILY")],
+    path: NewFolder,
+    seed: Seed = 0,
+) -> None:
+    """Create a tiny model with random weights, for tests. Takes about half a minute."""
+    _refuse_non_empty(path)
+    training_stack.exec_module(PROGRAM, ["tiny", family.value, str(path), "--seed", str(seed)])
+
+
+@app.command()
+def shapes(
+    path: NewFolder,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1, metavar="N")] = 1000,
+    seed: Seed = 0,
+) -> None:
+    """Create the model of the examples: train a small SD3 to draw colored shapes. Takes minutes."""
+    _refuse_non_empty(path)
+    training_stack.exec_module(PROGRAM, ["shapes", str(path), "--steps", str(steps), "--seed", str(seed)])
+
+
+@app.command()
+def prompts(path: Annotated[Path, typer.Argument(help="Folder to write the two files to.", metavar="PATH")]) -> None:
+    """Write the prompts of the examples: shapes_train.jsonl and shapes_heldout.jsonl."""
+    if existing := [name for name in PROMPT_FILES if (path / name).exists()]:
+        console.refuse(f"{path} already contains {' and '.join(existing)}; give another folder, or delete them first")
+    training_stack.exec_module(PROGRAM, ["prompts", str(path)])
+
+
+def _refuse_non_empty(path: Path) -> None:
+    if path.is_dir() and any(path.iterdir()):
+        console.refuse(f"{path} is not empty; give a new folder, or delete it first")
+    if path.exists() and not path.is_dir():
+        console.refuse(f"{path} is a file; give a new folder")

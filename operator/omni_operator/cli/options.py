@@ -1,8 +1,9 @@
-"""Options of commands that look at a job as a cluster would."""
+"""Options that several commands share, and the settings of a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,32 +17,76 @@ from omni_operator.api.yaml_document import Document, Problem
 
 from . import console
 
-Cluster = Annotated[bool, typer.Option("--cluster", help="As on a cluster, not on this machine.")]
-Settings = Annotated[
-    Path | None, typer.Option("--settings", help="With --cluster: the operator's settings.", metavar="FILE.yaml")
+PLACEHOLDER_IMAGE = "example.com/omni-rollout:replace-me"
+CLUSTER_ONLY = "without --cluster"
+
+JobFile = Annotated[Path, typer.Argument(help="File with a DiffusionRLJob; - is standard input.", metavar="JOB.yaml")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder that contains the run folders.", metavar="DIR")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Replace a value of the job, e.g. spec.trainer.totalSteps=10. Repeatable.", metavar="FIELD=VALUE"
+    ),
 ]
-Image = Annotated[str | None, typer.Option("--image", help="With --cluster: of jobs that name none.", metavar="IMAGE")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+Cluster = Annotated[bool, typer.Option("--cluster", help="For a cluster instead of this machine.")]
+Settings = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        help="With --cluster: file with the operator's settings: image, rayVersion, resourceNames (docs/cli.md).",
+        metavar="FILE.yaml",
+    ),
+]
+Image = Annotated[
+    str | None, typer.Option("--image", help="With --cluster: image of jobs that name none.", metavar="IMAGE")
+]
 
 
-def settings_of(path: Path | None, image: str | None) -> plan.ClusterSettings:
-    """The operator's settings from a file; on problems say all of them and end."""
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The operator's settings as far as the options state them.
+
+    Attributes:
+        placeholder: whether the image is a placeholder, because no option names one.
+    """
+
+    settings: plan.ClusterSettings
+    placeholder: bool
+
+    def problems(self, loaded: LoadedJob) -> Iterator[Problem]:
+        """Why the cluster would refuse the job."""
+        for violation in plan.find_refusals(loaded.job, self.settings):
+            yield Problem(loaded.document.where(violation.at), violation.text, format_path(violation.at))
+
+    def lacks_image(self, loaded: LoadedJob) -> bool:
+        """Whether the job would run the operator's default image, which no option names."""
+        return self.placeholder and loaded.job.spec.runtime.image is None
+
+
+def cluster_view(path: Path | None, image: str | None) -> ClusterView:
+    """The operator's settings from a file and an image; on errors print them and exit."""
     try:
-        given = read_settings(path) if path else plan.ClusterSettings()
+        settings = read_settings(path) if path else plan.ClusterSettings(image=PLACEHOLDER_IMAGE)
     except JobError as error:
-        console.refuse(console.report(error.problems))
-    return given.model_copy(update={"image": image}) if image else given
+        console.refuse(console.format_problems(error.problems))
+    if image:
+        settings = settings.model_copy(update={"image": image})
+    return ClusterView(settings, placeholder=path is None and image is None)
 
 
 def read_settings(path: Path) -> plan.ClusterSettings:
-    """Read a file of settings.
+    """Read a file of operator settings.
 
     Raises:
-        JobError: it cannot be read, or something in it is wrong.
+        JobError: the file cannot be read or is not valid.
     """
     try:
         document = Document.parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError([Problem(str(path), f"cannot be read: {error}")]) from error
+    except OSError as error:
+        raise JobError([Problem(str(path), f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise JobError([Problem(str(path), "not a text file in UTF-8")]) from error
     try:
         return plan.ClusterSettings.model_validate(document.plain())
     except ValidationError as error:
@@ -52,13 +97,6 @@ def read_settings(path: Path) -> plan.ClusterSettings:
         raise JobError(found) from error
 
 
-def refused(loaded: LoadedJob, settings: plan.ClusterSettings) -> Iterator[Problem]:
-    """Why the cluster would not run the job, and where the job says so."""
-    for violation in plan.find_refusals(loaded.job, settings):
-        yield Problem(loaded.document.where(violation.at), violation.text, format_path(violation.at))
-
-
-def must_be_possible(loaded: LoadedJob, settings: plan.ClusterSettings) -> None:
-    """Say why the cluster would not run the job, and end; or do nothing."""
-    if found := tuple(refused(loaded, settings)):
-        console.refuse(console.report(found))
+def job_folder(path: Path) -> Path:
+    """Where the relative paths of a job start: the folder of its file, or the working directory for `-`."""
+    return path.resolve().parent

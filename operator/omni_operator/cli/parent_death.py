@@ -1,8 +1,8 @@
-"""Becomes a command that ends when the process that started it does.
+"""A wrapper program: runs a command that the kernel signals when its parent process dies.
 
     python -m omni_operator.cli.parent_death PARENT COMMAND [ARGUMENT...]
 
-A program of its own, because the kernel must be asked from within the child before its command runs.
+A program of its own, because the child itself must call prctl before its command runs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ NOT_STARTED = 127
 
 
 def wrap_command(command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` until this process ends."""
+    """The command line that runs `command` with this process as its parent."""
     return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 
 
 def main() -> None:
-    """SIGINT is what the kernel sends when the parent dies: the trainer answers it with a checkpoint.
+    """Ask the kernel for SIGINT when the parent dies, then run the command.
 
-    Not SIGTERM, for which Ray installs a handler of its own in the trainer, one that exits at once.
+    The trainer answers SIGINT with a checkpoint; for SIGTERM, Ray installs a handler that exits at once.
     """
     parent, command = int(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        return  # the parent died before the kernel was asked
+        return  # the parent died before prctl was called
     try:
         os.execvp(command[0], command)
     except OSError:

@@ -1,4 +1,4 @@
-"""What would make a local run fail after minutes, said before it starts."""
+"""Checks before a local run: what would make it fail minutes later."""
 
 from __future__ import annotations
 
@@ -14,24 +14,38 @@ from omni_operator.api.yaml_document import Document, Problem
 from omni_operator.api.yaml_document import Path as Field
 from omni_operator.plan.overrides import PYTHONS
 
-from .machine import Devices
-from .training_stack import INSTALL
+from . import console
+from .machine import Accelerators
+from .training_stack import missing_text
+
+PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet")
+CUSTOM_DATASET = "data.custom_cls."
 
 
-def problems(
-    job: DiffusionRLJob, document: Document, devices: Sequence[Devices], missing_stack: Sequence[str]
+def file_problems(job: DiffusionRLJob, document: Document) -> Iterator[Problem]:
+    """Files and programs that a job names and this machine does not have.
+
+    Args:
+        job: with absolute paths.
+    """
+    for at, text in (*_program(job), *_model(job), *_prompts(job), *_functions(job)):
+        yield Problem(document.where(at), text, format_path(at))
+
+
+def machine_problems(
+    job: DiffusionRLJob, document: Document, accelerators: Sequence[Accelerators], missing_stack: Sequence[str]
 ) -> Iterator[Problem]:
-    """Problems of a job with absolute paths on a machine with these devices."""
-    for at, text in (*_command(job), *_model(job), *_files(job), *_devices(job, devices)):
+    """Accelerators and packages that a job needs and this machine does not have."""
+    for at, text in _accelerators(job, accelerators):
         yield Problem(document.where(at), text, format_path(at))
     if missing_stack and job.spec.algorithm.entrypoint == ENTRYPOINT:
-        yield Problem("this machine", f"{', '.join(missing_stack)} not installed: {INSTALL}")
+        yield Problem("this machine", missing_text(missing_stack))
 
 
-def _command(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+def _program(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
     program = job.spec.algorithm.entrypoint[0]
     if program not in PYTHONS and shutil.which(program) is None:
-        yield ("spec", "algorithm", "entrypoint"), f"there is no program {program!r} here"
+        yield ("spec", "algorithm", "entrypoint"), f"no program {program!r} on this machine"
 
 
 def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
@@ -39,42 +53,51 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
     if not model.base_is_folder:
         yield (
             at,
-            (
-                f"{model.base!r} is a model id; a run on this machine needs a folder: "
-                f"hf download {model.base} --local-dir FOLDER, then write ./FOLDER"
-            ),
+            f"{model.base!r} is a model id, which only the operator downloads; for a run on this machine download it "
+            f"(hf download {model.base} --local-dir FOLDER) and write ./FOLDER; to check the job for a cluster, "
+            "add --cluster to drl validate",
         )
     elif not (Path(model.base) / "model_index.json").is_file():
+        folder = console.short_path(Path(model.base))
         yield (
             at,
-            (
-                f"no model in {model.base} (no model_index.json); "
-                f"`drl model shapes PATH` and `drl model tiny sd3 PATH` make one without a network"
-            ),
+            f"no model in {folder} (no model_index.json); to create one offline: `drl model tiny sd3 {folder}` "
+            f"(random weights) or `drl model shapes {folder}` (trained, takes minutes)",
         )
 
 
-def _files(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
-    data = job.spec.data
+def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+    data, custom = (
+        job.spec.data,
+        any(text.lstrip("+").startswith(CUSTOM_DATASET) for text in job.spec.algorithm.overrides),
+    )
     for name, files in (("train", data.train), ("validation", data.validation)):
         for place, path in enumerate(files):
+            at = ("spec", "data", name, place)
             if not os.access(path, os.R_OK) or not Path(path).is_file():
-                yield ("spec", "data", name, place), f"there is no readable file {path}"
+                yield at, f"no readable file {console.short_path(Path(path))}"
+            elif not custom and not path.endswith(PROMPT_SUFFIXES):
+                yield at, f"{Path(path).name!r} must end in {', '.join(PROMPT_SUFFIXES)}"
+
+
+def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
     for place, scorer in enumerate(job.spec.reward.scorers):
         function = scorer.function
         if function and not function.path.startswith("pkg://") and not Path(function.path).is_file():
-            yield ("spec", "reward", "scorers", place, "function", "path"), f"there is no file {function.path}"
+            at = ("spec", "reward", "scorers", place, "function", "path")
+            yield at, f"no file {console.short_path(Path(function.path))}"
 
 
-def _devices(job: DiffusionRLJob, devices: Sequence[Devices]) -> Iterator[tuple[Field, str]]:
+def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[Field, str]]:
     vendor, wanted = job.spec.trainer.accelerator.vendor, job.spec.trainer.devices
-    here = {found.vendor: found.count for found in devices}
+    available = {found.vendor: found.count for found in accelerators}
     at = ("spec", "trainer", "accelerator", "vendor")
     if vendor in (None, "CPU"):
-        if vendor is None and devices and wanted > devices[0].count:
+        if vendor is None and accelerators and wanted > accelerators[0].count:
+            first = accelerators[0]
             at = ("spec", "trainer", "accelerator", "count")
-            yield at, f"{wanted} devices wanted, this machine has {devices[0].count} ({devices[0].vendor})"
-    elif vendor not in here:
-        yield at, f"this machine has no {vendor} device; CPU runs on its processor"
-    elif wanted > here[vendor]:
-        yield at, f"{wanted} {vendor} devices wanted, this machine has {here[vendor]}"
+            yield at, f"the job needs {wanted} accelerators; this machine has {first.count} ({first.vendor})"
+    elif vendor not in available:
+        yield at, f"this machine has no {vendor} accelerator; to run on the CPU, write vendor: CPU"
+    elif wanted > available[vendor]:
+        yield at, f"the job needs {wanted} {vendor} accelerators; this machine has {available[vendor]}"

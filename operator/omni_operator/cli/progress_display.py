@@ -1,4 +1,4 @@
-"""Showing a run: a bar on a terminal, a line a step anywhere else."""
+"""Progress of a run on the terminal: a bar, or one line per step where output is not a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .run_state import RunState
 
 
 class Display(Protocol):
-    """What a run is shown on."""
+    """Output for the progress of a run."""
 
     def __enter__(self) -> Self: ...
 
@@ -27,14 +27,14 @@ class Display(Protocol):
     ) -> None: ...
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
 
     def event(self, event: Mapping[str, Any], state: RunState) -> None:
-        """Something happened; `state` includes it."""
+        """Show an event; `state` is the state after it."""
 
 
 class LineDisplay(Display):
-    """A line for every step, phase and evaluation."""
+    """One line per step, phase and evaluation."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -64,9 +64,9 @@ class LineDisplay(Display):
 
 
 class BarDisplay(Display):
-    """What takes the time, the last step's numbers and a bar, which stay at the bottom; other lines scroll above them.
+    """Current phase, metrics of the last step and a progress bar at the bottom; other lines scroll above.
 
-    In a line with the numbers, a bar of a terminal of 80 columns would have no room for the count of steps.
+    The metrics have a line of their own: next to them, a bar of 80 columns has no room for the step count.
     """
 
     def __init__(self, console: Console, name: str) -> None:
@@ -103,7 +103,7 @@ class BarDisplay(Display):
 
     @override
     def event(self, event: Mapping[str, Any], state: RunState) -> None:
-        self._spinner.update(text=Text(self._status(state)))
+        self._spinner.update(text=Text(self._status(state), no_wrap=True, overflow="ellipsis"))
         self._progress.update(
             self._task, total=state.total, completed=state.step, left=self._left(state), refresh=False
         )
@@ -141,5 +141,5 @@ class BarDisplay(Display):
 
 
 def make_display(name: str, console: Console, *, plain: bool) -> Display:
-    """A bar where someone watches a terminal, else lines."""
+    """A bar on a terminal, else lines."""
     return LineDisplay(console) if plain or not console.is_terminal else BarDisplay(console, name)

@@ -1,7 +1,8 @@
-"""`drl render`: what a job stands for, on this machine or on a cluster."""
+"""`drl render`: the trainer's overrides, or the Kubernetes objects, that a job becomes."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -12,41 +13,80 @@ from omni_operator import plan
 from omni_operator.api import LoadedJob
 
 from . import console
-from .options import Cluster, Image, Settings, must_be_possible, settings_of
-
-JobFile = Annotated[Path, typer.Argument(help="A file with a DiffusionRLJob.", metavar="JOB.yaml")]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.", metavar="DIR")]
-Assignments = Annotated[
-    list[str] | None, typer.Option("--set", help="Replace a value of the file.", metavar="spec.field=value")
-]
+from .options import (
+    CLUSTER_ONLY,
+    PLACEHOLDER_IMAGE,
+    Assignments,
+    Cluster,
+    ClusterView,
+    Image,
+    JobFile,
+    Json,
+    Runs,
+    Settings,
+    cluster_view,
+    job_folder,
+)  # fmt: skip
 
 
 def render(
+    context: typer.Context,
     job_file: JobFile,
     runs: Runs = Path("runs"),
     assignments: Assignments = None,
-    command: Annotated[bool, typer.Option("--command", help="The whole command, to paste into a shell.")] = False,
+    command: Annotated[bool, typer.Option("--command", help="Print the whole command, for a shell.")] = False,
+    as_json: Json = False,
     cluster: Cluster = False,
     settings: Settings = None,
     image: Image = None,
-    attempt: Annotated[int, typer.Option(help="With --cluster: of which attempt.", min=1, max=99, metavar="N")] = 1,
+    attempt: Annotated[
+        int, typer.Option(help="With --cluster: number of the attempt.", min=1, max=99, metavar="N")
+    ] = 1,
 ) -> None:
-    """Print what a job stands for: the trainer's overrides, one a line, or with --cluster every object.
+    """Print what a job becomes: overrides, or Kubernetes objects.
 
-    The objects are those that the operator applies, byte for byte, so they can be looked at, compared and kept.
+    Without --cluster, prints the overrides that the trainer gets, one per line. With --cluster, prints the objects
+    that the operator applies.
     """
-    loaded = console.loaded(job_file, assignments)
     if cluster:
-        typer.echo(_objects(loaded, settings, image, attempt), nl=False)
-        return
-    job = plan.resolve_paths(loaded.job, str(job_file.resolve().parent))
+        console.refuse_given(context, ("runs", "command"), "with --cluster")
+    else:
+        console.refuse_given(context, ("settings", "image", "attempt"), CLUSTER_ONLY)
+    if as_json:
+        console.refuse_given(context, ("command",), "with --json, which prints overrides and command")
+    loaded = console.load_or_refuse(job_file, assignments or ())
+    if cluster:
+        if loaded.job.spec.runtime.image:
+            console.refuse_given(
+                context, ("image",), "because the job names an image; use --set spec.runtime.image=IMAGE"
+            )
+        _print_objects(loaded, cluster_view(settings, image), attempt, as_json=as_json)
+    else:
+        _print_overrides(loaded, job_folder(job_file), runs, command=command, as_json=as_json)
+
+
+def _print_overrides(loaded: LoadedJob, folder: Path, runs: Path, *, command: bool, as_json: bool) -> None:
+    job = plan.resolve_paths(loaded.job, str(folder))
     layout = plan.local_layout(job, str(runs.resolve()))
-    console.say(
-        shlex.join(plan.render_command(job, layout)) if command else "\n".join(plan.render_overrides(job, layout))
-    )
+    overrides, arguments = plan.render_overrides(job, layout), plan.render_command(job, layout)
+    if as_json:
+        console.say(json.dumps({"overrides": overrides, "command": arguments}, indent=2, ensure_ascii=False))
+    else:
+        console.say(shlex.join(arguments) if command else "\n".join(overrides))
 
 
-def _objects(loaded: LoadedJob, settings: Path | None, image: str | None, attempt: int) -> str:
-    cluster = settings_of(settings, image)
-    must_be_possible(loaded, cluster)
-    return plan.dump_yaml(*plan.render_objects(loaded.job, attempt, cluster))
+def _print_objects(loaded: LoadedJob, view: ClusterView, attempt: int, *, as_json: bool) -> None:
+    if found := tuple(view.problems(loaded)):
+        console.refuse(console.format_problems(found))
+    objects = plan.render_objects(loaded.job, attempt, view.settings)
+    if view.lacks_image(loaded):
+        console.note(
+            f"{PLACEHOLDER_IMAGE} is a placeholder, because neither the job nor an option names an image; "
+            "set spec.runtime.image, or pass --image or --settings"
+        )
+        if not as_json:
+            console.say(f"# {PLACEHOLDER_IMAGE} is a placeholder: replace it before you apply this.")
+    if as_json:
+        console.say(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(plan.dump_yaml(*objects), nl=False)

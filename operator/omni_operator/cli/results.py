@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import run_folder, run_text
+from . import console, run_folder, run_text
 from .json_lines import MalformedLine, read_records
 from .run_state import evaluation
 
@@ -22,11 +22,11 @@ def _rewards(lines: list[dict[str, Any]]) -> list[str]:
     if held_out:
         before, after = held_out[0], held_out[-1]
         ends = [f"{run_text.evaluation_text(found)} at step {found.step}" for found in (before, after)]
-        images = f" ({after.images} pictures)" if after.images else ""
+        images = f" ({after.images} images)" if after.images else ""
         return [f"held-out reward {' -> '.join(ends if before != after else ends[:1])}{images}"]
     steps = [line for line in lines if line.get("reward/mean") is not None]
     if not steps:
-        return ["no step was finished"]
+        return ["no step finished"]
     first, last = steps[0], steps[-1]
     end = f"{run_text.reward_text(last)} at step {last['step']}"
     return [f"training {run_text.reward_text(first)} -> {end}" if len(steps) > 1 else f"training {end}"]
@@ -35,7 +35,7 @@ def _rewards(lines: list[dict[str, Any]]) -> list[str]:
 def _paths(folder: Path) -> list[str]:
     found = []
     if (checkpoint := run_folder.last_checkpoint(folder)) is not None:
-        found.append(f"adapter and state: {folder / 'checkpoints' / f'step_{checkpoint:06d}'}")
+        found.append(f"checkpoint: {console.short_path(folder / 'checkpoints' / f'step_{checkpoint:06d}')}")
     if (folder / run_folder.REPORT).is_file():
-        found.append(f"report: {folder / run_folder.REPORT}")
+        found.append(f"report: {console.short_path(folder / run_folder.REPORT)}")
     return found

@@ -1,4 +1,4 @@
-"""`drl run`: a job on this machine, from the YAML to the report."""
+"""`drl run`: run a job on this machine, from the YAML to the report."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
+from omni_operator.api.job_loader import STDIN
 
 from . import (
     console,
@@ -30,39 +31,43 @@ from . import (
     training_stack,
 )  # fmt: skip
 from .json_lines import JsonLinesReader, MalformedLine
+from .options import Assignments, JobFile, Runs, job_folder
 from .progress_display import Display, make_display
-from .render import Assignments, JobFile, Runs
 from .run_state import RunState, apply_event
 
-LOG_BYTES = 256 * 1024  # of the log's end that is read for the reason of a failure
+LOG_BYTES = 256 * 1024  # read from the end of the log to find the cause of a failure
 
 
 def run(
     job_file: JobFile,
     runs: Runs = Path("runs"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Keep an earlier run aside and start from nothing.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new run; an earlier run folder is renamed and kept.")
+    ] = False,
     assignments: Assignments = None,
-    steps: Annotated[int | None, typer.Option(help="The same as --set spec.trainer.totalSteps=N.", metavar="N")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same as --set spec.seed=N.", metavar="N")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="A line a step, on a terminal too.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Same as --set spec.trainer.totalSteps=N.", metavar="N")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set spec.seed=N.", metavar="N")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print one line per step instead of a progress bar.")] = False,
     patience: Annotated[
-        float,
-        typer.Option(
-            help="Seconds that a process gets to end when it is told to, before it is killed.", min=0, metavar="SECONDS"
-        ),
+        float, typer.Option(help="Seconds that processes get to exit before they are killed.", min=0, metavar="SECONDS")
     ] = 30.0,
 ) -> None:
-    """Run a job on this machine; one that was stopped goes on from its last checkpoint.
+    """Run a job on this machine. Run the same command to resume a stopped run from its last checkpoint.
 
-    Ctrl-C ends it after the running step, with a checkpoint; a second one ends it at once.
+    Ctrl-C stops after the current step and writes a checkpoint; a second Ctrl-C stops at once.
     """
     short = {"spec.trainer.totalSteps": steps, "spec.seed": seed}
     changes = [*(assignments or []), *(f"{name}={value}" for name, value in short.items() if value is not None)]
-    loaded = console.loaded(job_file, changes)
-    job = plan.resolve_paths(loaded.job, str(job_file.resolve().parent))
-    devices = () if job.spec.trainer.accelerator.vendor == "CPU" else machine.devices()
-    if found := tuple(preflight.problems(job, loaded.document, devices, training_stack.missing_stack())):
-        console.refuse(console.report(found))
+    loaded = console.load_or_refuse(job_file, changes)
+    job = plan.resolve_paths(loaded.job, str(job_folder(job_file)))
+    accelerators = () if job.spec.trainer.accelerator.vendor == "CPU" else machine.find_accelerators()
+    stack = training_stack.missing_stack()
+    found = [
+        *preflight.file_problems(job, loaded.document),
+        *preflight.machine_problems(job, loaded.document, accelerators, stack),
+    ]
+    if found:
+        console.refuse(console.format_problems(found))
     layout = plan.local_layout(job, str(runs.resolve()))
     folder = Path(layout.run_folder)
     try:
@@ -71,30 +76,30 @@ def run(
                 folder, job, loaded.document, lambda each: plan.render_overrides(each, layout), fresh=fresh
             )
             if run_folder.is_finished(folder, job.spec.trainer.total_steps):
-                _say_finished(job, folder)
+                _print_finished(job, folder)
                 return
             session = Session(job, folder, plan.render_command(job, layout, sys.executable), patience)
-            code = session.run(lock, environment(os.environ, cpu=not devices), plain=plain)
+            code = session.run(lock, trainer_environment(os.environ, cpu=not accelerators), plain=plain)
     except run_folder.RunFolderError as error:
         console.refuse(str(error))
     if code == console.INTERRUPTED:
-        console.say(f"go on with: drl run {shlex.quote(str(job_file))}")
+        console.say(f"resume with: {_resume_command(job_file, folder, runs, changes)}")
     if code:
         raise typer.Exit(code)
 
 
-def environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
-    """PURE: the child's variables; what the user set stays."""
-    wanted = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+def trainer_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
+    """PURE: the trainer's environment variables; those that the user set are kept."""
+    defaults = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     if cpu:
-        # Ray starts its workers at nice 15, where they starve beside any busy process.
-        wanted |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
-    return {**wanted, **base}
+        # Ray starts its workers at nice 15, where they starve next to any busy process.
+        defaults |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+    return {**defaults, **base}
 
 
 @dataclass(slots=True)
 class Session:
-    """One start of the trainer: shown while it lasts, explained when it ends, nothing left of it."""
+    """One start of the trainer: shows its progress, explains its exit, and cleans up after it."""
 
     job: DiffusionRLJob
     folder: Path
@@ -102,70 +107,81 @@ class Session:
     patience: float
     state: RunState = field(default_factory=RunState)
 
-    def run(self, lock: int, variables: Mapping[str, str], *, plain: bool) -> int:
-        """Returns the exit code of the program."""
-        out = Console(file=sys.stdout, emoji=False)
+    def run(self, lock: int, environment: Mapping[str, str], *, plain: bool) -> int:
+        """Run the trainer to its end. Returns the exit code of `drl`."""
         log = self.folder / run_folder.LOG
         log_start = log.stat().st_size if log.exists() else 0
         memory, kills = shared_memory.Snapshot.take(), machine.out_of_memory_kills()
         reader = JsonLinesReader(self.folder / run_folder.PROGRESS)
         processes.adopt_orphans()
+        name = self.job.metadata.name
         try:
-            with make_display(self.job.metadata.name, out, plain=plain) as shown:
-                shown.note(f"{self.job.metadata.name}: running in {self.folder}, log in {log}")
+            with make_display(name, Console(file=sys.stdout, emoji=False), plain=plain) as display:
+                display.note(f"{name}: run folder {console.short_path(self.folder)}, log {console.short_path(log)}")
                 ended = supervisor.run(
-                    self.command, environment=variables, log=log, keep_open=[lock], patience=self.patience,
-                    look=lambda: self._look(reader, shown), stopping=lambda number: self._stopping(number, shown),
+                    self.command, environment=environment, log=log, keep_open=[lock], patience=self.patience,
+                    poll=lambda: self._show_events(reader, display),
+                    on_signal=lambda number: self._announce_signal(number, display),
                 )  # fmt: skip
         finally:
             self._clean_up(memory)
         killed = machine.out_of_memory_kills() > kills
         return self._conclude(ended, failure.read_tail(log, log_start, LOG_BYTES), out_of_memory=killed)
 
-    def _look(self, reader: JsonLinesReader, shown: Display) -> None:
+    def _show_events(self, reader: JsonLinesReader, display: Display) -> None:
         for record in reader.read_new():
             if isinstance(record, MalformedLine):
-                shown.note(f"unreadable line in {run_folder.PROGRESS}: {record.text[:80]!r}")
+                display.note(f"malformed line in {run_folder.PROGRESS}: {record.text[:80]!r}")
             else:
                 self.state = apply_event(self.state, record)
-                shown.event(record, self.state)
+                display.event(record, self.state)
 
-    def _stopping(self, number: signal.Signals, shown: Display) -> None:
+    def _announce_signal(self, number: signal.Signals, display: Display) -> None:
         match number:
             case signal.SIGINT:
                 started = self.state.last is not None
-                when = "after this step, with a checkpoint" if started else "once the trainer is up"
-                shown.note(f"stopping {when}; Ctrl-C again ends it at once")
+                when = "after this step, with a checkpoint" if started else "as soon as the trainer has started"
+                display.note(f"stopping {when}; press Ctrl-C again to stop now")
             case signal.SIGTERM:
-                shown.note("ending it at once; Ctrl-C again kills it")
+                display.note("stopping now, without a checkpoint; press Ctrl-C again to kill the trainer")
             case _:
-                shown.note("killing it")
+                display.note("killing the trainer")
 
     def _clean_up(self, memory: shared_memory.Snapshot) -> None:
-        if ended := processes.end_all(min(processes.GRACE_SECONDS, self.patience)):
-            console.say(f"ended what the trainer had left running: {', '.join(ended)}")
-        if removed := memory.clean():
-            console.say(f"removed what the trainer had left in {shared_memory.FOLDER}: {', '.join(removed)}")
+        if names := processes.terminate_descendants(min(processes.GRACE_SECONDS, self.patience)):
+            console.say(f"terminated processes that the trainer left running: {', '.join(names)}")
+        if removed := memory.remove_newer():
+            console.say(f"removed shared memory that the trainer left in {shared_memory.FOLDER}: {', '.join(removed)}")
 
     def _conclude(self, ended: supervisor.ChildExit, log: Sequence[str], *, out_of_memory: bool) -> int:
         if ended.code == 0:
             console.say("\n".join(results.summary(self.folder)))
             return console.OK
-        if failure.was_stopped(ended.code, ended.asked):
-            console.say(self._stopped())
+        if failure.was_stopped(ended.code, ended.stop_requests):
+            saved = run_folder.last_checkpoint(self.folder)
+            checkpoint = f"last checkpoint: step {saved}" if saved is not None else "no checkpoint yet"
+            console.say(f"stopped after step {self.state.step} of {self.job.spec.trainer.total_steps}; {checkpoint}")
             return console.INTERRUPTED
-        lines = [f"failed: {failure.reason(ended.code, self.state.failure, out_of_memory=out_of_memory)}"]
-        lines += [f"  | {line}" for line in failure.log_excerpt(log)]
-        lines.append(f"the whole log: {self.folder / run_folder.LOG}")
+        log_path = console.short_path(self.folder / run_folder.LOG)
+        lines = failure.explain(ended.code, self.state.failure, log, log_path, out_of_memory=out_of_memory)
         typer.echo("\n".join(lines), err=True)
         return console.FAILED
 
-    def _stopped(self) -> str:
-        saved = run_folder.last_checkpoint(self.folder)
-        text = f"stopped after step {self.state.step} of {self.job.spec.trainer.total_steps}; "
-        return text + (f"checkpoint of step {saved}" if saved is not None else "no checkpoint yet")
 
-
-def _say_finished(job: DiffusionRLJob, folder: Path) -> None:
-    console.say(f"{job.metadata.name} has finished already; --fresh runs it again, more totalSteps go on")
+def _print_finished(job: DiffusionRLJob, folder: Path) -> None:
+    console.say(
+        f"{job.metadata.name} is already finished; to run it again, add --fresh; to continue it, raise totalSteps"
+    )
     console.say("\n".join(results.summary(folder)))
+
+
+def _resume_command(job_file: Path, folder: Path, runs: Path, changes: Sequence[str]) -> str:
+    """The command that resumes the run. For a job from standard input it names the copy in the run folder."""
+    if job_file == STDIN:
+        job_file, changes = Path(console.short_path(folder / run_folder.JOB)), ()
+    parts = ["drl", "run", str(job_file)]
+    if runs != Path("runs"):
+        parts += ["--runs", str(runs)]
+    for change in changes:
+        parts += ["--set", change]
+    return shlex.join(parts)

@@ -1,4 +1,4 @@
-"""The folder of a run before the trainer gets it: new, to be gone on with, finished, or someone else's."""
+"""The run folder before the trainer starts: new, resumable, finished, or of another job."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 from omni_operator.api import DiffusionRLJob, JobError, load_job
 from omni_operator.api.yaml_document import Document
 
+from . import console
 from .json_lines import MalformedLine, read_records
-from .processes import having_open
+from .processes import find_users
 
 JOB, OVERRIDES, LOG, PROGRESS, METRICS, REPORT = (
     "job.yaml", "overrides.txt", "train.log", "progress.jsonl", "metrics.jsonl", "report.html",
 )  # fmt: skip
-# Settings of the trainer that may differ when a run goes on: how long it is and what it leaves, not what it computes.
+# Settings that may differ when a run resumes: its length and its checkpoints, not what it computes.
 PACE = (
     "trainer.total_training_steps", "trainer.test_freq", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep",
     "trainer.resume_mode",
@@ -29,23 +30,23 @@ _CHECKPOINT = re.compile(r"^step_(\d+)$")
 
 
 class RunFolderError(ValueError):
-    """The folder cannot be used for this job; the message says what to do."""
+    """The folder cannot be used for this job; the message tells what to do."""
 
 
 def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Render, *, fresh: bool) -> None:
-    """Make the folder ready for the trainer.
+    """Prepare the folder for the trainer.
 
     Args:
         job: with absolute paths.
-        document: what the job was read from; it is kept with absolute paths too, so that the copy is the same job.
-        render: a job's settings of the trainer, which tell whether two jobs compute the same.
-        fresh: keep an earlier run of that name aside, and start from nothing.
+        document: the job's YAML; the folder gets a copy with absolute paths, which is the same job anywhere.
+        render: returns the trainer's overrides of a job; jobs with the same overrides compute the same.
+        fresh: rename an earlier run of that name and start a new one.
 
     Raises:
-        RunFolderError: the folder holds another run, or something that is no run.
+        RunFolderError: the folder holds a run of another job, or other files.
     """
     if fresh and folder.exists():
-        folder.rename(_aside(folder))
+        folder.rename(_backup_name(folder))
     if folder.exists() and any(folder.iterdir()):
         _must_match(folder, job, render)
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,14 +56,14 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Rende
 
 
 def last_checkpoint(folder: Path) -> int | None:
-    """Step of the newest checkpoint."""
+    """Step of the latest checkpoint, or None."""
     checkpoints = folder / "checkpoints"
     names = [entry.name for entry in checkpoints.iterdir()] if checkpoints.is_dir() else []
     return max((int(match[1]) for name in names if (match := _CHECKPOINT.match(name))), default=None)
 
 
 def is_finished(folder: Path, total_steps: int) -> bool:
-    """Whether the run has come to its last step, checkpoint and all."""
+    """Whether the run has finished its last step and saved its checkpoint."""
     lines = [line for line in read_records(folder / PROGRESS) if not isinstance(line, MalformedLine)]
     ended = bool(lines) and lines[-1].get("event") == "done" and lines[-1].get("step") == total_steps
     return ended and last_checkpoint(folder) == total_steps
@@ -70,37 +71,41 @@ def is_finished(folder: Path, total_steps: int) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Hold the folder for one run; the trainer inherits the descriptor, so an orphaned trainer holds it too.
+    """Lock the folder. The trainer inherits the descriptor, so that an orphaned trainer keeps the lock.
 
-    The lock is a file beside the folder, so that it outlives `--fresh`.
+    The lock file is next to the folder, so that `--fresh` does not move it.
 
     Raises:
-        RunFolderError: a run holds it; the message names its processes.
+        RunFolderError: another run holds the lock; the message names its processes.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f".{folder.name}.lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RunFolderError(f"cannot write to {folder.parent}: {error.strerror}; choose another --runs") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holders = [str(pid) for pid in having_open(lock) if pid != os.getpid()]
-            who = f" (process {', '.join(holders)})" if holders else ""
-            raise RunFolderError(f"{folder}: this job is running already{who}") from error
+            holders = [str(pid) for pid in find_users(lock) if pid != os.getpid()]
+            owners = f" (process {', '.join(holders)})" if holders else ""
+            raise RunFolderError(f"{console.short_path(folder)}: this job is already running{owners}") from error
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _must_match(folder: Path, job: DiffusionRLJob, render: Render) -> None:
-    again = "--fresh keeps it aside and starts anew; or give the job another metadata.name"
+    shown = console.short_path(folder)
+    fix = "to start a new run, add --fresh (it renames this folder), or change metadata.name"
     try:
         earlier = load_job(folder / JOB).job
     except JobError as error:
-        raise RunFolderError(f"{folder} holds something that is not a run of this version: {error}\n{again}") from error
+        raise RunFolderError(f"{shown} is not a run folder of this version: {error}\n{fix}") from error
     if _computed(render(earlier)) != _computed(render(job)):
         lines = "\n".join(f"  {name}" for name in sorted(_differing(_values(earlier), _values(job))))
-        raise RunFolderError(f"{folder} holds a run of another job; what differs:\n{lines}\n{again}")
+        raise RunFolderError(f"{shown} holds a run of a different job; these fields differ:\n{lines}\n{fix}")
 
 
 def _write_paths(document: Document, job: DiffusionRLJob) -> None:
@@ -135,9 +140,9 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
     return {name for name in one.keys() | other.keys() if one.get(name, missing) != other.get(name, missing)}
 
 
-def _aside(folder: Path) -> Path:
+def _backup_name(folder: Path) -> Path:
     """The first free name `<folder>-before-<n>`."""
     number = 1
-    while (aside := folder.with_name(f"{folder.name}-before-{number}")).exists():
+    while (backup := folder.with_name(f"{folder.name}-before-{number}")).exists():
         number += 1
-    return aside
+    return backup

@@ -14,7 +14,7 @@ def announcement(event: Mapping[str, Any]) -> str | None:
     """The line to show for an event other than the metrics of a step, or None."""
     match event.get("event"):
         case "start" if event.get("resumed_from") is not None:
-            return f"going on from the checkpoint of step {event['resumed_from']} of {event.get('total_steps')}"
+            return f"resuming from the checkpoint of step {event['resumed_from']} of {event.get('total_steps')}"
         case "step":
             found = evaluation(event)
             return f"held-out reward {evaluation_text(found)} after step {found.step}" if found else None

@@ -1,4 +1,4 @@
-"""What a run left in /dev/shm: segments that no process uses would stay until the machine restarts."""
+"""Shared memory that a run leaves in /dev/shm: unused segments would stay until the machine restarts."""
 
 from __future__ import annotations
 
@@ -7,35 +7,42 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .processes import open_files, table
+import psutil
+
+from .processes import open_paths
 
 FOLDER = Path("/dev/shm")
-# Names that the stack gives its segments: Python's shared memory and semaphores, torch, Ray's store, weight
-# updates. Anything else is someone else's.
-OURS = re.compile(r"^(psm_|sem\.|torch_|plasma|verl|omni|shm_)")
+# Names of segments of Python's shared memory and semaphores, torch, Ray's object store, and weight updates.
+STACK_NAMES = re.compile(r"^(psm_|sem\.|torch_|plasma|verl|omni|shm_)")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files that were there before the run."""
+    """The files that existed before the run, by name and inode."""
 
-    files: frozenset[tuple[str, int]]  # name and inode
+    files: frozenset[tuple[str, int]]
 
     @classmethod
     def take(cls, folder: Path = FOLDER) -> Snapshot:
         return cls(frozenset(_files(folder)))
 
-    def clean(self, folder: Path = FOLDER) -> list[str]:
-        """Remove what has come since, is the stack's and this user's, and no process has open. Returns the names."""
-        new = [name for name, inode in _files(folder) if (name, inode) not in self.files and OURS.match(name)]
-        used = in_use(folder) if new else frozenset()
+    def remove_newer(self, folder: Path = FOLDER) -> list[str]:
+        """Remove newer segments of the training stack that belong to this user and that no process uses.
+
+        Returns:
+            their names.
+        """
+        new = [
+            name for name, inode in _files(folder) if (name, inode) not in self.files and STACK_NAMES.match(name)
+        ]  # fmt: skip
+        used = _names_in_use(folder) if new else frozenset()
         return [name for name in sorted(new) if name not in used and _remove(folder / name)]
 
 
-def in_use(folder: Path = FOLDER) -> frozenset[str]:
-    """Names below `folder` that a process maps or has open."""
+def _names_in_use(folder: Path) -> frozenset[str]:
+    """Names of the files in `folder` that a process has open or mapped."""
     prefix = f"{folder}/"
-    opened = (path for process in table() for path in open_files(process.pid))
+    opened = (path for process in psutil.process_iter() for path in open_paths(process))
     return frozenset(path.removeprefix(prefix) for path in opened if path.startswith(prefix))
 
 
@@ -46,11 +53,11 @@ def _files(folder: Path) -> list[tuple[str, int]]:
 
 
 def _remove(path: Path) -> bool:
-    """Whether it was this user's and is gone by our hand."""
+    """Whether the file belonged to this user and was removed here."""
     try:
         if path.stat().st_uid != os.getuid():
             return False
         path.unlink()
     except FileNotFoundError:
-        return False  # its owner was faster
+        return False  # its owner removed it first
     return True

@@ -1,4 +1,4 @@
-"""Running the trainer as a child: its end, its events and the user's Ctrl-C, in one loop."""
+"""The trainer as a child process: its exit, its progress and the user's Ctrl-C, in one event loop."""
 
 from __future__ import annotations
 
@@ -15,43 +15,48 @@ from pathlib import Path
 
 from . import parent_death
 
-LOOK_SECONDS = 0.25  # how often the progress file is looked at
+POLL_SECONDS = 0.25  # how often the progress file is read
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """How a child ended: its exit code, negative for a signal, and whether the user had asked for it."""
+    """How a child process ended.
+
+    Attributes:
+        code: exit code, negative for a signal.
+        stop_requests: how often the user asked for it.
+    """
 
     code: int
-    asked: int  # times
+    stop_requests: int
 
 
 @dataclass(slots=True)
 class StopEscalation:
-    """PURE: the user's stop requests and the time -> the next signal for the child.
+    """PURE: the next signal for the child, from the user's stop requests and the time.
 
-    SIGINT asks for a checkpoint, SIGTERM for an end at once; a child that is still there `patience` seconds
-    after that, or at the third request, is killed with its group.
+    The first request sends SIGINT, which asks for a checkpoint; the second SIGTERM. A child that still runs
+    `patience` seconds later, or at the third request, is killed with its process group.
     """
 
     patience: float
-    asked: int = 0
+    requests: int = 0
     deadline: float | None = None
     killed: bool = False
 
     def request(self, now: float) -> signal.Signals:
-        """One more request."""
-        self.asked += 1
-        if self.asked == 1:
+        """The signal for one more request."""
+        self.requests += 1
+        if self.requests == 1:
             return signal.SIGINT
-        if self.asked == 2:
+        if self.requests == 2:
             self.deadline = now + self.patience
             return signal.SIGTERM
         return self._kill()
 
     def overdue(self, now: float) -> signal.Signals | None:
-        """What the time asks for."""
+        """The signal that is due at this time, if any."""
         if self.killed or self.deadline is None or now < self.deadline:
             return None
         return self._kill()
@@ -68,21 +73,17 @@ def run(
     log: Path,
     keep_open: Sequence[int],
     patience: float,
-    look: Callable[[], None],
-    stopping: Callable[[signal.Signals], None],
+    poll: Callable[[], None],
+    on_signal: Callable[[signal.Signals], None],
 ) -> ChildExit:
-    """Run a command in its own session until it ends.
+    """Run a command in its own session until it ends. If this process dies, the kernel stops the command.
 
     Args:
-        log: gets its output, after what is there already.
+        log: file to which its output is appended.
         keep_open: descriptors that the child inherits.
-        look: called now and then, and once after the end.
-        stopping: told which signal is being sent.
-
-    Returns:
-        how it ended.
-
-    The kernel ends it too should this process die without a word.
+        patience: seconds between SIGTERM and SIGKILL.
+        poll: called every `POLL_SECONDS`, and once after the end.
+        on_signal: called before a signal is sent.
     """
     escalation = StopEscalation(patience)
     with _requests() as requests, log.open("ab") as output:
@@ -91,20 +92,20 @@ def run(
             stderr=subprocess.STDOUT, start_new_session=True, pass_fds=keep_open,
         )  # fmt: skip
         try:
-            _until_it_ends(trainer, requests, escalation, look, stopping)
+            _wait_for_exit(trainer, requests, escalation, poll, on_signal)
         except BaseException:
-            # This program failed (its output was closed, say): the run must not go on unseen.
-            _end(trainer, patience)
+            # This program failed, e.g. because its output was closed: do not leave the trainer running.
+            _terminate(trainer, patience)
             raise
-    return ChildExit(trainer.wait(), escalation.asked)
+    return ChildExit(trainer.wait(), escalation.requests)
 
 
-def _until_it_ends(
+def _wait_for_exit(
     trainer: subprocess.Popen[bytes],
     requests: socket.socket,
     escalation: StopEscalation,
-    look: Callable[[], None],
-    stopping: Callable[[signal.Signals], None],
+    poll: Callable[[], None],
+    on_signal: Callable[[signal.Signals], None],
 ) -> None:
     with selectors.DefaultSelector() as selector:
         ended = os.pidfd_open(trainer.pid)
@@ -112,27 +113,27 @@ def _until_it_ends(
             selector.register(ended, selectors.EVENT_READ)
             selector.register(requests, selectors.EVENT_READ)
             while True:
-                ready = {key.fileobj for key, _ in selector.select(LOOK_SECONDS)}
-                look()
+                ready = {key.fileobj for key, _ in selector.select(POLL_SECONDS)}
+                poll()
                 if ended in ready:
                     return
-                wanted = escalation.request(time.monotonic()) if requests in ready and requests.recv(1) else None
-                if number := wanted or escalation.overdue(time.monotonic()):
-                    stopping(number)
+                due = escalation.request(time.monotonic()) if requests in ready and requests.recv(1) else None
+                if number := due or escalation.overdue(time.monotonic()):
+                    on_signal(number)
                     _signal(trainer, number)
         finally:
             os.close(ended)
 
 
 def _signal(trainer: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Ray's workers must not see the first ones, or there would be nobody left to write a checkpoint with."""
+    """SIGINT and SIGTERM go to the trainer alone: it needs Ray's workers to write a checkpoint."""
     if number == signal.SIGKILL:
         os.killpg(trainer.pid, number)
     else:
         trainer.send_signal(number)
 
 
-def _end(trainer: subprocess.Popen[bytes], patience: float) -> None:
+def _terminate(trainer: subprocess.Popen[bytes], patience: float) -> None:
     trainer.terminate()
     try:
         trainer.wait(patience)
@@ -143,12 +144,12 @@ def _end(trainer: subprocess.Popen[bytes], patience: float) -> None:
 
 @contextmanager
 def _requests() -> Iterator[socket.socket]:
-    """A socket with a byte for every request to stop; Python's own handling is back afterwards."""
+    """A socket that receives a byte for every stop signal; the previous handlers are restored at the end."""
     inbox, outbox = socket.socketpair()
     with inbox, outbox:
         outbox.setblocking(False)
         old_descriptor = signal.set_wakeup_fd(outbox.fileno(), warn_on_full_buffer=False)
-        old_handlers = {number: signal.signal(number, _only_wake) for number in STOP_SIGNALS}
+        old_handlers = {number: signal.signal(number, _ignore) for number in STOP_SIGNALS}
         try:
             yield inbox
         finally:
@@ -157,5 +158,5 @@ def _requests() -> Iterator[socket.socket]:
             signal.set_wakeup_fd(old_descriptor)
 
 
-def _only_wake(number: int, frame: object) -> None:
-    """The byte in the socket says it all."""
+def _ignore(number: int, frame: object) -> None:
+    """The wake-up descriptor has already reported the signal."""

@@ -12,13 +12,13 @@ from typing import NoReturn
 from . import console
 
 DISTRIBUTION = "omni-operator"
-INSTALL = "pip install 'omni-operator[train]' (in a clone: make setup)"
+INSTALL = "run `make setup` in a clone of the repository"
 STACK = ("torch", "ray", "verl", "vllm", "vllm-omni", "diffusers", "transformers", "peft")
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)")
 
 
 def installed_version(distribution: str) -> str | None:
-    """Version of an installed distribution."""
+    """Version of an installed distribution, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -30,18 +30,23 @@ def missing_stack() -> list[str]:
     return [name for name in STACK if installed_version(name) is None]
 
 
+def missing_text(missing: Sequence[str]) -> str:
+    """The error about distributions that are not installed."""
+    return f"not installed: {', '.join(missing)}; {INSTALL}"
+
+
 def pinned() -> dict[str, str]:
     """Versions that this distribution was tested with."""
     try:
-        wanted = requires(DISTRIBUTION) or []
+        lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return {}  # run from a source tree that is not installed
-    return {match[1]: match[2] for line in wanted if (match := _PIN.match(line))}
+    return {match[1]: match[2] for line in lines if (match := _PIN.match(line))}
 
 
 def exec_module(module: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by `python -m module`, so that signals and the exit code are its own."""
     if missing := missing_stack():
-        console.refuse(f"{', '.join(missing)} not installed: {INSTALL}", console.FAILED)
+        console.refuse(missing_text(missing))
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

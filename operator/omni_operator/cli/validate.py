@@ -1,39 +1,112 @@
-"""`drl validate`: whether jobs are right, without a cluster and without the training stack."""
+"""`drl validate`: check jobs without running them, without a cluster and without the training stack."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from omni_operator.api import JobError, load_job
+from omni_operator import plan
+from omni_operator.api import JobError, LoadedJob, load_job
+from omni_operator.api.job_loader import source_name
+from omni_operator.api.yaml_document import Problem
 
-from . import console
-from .options import Cluster, Image, Settings, refused, settings_of
+from . import console, preflight
+from .options import CLUSTER_ONLY, Cluster, ClusterView, Image, Json, Settings, cluster_view, job_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result for one file.
+
+    Attributes:
+        name: name of the job; None if it cannot be read.
+        has_image: whether the job names an image.
+    """
+
+    file: str
+    name: str | None
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    has_image: bool = False
 
 
 def validate(
-    jobs: Annotated[list[Path], typer.Argument(help="Files with a DiffusionRLJob each.", metavar="JOB.yaml...")],
+    context: typer.Context,
+    jobs: Annotated[
+        list[Path], typer.Argument(help="Files with a DiffusionRLJob each; - is standard input.", metavar="JOB.yaml")
+    ],
+    as_json: Json = False,
     cluster: Cluster = False,
     settings: Settings = None,
     image: Image = None,
 ) -> None:
-    """Check jobs offline: every problem with file, line and the nearest valid name.
+    """Check jobs without running them.
 
-    With --cluster also what the operator would refuse for other reasons than the form.
+    Prints every problem with file, line, field and, for a misspelt name, the nearest valid one. Without --cluster,
+    model, prompts and reward functions must exist on this machine. With --cluster, checks what the operator would
+    refuse instead.
     """
-    known = settings_of(settings, image) if cluster else None
-    wrong = 0
-    for path in jobs:
-        try:
-            loaded = load_job(path)
-            if known and (found := tuple(refused(loaded, known))):
-                raise JobError(found)
-        except JobError as error:
-            wrong += 1
-            typer.echo(console.report(error.problems), err=True)
-        else:
-            console.say(f"{path}: {loaded.job.metadata.name} is valid")
-    if wrong:
+    if not cluster:
+        console.refuse_given(context, ("settings", "image"), CLUSTER_ONLY)
+    if len(set(jobs)) < len(jobs):
+        console.refuse("a file is named twice")
+    view = cluster_view(settings, image) if cluster else None
+    verdicts = [_check(path, view) for path in jobs]
+    if all(verdict.has_image for verdict in verdicts):
+        console.refuse_given(context, ("image",), "because every job names an image")
+    if as_json:
+        console.say(json.dumps(_document(verdicts), indent=2, ensure_ascii=False))
+    else:
+        _print(verdicts)
+    if any(verdict.problems for verdict in verdicts):
         raise typer.Exit(console.USAGE)
+
+
+def _check(path: Path, view: ClusterView | None) -> Verdict:
+    try:
+        loaded = load_job(path)
+    except JobError as error:
+        return Verdict(source_name(path), None, error.problems)
+    job = loaded.job
+    found = tuple(view.problems(loaded) if view else _local_problems(loaded, path))
+    notes = tuple(_notes(loaded, view))
+    return Verdict(source_name(path), job.metadata.name, found, notes, has_image=job.spec.runtime.image is not None)
+
+
+def _local_problems(loaded: LoadedJob, path: Path) -> list[Problem]:
+    job = plan.resolve_paths(loaded.job, str(job_folder(path)))
+    return list(preflight.file_problems(job, loaded.document))
+
+
+def _notes(loaded: LoadedJob, view: ClusterView | None) -> list[str]:
+    if view is None or not view.lacks_image(loaded):
+        return []
+    return ["names no image: the operator must have a default image (jobs.image of the chart)"]
+
+
+def _print(verdicts: list[Verdict]) -> None:
+    for verdict in verdicts:
+        if verdict.problems:
+            typer.echo(console.format_problems(verdict.problems), err=True)
+            continue
+        console.say(f"{verdict.file}: {verdict.name} is valid")
+        for text in verdict.notes:
+            console.note(f"{verdict.file}: {text}")
+
+
+def _document(verdicts: list[Verdict]) -> dict[str, object]:
+    jobs = [
+        {
+            "file": verdict.file,
+            "name": verdict.name,
+            "valid": not verdict.problems,
+            "problems": [asdict(problem) for problem in verdict.problems],
+            "notes": list(verdict.notes),
+        }
+        for verdict in verdicts
+    ]
+    return {"valid": all(job["valid"] for job in jobs), "jobs": jobs}

@@ -66,6 +66,10 @@ def run() -> int:
     for step in range(first + 1, total + 1):
         if behave == "fail" and step == 2:
             raise RuntimeError("the reward server is away")
+        if behave == "report-error" and step == 2:
+            message = "ValueError: no sky in the image (prompt 'a cat', replica 0, weights 1)"
+            event("error", kind="ScoringFailed", message=message)
+            raise RuntimeError("99 lines of Ray")
         if behave == "die" and step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         record: dict[str, object] = {

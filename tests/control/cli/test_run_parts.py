@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_operator.cli import failure, run_text
-from omni_operator.cli.doctor import diagnosis
+from omni_operator.cli.doctor import diagnose
 from omni_operator.cli.json_lines import JsonLinesReader, MalformedLine, read_records
-from omni_operator.cli.machine import Devices, Machine
-from omni_operator.cli.processes import Process, descendants
-from omni_operator.cli.run import environment
+from omni_operator.cli.machine import Accelerators, Machine
+from omni_operator.cli.run import trainer_environment
 from omni_operator.cli.run_state import RunState, apply_event
 from omni_operator.cli.shared_memory import Snapshot
 from omni_operator.cli.supervisor import StopEscalation
@@ -28,7 +27,7 @@ from omni_operator.cli.training_stack import STACK
 GIB = 1024**3
 GOOD = Machine(
     python=(3, 11), cpus=2, memory=8 * GIB, memory_free=6 * GIB, shared_memory=4 * GIB, shared_memory_free=4 * GIB,
-    disk_free=50 * GIB, compiler="/usr/bin/cc", devices=(), installed=dict.fromkeys(STACK, "1.0"), pinned={},
+    disk_free=50 * GIB, compiler="/usr/bin/cc", accelerators=(), installed=dict.fromkeys(STACK, "1.0"), pinned={},
     reference=None,
 )  # fmt: skip
 
@@ -132,17 +131,25 @@ def test_a_failure_is_not_taken_for_a_stop(code: int, asked: int, stopped: bool)
 
 
 @pytest.mark.parametrize(
-    ("code", "reported", "out_of_memory", "said"),
+    ("code", "reported", "log", "out_of_memory", "said"),
     [
-        (1, "StaleSample: 3 of 4", False, "StaleSample: 3 of 4"),
-        (1, None, False, "the trainer ended with exit code 1"),
-        (-11, None, False, "ended by SIGSEGV"),
-        (-9, None, True, "the kernel killed it for its memory"),
-        (1, "a worker died", True, "the kernel killed it for its memory; a worker died"),
+        (1, "StaleSample: 3 of 4", ["Traceback (most recent call last):", "ValueError: x"], False,
+         ["failed: StaleSample: 3 of 4"]),
+        (1, "KeyError: a\nmore\nlines", [], False, ["  | more", "  | lines", "failed: KeyError: a"]),
+        (1, None, ["Traceback (most recent call last):", "ValueError: x", "after"], False,
+         ["  | Traceback (most recent call last):", "  | ValueError: x", "failed: ValueError: x"]),
+        (1, None, ["Killed"], False, ["  | Killed", "failed: the trainer exited with code 1; the log has no error"]),
+        (-11, None, [], False, ["failed: the trainer was ended by SIGSEGV"]),
+        (-9, None, [], True, ["failed: out of memory: the kernel killed a process of the run"]),
+        (1, "a worker died", [], True,
+         ["failed: out of memory: the kernel killed a process of the run; a worker died"]),
     ],
-)
-def test_the_reason_of_a_failure(code: int, reported: str | None, out_of_memory: bool, said: str) -> None:
-    assert failure.reason(code, reported, out_of_memory=out_of_memory) == said
+)  # fmt: skip
+def test_the_last_line_of_a_failure_is_its_cause_below_the_path_of_the_log(
+    code: int, reported: str | None, log: list[str], out_of_memory: bool, said: list[str]
+) -> None:
+    found = failure.explain(code, reported, log, "runs/a/train.log", out_of_memory=out_of_memory)
+    assert found == [*said[:-1], "log: runs/a/train.log", said[-1]]
 
 
 def test_the_last_traceback_is_the_meaningful_part_of_a_log() -> None:
@@ -171,58 +178,49 @@ def test_only_new_segments_of_ours_that_nobody_uses_are_removed(tmp_path: Path) 
     with (tmp_path / "psm_used").open(), (tmp_path / "psm_mapped").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
         file.close()
-        removed = before.clean(tmp_path)
+        removed = before.remove_newer(tmp_path)
         mapped.close()
     assert removed == ["psm_new", "torch_1_2_3", "verl_omni_weights_1"]
     assert sorted(os.listdir(tmp_path)) == ["psm_mapped", "psm_old", "psm_used", "someone_elses"]
 
 
-@given(st.lists(st.integers(0, 30), max_size=30))
-def test_descendants_are_those_whose_parents_lead_to_the_root(parents: list[int]) -> None:
-    # Process i + 1 has a parent with a smaller number, so there are no cycles.
-    processes = [Process(i + 1, parent % (i + 1), f"p{i}", zombie=False) for i, parent in enumerate(parents)]
-    parent_of = {process.pid: process.parent for process in processes}
-
-    def below(pid: int) -> bool:
-        return parent_of.get(pid) == 1 or (pid in parent_of and below(parent_of[pid]))
-
-    found = [process.pid for process in descendants(processes, 1)]
-    assert sorted(found) == [pid for pid in sorted(parent_of) if below(pid)]
-
-
 def test_the_users_variables_win() -> None:
-    assert environment({"OMP_NUM_THREADS": "8"}, cpu=True)["OMP_NUM_THREADS"] == "8"
-    assert "VERL_PLATFORM" not in environment({}, cpu=False)
+    assert trainer_environment({"OMP_NUM_THREADS": "8"}, cpu=True)["OMP_NUM_THREADS"] == "8"
+    assert "VERL_PLATFORM" not in trainer_environment({}, cpu=False)
 
 
 def test_a_good_machine_misses_nothing() -> None:
-    found = list(diagnosis(GOOD))
+    found = list(diagnose(GOOD))
     assert {finding.level for finding in found} == {"ok"}
-    assert "the host's processor" in found[-1].text
-    with_devices = replace(GOOD, devices=(Devices("NVIDIA", 2, ("NVIDIA H100",)),))
-    assert list(diagnosis(with_devices))[-1].text == "a run here uses 2 NVIDIA devices"
+    assert found[-1].text == "jobs run on the CPU (suitable for tiny models)"
+    with_devices = replace(GOOD, accelerators=(Accelerators("NVIDIA", 2, ("NVIDIA H100",)),))
+    assert list(diagnose(with_devices))[-1].text == "jobs run on 2 NVIDIA accelerators"
 
 
 @pytest.mark.parametrize(
     ("change", "level", "said"),
     [
         ({"python": (3, 13)}, "missing", "use Python 3.11 or 3.12"),
-        ({"shared_memory": 0}, "missing", "mount a tmpfs there"),
+        ({"shared_memory": 0}, "missing", "mount -t tmpfs tmpfs /dev/shm"),
         ({"shared_memory_free": 64 * 2**20}, "note", "docker run --shm-size 2g"),
         ({"memory_free": GIB}, "note", "about 4 GiB"),
         ({"disk_free": GIB}, "note", "checkpoints may not fit"),
         ({"compiler": None}, "note", "gcc"),
-        ({"installed": {"verl": None}}, "missing", "pip install 'omni-operator[train]'"),
-        ({"installed": {"verl": "0.8"}, "pinned": {"verl": "0.9.1"}}, "missing", "tested with 0.9.1"),
-        ({"reference": "0.1"}, "missing", "pip uninstall verl-omni"),
+        ({"installed": {"verl": None}}, "missing", "run `make setup` in a clone"),
+        (
+            {"installed": {"verl": "0.8"}, "pinned": {"verl": "0.9.1"}},
+            "missing",
+            "0.8 is installed, 0.9.1 is needed",
+        ),
+        ({"reference": "0.1"}, "missing", "remove verl-omni"),
     ],
 )
 def test_each_lack_is_named_with_its_remedy(change: dict[str, object], level: str, said: str) -> None:
-    found = [finding for finding in diagnosis(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
+    found = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
     assert [finding.level for finding in found] == [level]
     assert said in f"{found[0].text} {found[0].remedy}"
 
 
 def test_a_local_build_of_the_tested_version_is_good() -> None:
     built = replace(GOOD, installed={"vllm": "0.28.0+cpu"}, pinned={"vllm": "0.28.0"})
-    assert {finding.level for finding in diagnosis(built)} == {"ok"}
+    assert {finding.level for finding in diagnose(built)} == {"ok"}

@@ -1,0 +1,266 @@
+"""Options of every command: help, version, completion, JSON, standard input, and options that would do nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from ruamel.yaml import YAML
+from typer.testing import CliRunner, Result
+
+from omni_operator.cli.main import app
+from omni_operator.cli.options import PLACEHOLDER_IMAGE
+
+ROOT = Path(__file__).parents[3]
+CPU_JOB = ROOT / "tests" / "golden" / "cpu" / "job.yaml"
+EXAMPLE = ROOT / "examples" / "red-grpo.yaml"
+WriteJob = Callable[..., Path]
+
+
+def drl(*arguments: str | Path, stdin: str | None = None, **variables: str) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin, env=variables)
+
+
+def commands(command: Any, name: str = "drl") -> Iterator[tuple[str, Any]]:
+    """Every command and group of the program, with its full name."""
+    yield name, command
+    for inner, found in getattr(command, "commands", {}).items():
+        yield from commands(found, f"{name} {inner}")
+
+
+EVERY = dict(commands(typer.main.get_command(app)))
+
+
+def test_the_walk_over_the_program_reaches_its_commands() -> None:
+    assert {"drl run", "drl render", "drl validate", "drl report", "drl doctor", "drl model tiny"} <= EVERY.keys()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_command_and_each_of_its_options_has_help(name: str) -> None:
+    command = EVERY[name]
+    assert command.help
+    assert [parameter.name for parameter in command.params if not getattr(parameter, "help", None)] == []
+    shown = drl(*name.split()[1:], "--help")
+    assert shown.exit_code == 0
+    for parameter in command.params:
+        assert parameter.help.split()[0] in shown.stdout
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    names = {name for name, command in EVERY.items() if not getattr(command, "commands", None)}
+    options = {option for command in EVERY.values() for found in command.params for option in found.opts}
+    assert [name for name in sorted(names) if f"`{name}" not in page] == []
+    assert [option for option in sorted(options) if option.startswith("--") and option not in page] == []
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert drl("--version").stdout == f"drl {version('omni-operator')}\n"
+
+
+@pytest.mark.slow  # starts processes
+@pytest.mark.parametrize(("words", "said"), [("drl ", "validate"), ("drl model ", "tiny"), ("drl run --f", "--fresh")])
+def test_completion_suggests_commands_and_options(words: str, said: str) -> None:
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT / "operator"), "_DRL_COMPLETE": "complete_bash", "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }  # fmt: skip
+    code = "from omni_operator.cli.main import app; app(prog_name='drl')"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert said in result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("render", CPU_JOB, "--image", "i"), "--image has no effect without --cluster"),
+        (("render", CPU_JOB, "--settings", "s.yaml"), "--settings has no effect without --cluster"),
+        (("render", CPU_JOB, "--attempt", "1"), "--attempt has no effect without --cluster"),
+        (("render", CPU_JOB, "--cluster", "--runs", "runs"), "--runs has no effect with --cluster"),
+        (("render", CPU_JOB, "--cluster", "--command"), "--command has no effect with --cluster"),
+        (("render", CPU_JOB, "--json", "--command"), "--command has no effect with --json"),
+        (
+            ("render", CPU_JOB, "--cluster", "--image", "i", "--set", "spec.runtime={image: j, rayVersion: 2.60.0}"),
+            "--image has no effect because the job names an image",
+        ),
+        (("validate", CPU_JOB, "--image", "i"), "--image has no effect without --cluster"),
+        (("validate", CPU_JOB, "--settings", "s.yaml"), "--settings has no effect without --cluster"),
+        (("validate", CPU_JOB, CPU_JOB), "a file is named twice"),
+        (("run", CPU_JOB, "--seed", "1", "--set", "spec.seed=2"), "already set by --set spec.seed=2"),
+        (("render", CPU_JOB, "--set", "spec.seed=1", "--set", "spec.seed=1"), "already set by --set spec.seed=1"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(arguments: tuple[str | Path, ...], said: str) -> None:
+    result = drl(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+def test_an_image_that_no_validated_job_would_run_is_refused(tmp_path: Path) -> None:
+    named = tmp_path / "job.yaml"
+    named.write_text(CPU_JOB.read_text() + "  runtime: {image: i, rayVersion: 2.60.0}\n")
+    assert drl("validate", named, "--cluster").exit_code == 0
+    result = drl("validate", named, "--cluster", "--image", "j")
+    assert (result.exit_code, result.stderr) == (2, "--image has no effect because every job names an image\n")
+    assert drl("validate", named, CPU_JOB, "--cluster", "--image", "j").exit_code == 0
+
+
+def test_the_runs_folder_is_refused_beside_the_path_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    result = drl("report", tmp_path, "--runs", "runs")
+    assert result.exit_code == 2
+    assert f"--runs has no effect because {tmp_path} is a run folder" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("validate", "none.yaml"), ("render", "none.yaml"), ("run", "none.yaml"), ("validate", "."),
+        ("render", CPU_JOB, "--cluster", "--settings", "none.yaml"), ("report", "none"), ("bogus",), ("run", "--bogus"),
+        ("model", "tiny", "sd4", "m"), ("model", "tiny", "sd3", CPU_JOB), ("render", CPU_JOB, "--set", "spec.x=1"),
+        ("run", EXAMPLE, "--runs", CPU_JOB), (),
+    ],
+)  # fmt: skip
+def test_every_error_of_configuration_exits_with_2_and_says_why(arguments: tuple[str | Path, ...]) -> None:
+    result = drl(*arguments)
+    assert result.exit_code == 2
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.stderr or result.stdout
+
+
+def test_a_job_is_read_from_standard_input(write_job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = write_job()
+    monkeypatch.chdir(job.parent)
+    text = job.read_text()
+    assert drl("validate", "-", stdin=text).stdout == "<stdin>: a-job is valid\n"
+    assert drl("render", "-", stdin=text).stdout == drl("render", job).stdout
+    wrong = drl("validate", "-", stdin=text.replace("totalSteps", "totalStps"))
+    assert wrong.exit_code == 2
+    assert "<stdin>:12: spec.trainer.totalStps: unknown field; did you mean 'totalSteps'?" in wrong.stderr.splitlines()
+
+
+def test_validate_names_what_a_run_on_this_machine_lacks(write_job: WriteJob) -> None:
+    job = write_job()
+    (job.parent / "train.jsonl").unlink()
+    (job.parent / "model" / "model_index.json").unlink()
+    result = drl("validate", job)
+    assert result.exit_code == 2
+    assert f"{job}:6: spec.model.base: no model in {job.parent / 'model'} (no model_index.json); " in result.stderr
+    assert f"{job}:7: spec.data.train[0]: no readable file {job.parent / 'train.jsonl'}\n" in result.stderr
+    # A pod has other files.
+    assert drl("validate", job, "--cluster").exit_code == 0
+
+
+def test_a_model_id_is_for_a_cluster_only(write_job: WriteJob) -> None:
+    job = write_job()
+    job.write_text(job.read_text().replace("./model", "Qwen/Qwen-Image"))
+    said = drl("validate", job).stderr
+    assert "spec.model.base: 'Qwen/Qwen-Image' is a model id, which only the operator downloads" in said
+    assert drl("validate", job, "--cluster").exit_code == 0
+
+
+def test_prompts_in_a_format_that_the_trainer_cannot_read_are_refused(write_job: WriteJob) -> None:
+    job = write_job()
+    (job.parent / "train.csv").touch()
+    job.write_text(job.read_text().replace("train.jsonl", "train.csv"))
+    assert "'train.csv' must end in .jsonl, .json, .parquet" in drl("validate", job).stderr
+    custom = job.read_text().replace("test.behave=well", "data.custom_cls.path=mine.py")
+    job.write_text(custom)
+    assert drl("validate", job).exit_code == 0
+
+
+def test_validate_prints_json_for_programs(write_job: WriteJob, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    right = write_job()
+    wrong.write_text(right.read_text().replace("jpeg", "jpg"))
+    result = drl("validate", "--json", right, wrong)
+    assert result.exit_code == 2
+    found = json.loads(result.stdout)
+    assert found["valid"] is False
+    assert found["jobs"][0] == {"file": str(right), "name": "a-job", "valid": True, "problems": [], "notes": []}
+    (problem,) = found["jobs"][1]["problems"]
+    assert (problem["where"], problem["field"]) == (f"{wrong}:9", "spec.reward.scorers[0].name")
+    assert "did you mean 'jpeg'?" in problem["text"]
+
+
+def test_render_prints_json_for_programs(write_job: WriteJob) -> None:
+    job = write_job()
+    found = json.loads(drl("render", "--json", job).stdout)
+    assert found["overrides"] == drl("render", job).stdout.splitlines()
+    assert found["command"][-len(found["overrides"]) :] == found["overrides"]
+    objects = json.loads(drl("render", "--json", "--cluster", "--image", "i", CPU_JOB).stdout)
+    printed = drl("render", "--cluster", "--image", "i", CPU_JOB).stdout
+    assert objects == {
+        "apiVersion": "v1", "kind": "List", "items": list(YAML(typ="safe", pure=True).load_all(printed)),
+    }  # fmt: skip
+
+
+def test_doctor_prints_json_for_programs() -> None:
+    result = drl("doctor", "--json")
+    found = json.loads(result.stdout)
+    assert found["ready"] is (result.exit_code == 0)
+    assert {finding["level"] for finding in found["findings"]} <= {"ok", "note", "missing"}
+    assert found["runs_on"]
+
+
+def test_a_job_without_an_image_renders_with_a_placeholder_that_is_announced() -> None:
+    result = drl("render", "--cluster", CPU_JOB)
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"note: {PLACEHOLDER_IMAGE} is a placeholder")
+    assert result.stdout.startswith(f"# {PLACEHOLDER_IMAGE} is a placeholder: replace it before you apply this.\n")
+    assert f"image: {PLACEHOLDER_IMAGE}" in result.stdout
+    real = drl("render", "--cluster", "--image", "real/image:1", CPU_JOB)
+    assert (real.exit_code, real.stderr, "placeholder" in real.stdout) == (0, "", False)
+    noted = drl("validate", "--cluster", CPU_JOB)
+    assert (noted.exit_code, "names no image" in noted.stderr) == (0, True)
+
+
+def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for arguments in (("tiny", "sd3"), ("shapes",)):
+        result = drl("model", *arguments, tmp_path)
+        assert (result.exit_code, result.stderr) == (
+            2, f"{tmp_path} is not empty; give a new folder, or delete it first\n",
+        )  # fmt: skip
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "shapes_train.jsonl").touch()
+    assert "already contains shapes_train.jsonl" in drl("model", "prompts", tmp_path).stderr
+
+
+@pytest.mark.slow  # starts a process on a terminal
+@pytest.mark.parametrize(("variables", "colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_color_is_honoured_on_a_terminal(write_job: WriteJob, variables: dict[str, str], colored: bool) -> None:
+    job = write_job()
+    inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environment = {**inherited, "PYTHONPATH": str(ROOT / "operator"), "TERM": "xterm-256color", **variables}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "omni_operator.cli", "run", str(job)], stdout=theirs, stderr=theirs, cwd=job.parent,
+        env=environment,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # Linux: the other end is closed
+            break
+        if not data:
+            break
+        seen += data
+    os.close(ours)
+    assert process.wait() == 0
+    assert b"weights v3" in seen
+    assert bool(re.search(rb"\x1b\[[0-9;]*(3[0-9]|9[0-7])[0-9;]*m", seen)) is colored

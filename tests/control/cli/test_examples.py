@@ -1,0 +1,72 @@
+"""Every example validates and renders, for this machine and for a cluster, without a network."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
+
+from omni_operator.api import load_job
+from omni_operator.cli.main import app
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+JOBS = sorted(EXAMPLES.glob("*.yaml"))
+TINY = "sd3-tiny"  # made by `drl model tiny`, as the example's first lines say
+
+
+def drl(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples with every model that their first lines tell to make."""
+    folder = tmp_path_factory.mktemp("examples")
+    for path in (*JOBS, EXAMPLES / "prompts"):
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        copy(path, folder / path.name)
+    for model in (TINY, "shapes-sd3"):
+        (folder / model).mkdir()
+        (folder / model / "model_index.json").touch()
+    return folder
+
+
+def test_there_are_examples_for_this_machine_and_for_a_cluster() -> None:
+    assert len(JOBS) >= 6
+    assert any(path.stem.endswith("-cluster") for path in JOBS)
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_an_example_validates(path: Path, examples: Path) -> None:
+    assert drl("validate", examples / path.name) == (0, f"{examples / path.name}: {path.stem} is valid\n")
+    code, said = drl("validate", "--cluster", path)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_an_example_renders(path: Path) -> None:
+    code, said = drl("render", path)
+    assert code == 0, said
+    assert f"trainer.experiment_name={path.stem}" in said.splitlines()
+    code, said = drl("render", "--cluster", path, "--image", "i")
+    assert code == 0, said
+    assert [body["kind"] for body in YAML(typ="safe", pure=True).load_all(said)][-1] == "RayJob"
+
+
+def test_an_example_without_its_model_says_how_to_make_it(examples: Path, tmp_path: Path) -> None:
+    shutil.copytree(examples, tmp_path, ignore=shutil.ignore_patterns(TINY), dirs_exist_ok=True)
+    code, said = drl("validate", tmp_path / "sd3-tiny-cpu.yaml")
+    assert code == 2
+    assert f"`drl model tiny sd3 {tmp_path / TINY}`" in said
+
+
+@pytest.mark.parametrize("path", [path for path in JOBS if path.stem.endswith("-cluster")], ids=lambda path: path.stem)
+def test_an_example_for_a_cluster_keeps_its_results_on_a_claim_that_the_examples_contain(path: Path) -> None:
+    job = load_job(path).job
+    claims = [YAML(typ="safe", pure=True).load(found) for found in (EXAMPLES / "claims").glob("*.yaml")]
+    assert job.spec.checkpoint.claim_name in [claim["metadata"]["name"] for claim in claims]
+    assert {claim["kind"] for claim in claims} == {"PersistentVolumeClaim"}
