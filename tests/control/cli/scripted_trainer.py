@@ -68,7 +68,7 @@ def run() -> int:
             raise RuntimeError("the reward server is away")
         if behave == "report-error" and step == 2:
             message = "ValueError: no sky in the image (prompt 'a cat', replica 0, weights 1)"
-            event("error", kind="ScoringFailed", message=message)
+            event("error", kind="ScoringFailed", message=f"ScoringFailed: {message}")
             raise RuntimeError("99 lines of Ray")
         if behave == "die" and step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
