@@ -19,8 +19,6 @@ def parse_metadata_facts(body: Body) -> JobFacts:
     """What is known of a job whose spec cannot be used."""
     meta = body["metadata"]
     return JobFacts(
-        namespace=str(meta.get("namespace") or ""),
-        name=str(meta["name"]),
         uid=str(meta.get("uid") or ""),
         generation=int(meta.get("generation") or 0),
         created=parse_timestamp(meta.get("creationTimestamp")) or _EPOCH,
@@ -35,8 +33,6 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
     accelerated = spec.trainer.accelerator.vendor != "CPU"
     return JobFacts(
-        namespace=bare.namespace,
-        name=bare.name,
         uid=bare.uid,
         generation=bare.generation,
         created=bare.created,

@@ -33,8 +33,6 @@ class JobFacts:
         retain: `cleanupPolicy: Retain`: what an attempt leaves is kept for inspection.
     """
 
-    namespace: str
-    name: str
     uid: str
     generation: int
     created: datetime

@@ -1,0 +1,263 @@
+"""Every field of a job does something: another value changes an object, an override or a fact that decisions read."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.crd import schema
+from omni_operator.api.job import Spec
+from omni_operator.api.names import RENDERED_ANNOTATION
+from omni_operator.cluster.job_parser import parse_job_facts
+from omni_operator.status.job_facts import JobFacts
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
+Path_ = tuple[str, ...]
+EXCEPTIONS = {
+    "managedBy": "the reconciler leaves a job of another manager alone: tests/control/operator_core",
+    "rollout.engine.type": "there is one engine, which has one name",
+}
+# Nothing is rendered of them: they say that the author means what the rest of the job asks for.
+CONFIRM = {
+    "rollout.replicas": "must be what the accelerators give: replicas x tensorParallelSize = accelerators",
+    "security.allowHostPaths": "lets a pod template reach into the node, and is refused without",
+}
+FULL: dict[str, Any] = {
+    "model": {
+        "base": "owner/name", "revision": "main", "tokenSecretRef": {"name": "hf", "key": "token"},
+        "cache": {"claimName": "models"},
+        "lora": {"enabled": True, "rank": 8, "alpha": 16, "targetModules": ["attn.to_q"]},
+    },
+    "data": {"train": ["train.jsonl"], "validation": ["val.jsonl"], "promptLength": 12},
+    "reward": {
+        "replicas": 2,
+        "scorers": [
+            {"name": "red", "builtin": "color", "weight": 2.0, "required": True, "settings": {"color": "red"}},
+            {"name": "mine", "function": {"path": "r.py", "name": "score"}},
+            {"name": "judge", "http": {"url": "http://judge:80/", "timeoutSeconds": 5.0, "attempts": 2}},
+        ],
+    },
+    "trainer": {
+        "replicas": 2, "totalSteps": 9, "learningRate": 0.001, "evalEverySteps": 4,
+        "accelerator": {
+            "vendor": "Mock", "count": 2, "resourceName": "a.b/c", "runtimeClassName": "rc", "preset": "Atlas-A2",
+            "rayResource": "GPU",
+        },
+        "batch": {"prompts": 8, "miniBatchPrompts": 4, "microBatchSamples": 2},
+        "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi"}},
+        "sharedMemory": {"sizeLimit": "3Gi"},
+        "podTemplate": {"spec": {"hostNetwork": True}},
+    },
+    "algorithm": {
+        "name": "FlowGRPO", "entrypoint": ["python3", "-m", "mine"], "overrides": ["data.shuffle=false"],
+    },
+    "rollout": {
+        "replicas": 4, "samplesPerPrompt": 8,
+        "engine": {"type": "vLLMOmni", "tensorParallelSize": 1, "maxBatchSize": 8, "maxConcurrentRequests": 16},
+        "agentLoop": {"workers": 2},
+        "pipeline": {"height": 64, "width": 64, "steps": 9, "guidance": 2.0, "maxSequenceLength": 12},
+        "sampler": {
+            "type": "cps", "noiseLevel": 0.5,
+            "window": {"size": 2, "start": 1, "end": 5, "placement": "Random", "stepsPerPlace": 3},
+        },
+        "staleness": {"maxVersions": 3, "maxSeconds": 60},
+    },
+    "checkpoint": {"everySteps": 3, "keep": 2, "resume": "Auto", "claimName": "runs", "path": "/runs"},
+    "seed": 3, "suspend": False, "managedBy": "diffusionrl.io/operator", "activeDeadlineSeconds": 600,
+    "preRunningDeadlineSeconds": 60, "backoffLimit": 1,
+    "failurePolicy": {"rules": [{"onReasons": ["HeadLost"], "action": "Fail"}]},
+    "suspendPolicy": {"mode": "CheckpointThenSuspend", "graceSeconds": 30}, "ttlSecondsAfterFinished": 60,
+    "cleanupPolicy": "DeleteCluster",
+    "runtime": {
+        "image": "own:1", "imagePullPolicy": "Always", "rayVersion": "2.55.0", "serviceAccountName": "sa",
+        "imagePullSecrets": [{"name": "regcred"}], "workingDir": "/opt/x",
+    },
+    "head": {"resources": {"requests": {"cpu": "1"}, "limits": {"memory": "3Gi"}}, "podTemplate": {"spec": {}}},
+    "scheduling": {
+        "schedulerName": "kai", "priorityClassName": "high", "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
+        "topology": {"required": "rack"},
+    },
+    "security": {"rayAuth": "Token", "networkPolicy": "DefaultDeny", "allowHostPaths": True},
+    "observability": {
+        "podMonitor": {"enabled": True, "interval": "5s", "labels": {"release": "p"}},
+        "tracking": {"loggers": ["wandb"], "project": "p", "wandbSecretRef": {"name": "wandb", "key": "key"}},
+    },
+}  # fmt: skip
+# What excludes something of the above, and a model that is trained whole.
+OTHER = {"scheduling": {"topology": {"preferred": "rack"}}}
+# Values that a schema alone does not lead to.
+VALUES: dict[str, list[Any]] = {
+    "reward.scorers.settings": [{"color": "blue"}],
+    "algorithm.overrides": [["data.shuffle=true"]],
+    "trainer.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
+    "head.podTemplate": [{"spec": {"priority": 3}}],
+    "trainer.batch.prompts": [4, 16],
+    "trainer.batch.miniBatchPrompts": [8],
+    "failurePolicy.rules.onReasons": [["WorkerLost"]],
+}
+# Fields that change together, or a rule between them refuses the job.
+TOGETHER: dict[str, dict[str, Any]] = {
+    "trainer.replicas": {"trainer.replicas": 1, "rollout.replicas": 2},
+    "trainer.accelerator.count": {"trainer.accelerator.count": 1, "rollout.replicas": 2},
+    "rollout.engine.tensorParallelSize": {"rollout.engine.tensorParallelSize": 4, "rollout.replicas": 1},
+    "reward.scorers.builtin": {"reward.scorers.settings": {}, "reward.scorers.builtin": "brightness"},
+}
+SPEC_SCHEMA = schema()["properties"]["spec"]
+QUANTITY = "(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+
+
+def document(spec: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": "a-job", "namespace": "ns", "uid": "u"}
+    return {"apiVersion": "diffusionrl.io/v1alpha1", "kind": "DiffusionRLJob", "metadata": metadata, "spec": spec}
+
+
+def other() -> dict[str, Any]:
+    made = copy.deepcopy(FULL)
+    for name, part in OTHER.items():
+        made[name] |= part
+    del made["observability"]["tracking"]
+    return made
+
+
+def effects(spec: dict[str, Any]) -> str:
+    """All that comes of a job, but for copies of the job itself."""
+    body = document(spec)
+    job = DiffusionRLJob.model_validate(body)
+    bodies = plan.render_objects(job, 1, SETTINGS)
+    for made in bodies:
+        made["metadata"]["annotations"].pop(RENDERED_ANNOTATION)
+        made.get("data", {}).pop("job.yaml", None)
+    local = plan.render_command(job, plan.local_layout(job, "/runs"))
+    judged = [(found.at, found.text) for found in (*plan.find_refusals(job, SETTINGS), *plan.find_warnings(job))]
+    return json.dumps([bodies, local, judged, str(parse_job_facts(body, job.spec))], sort_keys=True)
+
+
+def leaves(model: type[BaseModel], path: Path_ = ()) -> Iterator[Path_]:
+    for name, info in model.model_fields.items():
+        here = (*path, info.alias or name)
+        inner = next(models_in(info.annotation), None)
+        if inner:
+            yield from leaves(inner, here)
+        else:
+            yield here
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from models_in(inner)
+
+
+LEAVES = list(leaves(Spec))
+BEFORE = [(job, effects(job)) for job in (FULL, other())]
+
+
+def nodes_at(spec: Any, path: Path_) -> Iterator[tuple[dict[str, Any], str]]:
+    """Mappings of the job that hold the leaf, of which lists may have several."""
+    if isinstance(spec, list):
+        for item in spec:
+            yield from nodes_at(item, path)
+    elif len(path) == 1:
+        if path[0] in spec:
+            yield spec, path[0]
+    elif path[0] in spec:
+        yield from nodes_at(spec[path[0]], path[1:])
+
+
+def schema_at(path: Path_) -> dict[str, Any]:
+    node = SPEC_SCHEMA
+    for step in path:
+        node = node.get("items", node)["properties"][step]
+    return node
+
+
+def values(path: Path_, now: Any) -> Iterator[Any]:
+    """Other values that the leaf's own schema allows."""
+    yield from VALUES.get(".".join(path), ())
+    node = schema_at(path)
+    match node.get("type"):
+        case "boolean":
+            yield not now
+        case "integer" | "number":
+            step = node.get("multipleOf", 1)
+            wanted = (now + step, now - step, now * 2, now / 2 if node["type"] == "number" else now // 2)
+            yield from (value for value in wanted if node["minimum"] <= value <= node["maximum"] and value)
+        case "string" if "enum" in node:
+            yield from (value for value in node["enum"] if value != now)
+        case "string" if node.get("pattern", "").endswith(QUANTITY):
+            yield "4Gi"
+        case "string" if "interval" in path:
+            yield "7s"
+        case "string" if "rayVersion" in path:
+            yield "2.60.0"
+        case "string":
+            yield f"{now}x"
+        case "array" if "enum" in node["items"]:
+            yield ["console", *now]
+        case "array":
+            yield [*now, f"{now[0]}x"]
+        case "object":
+            yield {**now, "ephemeral-storage": "1"}
+
+
+def test_every_leaf_of_the_spec_is_in_a_job_below() -> None:
+    assert len(LEAVES) > 100
+    assert [path for path in LEAVES if not any(list(nodes_at(spec, path)) for spec in (FULL, other()))] == []
+
+
+def variants(job: dict[str, Any], path: Path_) -> Iterator[dict[str, Any]]:
+    """The job with another value of one leaf."""
+    if changes := TOGETHER.get(".".join(path)):
+        made = copy.deepcopy(job)
+        for name, value in changes.items():
+            node, key = next(nodes_at(made, tuple(name.split("."))))
+            node[key] = value
+        yield made
+    for place, (holder, leaf) in enumerate(nodes_at(job, path)):
+        for value in values(path, holder[leaf]):
+            made = copy.deepcopy(job)
+            node, key = list(nodes_at(made, path))[place]
+            node[key] = value
+            yield made
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_another_value_of_a_field_changes_something(path: Path_) -> None:
+    name, refused = ".".join(path), False
+    if name in EXCEPTIONS:
+        assert EXCEPTIONS[name]
+        return
+    for job, before in BEFORE:
+        for changed in variants(job, path):
+            try:
+                if effects(changed) != before:
+                    return
+            except ValidationError:
+                refused = True
+    assert refused and name in CONFIRM, f"spec.{name}: no other value changes anything"
+
+
+def test_every_fact_about_a_job_is_read() -> None:
+    read = set()
+    for file in (ROOT / "operator" / "omni_operator").rglob("*.py"):
+        if file.name != "job_parser.py":
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            read |= {
+                node.attr for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "facts"
+            }  # fmt: skip
+    facts = {field.name for field in dataclasses.fields(JobFacts)}
+    assert facts - read == set()
