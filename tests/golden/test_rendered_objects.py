@@ -64,6 +64,18 @@ def test_a_job_that_the_cluster_cannot_run_is_refused_with_its_line(tmp_path: Pa
     assert (named.exit_code, named.stdout.endswith("smallest is valid\n")) == (0, True)
 
 
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_results_that_would_be_lost_and_a_missing_vendor_are_a_line_on_stderr(tmp_path: Path, command: str) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text((HERE / "cpu" / "job.yaml").read_text().replace(", accelerator: {vendor: CPU}", ""))
+    result = CliRunner().invoke(app, [command, str(job), "--cluster", "--image", "i"])
+    assert result.exit_code == 0
+    assert "spec.checkpoint.claimName is not given" in result.stderr
+    assert "spec.trainer.accelerator.vendor is not given" in result.stderr
+    quiet = CliRunner().invoke(app, [command, str(HERE / "nvidia-queue" / "job.yaml"), "--cluster"])
+    assert (quiet.exit_code, quiet.stderr) == (0, "")
+
+
 def test_wrong_settings_are_refused_with_their_line(tmp_path: Path) -> None:
     wrong = tmp_path / "settings.yaml"
     wrong.write_text("image: i\nreportURL: http://x\n")

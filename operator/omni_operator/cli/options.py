@@ -59,6 +59,10 @@ class ClusterView:
         for violation in plan.find_refusals(loaded.job, self.settings):
             yield Problem(loaded.document.where(violation.at), violation.text, format_path(violation.at))
 
+    def warnings(self, loaded: LoadedJob) -> list[str]:
+        """What the author should know before the job runs on a cluster."""
+        return [f"{format_path(found.at)} {found.text}" for found in plan.find_warnings(loaded.job)]
+
     def lacks_image(self, loaded: LoadedJob) -> bool:
         """Whether the job would run the operator's default image, which no option names."""
         return self.placeholder and loaded.job.spec.runtime.image is None

@@ -86,6 +86,8 @@ def _print_objects(loaded: LoadedJob, view: ClusterView, attempt: int, *, as_jso
         )
         if not as_json:
             console.say(f"# {PLACEHOLDER_IMAGE} is a placeholder: replace it before you apply this.")
+    for warning in view.warnings(loaded):
+        console.note(warning)
     if as_json:
         console.say(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2, ensure_ascii=False))
     else:

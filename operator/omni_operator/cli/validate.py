@@ -83,9 +83,10 @@ def _local_problems(loaded: LoadedJob, path: Path) -> list[Problem]:
 
 
 def _notes(loaded: LoadedJob, view: ClusterView | None) -> list[str]:
-    if view is None or not view.lacks_image(loaded):
+    if view is None:
         return []
-    return ["names no image: the operator must have a default image (jobs.image of the chart)"]
+    no_image = ["names no image: the operator must have a default image (jobs.image of the chart)"]
+    return [*(no_image if view.lacks_image(loaded) else ()), *view.warnings(loaded)]
 
 
 def _print(verdicts: list[Verdict]) -> None:
