@@ -1,8 +1,8 @@
-"""Patch: diffusers leaves the cache of an Ascend device alone while a model is loaded into a memory pool.
+"""Patch: diffusers does not empty an Ascend NPU's cache while a model is loaded into a memory pool.
 
-Fault: diffusers frees the device's cache while it loads weights (diffusers/models/modeling_utils.py), which
-vllm-ascend's allocator does not allow inside one of its pools. Not reproduced here: that needs such a device.
-Remove when: on an Ascend device a model loads inside `CaMemAllocator.use_memory_pool` without this.
+Fault: diffusers empties the device's cache while it loads weights (diffusers/models/modeling_utils.py), which
+vllm-ascend's allocator does not allow inside one of its pools. Not reproduced here, because that needs an NPU.
+Remove when: on an Ascend NPU, a model loads inside `CaMemAllocator.use_memory_pool` without this.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ NAME = "empty_device_cache"
 
 @contextmanager
 def apply() -> Iterator[None]:
-    """As long as this context lasts, diffusers frees the cache of any other device only."""
+    """Within this context, diffusers does not empty the cache of an NPU."""
     require("diffusers", TESTED, "npu_empty_cache")
     from diffusers.utils import torch_utils
 
-    plain = torch_utils.empty_device_cache
+    upstream = torch_utils.empty_device_cache
 
-    def kept(device_type: str | None = None) -> None:
+    def patched(device_type: str | None = None) -> None:
         if (device_type or torch_utils.get_device()) != "npu":
-            plain(device_type)
+            upstream(device_type)
 
-    _replace(plain, kept)
+    _replace(upstream, patched)
     try:
         yield
     finally:
-        _replace(kept, plain)
+        _replace(patched, upstream)
 
 
 def _replace(old: Callable[..., None], new: Callable[..., None]) -> None:
-    """Wherever diffusers has taken the function by name; modules imported meanwhile took the replacement."""
+    """Replace the function in every module of diffusers that has imported it by name."""
     for name, module in list(sys.modules.items()):
         if name.startswith("diffusers.") and vars(module).get(NAME) is old:
             setattr(module, NAME, new)

@@ -1,7 +1,7 @@
-"""Patch: give vLLM-Omni's SDPA attention a forward that works out of tree.
+"""Patch: vLLM-Omni's SDPA attention works on an out-of-tree platform.
 
-Fault: `AttentionImpl.forward` (vllm_omni/diffusion/attention/backends/abstract.py) dispatches on a closed
-list of platforms and raises on any other, an out-of-tree one too.
+Fault: `AttentionImpl.forward` (vllm_omni/diffusion/attention/backends/abstract.py) dispatches on a fixed
+list of platforms and raises on every out-of-tree platform.
 Remove when: `AttentionImpl.forward` reaches `_forward_impl` on an unknown platform.
 """
 
@@ -13,7 +13,7 @@ TESTED = frozenset({"0.28.0"})
 
 
 def apply() -> None:
-    """Let `SDPAImpl.forward` be the one implementation that needs no kernels. Safe to repeat."""
+    """Make `SDPAImpl.forward` the implementation that needs no kernels. Safe to repeat."""
     require("vllm-omni", TESTED, "sdpa_forward")
     from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
 

@@ -1,8 +1,8 @@
-"""Patch: vLLM finds tokens' slots in the key-value cache on a host without kernels of its own.
+"""Patch: vLLM computes the cache slots of tokens on a CPU without CPU kernels.
 
-Fault: on a host, vLLM puts C++ functions of its CPU build in the place of its Triton kernels
-(vllm/v1/worker/cpu_model_runner.py, `_postprocess_triton`). Its CUDA build, which serves both kinds of machine, has
-none of them; of the kernels, a language model needs this one.
+Fault: on a CPU, vLLM replaces its Triton kernels by C++ functions of its CPU build
+(vllm/v1/worker/cpu_model_runner.py, `_postprocess_triton`). Its CUDA build, which this project also uses on CPUs, has
+none of them. Language models need this one kernel.
 Remove when: `cpu_triton_utils.compute_slot_mapping_kernel` works in the CUDA build.
 """
 
@@ -17,7 +17,7 @@ TESTED = frozenset({"0.28.0"})
 
 
 class _Kernel:
-    """Is called as Triton's kernels are: `kernel[grid](…)`."""
+    """Supports the call syntax of Triton's kernels: `kernel[grid](…)`."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
@@ -27,7 +27,7 @@ class _Kernel:
 
 
 def apply(function: Callable[..., None]) -> None:
-    """Let `function`, with the arguments of vLLM's `_compute_slot_mapping_kernel`, do its work. Safe to repeat."""
+    """Replace vLLM's `_compute_slot_mapping_kernel` by `function`, which has its arguments. Safe to repeat."""
     require("vllm", TESTED, "slot_mapping")
     from vllm.v1.worker import block_table
 

@@ -1,4 +1,4 @@
-"""The guard of every patch: it refuses a version that nobody has tested it on."""
+"""Version check of the patches: each refuses versions of upstream that it was not tested with."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from importlib.metadata import version
 
 
 class PatchOutdated(RuntimeError):
-    """The upstream version moved; read the patch again."""
+    """The installed version differs from the tested ones: review the patch."""
 
 
 def require(distribution: str, tested: frozenset[str], patch: str) -> None:
-    """Check that `distribution` is installed in a tested version.
+    """Check that a tested version of `distribution` is installed.
 
     Raises:
         PatchOutdated: the installed version is not in `tested`.
     """
     found = version(distribution)
     if found not in tested:
-        raise PatchOutdated(f"{patch}: tested on {distribution} {sorted(tested)}, found {found}")
+        raise PatchOutdated(f"{patch}: tested on {distribution} {sorted(tested)}, found {found}: review the patch")

@@ -1,1 +1,1 @@
-"""Plug-ins that let the stack run on a host without an accelerator."""
+"""Platform plug-ins: the CPU as a platform of vLLM, vLLM-Omni and verl."""

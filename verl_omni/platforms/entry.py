@@ -1,7 +1,7 @@
-"""Entry points that offer the host CPU as a platform, and step aside where an accelerator is found.
+"""Entry points of the CPU platform, which is used only on a machine without an accelerator.
 
-vLLM resolves its platform while `import vllm` still runs, so nothing here imports vllm_omni, and the
-functions carry names that no submodule has (vLLM swallows the error that a clash would raise).
+vLLM resolves its platform during `import vllm`, so this module must not import vllm_omni, and no function may have the
+name of a submodule (vLLM ignores the error that such a clash raises).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ def _accelerator_present() -> bool:
 
 
 def vllm_cpu_platform() -> str | None:
-    """Qualified name of vLLM's platform for a host without an accelerator, or None."""
-    return None if _accelerator_present() else "verl_omni.platforms.cpu.vllm_platform.HostCpuPlatform"
+    """Qualified name of vLLM's CPU platform; None on a machine with an accelerator."""
+    return None if _accelerator_present() else "verl_omni.platforms.cpu.vllm_platform.OutOfTreeCpuPlatform"
 
 
 def vllm_omni_cpu_platform() -> str | None:
-    """Qualified name of vLLM-Omni's platform for a host without an accelerator, or None."""
-    return None if _accelerator_present() else "verl_omni.platforms.cpu.vllm_omni_platform.HostCpuOmniPlatform"
+    """Qualified name of vLLM-Omni's CPU platform; None on a machine with an accelerator."""
+    return None if _accelerator_present() else "verl_omni.platforms.cpu.vllm_omni_platform.OmniCpuPlatform"

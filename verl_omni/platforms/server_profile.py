@@ -1,4 +1,4 @@
-"""What a rollout server does only on a certain platform."""
+"""Platform-specific settings of a rollout server's process."""
 
 from __future__ import annotations
 

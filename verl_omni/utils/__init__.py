@@ -1,1 +1,1 @@
-"""Small helpers without a room of their own."""
+"""Pixel formats, and LoRA adapters from memory for vLLM-Omni."""

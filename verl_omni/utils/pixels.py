@@ -1,4 +1,4 @@
-"""PURE: pictures and videos in the two forms that samples carry them in."""
+"""PURE: conversion of images and videos to the two pixel formats of samples."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
 PixelDtype = Literal["uint8", "float32"]
-COLORS = (1, 3, 4)  # channels of grey, colored and transparent pixels
+COLORS = (1, 3, 4)  # channels of grayscale, RGB and RGBA
 
 
 def as_pixels(media: Any, dtype: PixelDtype = "uint8") -> Tensor:
-    """Pixels on the host: uint8 from 0 to 255, or float32 from 0 to 1.
+    """Convert to pixels in CPU memory: uint8 from 0 to 255, or float32 from 0 to 1.
 
     Args:
-        media: a tensor [..., C, H, W]; an array with its channels last, as diffusers makes it, or before height and
-            width; a PIL image; or a list of PIL images or tensors, the frames of a video. What is not uint8 is taken
-            to be from 0 to 1, and clamped.
+        media: a tensor [..., C, H, W]; an array with channels last, as diffusers returns it, or before height and
+            width; a PIL image; or a list of PIL images or tensors, the frames of a video. Values of other dtypes than
+            uint8 are clamped to the range from 0 to 1.
 
     Returns:
         [..., C, H, W]; frames become [T, C, H, W].
@@ -41,7 +41,7 @@ def as_pixels(media: Any, dtype: PixelDtype = "uint8") -> Tensor:
 
 
 def as_images(pixels: Tensor) -> list[Image.Image]:
-    """uint8 pixels [B, 3, H, W] as PIL images."""
+    """Convert uint8 pixels [B, 3, H, W] to PIL images."""
     return [Image.fromarray(each.permute(1, 2, 0).contiguous().cpu().numpy()) for each in pixels]
 
 

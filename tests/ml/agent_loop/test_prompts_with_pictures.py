@@ -84,7 +84,7 @@ def server(engine: Engine) -> Any:
     made: Any = object.__new__(vLLMOmniHttpServer)
     made.engine, made._mode, made.config = engine, DiffusionMode(), None
     made.model_config = SimpleNamespace(lora_rank=0, lora={})
-    made.global_steps, made.replica_rank, made._noted_version = 3, 0, None
+    made.global_steps, made.replica_rank, made._worker_version = 3, 0, None
     made._submission_paused, made._rejecting, made._admitting = False, False, 0
     made._awake, made._resume_event = asyncio.Event(), asyncio.Event()
     made._awake.set()

@@ -1,6 +1,6 @@
-"""Each patch is still needed: without it, upstream fails as its docstring says. A failure here means: remove the patch.
+"""Each patch is still needed: without it, upstream fails as documented. If a test fails, remove the patch.
 
-Every fault is looked for in a fresh interpreter, because a patch that has been applied stays.
+Each fault is reproduced in a new interpreter, because an applied patch stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SDPA_FORWARD = """
 from verl_omni.compat import sdpa_forward
-sdpa_forward.apply = lambda: None  # the platform plug-in would apply it
+sdpa_forward.apply = lambda: None  # the platform applies the patch otherwise
 import torch
 from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
 attention = SDPAImpl(num_heads=1, head_size=8, softmax_scale=1.0, causal=False)

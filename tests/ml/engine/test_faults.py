@@ -67,14 +67,14 @@ def test_a_replica_that_is_silent_is_named_and_serves_on_when_it_is_back(two_rep
             two_replicas.score(["", "", "", ""], version=1)
         with pytest.raises(Exception, match=r"version 5 did not reach replica [01]: "):
             two_replicas.stack.weights.update_weights(global_steps=5)
-        with pytest.raises(ReplicaCallFailed, match=r"replica 1, sleep: no answer within 10 s"):
+        with pytest.raises(ReplicaCallFailed, match=r"replica 1, sleep: no reply within 10 s"):
             two_replicas.stack.weights.sleep_replicas()
         with pytest.raises(ReplicaCallFailed, match=r"replica 1 did not say its version within 10 s"):
             two_replicas.stack.versions()
     finally:
         os.kill(pid, signal.SIGCONT)
     said, address = str(drawing.value), two_replicas.stack.servers.server_addresses[1]
-    assert f"replica {address}: TimeoutError: no answer for 10 s (rollout.deadline_seconds)" in said
+    assert f"replica {address}: TimeoutError: no reply for 10 s (rollout.deadline_seconds)" in said
     assert "at weight version 1" in said and any(prompt in said for prompt in PROMPTS)
     two_replicas.stack.weights.wake_up_replicas()
     assert [each.stop_reason for each in ray_get(asked)] == ["completed"] * 3

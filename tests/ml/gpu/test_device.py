@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA device: the CPU plug-ins step aside, weights travel by device IPC, the whole job runs."""
+"""On an NVIDIA GPU: the CPU platform is not used, weights are sent by device IPC, and the whole job runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sending(handle: str, bucket_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("bucket_bytes", [1 << 12, 1 << 20])
-def test_weights_travel_between_processes_by_device_ipc(tmp_path: Path, bucket_bytes: int) -> None:
+def test_weights_are_sent_between_processes_by_device_ipc(tmp_path: Path, bucket_bytes: int) -> None:
     handle = f"ipc://{tmp_path}/weights.sock"
     sender = multiprocessing.get_context("spawn").Process(target=sending, args=(handle, bucket_bytes))
     sender.start()
@@ -51,7 +51,7 @@ def test_weights_travel_between_processes_by_device_ipc(tmp_path: Path, bucket_b
     assert left == [], "torch_*: where CUDA IPC counts who has a buffer"
 
 
-def test_the_plug_ins_for_a_cpu_step_aside() -> None:
+def test_the_cpu_platform_is_not_used() -> None:
     from verl_omni.platforms import entry
 
     assert entry.vllm_cpu_platform() is None
@@ -62,7 +62,7 @@ def test_the_plug_ins_for_a_cpu_step_aside() -> None:
 
 
 @pytest.mark.parametrize("lora", [True, False])
-def test_the_main_job_runs_on_the_device(tmp_path: Path, lora: bool) -> None:
+def test_the_main_job_runs_on_the_gpu(tmp_path: Path, lora: bool) -> None:
     job = yaml.safe_load((ROOT / "examples" / "red-grpo.yaml").read_text())
     spec = job["spec"]
     spec["model"]["base"] = str(ROOT / "examples" / spec["model"]["base"])

@@ -1,6 +1,6 @@
-"""On a machine with an Ascend device and the engine's plug-in for it: memory that sleep gives back, weights that wake.
+"""Sleep and wake on an Ascend NPU, with vllm-ascend.
 
-Never run yet: there was no such device.
+Never run so far: no NPU was available.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_sleep_gives_memory_back_and_what_was_kept_wakes_unchanged(level: int) -> None:
+def test_sleep_frees_memory_and_wake_restores_kept_tensors(level: int) -> None:
     from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
     from vllm_omni.platforms import current_omni_platform
 

@@ -1,4 +1,4 @@
-"""Attention over a paged cache is attention over the whole of each request, whatever the pages and the chunks."""
+"""Paged attention equals attention over each whole request, for any block size and chunking."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SCALE = 0.3
 
 @dataclass(frozen=True)
 class Layout:
-    """Requests in a cache whose blocks are dealt out at random.
+    """Requests in a cache whose blocks are assigned at random.
 
     Attributes:
         lengths: tokens of each request, [requests].
-        chunks: how many tokens of each request come in each step, [requests][steps].
+        chunks: number of tokens of each request in each step, [requests][steps].
     """
 
     chunks: list[list[int]]
@@ -54,7 +54,7 @@ def attended(layout: Layout, query: list[Tensor], key: list[Tensor], value: list
     width = max(-(-length // layout.block_size) for length in layout.lengths)
     blocks = torch.randperm(len(layout.chunks) * width + 2, generator=generator, dtype=torch.int32)
     table = blocks[2:].view(len(layout.chunks), width)
-    # What a block held before does not matter.
+    # Blocks hold arbitrary values at first.
     cache = torch.full((len(blocks), layout.block_size, layout.kv_heads, 2 * HEAD), 1e4)
     done, made = [0] * len(layout.chunks), [torch.empty(0)] * len(layout.chunks)
     for step in range(max(len(own) for own in layout.chunks)):
@@ -63,7 +63,7 @@ def attended(layout: Layout, query: list[Tensor], key: list[Tensor], value: list
         counts = torch.tensor([layout.chunks[row][step] for row in rows])
         positions = torch.cat([torch.arange(span.start, span.stop) for span in spans.values()])
         owners = torch.repeat_interleave(torch.arange(len(rows)), counts)
-        at = paged_attention.slots(positions, owners, table[rows], layout.block_size)
+        at = paged_attention.slot_indices(positions, owners, table[rows], layout.block_size)
         paged_attention.write(
             cache, *(torch.cat([each[row][span] for row, span in spans.items()]) for each in (key, value)), at
         )
@@ -80,7 +80,7 @@ def attended(layout: Layout, query: list[Tensor], key: list[Tensor], value: list
 
 @settings(max_examples=60, deadline=None)
 @given(layouts)
-def test_it_is_attention_over_the_whole_request(layout: Layout) -> None:
+def test_paged_attention_equals_attention_over_the_whole_request(layout: Layout) -> None:
     generator = torch.Generator().manual_seed(layout.seed)
 
     def random(heads: int) -> list[Tensor]:
@@ -93,7 +93,7 @@ def test_it_is_attention_over_the_whole_request(layout: Layout) -> None:
         torch.testing.assert_close(own, whole, atol=1e-5, rtol=1e-5)
 
 
-def test_padding_is_not_kept() -> None:
+def test_padding_is_not_stored() -> None:
     cache = torch.zeros(2, 2, 1, 2 * HEAD)
     tokens = torch.ones(3, 1, HEAD)
     paged_attention.write(cache, tokens, 2 * tokens, torch.tensor([3, paged_attention.PADDING, 0]))
@@ -102,11 +102,11 @@ def test_padding_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_cache_may_be_of_fewer_bits(dtype: torch.dtype) -> None:
+def test_the_cache_may_have_a_16_bit_dtype(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(5, 1, HEAD, generator=generator).to(dtype) for _ in range(3))
     cache, table = torch.zeros(2, 4, 1, 2 * HEAD, dtype=dtype), torch.tensor([[1, 0]])
-    at = paged_attention.slots(torch.arange(5), torch.zeros(5, dtype=torch.int64), table, 4)
+    at = paged_attention.slot_indices(torch.arange(5), torch.zeros(5, dtype=torch.int64), table, 4)
     paged_attention.write(cache, key, value, at)
     assert at.tolist() == [4, 5, 6, 7, 0]
     made = paged_attention.attend(query, cache, table, [0, 5], [5], SCALE)

@@ -1,4 +1,4 @@
-"""Pictures and videos as samples carry them."""
+"""Pixel formats of images and videos."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOAT = CHW.float() / 255
     ],
     ids=["uint8", "float32", "float64", "array", "float array", "array with channels first", "PIL"],
 )  # fmt: skip
-def test_whatever_a_picture_comes_as_its_pixels_are_the_same(picture: Any) -> None:
+def test_every_image_type_gives_the_same_pixels(picture: Any) -> None:
     made = as_pixels(picture)
     assert made.dtype == torch.uint8 and torch.equal(made, CHW)
     floats = as_pixels(picture, "float32")
@@ -42,7 +42,7 @@ def test_whatever_a_picture_comes_as_its_pixels_are_the_same(picture: Any) -> No
     ],
     ids=["tensor", "array", "tensors", "PIL frames"],
 )  # fmt: skip
-def test_a_video_is_its_frames(video: Any) -> None:
+def test_every_video_type_gives_the_same_frames(video: Any) -> None:
     made = as_pixels(video)
     assert made.shape == (2, 3, 2, 5)
     assert torch.equal(made[0], CHW) and torch.equal(made[1], CHW.flip(-1))
@@ -50,13 +50,13 @@ def test_a_video_is_its_frames(video: Any) -> None:
 
 @given(st.integers(0, 255))
 @settings(deadline=None)
-def test_every_byte_survives_the_way_to_floats_and_back(value: int) -> None:
+def test_conversion_to_float_and_back_is_exact(value: int) -> None:
     byte = torch.tensor([[[value]]], dtype=torch.uint8)
     assert torch.equal(as_pixels(as_pixels(byte, "float32")), byte)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_what_lies_outside_is_clamped_and_what_is_not_finite_refused(dtype: PixelDtype) -> None:
+def test_values_are_clamped_and_non_finite_values_refused(dtype: PixelDtype) -> None:
     made = as_pixels(torch.tensor([[[-0.5, 1.5]]]), dtype)
     assert made.flatten().tolist() == ([0, 255] if dtype == "uint8" else [0.0, 1.0])
     for bad in (float("nan"), float("inf")):
@@ -64,7 +64,7 @@ def test_what_lies_outside_is_clamped_and_what_is_not_finite_refused(dtype: Pixe
             as_pixels(torch.tensor([[[bad]]]), dtype)
 
 
-def test_images_for_people_are_the_same_pixels() -> None:
+def test_pil_images_have_the_same_pixels() -> None:
     images = as_images(torch.stack([CHW, CHW.flip(-1)]))
     assert [image.size for image in images] == [(5, 2), (5, 2)]
     assert np.array_equal(np.asarray(images[0]), HWC)

@@ -1,4 +1,4 @@
-"""A LoRA request that carries its tensors, as vLLM-Omni's manager is given it."""
+"""LoRA requests with tensors, as vLLM-Omni's manager loads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def request(scale: int = 1, targets: Any = TARGETS) -> Any:
     )  # fmt: skip
 
 
-def test_its_pattern_matches_what_vllm_omni_matches_with_the_list() -> None:
+def test_the_pattern_matches_the_same_modules_as_the_list() -> None:
     from vllm_omni.diffusion.lora.utils import _match_target_modules
 
     from verl_omni.utils.vllm_omni import load_tensor_adapter
@@ -36,7 +36,7 @@ def test_its_pattern_matches_what_vllm_omni_matches_with_the_list() -> None:
 
 
 @pytest.mark.parametrize("targets", [".*to_q", []])
-def test_a_pattern_and_no_targets_stay_what_they_are(targets: Any) -> None:
+def test_a_pattern_or_missing_targets_are_unchanged(targets: Any) -> None:
     from verl_omni.utils.vllm_omni import load_tensor_adapter
 
     _, helper = load_tensor_adapter(request(targets=targets), dtype=torch.float32)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Abort, drain, sleep and wake of a server, on a stand-in for the engine that keeps what it was told in order."""
+"""Abort, drain, sleep and wake of a server, with a fake engine that records its calls in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARAMS: dict[str, Any] = {"height": 64}
 
 
 class Engine:
-    """AsyncOmni's control calls; requests end when they are aborted, or when the test says so."""
+    """AsyncOmni's control calls; requests end when they are aborted, or when the test ends them."""
 
     def __init__(self, stages: int = 1, status: str = "SUCCESS", answers: int | None = None) -> None:
         self.default_sampling_params_list = [None] * stages
@@ -75,7 +75,7 @@ def made(engine: Engine, mode: str = "HYBRID") -> Any:
     server: Any = object.__new__(vLLMOmniHttpServer)
     server.engine, server._mode, server.config = engine, DiffusionMode(), SimpleNamespace(free_cache_engine=True)
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
-    server._noted_version = None
+    server._worker_version = None
     server._lora_loaded, server._asleep, server.global_steps, server.replica_rank = None, set(), 3, 1
     server._submission_paused, server._rejecting, server._admitting = False, False, 0
     server._resume_event, server._awake = asyncio.Event(), asyncio.Event()
@@ -94,7 +94,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_abort_all_ends_what_runs_and_holds_what_comes_until_resume() -> None:
+async def test_abort_all_aborts_running_requests_and_holds_new_ones_until_resume() -> None:
     server = made(Engine())
     running = [asking(server, name) for name in "ab"]
     await turn()
@@ -111,7 +111,7 @@ async def test_abort_all_ends_what_runs_and_holds_what_comes_until_resume() -> N
     assert server.engine.told == ["pause", ("abort", ["a", "b"]), "resume", ("abort", "c")]
 
 
-async def test_a_server_that_leaves_answers_late_requests_at_once() -> None:
+async def test_a_rejecting_server_aborts_new_requests_at_once() -> None:
     server = made(Engine())
     await server.abort_all_requests(reject_request=True)
     late = await server.generate([1], PARAMS, "late")
@@ -119,7 +119,7 @@ async def test_a_server_that_leaves_answers_late_requests_at_once() -> None:
     assert late.diffusion_output.numel() == 0 and server.engine.told == ["pause"]
 
 
-async def test_a_request_that_is_just_being_admitted_is_aborted_too() -> None:
+async def test_a_request_that_is_being_admitted_is_aborted_too() -> None:
     server, asked = made(Engine()), asyncio.Event()
     server.model_config.lora_rank = 4
 
@@ -138,7 +138,7 @@ async def test_a_request_that_is_just_being_admitted_is_aborted_too() -> None:
     assert (await slow).stop_reason == "aborted"
 
 
-async def test_a_request_that_is_not_here_is_not_aborted() -> None:
+async def test_an_unknown_request_is_not_aborted() -> None:
     server = made(Engine())
     assert await server.abort_request("stranger") == {"aborted": False, "request_id": "stranger"}
     assert server.engine.told == []
@@ -148,7 +148,7 @@ async def test_draining_has_a_deadline() -> None:
     server = made(Engine())
     task = asking(server, "a")
     await turn()
-    with pytest.raises(TimeoutError, match=r"draining requests did not end within 0.02 s"):
+    with pytest.raises(TimeoutError, match=r"timeout after 0.02 s while draining requests"):
         await server.wait_for_requests_to_drain(deadline=0.02)
     await server.engine.abort("a")
     await server.wait_for_requests_to_drain(deadline=5)
@@ -167,7 +167,7 @@ async def test_sleep_and_wake_are_acknowledged_by_every_stage(mode: str) -> None
     assert server.engine.told == [("sleep", 1), ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])]
 
 
-async def test_a_request_waits_until_all_that_slept_is_awake() -> None:
+async def test_a_request_waits_until_everything_is_awake() -> None:
     server = made(Engine())
     await server.sleep()
     waiting = asking(server, "early")
@@ -180,7 +180,7 @@ async def test_a_request_waits_until_all_that_slept_is_awake() -> None:
     assert (await waiting).stop_reason == "aborted"
 
 
-async def test_a_plain_client_waits_for_the_replica_to_be_awake() -> None:
+async def test_an_http_request_waits_until_the_replica_is_awake() -> None:
     server = made(Engine())
     await server.sleep()
 
@@ -199,7 +199,7 @@ async def test_a_plain_client_waits_for_the_replica_to_be_awake() -> None:
     ("engine", "message"),
     [({"status": "ERROR"}, "was refused: ERROR: no memory"), ({"stages": 2, "answers": 1}, "by 1 of 2 stages")],
 )
-async def test_a_sleep_or_wake_that_is_not_acknowledged_raises(engine: dict[str, Any], message: str) -> None:
+async def test_an_unacknowledged_sleep_or_wake_raises(engine: dict[str, Any], message: str) -> None:
     server = made(Engine(**engine))
     with pytest.raises(RuntimeError, match=f"sleep .*{message}"):
         await server.sleep()
@@ -209,7 +209,7 @@ async def test_a_sleep_or_wake_that_is_not_acknowledged_raises(engine: dict[str,
     assert server._asleep == {"weights"}, "it is not awake"
 
 
-async def test_a_server_of_its_own_devices_never_sleeps() -> None:
+async def test_a_standalone_server_never_sleeps() -> None:
     server = made(Engine(), "STANDALONE")
     await server.sleep()
     await server.wake_up()
@@ -228,25 +228,25 @@ async def test_a_failure_names_the_replica_and_its_weights() -> None:
     assert isinstance(caught.value.__cause__, OSError) and server._admitting == 0
 
 
-def test_the_error_crosses_processes_whole() -> None:
+def test_the_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(ReplicaError(2, None, "gone")))
     assert (error.replica_rank, error.global_steps, error.reason) == (2, None, "gone")
     assert str(error) == "rollout replica 2, with its first weights: gone"
 
 
-async def test_an_unknown_wish_leaves_no_admission_open() -> None:
+async def test_an_invalid_parameter_leaves_no_open_admission() -> None:
     server = made(Engine())
     with pytest.raises(ValueError, match="Unknown output_type"):
         await server.generate([1], {"output_type": "hologram"}, "a")
     assert server._admitting == 0
 
 
-async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> None:
+async def test_an_http_request_uses_the_policys_adapter() -> None:
     from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine
 
     seen: list[Any] = []
 
-    class Drawing:
+    class InnerEngine:
         name = "inner"
 
         async def generate(self, *, sampling_params_list: list[Any] | None, lora_request: Any, **asked: Any) -> Any:
@@ -258,7 +258,7 @@ async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> No
     async def policy() -> AsyncIterator[str]:
         yield "policy"
 
-    engine = PolicyEngine(Drawing(), policy)
+    engine = PolicyEngine(InnerEngine(), policy)
     asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request="own")]
     drawn = [each async for each in engine.generate("a lawn", request_id="1", sampling_params_list=asked)]
     assert drawn == ["picture"] and seen == ["policy", "own", None] and engine.name == "inner"
@@ -269,12 +269,12 @@ async def test_a_plain_clients_request_is_drawn_with_the_policys_adapter() -> No
     assert seen == ["policy", "own"]
 
 
-async def test_a_control_call_to_a_server_that_is_silent_ends_and_names_the_replica() -> None:
+async def test_a_control_call_without_reply_raises_and_names_the_replica() -> None:
     from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
 
     class Silent:
-        """A server all of whose methods never answer."""
+        """A server whose methods never reply."""
 
         def __getattr__(self, name: str) -> Any:
             return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.Event().wait())
@@ -287,6 +287,6 @@ async def test_a_control_call_to_a_server_that_is_silent_ends_and_names_the_repl
         "clear_kv_cache": (), "release_kv_cache": (), "resume_kv_cache": (),
     }  # fmt: skip
     for name, arguments in calls.items():
-        with pytest.raises(ReplicaCallFailed, match=rf"replica 3, {name}: no answer within 0\.05 s"):
+        with pytest.raises(ReplicaCallFailed, match=rf"replica 3, {name}: no reply within 0\.05 s"):
             async with asyncio.timeout(5):
                 await getattr(replica, name)(*arguments)

@@ -1,4 +1,4 @@
-"""The HTTP side of a server, with a stand-in that draws where the engine would."""
+"""HTTP app of a server, with a fake engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GREEN = (0, 128, 0)
 
 
 class Engine:
-    """What the routes of images ask of `AsyncOmni`; draws green."""
+    """The methods of `AsyncOmni` that the image routes use; generates green images."""
 
     def __init__(self) -> None:
         from vllm_omni.inputs.data import OmniDiffusionSamplingParams
@@ -63,7 +63,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm_omni.entrypoints.cli import serve
 
-    from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine, http_app
+    from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine, build_http_app
 
     parser = FlexibleArgumentParser()
     kinds = parser.add_subparsers(dest="subparser")
@@ -77,7 +77,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
         yield "policy"
 
     engine = Engine()
-    app = await http_app(PolicyEngine(engine, policy), args)
+    app = await build_http_app(PolicyEngine(engine, policy), args)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica") as made:
         yield SimpleNamespace(engine=engine, get=made.get, post=made.post)
 
@@ -89,7 +89,7 @@ def drawn(answer: httpx.Response) -> Image.Image:
     return image
 
 
-async def test_a_picture_comes_as_a_png_of_the_size_that_was_asked(client: Any) -> None:
+async def test_an_image_is_returned_as_png_in_the_requested_size(client: Any) -> None:
     asked = {"prompt": "a lawn", "size": "48x32", "seed": 7, "num_inference_steps": 3}
     image = drawn(await client.post("/v1/images/generations", json=asked))
     assert image.size == (48, 32) and np.asarray(image)[0, 0].tolist() == list(GREEN)
@@ -99,7 +99,7 @@ async def test_a_picture_comes_as_a_png_of_the_size_that_was_asked(client: Any) 
     assert params.lora_request == "policy", "drawn without the weights that training published"
 
 
-async def test_several_pictures_of_a_prompt_are_a_request_each(client: Any) -> None:
+async def test_several_images_of_a_prompt_are_one_request_each(client: Any) -> None:
     asked = {"prompt": "a lawn", "size": "16x16", "seed": 7, "n": 3}
     answer = await client.post("/v1/images/generations", json=asked)
     assert answer.status_code == 200 and len(answer.json()["data"]) == 3
@@ -110,7 +110,7 @@ async def test_several_pictures_of_a_prompt_are_a_request_each(client: Any) -> N
     assert refused.status_code == 400 and "cannot draw that" in refused.text
 
 
-async def test_a_picture_can_be_part_of_the_question(client: Any) -> None:
+async def test_an_image_can_be_part_of_the_prompt(client: Any) -> None:
     file = io.BytesIO()
     Image.new("RGB", (16, 16), "red").save(file, "PNG")
     answer = await client.post(
@@ -130,12 +130,12 @@ async def test_a_picture_can_be_part_of_the_question(client: Any) -> None:
         ({"n": 0}, "n"), ({"n": 11}, "n"),
     ],
 )  # fmt: skip
-async def test_a_question_that_makes_no_sense_is_answered_in_words(client: Any, wrong: Any, words: str) -> None:
+async def test_an_invalid_request_gets_an_error_message(client: Any, wrong: Any, words: str) -> None:
     answer = await client.post("/v1/images/generations", json={"prompt": "a lawn", "size": "16x16", **wrong})
     assert 400 <= answer.status_code < 500 and words in answer.text
 
 
-async def test_the_omni_routes_come_before_those_of_vllm(client: Any) -> None:
+async def test_routes_of_vllm_omni_precede_those_of_vllm(client: Any) -> None:
     assert (await client.get("/health")).json() == {"status": "healthy"}
     assert len((await client.get("/v1/models")).json()["data"]) == 1
     assert "python_info" in (await client.get("/metrics")).text

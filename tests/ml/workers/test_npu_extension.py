@@ -1,4 +1,4 @@
-"""Sleep on an Ascend device: the engine's real worker class, and a double of the public interface of its allocator."""
+"""Sleep on an Ascend NPU: the engine's real worker class, and a fake of its allocator's public interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ events: list[Any] = []
 
 
 class CaMemAllocator:
-    """Records its calls; knows no argument that the real one does not have."""
+    """Records its calls; accepts only the arguments of the real one."""
 
     instance: CaMemAllocator | None = None
     usage = 0
@@ -45,7 +45,7 @@ class CaMemAllocator:
 
 
 class Ascend:
-    """The engine's platform on such a device."""
+    """The engine's platform on an NPU."""
 
     def is_npu(self) -> bool:
         return True
@@ -69,7 +69,7 @@ class Pipeline(torch.nn.Module):
 
 @pytest.fixture
 def ascend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The device's platform and the vendor's module, until the test ends."""
+    """Fakes of the platform and of vllm-ascend, until the test ends."""
     from verl_omni.workers.rollout.vllm_rollout.engine_worker import npu_extension
 
     names = ("vllm_ascend", "vllm_ascend.device_allocator", "vllm_ascend.device_allocator.camem")
@@ -84,7 +84,7 @@ def ascend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def worker() -> Any:
-    """The class that the engine makes of the extension and its worker, without a model loaded."""
+    """The class that the engine builds from the extension and its worker, without a model."""
     from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 
     from verl_omni.workers.rollout.vllm_rollout.npu_utils import vLLMOmniNPUColocateWorkerExtension
@@ -100,7 +100,7 @@ def worker() -> Any:
 
 @pytest.mark.usefixtures("ascend")
 @pytest.mark.parametrize("tag", ["weights", "kv_cache"])
-def test_what_is_loaded_goes_into_a_pool_of_its_tag(worker: Any, tag: str) -> None:
+def test_loaded_memory_belongs_to_the_pool_of_its_tag(worker: Any, tag: str) -> None:
     with worker._maybe_get_memory_pool_context(tag):
         events.append("load")
     assert events == ["synchronize", ("pool", tag), "load", ("pool ends", tag)]
@@ -115,7 +115,7 @@ def test_without_sleep_mode_there_is_no_pool(worker: Any) -> None:
 
 
 @pytest.mark.usefixtures("ascend")
-def test_a_process_has_weights_of_one_engine(worker: Any) -> None:
+def test_a_second_engine_in_the_process_is_refused(worker: Any) -> None:
     CaMemAllocator.usage = 1
     with pytest.raises(AssertionError, match="Sleep mode can only be used for one instance per process"):
         worker._maybe_get_memory_pool_context("weights")
@@ -125,14 +125,14 @@ def test_a_process_has_weights_of_one_engine(worker: Any) -> None:
 
 @pytest.mark.usefixtures("ascend")
 @pytest.mark.parametrize(("level", "kept"), [(1, ("weights",)), (2, ())])
-def test_sleep_waits_for_the_device_and_keeps_weights_on_level_one(worker: Any, level: int, kept: Any) -> None:
+def test_sleep_synchronizes_and_level_1_keeps_weights(worker: Any, level: int, kept: Any) -> None:
     assert worker.sleep(level) is True
     assert events == ["synchronize", ("sleep", kept), "empty_cache", "synchronize"]
     assert set(worker._sleep_saved_buffers) == ({"scale"} if level == 2 else set())
 
 
 @pytest.mark.usefixtures("ascend")
-def test_buffers_come_back_with_the_weights_and_once(worker: Any) -> None:
+def test_buffers_are_restored_once_with_the_weights(worker: Any) -> None:
     buffer = worker.model_runner.pipeline.scale
     worker.sleep(level=2)
     buffer.zero_()
@@ -165,7 +165,7 @@ def test_the_engine_acknowledges_sleep_and_wake(worker: Any) -> None:
     assert ("wake_up", ["weights"]) in events
 
 
-def test_on_another_device_the_engines_own_worker_does_it() -> None:
+def test_other_devices_use_the_engines_own_worker() -> None:
     from verl_omni.workers.rollout.vllm_rollout.npu_utils import vLLMOmniNPUColocateWorkerExtension
 
     class Own:
@@ -184,7 +184,7 @@ def test_on_another_device_the_engines_own_worker_does_it() -> None:
     assert made.wake_up(["weights"]) == ("wake_up", ["weights"])
 
 
-def test_inside_the_pool_diffusers_leaves_the_cache_of_the_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diffusers_does_not_empty_the_cache_inside_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     from diffusers.models import modeling_utils
 
     from verl_omni.compat import npu_empty_cache

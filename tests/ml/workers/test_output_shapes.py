@@ -1,4 +1,4 @@
-"""The shape of a sample, from the engine's."""
+"""Shapes of samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat, 
         ((1, 1, 3, 8, 8), (1, 3, 8, 8)),  # a video of one frame stays a video
     ],
 )
-def test_pictures_and_videos_lose_the_engines_dimension_alone(engine: tuple[int, ...], sample: tuple[int, ...]) -> None:
+def test_images_and_videos_lose_only_the_batch_dimension(engine: tuple[int, ...], sample: tuple[int, ...]) -> None:
     result = SimpleNamespace(images=[torch.zeros(engine, dtype=torch.uint8)])
     made = to_diffusion_output(result, SampleFormat(), global_steps=2)
     assert made.diffusion_output.shape == sample and made.diffusion_output.dtype == torch.uint8

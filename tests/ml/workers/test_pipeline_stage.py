@@ -1,4 +1,4 @@
-"""What vLLM-Omni's engine is told of a language model before it starts."""
+"""Registration of a language model with vLLM-Omni's engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the engine's module
 
 
 def folder(at: Path, **settings: Any) -> str:
-    """As much of a model as the engine decides by."""
+    """The part of a model that the engine reads."""
     at.mkdir()
     (at / "config.json").write_text(json.dumps(settings))
     return str(at)
@@ -21,7 +21,7 @@ def folder(at: Path, **settings: Any) -> str:
 
 @pytest.fixture
 def pipelines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """vLLM-Omni's, put back after the test."""
+    """vLLM-Omni's registered pipelines, restored after the test."""
     from vllm_omni.config import config_factory, pipeline_registry
 
     own: dict[str, Any] = dict(pipeline_registry.OMNI_PIPELINES)
@@ -30,7 +30,7 @@ def pipelines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return own
 
 
-def test_a_language_model_becomes_one_stage_that_makes_tokens(tmp_path: Path, pipelines: dict[str, Any]) -> None:
+def test_a_language_model_becomes_one_autoregressive_stage(tmp_path: Path, pipelines: dict[str, Any]) -> None:
     from vllm_omni.config.stage_config import StageExecutionType
 
     from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
@@ -41,33 +41,31 @@ def test_a_language_model_becomes_one_stage_that_makes_tokens(tmp_path: Path, pi
         (stage,) = pipelines["qwen2"].stages
         assert pipelines["qwen2"].model_arch == "Qwen2ForCausalLM"
         assert (stage.execution_type, stage.final_output_type) == (StageExecutionType.LLM_AR, "text")
-        assert stage.scheduler_cls.endswith(".OmniARScheduler"), "a host prepares no step ahead"
+        assert stage.scheduler_cls.endswith(".OmniARScheduler"), "the CPU runner does not prepare steps ahead"
 
 
-def test_a_model_that_the_engine_has_a_pipeline_for_keeps_it(tmp_path: Path, pipelines: dict[str, Any]) -> None:
+def test_a_model_with_its_own_pipeline_keeps_it(tmp_path: Path, pipelines: dict[str, Any]) -> None:
     from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
 
     before = dict(pipelines)
-    # It calls itself qwen2, and is told apart by its architecture.
+    # Its model type is qwen2; only its architecture differs.
     model = folder(tmp_path / "audio", model_type="qwen2", architectures=["MiMoAudioModel"])
     pipeline_stage.register_language_model(model, trust_remote_code=False)
     assert pipelines == before
 
 
 @pytest.mark.parametrize("settings", [{"model_type": "unheard-of"}, {}])
-def test_what_is_no_language_model_is_refused_in_words(
-    tmp_path: Path, pipelines: dict[str, Any], settings: dict[str, Any]
-) -> None:
+def test_other_models_are_refused(tmp_path: Path, pipelines: dict[str, Any], settings: dict[str, Any]) -> None:
     from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
 
     model = folder(tmp_path / "nothing", **settings)
     with pytest.raises(
-        ValueError, match=r"nothing is no language model: its config\.json is missing, or names no arch"
+        ValueError, match=r"nothing is not a language model: its config\.json is missing or names no arch"
     ):
         pipeline_stage.register_language_model(model, trust_remote_code=False)
 
 
-def test_settings_inside_settings_that_nobody_chose_are_left_out(tmp_path: Path) -> None:
+def test_nested_default_settings_are_dropped(tmp_path: Path) -> None:
     from vllm.config import CompilationConfig, CUDAGraphMode
     from vllm_omni.engine.arg_utils import OmniEngineArgs
 
@@ -82,4 +80,4 @@ def test_settings_inside_settings_that_nobody_chose_are_left_out(tmp_path: Path)
     assert made["max_num_seqs"] == 3 and made.keys() < given.keys()
     assert OmniEngineArgs(**made).compilation_config.cudagraph_mode == CUDAGraphMode.PIECEWISE
     with pytest.raises(ValueError, match="cudagraph_capture_sizes"):
-        OmniEngineArgs(**given)  # upstream takes its own defaults back: nothing needs to be left out any more
+        OmniEngineArgs(**given)  # if upstream accepts its own defaults, dropping them is no longer necessary

@@ -1,4 +1,4 @@
-"""What the agent loop asks for, as the engine is given it, and the engine's answers, as the agent loop gets them."""
+"""Conversion of requests for the engine, and of the engine's outputs for the agent loop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # vLLM-Omni's own cla
 PICTURE = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
 VIDEO = torch.stack([PICTURE, PICTURE + 1, PICTURE + 2], dim=1)  # [1, T, C, H, W]
 LATENT = torch.linspace(-3, 3, 16).reshape(1, 4, 2, 2).to(torch.bfloat16)
-SOUND = torch.linspace(-1, 1, 8)
+AUDIO = torch.linspace(-1, 1, 8)
 
 
-def answer(*images: Any, **fields: Any) -> Any:
+def engine_output(*images: Any, **fields: Any) -> Any:
     from vllm_omni.outputs import OmniRequestOutput
 
     return OmniRequestOutput.from_diffusion(request_id="1", images=list(images), **fields)
@@ -41,36 +41,36 @@ def sample(result: Any, **params: Any) -> Any:
     ],
     ids=["batched", "tensor", "dict", "output", "first of a dict", "PIL", "array"],
 )  # fmt: skip
-def test_a_picture(image: Any) -> None:
-    made = sample(answer(image))
+def test_an_image_is_converted(image: Any) -> None:
+    made = sample(engine_output(image))
     assert torch.equal(made.diffusion_output, PICTURE[0]) and made.stop_reason == "completed"
     assert made.extra_fields == {"global_steps": 4} and made.log_probs is None
 
 
-def test_pixels_are_floats_when_the_caller_asks() -> None:
+def test_float_pixels_on_request() -> None:
     for params in ({"pixel_dtype": "float32"}, {"extra_args": {"pixel_dtype": "float32"}}):
-        made = sample(answer(PICTURE), **params).diffusion_output
+        made = sample(engine_output(PICTURE), **params).diffusion_output
         assert made.dtype == torch.float32
         torch.testing.assert_close(made, PICTURE[0].float() / 255)
 
 
 @pytest.mark.parametrize("params", [{"output_type": "latent"}, {"extra_args": {"output_type": "latent"}}])
-def test_latents_stay_as_they_are_in_float32(params: dict[str, Any]) -> None:
-    made = sample(answer(LATENT), **params).diffusion_output
+def test_latents_are_unchanged_in_float32(params: dict[str, Any]) -> None:
+    made = sample(engine_output(LATENT), **params).diffusion_output
     assert made.dtype == torch.float32 and torch.equal(made, LATENT[0].float())
 
 
 def test_latents_of_a_video_keep_their_dimensions() -> None:
     latent = torch.randn(1, 16, 2, 4, 4)
     assert torch.equal(
-        sample(answer(latent, final_output_type="video"), output_type="latent").diffusion_output, latent[0]
+        sample(engine_output(latent, final_output_type="video"), output_type="latent").diffusion_output, latent[0]
     )
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 8, 8), (1, 16, 64), (1, 16, 2, 8, 8)], ids=["image", "patches", "video"])
-def test_latents_of_every_family_lose_the_engines_dimension(shape: tuple[int, ...]) -> None:
+def test_latents_of_every_family_lose_the_batch_dimension(shape: tuple[int, ...]) -> None:
     latent = torch.randn(shape)
-    assert torch.equal(sample(answer(latent), output_type="latent").diffusion_output, latent[0])
+    assert torch.equal(sample(engine_output(latent), output_type="latent").diffusion_output, latent[0])
 
 
 @pytest.mark.parametrize(
@@ -81,43 +81,43 @@ def test_latents_of_every_family_lose_the_engines_dimension(shape: tuple[int, ..
     ],
     ids=["batched", "tensor", "dict", "array", "PIL frames"],
 )  # fmt: skip
-def test_a_video(images: list[Any]) -> None:
-    made = sample(answer(*images, final_output_type="video"))
+def test_a_video_is_converted(images: list[Any]) -> None:
+    made = sample(engine_output(*images, final_output_type="video"))
     assert torch.equal(made.diffusion_output, VIDEO[0])
 
 
-def test_a_video_of_one_frame_is_still_a_video() -> None:
-    assert sample(answer(VIDEO[:, :1], final_output_type="video")).diffusion_output.shape == (1, 3, 2, 2)
-    assert sample(answer(VIDEO[0, :1], final_output_type="video")).diffusion_output.shape == (1, 3, 2, 2)
+def test_a_video_of_one_frame_keeps_its_frame_dimension() -> None:
+    assert sample(engine_output(VIDEO[:, :1], final_output_type="video")).diffusion_output.shape == (1, 3, 2, 2)
+    assert sample(engine_output(VIDEO[0, :1], final_output_type="video")).diffusion_output.shape == (1, 3, 2, 2)
 
 
 @pytest.mark.parametrize(
     ("result", "rate"),
     [
-        (lambda: answer((VIDEO, SOUND), final_output_type="video"), 32000),
-        (lambda: answer({"video": VIDEO, "audio": SOUND}), 32000),
-        (lambda: answer(VIDEO, final_output_type="video",
-                        multimodal_output={"audio": SOUND.numpy(), "audio_sample_rate": 16000}), 16000),
+        (lambda: engine_output((VIDEO, AUDIO), final_output_type="video"), 32000),
+        (lambda: engine_output({"video": VIDEO, "audio": AUDIO}), 32000),
+        (lambda: engine_output(VIDEO, final_output_type="video",
+                        multimodal_output={"audio": AUDIO.numpy(), "audio_sample_rate": 16000}), 16000),
     ],
-    ids=["pair", "dict", "beside"],
+    ids=["pair", "dict", "multimodal"],
 )  # fmt: skip
-def test_sound_of_a_video_comes_beside_it(result: Any, rate: int) -> None:
+def test_the_audio_of_a_video_is_an_extra_field(result: Any, rate: int) -> None:
     made = sample(result())
     assert torch.equal(made.diffusion_output, VIDEO[0])
-    assert torch.equal(made.extra_fields["audio"], SOUND) and made.extra_fields["audio_sample_rate"] == rate
+    assert torch.equal(made.extra_fields["audio"], AUDIO) and made.extra_fields["audio_sample_rate"] == rate
 
 
 @pytest.mark.parametrize(
-    "result", [lambda: answer({"audio": SOUND}), lambda: answer(multimodal_output={"audio": SOUND})]
+    "result", [lambda: engine_output({"audio": AUDIO}), lambda: engine_output(multimodal_output={"audio": AUDIO})]
 )
-def test_sound_alone_is_the_sample(result: Any) -> None:
+def test_audio_alone_is_the_sample(result: Any) -> None:
     made = sample(result())
-    assert torch.equal(made.diffusion_output, SOUND) and "audio" not in made.extra_fields
+    assert torch.equal(made.diffusion_output, AUDIO) and "audio" not in made.extra_fields
 
 
-def test_a_trajectory_loses_the_engines_dimension() -> None:
+def test_a_trajectory_loses_the_batch_dimension() -> None:
     rl = {"scalar": torch.tensor(2.0), "nothing": None, "empty": [], "listed": [5, 6], "sigmas": torch.ones(1, 3)}
-    result = answer(
+    result = engine_output(
         PICTURE, trajectory_latents=torch.ones(1, 3, 4), trajectory_timesteps=torch.ones(1, 2),
         trajectory_log_probs=torch.zeros(1, 2),
         multimodal_output={"metadata": {"rl": rl, "prompt_embeddings": {"prompt_embeds": torch.ones(1, 5, 6)}}},
@@ -141,10 +141,12 @@ def test_a_trajectory_loses_the_engines_dimension() -> None:
     [("abort", "aborted"), ("stop", "completed"), ("length", "completed"), ("tired", "tired"), (None, "aborted")],
 )
 @pytest.mark.parametrize("params", [{}, {"output_type": "latent"}, {"pixel_dtype": "float32"}])
-def test_a_request_without_a_picture_is_empty_and_says_why(finish: Any, reason: str, params: dict[str, Any]) -> None:
+def test_a_request_without_an_image_gives_an_empty_sample_with_its_stop_reason(
+    finish: Any, reason: str, params: dict[str, Any]
+) -> None:
     from vllm.outputs import CompletionOutput
 
-    result = answer()
+    result = engine_output()
     if finish is not None:
         result.outputs = [CompletionOutput(0, "", [], None, None, finish_reason=finish)]
     for made in (sample(result, **params), sample(None, **params) if finish is None else sample(result, **params)):
@@ -178,31 +180,31 @@ def test_parameters_are_split_between_engine_and_pipeline() -> None:
     [({}, "pt"), ({"output_type": "video"}, "pt"), ({"output_type": "latent"}, "latent"),
      ({"extra_args": {"output_type": "latent"}}, "latent")],
 )  # fmt: skip
-def test_the_engine_is_told_what_a_sample_is(params: dict[str, Any], output_type: str) -> None:
+def test_the_output_type_is_set_for_the_engine(params: dict[str, Any], output_type: str) -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
 
     assert requests.engine_sampling_params(params).output_type == output_type
 
 
 @pytest.mark.parametrize("params", [{"output_type": "hologram"}, {"pixel_dtype": "int4"}])
-def test_an_unknown_wish_is_refused(params: dict[str, Any]) -> None:
+def test_unknown_formats_are_refused(params: dict[str, Any]) -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
 
     with pytest.raises(ValueError, match=r"Unknown .*; one of"):
         requests.engine_sampling_params(params)
 
 
-def test_a_prompt_carries_what_was_asked_and_nothing_else() -> None:
+def test_a_prompt_contains_exactly_the_given_parts() -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
 
     assert requests.engine_prompt(requests.RolloutRequest([1, 2])) == {"prompt_token_ids": [1, 2]}
-    asked = requests.RolloutRequest(
+    request = requests.RolloutRequest(
         torch.tensor([[1, 2]]), negative_prompt_ids=[3], prompt_mask=[1, 1], extra_prompt_ids={"t5": np.array([4, 5])},
         negative_extra_prompt_ids={"t5": [6]}, image_data=["picture"], audio_data=["sound"],
         mm_processor_kwargs={"fps": 2},
     )  # fmt: skip
     media = {"image": ["picture"], "audio": ["sound"]}
-    assert requests.engine_prompt(asked, several_stages=True) == {
+    assert requests.engine_prompt(request, several_stages=True) == {
         "prompt_token_ids": [1, 2], "negative_prompt_ids": [3], "prompt_mask": [1, 1],
         "extra_prompt_ids": {"t5": [4, 5]}, "negative_extra_prompt_ids": {"t5": [6]}, "modalities": ["image"],
         "mm_processor_kwargs": {"fps": 2}, "multi_modal_data": media, "extra_args": {"multi_modal_data": media},
@@ -224,7 +226,7 @@ def tokens(params: dict[str, Any], **lengths: int) -> Any:
     ("params", "limit"),
     [({}, 3), ({"max_tokens": 5}, 5), ({"max_new_tokens": 2}, 2), ({"max_tokens": 99}, 6), ({"max_tokens": 0}, 1)],
 )
-def test_an_answer_is_as_long_as_asked_and_as_there_is_room(params: dict[str, Any], limit: int) -> None:
+def test_a_response_is_limited_by_the_request_and_by_the_model(params: dict[str, Any], limit: int) -> None:
     before = dict(params)
     assert tokens(params).max_tokens == limit
     assert params == before
@@ -241,19 +243,19 @@ def test_the_repetition_penalty_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("length", [10, 11])
-def test_a_prompt_that_fills_the_model_is_refused(length: int) -> None:
+def test_a_prompt_that_leaves_no_room_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match=rf"Prompt length \({length}\) meets or exceeds"):
         tokens({}, prompt_length=length)
 
 
-def test_a_request_for_tokens_that_makes_no_sense_is_refused() -> None:
+def test_invalid_token_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="The prompt has no tokens"):
         tokens({}, prompt_length=0)
     with pytest.raises(ValueError, match="Unknown sampling parameters: colour, size"):
         tokens({"size": 1, "colour": "red", "temperature": 0.5})
 
 
-def test_tokens_come_back_with_their_log_probabilities_and_version() -> None:
+def test_token_output_has_log_probabilities_and_version() -> None:
     from vllm.logprobs import Logprob
     from vllm.outputs import CompletionOutput
     from vllm_omni.outputs import OmniRequestOutput
@@ -273,7 +275,7 @@ def test_tokens_come_back_with_their_log_probabilities_and_version() -> None:
 # --- modes ---------------------------------------------------------------------------------------------
 
 
-def test_the_mode_is_a_setting() -> None:
+def test_output_mode_selects_the_mode() -> None:
     from verl_omni.workers.config import DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
@@ -283,12 +285,12 @@ def test_the_mode_is_a_setting() -> None:
         return DiffusionRolloutConfig(engine_kwargs={"vllm_omni": engine}, prompt_length=6, response_length=4)
 
     assert isinstance(select_mode(rollout()), DiffusionMode)
-    writing, config = select_mode(rollout(output_mode="ar")), rollout(output_mode="ar")
-    assert isinstance(writing, LanguageModelMode)
-    writing.complete_rollout_config(config)
+    mode, config = select_mode(rollout(output_mode="ar")), rollout(output_mode="ar")
+    assert isinstance(mode, LanguageModelMode)
+    mode.complete_rollout_config(config)
     assert config.max_model_len == 10
-    with pytest.raises(ValueError, match=r"Unknown engine_kwargs.vllm_omni.output_mode: 'sing'"):
-        select_mode(rollout(output_mode="sing"))
+    with pytest.raises(ValueError, match=r"Unknown engine_kwargs.vllm_omni.output_mode: 'midi'"):
+        select_mode(rollout(output_mode="midi"))
 
 
 def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
@@ -298,13 +300,17 @@ def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 
-    asked, config = requests.RolloutRequest([1]), SimpleNamespace(max_model_len=9, response_length=2)
-    written = LanguageModelMode().engine_request(asked, {}, "adapter", config, ["one", "two"])
-    assert written["sampling_params_list"][0].max_tokens == 2 and written["sampling_params_list"][1:] == ["two"]
-    assert written["lora_request"] == "adapter" and "modalities" not in written["prompt"]
-    drawn = DiffusionMode().engine_request(asked, {"height": 8}, "adapter", config, ["one", "two"])
-    assert drawn["sampling_params_list"][:1] == ["one"] and drawn["sampling_params_list"][1].height == 8
-    assert drawn["sampling_params_list"][1].lora_request == "adapter" and drawn["prompt"]["modalities"] == ["image"]
+    request, config = requests.RolloutRequest([1]), SimpleNamespace(max_model_len=9, response_length=2)
+    tokens_request = LanguageModelMode().engine_request(request, {}, "adapter", config, ["one", "two"])
+    assert tokens_request["sampling_params_list"][0].max_tokens == 2 and tokens_request["sampling_params_list"][1:] == [
+        "two"
+    ]
+    assert tokens_request["lora_request"] == "adapter" and "modalities" not in tokens_request["prompt"]
+    image_request = DiffusionMode().engine_request(request, {"height": 8}, "adapter", config, ["one", "two"])
+    assert image_request["sampling_params_list"][:1] == ["one"] and image_request["sampling_params_list"][1].height == 8
+    assert image_request["sampling_params_list"][1].lora_request == "adapter" and image_request["prompt"][
+        "modalities"
+    ] == ["image"]
 
 
 def test_engine_settings_reach_the_engine_in_either_spelling() -> None:

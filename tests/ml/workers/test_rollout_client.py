@@ -1,4 +1,4 @@
-"""Clients of the rollout servers, with doubles of verl's router and of a server."""
+"""Clients of the rollout servers, with fakes of verl's router and of a server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Call:
 
 
 class Router:
-    """verl's load balancer with one server, which gives its answers in turn; releases are counted."""
+    """verl's load balancer with one server, which returns its outputs in order; releases are counted."""
 
     def __init__(self, *answers: Any, missing: bool = False) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ async def ask(client: Any) -> Any:
         return await client.generate("r", prompt_ids=[1], sampling_params={}, negative_prompt_ids=[2])
 
 
-async def test_a_sample_passes_and_its_server_is_released() -> None:
+async def test_a_sample_is_returned_and_its_server_released() -> None:
     router = Router(sample(4))
     made = await ask(DiffusionLLMServerClient(CONFIG, router))
     assert made.extra_fields == {"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4}
@@ -84,7 +84,7 @@ async def test_an_error_names_the_replica_and_keeps_the_cause() -> None:
 
 
 @pytest.mark.parametrize("crossed", [False, True], ids=["as raised", "as Ray hands it over"])
-async def test_an_error_that_names_the_replica_is_not_told_twice(crossed: bool) -> None:
+async def test_an_error_that_names_the_replica_is_not_wrapped(crossed: bool) -> None:
     from ray.exceptions import RayTaskError
 
     own = ReplicaError(1, 4, "ValueError: no room")
@@ -97,14 +97,14 @@ async def test_an_error_that_names_the_replica_is_not_told_twice(crossed: bool) 
     assert router.released == ["10.0.0.1:81"]
 
 
-async def test_without_a_replica_there_is_none_to_name() -> None:
+async def test_an_error_before_a_replica_is_acquired_is_not_wrapped() -> None:
     with pytest.raises(RuntimeError, match="No available servers") as failure:
         await ask(DiffusionLLMServerClient(CONFIG, Router(missing=True)))
     assert not isinstance(failure.value, ReplicaCallFailed)
 
 
 class Late:
-    """A server that answers when it is told to."""
+    """A server that replies when the test tells it to."""
 
     def __init__(self) -> None:
         self.asked: list[asyncio.Future[Any]] = []
@@ -122,19 +122,19 @@ def with_deadline(seconds: float, server: Any) -> tuple[Any, Router]:
     return DiffusionLLMServerClient(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)), router), router
 
 
-async def test_a_replica_that_answers_nothing_is_given_up_and_its_server_released() -> None:
+async def test_a_silent_replica_is_treated_as_failed_and_its_server_released() -> None:
     server = Late()
     client, router = with_deadline(0.05, server)
     with pytest.raises(
-        ReplicaCallFailed, match=r"replica 10\.0\.0\.1:81: TimeoutError: no answer for 0\.05 s \(rollout\.d"
+        ReplicaCallFailed, match=r"replica 10\.0\.0\.1:81: TimeoutError: no reply for 0\.05 s \(rollout\.d"
     ):
         await ask(client)
     assert router.released == ["10.0.0.1:81"]
     assert server.asked[0].cancelled()
 
 
-async def test_a_long_queue_is_not_silence() -> None:
-    """Ten samples, one after the other, take far longer than the deadline, which starts again with each."""
+async def test_each_sample_restarts_the_deadline() -> None:
+    """Ten samples, one after the other, take much longer than the deadline."""
     server, turns = Late(), 10
     client, _ = with_deadline(0.2, server)
     waiting = [
@@ -148,8 +148,8 @@ async def test_a_long_queue_is_not_silence() -> None:
     assert asyncio.get_running_loop().time() - began > 2 * 0.2
 
 
-async def test_waiting_for_the_router_is_no_silence_of_a_replica() -> None:
-    """The router is an actor, which the first request waits for while it is imported."""
+async def test_waiting_for_the_router_does_not_start_the_deadline() -> None:
+    """The router is an actor, and the first request waits while its process starts."""
     server = Late()
     client, router = with_deadline(0.05, server)
 
@@ -166,7 +166,7 @@ async def test_waiting_for_the_router_is_no_silence_of_a_replica() -> None:
     assert (await waiting).stop_reason == "completed"
 
 
-async def test_a_request_that_is_given_up_by_its_caller_is_given_up_here() -> None:
+async def test_cancelling_the_caller_cancels_the_request() -> None:
     server = Late()
     client, router = with_deadline(3600, server)
     waiting = asyncio.ensure_future(ask(client))
@@ -182,7 +182,7 @@ def retrying(router: Router, **options: Any) -> DiffusionWholeSampleRetryLLMServ
     return DiffusionWholeSampleRetryLLMServerClient(CONFIG, router, retry_wait_s=0.0, **options)
 
 
-async def test_an_aborted_sample_is_made_again_and_stamped_with_the_versions_it_spanned() -> None:
+async def test_an_aborted_sample_is_retried_and_reports_all_its_versions() -> None:
     router = Router(sample(None, "aborted"), sample(4, "aborted"), sample(6), sample(7))
     made = await ask(retrying(router))
     assert made.stop_reason == "completed"
@@ -191,20 +191,20 @@ async def test_an_aborted_sample_is_made_again_and_stamped_with_the_versions_it_
     assert all(request["prompt_ids"] == [1] for request in router.requests), "the whole sample, not a rest of it"
 
 
-async def test_retries_end() -> None:
+async def test_the_number_of_retries_is_limited() -> None:
     router = Router(*[sample(4, "aborted")] * 9)
     assert (await ask(retrying(router, max_retries=2))).stop_reason == "aborted"
     assert len(router.requests) == 3
 
 
-async def test_a_failure_is_not_tried_again() -> None:
+async def test_a_failure_is_not_retried() -> None:
     router = Router(sample(1, "aborted"), RuntimeError("gone"), sample(1))
     with pytest.raises(ReplicaCallFailed, match="gone"):
         await ask(retrying(router))
     assert len(router.requests) == 2
 
 
-def test_retries_are_counted_from_zero() -> None:
+def test_a_negative_number_of_retries_is_refused() -> None:
     with pytest.raises(ValueError, match="max_retries must not be negative: -1"):
         retrying(Router(), max_retries=-1)
     made = DiffusionWholeSampleRetryLLMServerClient(CONFIG, Router())

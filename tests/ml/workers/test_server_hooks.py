@@ -1,4 +1,4 @@
-"""What verl's server and replica ask of ours while they start."""
+"""Hooks that verl's server and replica call while they start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 ROLLOUT = "verl_omni.workers.config.DiffusionRolloutConfig"
-UTILS = "verl_omni.workers.rollout.vllm_rollout"
+PACKAGE = "verl_omni.workers.rollout.vllm_rollout"
 
 
 def rollout(output_mode: str | None = None, **settings: Any) -> Any:
@@ -25,7 +25,7 @@ def rollout(output_mode: str | None = None, **settings: Any) -> Any:
 
 @pytest.fixture
 def language_model(tmp_path: Path) -> Path:
-    """As much of a language model as its settings are read from."""
+    """Config and tokenizer of a language model."""
     from transformers import AutoTokenizer, Qwen2Config
 
     AutoTokenizer.from_pretrained(MODEL / "tokenizer").save_pretrained(tmp_path)
@@ -36,7 +36,7 @@ def language_model(tmp_path: Path) -> Path:
 
 
 def server(config: Any, model: Any) -> Any:
-    """A server that has read its settings, as verl's constructor makes it do, without the rest of that."""
+    """A server that has read its settings, without the rest of verl's constructor."""
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     made: Any = object.__new__(vLLMOmniHttpServer)
@@ -46,20 +46,20 @@ def server(config: Any, model: Any) -> Any:
     return made
 
 
-def drawing(**settings: Any) -> Any:
+def diffusion_server(**settings: Any) -> Any:
     target = {"_target_": "verl_omni.workers.config.DiffusionModelConfig", "path": str(MODEL)}
     return server(rollout(**settings), OmegaConf.create(target))
 
 
-def writing(folder: Path, **settings: Any) -> Any:
+def language_model_server(folder: Path, **settings: Any) -> Any:
     target = {"_target_": "verl.workers.config.HFModelConfig", "path": str(folder)}
     return server(rollout("ar", **settings), OmegaConf.create(target))
 
 
-def test_a_server_that_draws() -> None:
+def test_a_server_of_a_diffusion_model() -> None:
     from verl_omni.workers.config import DiffusionModelConfig
 
-    made = drawing()
+    made = diffusion_server()
     assert isinstance(made.model_config, DiffusionModelConfig)
     assert made.config.seed == 0, "verl adds the replica's rank to it"
     assert made.config.max_model_len is None
@@ -72,47 +72,47 @@ def test_a_server_that_draws() -> None:
     assert [module.__name__ for module in made._get_cli_modules()] == ["vllm_omni.entrypoints.cli.serve"]
 
 
-def test_a_server_that_writes(language_model: Path) -> None:
+def test_a_server_of_a_language_model(language_model: Path) -> None:
     from verl.workers.config import HFModelConfig
 
-    made = writing(language_model, prompt_length=20, response_length=12, temperature=0.5)
+    made = language_model_server(language_model, prompt_length=20, response_length=12, temperature=0.5)
     assert isinstance(made.model_config, HFModelConfig)
     assert made.config.max_model_len == 32
-    assert writing(language_model, max_model_len=7).config.max_model_len == 7
+    assert language_model_server(language_model, max_model_len=7).config.max_model_len == 7
     assert made._get_override_generation_config()["temperature"] == 0.5
     engine_kwargs = dict(made.config.engine_kwargs["vllm_omni"])
     made._preprocess_engine_kwargs(engine_kwargs)
     assert engine_kwargs == {"stage_init_timeout": 9}
 
 
-def test_the_extension_of_the_engines_workers(language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_extension_depends_on_device_and_mode(language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.utils import device
 
     plain, ascend = (
-        f"{UTILS}.utils.vLLMOmniColocateWorkerExtension",
-        f"{UTILS}.npu_utils.vLLMOmniNPUColocateWorkerExtension",
+        f"{PACKAGE}.utils.vLLMOmniColocateWorkerExtension",
+        f"{PACKAGE}.npu_utils.vLLMOmniNPUColocateWorkerExtension",
     )
-    made = drawing(), writing(language_model)
+    made = diffusion_server(), language_model_server(language_model)
     assert [each._get_worker_extension_cls() for each in made] == [plain, plain]
     monkeypatch.setattr(device, "is_torch_npu_available", lambda check_device=True: True)
     assert [each._get_worker_extension_cls() for each in made] == [ascend, plain]
 
 
 def prepared(given: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-    made = drawing(**settings)
+    made = diffusion_server(**settings)
     arguments: dict[str, Any] = {"max_num_seqs": 8, **(given or {})}
     made._mode.complete_engine_args(arguments, made.config, made.model_config)
     return arguments
 
 
-def test_the_pipeline_that_the_engine_is_given() -> None:
+def test_the_engine_gets_the_pipeline_of_the_model() -> None:
     made = prepared(step_execution=True)
     found = made["custom_pipeline_args"]["pipeline_class"]
     assert found.startswith("verl_omni.pipelines.sd3.") and made["step_execution"] is True
     assert (prepared()["step_execution"], prepared()["max_num_seqs"]) == (False, 8)
 
 
-def test_the_attention_of_the_pipeline_is_a_setting() -> None:
+def test_the_attention_backend_is_a_setting() -> None:
     from vllm_omni.diffusion.data import parse_attention_config
 
     for given, found in (({"rollout_attn_backend": "TORCH_SDPA"}, "TORCH_SDPA"), ({}, "FLASH_ATTN")):
@@ -123,12 +123,12 @@ def test_the_attention_of_the_pipeline_is_a_setting() -> None:
         assert {key: value for key, value in made.items() if "attention" in key and value is not None} == given
 
 
-async def test_a_replica_fits_in_one_node() -> None:
+async def test_headless_mode_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"^vLLM-Omni headless mode is not implemented yet\.$"):
-        await drawing().run_headless(argparse.Namespace())
+        await diffusion_server().run_headless(argparse.Namespace())
 
 
-def test_a_replica_starts_our_servers() -> None:
+def test_verl_finds_our_replica_which_starts_our_server() -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     from verl_omni.workers.rollout import replica

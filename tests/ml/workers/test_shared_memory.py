@@ -1,4 +1,4 @@
-"""Shared memory of a process that was killed is removed by its parent, and nothing else."""
+"""Removal of the shared memory of killed child processes, and of nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
 
-# It has a segment and a semaphore of its own, and no tracker that would remove them.
+# The child has a segment and a semaphore, and no resource tracker that would remove them.
 CHILD = """
 import sys, time
 from multiprocessing import resource_tracker, shared_memory, synchronize, get_context
@@ -24,7 +24,7 @@ time.sleep(600)
 """
 
 
-def test_what_a_killed_child_had_goes_and_the_own_semaphores_stay() -> None:
+def test_shared_memory_of_a_killed_child_is_removed_but_not_own_semaphores() -> None:
     own, lock = python.SharedMemory(create=True, size=16), multiprocessing.get_context("spawn").Lock()
     child = subprocess.Popen([sys.executable, "-c", CHILD, own.name], stdout=subprocess.PIPE, text=True)
     try:
@@ -36,10 +36,10 @@ def test_what_a_killed_child_had_goes_and_the_own_semaphores_stay() -> None:
     finally:
         child.kill()
         child.communicate()
-    assert segment.exists() and semaphore.exists(), "nobody has removed them"
+    assert segment.exists() and semaphore.exists(), "still present before the removal"
     held = Path("/dev/shm/sem." + lock._semlock.name.removeprefix("/"))  # type: ignore[attr-defined]
     shared_memory.remove_segments(files | {held})
     assert not segment.exists() and not semaphore.exists() and not Path("/dev/shm", own.name).exists()
-    assert held.exists(), "who has a semaphore removes it"
+    assert held.exists(), "own semaphores stay"
     own.close()
     resource_tracker.unregister(f"/{own.name}", "shared_memory")

@@ -1,4 +1,4 @@
-"""Weights of a language model change between requests only, and half an update answers none."""
+"""Weights of a language model change only between requests, and partly written weights serve none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_omni.workers.rollout.vllm_rollout.language_model.weights_gate import W
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError
 
 FULL, ADAPTER = [[{"lora": False}]], [[{"lora": True}]]
-BROKEN: list[Any] = [{"supported": False, "error": "[PartialWeights] the update broke off"}]
+BROKEN: list[Any] = [{"supported": False, "error": "[PartialWeights] the update failed"}]
 
 
 async def turn() -> None:
@@ -20,18 +20,18 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_update_is_refused_while_a_request_is_answered() -> None:
+async def test_an_update_is_refused_while_requests_are_in_flight() -> None:
     gate = WeightsGate()
     async with gate.request(), gate.request():
-        with pytest.raises(WeightSyncError, match="2 requests are being answered"), gate.update():
-            raise AssertionError("it was let in")
-    with gate.update(), pytest.raises(WeightSyncError, match="another update runs"), gate.update():
-        raise AssertionError("it was let in")
+        with pytest.raises(WeightSyncError, match="2 requests are in flight"), gate.update():
+            raise AssertionError("entered")
+    with gate.update(), pytest.raises(WeightSyncError, match="another weight update is running"), gate.update():
+        raise AssertionError("entered")
     with gate.update():
         pass
 
 
-async def test_a_request_waits_until_the_update_is_over() -> None:
+async def test_a_request_waits_for_the_update() -> None:
     gate, began = WeightsGate(), []
 
     async def request(name: str) -> None:
@@ -47,7 +47,7 @@ async def test_a_request_waits_until_the_update_is_over() -> None:
     assert began == ["a", "b"]
 
 
-async def test_an_update_that_fails_lets_requests_in_again() -> None:
+async def test_requests_resume_after_a_failed_update() -> None:
     gate = WeightsGate()
     with pytest.raises(ZeroDivisionError), gate.update():
         raise ZeroDivisionError
@@ -55,22 +55,22 @@ async def test_an_update_that_fails_lets_requests_in_again() -> None:
         pass
 
 
-async def test_half_an_update_answers_nothing_until_all_weights_have_come() -> None:
+async def test_partly_written_weights_serve_nothing_until_a_full_update() -> None:
     gate = WeightsGate()
     with pytest.raises(EngineControlError):
         gate.check_update_replies("update", BROKEN)
     for answers in ([], [ADAPTER]):
         for each in answers:
             assert gate.check_update_replies("update", each) == [{"lora": True}]
-        with pytest.raises(PartialWeights, match="the update broke off"):
+        with pytest.raises(PartialWeights, match="the update failed"):
             async with gate.request():
-                raise AssertionError("it was let in")
+                raise AssertionError("entered")
     gate.check_update_replies("update", FULL)
     async with gate.request():
         pass
 
 
-async def test_an_update_that_changed_nothing_tears_nothing() -> None:
+async def test_an_update_that_wrote_nothing_does_not_block_requests() -> None:
     gate = WeightsGate()
     with pytest.raises(EngineControlError, match="arrived twice"):
         gate.check_update_replies("update", [{"supported": False, "error": "[IncompleteUpdate] a arrived twice"}])

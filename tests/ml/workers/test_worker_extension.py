@@ -1,4 +1,4 @@
-"""The documented edges of the engine worker's extension and of an adapter's request, without an engine."""
+"""The worker extension and LoRA requests with tensors, without an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def worker(pipeline: Any = "pipeline", device: Any = "cpu") -> Any:
     return made
 
 
-def test_the_handle_names_job_replica_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_handle_names_job_replica_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VERL_RAY_JOB_ID", "VERL_REPLICA_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert worker()._get_zmq_handle() == "ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-2.sock"
@@ -32,18 +32,18 @@ def test_the_handle_names_job_replica_and_rank(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("missing", ["pipeline", "device"])
-def test_weights_for_a_worker_that_has_loaded_nothing_are_refused(missing: str) -> None:
-    with pytest.raises(RuntimeError, match="weights arrived at a worker without a pipeline"):
+def test_an_update_before_the_model_is_loaded_is_refused(missing: str) -> None:
+    with pytest.raises(RuntimeError, match="weight update for a worker without a pipeline"):
         worker(**{missing: None}).update_weights_from_ipc()
 
 
-def test_an_adapter_needs_its_settings_and_the_base_and_settings_sent_ahead_serve_once() -> None:
+def test_an_adapter_update_needs_config_and_base_and_a_pending_config_is_used_once() -> None:
     taken: list[Any] = []
 
     def made() -> Any:
         own = worker()
-        own._take_adapter = lambda handle, config, deadline: taken.append(("adapter", config))
-        own._take_full = lambda handle, deadline: taken.append("full")
+        own._receive_adapter = lambda handle, config, deadline: taken.append(("adapter", config))
+        own._receive_full = lambda handle, deadline: taken.append("full")
         return own
 
     own = made()
@@ -58,7 +58,7 @@ def test_an_adapter_needs_its_settings_and_the_base_and_settings_sent_ahead_serv
     assert taken == [("adapter", CONFIG), "full"]
 
 
-def test_a_request_may_carry_an_adapter_or_name_its_files() -> None:
+def test_tensors_of_a_lora_request_are_optional() -> None:
     from vllm_omni.lora.request import LoRARequest
 
     from verl_omni.utils.vllm_omni.utils import OmniTensorLoRARequest
@@ -70,7 +70,7 @@ def test_a_request_may_carry_an_adapter_or_name_its_files() -> None:
         OmniTensorLoRARequest(lora_name="123", lora_int_id=123, lora_path="")
 
 
-def test_a_pipeline_without_a_layer_for_an_adapter_is_refused() -> None:
+def test_a_pipeline_without_lora_layers_is_refused() -> None:
     from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
 
     from verl_omni.utils.vllm_omni.utils import OmniTensorLoRARequest, VLLMOmniHijack
@@ -87,7 +87,7 @@ def test_a_pipeline_without_a_layer_for_an_adapter_is_refused() -> None:
         manager._load_adapter(request)
 
 
-def test_verls_requests_for_language_models_are_loaded_too() -> None:
+def test_verls_tensor_requests_for_language_models_are_loaded() -> None:
     from verl.utils.vllm import TensorLoRARequest
     from vllm.config.lora import LoRAConfig
     from vllm.lora.lora_model import LoRAModel

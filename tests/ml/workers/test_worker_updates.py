@@ -1,4 +1,4 @@
-"""A rank's part in a weight update, with doubles of the actor and of the sender."""
+"""One rank of a weight update, with fakes of the actor and of the sender."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # the worker's module
 
 
 class Sender:
-    """`ServerAdapter` of replica 1, which fails where it is told to; it takes two weights."""
+    """`ServerAdapter` of replica 1, which fails at the given point; it reads two weights."""
 
     replica_rank = 1
 
     def __init__(self, failing: str) -> None:
         self.failing = failing
 
-    def _reach(self, place: str) -> None:
-        if place == self.failing:
-            raise DeadlineExceeded("no answer within 10 s")
+    def _reach(self, point: str) -> None:
+        if point == self.failing:
+            raise DeadlineExceeded("no reply within 10 s")
 
     async def resume(self, tags: list[str]) -> None:
         self._reach(tags[0])
@@ -55,14 +55,14 @@ def worker(failing: str, gathered: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("failing", ["weights", "transfer", "kv_cache"])
-async def test_a_rank_whose_replica_fails_gathers_with_the_others_to_the_end(failing: str) -> None:
+async def test_a_rank_whose_replica_fails_still_takes_part_in_every_gather(failing: str) -> None:
     gathered: list[int] = []
-    words = r"version 7 did not reach replica 1: no answer within 10 s"
+    words = r"version 7 did not reach replica 1: no reply within 10 s"
     with pytest.raises(DeadlineExceeded, match=words) as caught:
         await worker(failing, gathered).update_weights(global_steps=7)
     assert isinstance(caught.value, WeightSyncError)
     assert gathered == [0, 1, 2, 3, 4]
 
 
-async def test_an_update_that_arrives_is_answered() -> None:
+async def test_a_successful_update_returns_the_reply() -> None:
     assert (await worker("", []).update_weights(global_steps=7))["tensors"] == 2

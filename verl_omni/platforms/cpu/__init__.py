@@ -1,1 +1,1 @@
-"""The host CPU as a platform of vLLM, vLLM-Omni and verl."""
+"""The CPU platform of vLLM, vLLM-Omni and verl."""

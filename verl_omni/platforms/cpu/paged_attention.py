@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-PADDING = -1  # slot of a token that fills up a batch and is not kept
+PADDING = -1  # slot of a padding token, which is not stored
 
 
-def slots(positions: Tensor, owners: Tensor, block_table: Tensor, block_size: int) -> Tensor:
-    """Where tokens belong in the cache.
+def slot_indices(positions: Tensor, owners: Tensor, block_table: Tensor, block_size: int) -> Tensor:
+    """Slots of tokens in the cache.
 
     Args:
-        positions: int64 [tokens], of each token in its request.
+        positions: int64 [tokens], position of each token in its request.
         owners: int64 [tokens], row of `block_table` of each token's request.
         block_table: int [requests, blocks], a request's blocks in order.
 
@@ -31,11 +31,11 @@ def slots(positions: Tensor, owners: Tensor, block_table: Tensor, block_size: in
 
 
 def write(cache: Tensor, key: Tensor, value: Tensor, at: Tensor) -> None:
-    """Keep the keys and values of tokens.
+    """Store the keys and values of tokens.
 
     Args:
         key, value: [tokens, kv_heads, head_size].
-        at: int64 [tokens], slots; `PADDING` is left out.
+        at: int64 [tokens], slots; tokens with `PADDING` are skipped.
     """
     kept = at >= 0
     flat = cache.view(-1, *cache.shape[2:])
@@ -45,27 +45,27 @@ def write(cache: Tensor, key: Tensor, value: Tensor, at: Tensor) -> None:
 def attend(
     query: Tensor, cache: Tensor, block_table: Tensor, starts: Sequence[int], lengths: Sequence[int], scale: float
 ) -> Tensor:
-    """Causal attention of each request's newest tokens to all of its tokens, whose keys and values are in the cache.
+    """Causal attention of each request's new tokens to all of its tokens, whose keys and values are in the cache.
 
     Args:
-        query: [tokens, heads, head_size], the requests one after the other. Heads are shared among `kv_heads` in turn
+        query: [tokens, heads, head_size], one request after the other. Groups of heads share a head of the cache
             (grouped-query attention, arXiv:2305.13245).
         block_table: int [requests, blocks].
-        starts: the requests' first tokens in `query`, and the end of the last one's.
-        lengths: how many tokens each request has, the new ones among them.
-        scale: of the products of queries and keys.
+        starts: index of each request's first token in `query`, and the number of tokens.
+        lengths: number of tokens of each request, including the new ones.
+        scale: factor of the products of queries and keys.
 
     Returns:
         [tokens, heads, head_size].
     """
     block_size = cache.shape[1]
-    made = torch.empty_like(query)
+    output = torch.empty_like(query)
     for row, (first, end, length) in enumerate(zip(starts, starts[1:], lengths, strict=False)):
         blocks = block_table[row, : -(-length // block_size)].to(torch.int64)
         key, value = cache[blocks].flatten(0, 1)[:length].to(query.dtype).transpose(0, 1).chunk(2, dim=-1)
         new = end - first
         mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)
-        made[first:end] = scaled_dot_product_attention(
+        output[first:end] = scaled_dot_product_attention(
             query[first:end].transpose(0, 1), key, value, attn_mask=mask, scale=scale, enable_gqa=True
         ).transpose(0, 1)
-    return made
+    return output

@@ -1,4 +1,4 @@
-"""verl's view of a host CPU; chosen by `VERL_PLATFORM=cpu` (entry point group `verl.plugins`)."""
+"""verl's CPU platform, selected by `VERL_PLATFORM=cpu` (entry point group `verl.plugins`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 
-class _HostDevice:
-    """`torch.cpu` and the few names of `torch.cuda` that verl calls on a device module."""
+class _CpuDeviceModule:
+    """`torch.cpu` with the functions of `torch.cuda` that verl calls on a device module."""
 
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+    def _do_nothing(self, *args: Any, **kwargs: Any) -> None:
         return None
 
-    empty_cache = ipc_collect = set_device = manual_seed = manual_seed_all = reset_peak_memory_stats = _nothing
+    empty_cache = ipc_collect = set_device = manual_seed = manual_seed_all = reset_peak_memory_stats = _do_nothing
 
     def _zero(self, *args: Any) -> int:
         return 0
@@ -36,11 +36,11 @@ class _HostDevice:
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):  # type: ignore[misc]
-    """Logical devices on a host: Ray's `GPU` resource is what `ray.init(num_gpus=…)` says it is."""
+    """CPU platform. Ray counts logical GPUs, as set by `ray.init(num_gpus=…)`."""
 
     device_name = "cpu"
     vendor_name = "cpu"
-    device_module = _HostDevice()
+    device_module = _CpuDeviceModule()
 
     def is_available(self) -> bool:
         return True
@@ -55,10 +55,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return 1
 
     def set_device(self, device_index: int) -> None:
-        """There is one host."""
+        """There is one CPU device."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs beside the host."""
+        """Do nothing: CPU operations are synchronous."""
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -67,7 +67,7 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """torch's host allocator has none."""
+        """torch's CPU allocator has no settings."""
 
     def empty_cache(self) -> None:
         """There is no device cache."""
@@ -92,14 +92,14 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         """No device profiler."""
 
     def ray_resource_name(self) -> str:
-        """What Ray counts: pods with stand-ins for devices are offered under the name that real ones would have."""
+        """The resource that Ray counts; pods with fake GPUs use the resource name of real ones."""
         return os.environ.get("VERL_OMNI_RAY_RESOURCE", "GPU")
 
     def ray_noset_envvars(self) -> list[str]:
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
     def is_ipc_supported(self) -> bool:
-        return False  # device IPC; weights then travel through shared memory
+        return False  # no device IPC: weights are sent through shared memory
 
     def cudart(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""vLLM-Omni's view of a host CPU."""
+"""vLLM-Omni's CPU platform."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing_extensions import override
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
 from verl_omni.compat import sdpa_forward
-from verl_omni.platforms.cpu.vllm_platform import HostCpuPlatform
+from verl_omni.platforms.cpu.vllm_platform import OutOfTreeCpuPlatform
 
 
-class HostCpuOmniPlatform(OmniPlatform, HostCpuPlatform):
-    """Scaled-dot-product attention of torch, no inductor, no device memory to hand back."""
+class OmniCpuPlatform(OmniPlatform, OutOfTreeCpuPlatform):
+    """Uses torch's scaled-dot-product attention and no inductor; there is no device memory."""
 
     _omni_enum = OmniPlatformEnum.OOT
 
@@ -30,12 +30,12 @@ class HostCpuOmniPlatform(OmniPlatform, HostCpuPlatform):
     @classmethod
     @override
     def get_diffusion_worker_cls(cls) -> str:
-        return "verl_omni.platforms.cpu.worker.HostDiffusionWorker"
+        return "verl_omni.platforms.cpu.diffusion_worker.CpuDiffusionWorker"
 
     @classmethod
     @override
     def get_omni_ar_worker_cls(cls) -> str:
-        return "verl_omni.platforms.cpu.ar_worker.HostArWorker"
+        return "verl_omni.platforms.cpu.language_model_worker.CpuLanguageModelWorker"
 
     @classmethod
     @override
@@ -65,7 +65,7 @@ class HostCpuOmniPlatform(OmniPlatform, HostCpuPlatform):
     @classmethod
     @override
     def synchronize(cls) -> None:
-        """Nothing runs beside the host."""
+        """Do nothing: CPU operations are synchronous."""
 
     @classmethod
     @override
@@ -90,9 +90,9 @@ class HostCpuOmniPlatform(OmniPlatform, HostCpuPlatform):
 
     @classmethod
     def max_memory_reserved(cls, device: Any = None) -> int:
-        """The same as `max_memory_allocated`: a host reserves nothing apart."""
+        """Same as `max_memory_allocated`: torch reserves no CPU memory."""
         return cls.max_memory_allocated(device)
 
     @classmethod
     def reset_peak_memory_stats(cls, device: Any = None) -> None:
-        """The kernel keeps the peak; it cannot be reset."""
+        """Do nothing: the operating system's peak cannot be reset."""

@@ -1,4 +1,4 @@
-"""vLLM's view of a host CPU. Imported while `import vllm` runs: nothing of vllm_omni may be imported here."""
+"""vLLM's CPU platform. Imported during `import vllm`, so this module must not import vllm_omni."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import PlatformEnum
 
 
-class HostCpuPlatform(CpuPlatform):
+class OutOfTreeCpuPlatform(CpuPlatform):
     """The CPU platform, declared out of tree.
 
     With `PlatformEnum.CPU`, vLLM repacks each linear layer's weight for oneDNN and drops the original
-    (vllm/model_executor/layers/linear.py, `process_weights_after_loading`), after which no weight update
-    in place is possible.
+    (vllm/model_executor/layers/linear.py, `process_weights_after_loading`), which makes weight updates in place
+    impossible.
     """
 
     _enum = PlatformEnum.OOT
-    simple_compile_backend = "eager"  # else the first log-probabilities of tokens wait for a compiler
+    simple_compile_backend = "eager"  # otherwise the first log-probabilities wait for a compiler
 
     @classmethod
     @override
     def import_kernels(cls) -> None:
-        """The CUDA build of vLLM, which serves both kinds of machine, carries no CPU kernels."""
+        """Do nothing: vLLM's CUDA build, which this project also uses on CPUs, has no CPU kernels."""
 
     @classmethod
     @override
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        """Attention of language models. Raises NotImplementedError where the model's is latent (MLA) or sparse."""
+        """Attention of language models. Raises NotImplementedError for latent (MLA) and sparse attention."""
         if attn_selector_config.use_mla or attn_selector_config.use_sparse:
-            raise NotImplementedError("attention on a host is neither latent (MLA) nor sparse")
-        return "verl_omni.platforms.cpu.attention.TorchAttentionBackend"
+            raise NotImplementedError(
+                "unsupported attention: on a CPU, latent (MLA) and sparse attention are not implemented"
+            )
+        return "verl_omni.platforms.cpu.attention_backend.TorchAttentionBackend"
 
     @classmethod
     @override
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Compile nothing, and keep the executor; upstream wants a process of its own, for OpenMP."""
+        """Disable compilation and keep the executor, which upstream would replace by one with a worker process."""
         from vllm.config import CompilationMode
 
         executor = vllm_config.parallel_config.distributed_executor_backend

@@ -1,4 +1,4 @@
-"""`OmniTensorLoRARequest` and `VLLMOmniHijack`: an adapter's tensors travel in the request, not through files."""
+"""`OmniTensorLoRARequest` and `VLLMOmniHijack`: LoRA requests with the adapter's tensors instead of a file path."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from verl_omni.compat.versions import require
 
 TESTED = frozenset({"0.28.0"})
 
-# verl's name for the policy's adapter. The path is never opened: no file is behind it.
+# verl's name, id and path of the policy's adapter. There is no file at the path, and it is never opened.
 VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH = "123", 123, "simon_lora_path"
 
 
 class OmniTensorLoRARequest(LoRARequest):  # type: ignore[misc]
-    """A LoRA request that carries the adapter.
+    """A LoRA request that contains the adapter.
 
     Attributes:
         peft_config: `PeftConfig.to_dict()` of the adapter.
         lora_tensors: `<module>.lora_A.weight` [r, in] and `<module>.lora_B.weight` [out, r] by name.
-        lora_path: never opened, and must not be empty.
+        lora_path: never opened, but must not be empty.
     """
 
     peft_config: dict[str, Any] | None = msgspec.field(default=None)
@@ -30,10 +30,10 @@ class OmniTensorLoRARequest(LoRARequest):  # type: ignore[misc]
 
 
 def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, Any] | None:
-    """(LoRAModel, PEFTHelper) of a request that carries tensors; None for one that names files.
+    """Load a request that contains tensors: (LoRAModel, PEFTHelper), or None for a request that names files.
 
     The model holds a copy of each lora_B: vLLM multiplies it by its scale in place (`LoRALayerWeights.optimize`), so a
-    request that is loaded twice would otherwise be scaled twice.
+    request that is loaded twice would be scaled twice.
     """
     tensors = getattr(lora_request, "lora_tensors", None)
     if tensors is None:
@@ -43,7 +43,7 @@ def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, 
 
     helper = PEFTHelper.from_dict(lora_request.peft_config)
     if isinstance(helper.target_modules, list) and helper.target_modules:
-        helper.target_modules = _one_pattern(helper.target_modules)
+        helper.target_modules = _to_pattern(helper.target_modules)
     model = LoRAModel.from_lora_tensors(
         tensors={name: tensor.clone() if ".lora_B." in name else tensor for name, tensor in tensors.items()},
         peft_helper=helper,
@@ -54,17 +54,17 @@ def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, 
     return model, helper
 
 
-def _one_pattern(endings: list[str]) -> str:
-    """The same modules as vLLM-Omni matches with a list, whose expressions it would compile anew for each module."""
-    return rf"^(.*\.)?({'|'.join(endings)})$"
+def _to_pattern(suffixes: list[str]) -> str:
+    """One pattern that matches the same modules as a list, which vLLM-Omni would compile again for each module."""
+    return rf"^(.*\.)?({'|'.join(suffixes)})$"
 
 
 class VLLMOmniHijack:
-    """Lets `DiffusionLoRAManager` load tensor requests for any pipeline, and vLLM's own manager those of verl.
+    """Makes `DiffusionLoRAManager` load tensor requests for any pipeline, and vLLM's manager those of verl.
 
-    A pipeline may have its say, in either of two methods:
-        `map_lora_update_to_engine(tensors, peft_config) -> (tensors, peft_config)` renames;
-        `_load_diffusion_lora_adapter(lora_request=, lora_path=, dtype=)`, vLLM-Omni's own, builds the adapter.
+    A pipeline may implement either of two methods:
+        `map_lora_update_to_engine(tensors, peft_config) -> (tensors, peft_config)` renames the tensors;
+        `_load_diffusion_lora_adapter(lora_request=, lora_path=, dtype=)`, of vLLM-Omni, builds the adapter.
     """
 
     _patched = False
@@ -74,7 +74,7 @@ class VLLMOmniHijack:
         """Patch once per process; safe to repeat.
 
         Raises:
-            PatchOutdated: vllm-omni is installed in a version that this was not tested on.
+            PatchOutdated: this was not tested with the installed version of vllm-omni.
         """
         if VLLMOmniHijack._patched:
             return
@@ -82,25 +82,25 @@ class VLLMOmniHijack:
         from verl.utils.vllm import VLLMHijack
         from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
 
-        VLLMHijack.hijack()  # an extension of a language model's workers may count on it
+        VLLMHijack.hijack()  # an extension of a language model's workers may rely on it
         upstream = DiffusionLoRAManager._load_adapter
 
         def load(self: Any, lora_request: Any) -> tuple[Any, Any]:
             if not self._expected_lora_modules:
                 raise ValueError("No supported LoRA modules found in the diffusion pipeline.")
             if getattr(lora_request, "lora_tensors", None) is not None:
-                return _built(self, lora_request)
+                return _build_adapter(self, lora_request)
             if lora_request.lora_path == VLLM_LORA_PATH:
-                # Upstream would look for it on a model hub.
-                raise LookupError("the policy's adapter has not arrived in this worker; it exists in memory only")
+                # Upstream would look for this path on a model hub.
+                raise LookupError("the policy's adapter is not loaded in this worker, and there is no file of it")
             return upstream(self, lora_request)
 
         DiffusionLoRAManager._load_adapter = load
         VLLMOmniHijack._patched = True
 
 
-def _built(manager: Any, lora_request: OmniTensorLoRARequest) -> tuple[Any, Any]:
-    """(LoRAModel with its scale applied, PEFTHelper) of a tensor request."""
+def _build_adapter(manager: Any, lora_request: OmniTensorLoRARequest) -> tuple[Any, Any]:
+    """Build a tensor request's adapter: (LoRAModel with its scale applied, PEFTHelper)."""
     pipeline = manager.pipeline
     if callable(rename := getattr(pipeline, "map_lora_update_to_engine", None)):
         tensors, settings = rename(lora_request.lora_tensors, lora_request.peft_config)

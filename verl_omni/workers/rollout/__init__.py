@@ -1,1 +1,1 @@
-"""The rollout side: the engine's server, replica and sample type."""
+"""Rollout replicas: registration with verl, clients, and servers on vLLM-Omni."""

@@ -50,5 +50,5 @@ async def await_reply(reply: Awaitable[T], *, replica: object, call: str, deadli
         async with waiting:
             return await reply
     except (TimeoutError, RayError) as error:  # a TimeoutError may be the replica's own
-        reason = f"no answer within {deadline:g} s" if waiting.expired() else f"{type(error).__name__}: {error}"
+        reason = f"no reply within {deadline:g} s" if waiting.expired() else f"{type(error).__name__}: {error}"
         raise ReplicaCallFailed(f"replica {replica}, {call}: {reason}") from error

@@ -1,4 +1,4 @@
-"""Clients of the rollout servers: one that names the replica in an error, one that asks again for aborted samples."""
+"""Clients of the rollout servers: errors that name the replica, deadlines, and retries of aborted samples."""
 
 from __future__ import annotations
 
@@ -15,72 +15,73 @@ from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaEr
 
 
 class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
-    """verl's client, whose errors say which replica had the request.
+    """verl's client with a deadline, and with errors that name the replica.
 
-    A replica that owes samples and answers none for `rollout.deadline_seconds` is given up: it may be stopped, or
-    behind a broken network, where Ray waits for ever. The time does not run while others of its samples come, so it
-    need not grow with the batch.
+    A replica that has requests in flight and sends nothing for `rollout.deadline_seconds` is treated as failed: it may
+    be stopped or unreachable, and Ray would wait forever. Each sample from the replica restarts the deadline, so the
+    deadline does not depend on the batch size.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         rollout = self.config.actor_rollout_ref.rollout
         self._deadline = float(getattr(rollout, "deadline_seconds", REPLICA_DEADLINE_SECONDS))
-        self._serving: dict[str, tuple[str, float]] = {}  # which replica has a request, and since when
-        self._heard: dict[str, float] = {}  # when a replica last answered
+        self._in_flight: dict[str, tuple[str, float]] = {}  # request -> its replica, and when it was sent
+        self._last_reply: dict[str, float] = {}  # replica -> time of its last reply
 
     @override
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         server_id, server = await super()._acquire_server(request_id, **extra)
-        self._serving[request_id] = server_id, asyncio.get_running_loop().time()
+        self._in_flight[request_id] = server_id, asyncio.get_running_loop().time()
         return server_id, server
 
     @override
     async def generate(self, request_id: str, **kwargs: Any) -> DiffusionOutput:
-        """Make one sample; arguments as in `vLLMOmniHttpServer.generate`.
+        """Generate one sample; arguments as in `vLLMOmniHttpServer.generate`.
 
         Raises:
             ReplicaError: the replica's engine failed.
-            ReplicaCallFailed: the replica raised something else, is gone, or has answered nothing for
+            ReplicaCallFailed: the replica raised another error, died, or sent nothing for
                 `rollout.deadline_seconds`.
         """
         try:
-            return await self._unless_silent(request_id, super().generate(request_id, **kwargs))
+            return await self._with_deadline(request_id, super().generate(request_id, **kwargs))
         except ReplicaError as error:
-            # It names the replica. What Ray wraps around it on the way is a text of the whole traceback.
+            # It names the replica already. Ray's wrapper would add the text of the whole traceback.
             raise getattr(error, "cause", error) from error
         except Exception as error:
-            if (serving := self._serving.get(request_id)) is None:
-                raise  # no replica was found
-            raise ReplicaCallFailed(f"replica {serving[0]}: {type(error).__name__}: {error}") from error
+            if (sent := self._in_flight.get(request_id)) is None:
+                raise  # no replica was acquired
+            raise ReplicaCallFailed(f"replica {sent[0]}: {type(error).__name__}: {error}") from error
         finally:
-            self._serving.pop(request_id, None)
+            self._in_flight.pop(request_id, None)
 
-    async def _unless_silent(self, request_id: str, answer: Coroutine[Any, Any, DiffusionOutput]) -> DiffusionOutput:
-        clock, coming = asyncio.get_running_loop().time, asyncio.ensure_future(answer)
+    async def _with_deadline(self, request_id: str, reply: Coroutine[Any, Any, DiffusionOutput]) -> DiffusionOutput:
+        clock, pending = asyncio.get_running_loop().time, asyncio.ensure_future(reply)
         try:
-            while not coming.done():
-                replica, since = self._serving.get(request_id, ("", clock()))  # none yet: it is not silent
-                left = max(since, self._heard.get(replica, since)) + self._deadline - clock()
+            while not pending.done():
+                # Until a replica is acquired, the deadline has not started.
+                replica, since = self._in_flight.get(request_id, ("", clock()))
+                left = max(since, self._last_reply.get(replica, since)) + self._deadline - clock()
                 if left <= 0:
-                    raise TimeoutError(f"no answer for {self._deadline:g} s (rollout.deadline_seconds)")
-                await asyncio.wait({coming}, timeout=left)
-            if serving := self._serving.get(request_id):
-                self._heard[serving[0]] = clock()
-            return coming.result()
+                    raise TimeoutError(f"no reply for {self._deadline:g} s (rollout.deadline_seconds)")
+                await asyncio.wait({pending}, timeout=left)
+            if sent := self._in_flight.get(request_id):
+                self._last_reply[sent[0]] = clock()
+            return pending.result()
         finally:
-            coming.cancel()
-            await asyncio.wait({coming})
+            pending.cancel()
+            await asyncio.wait({pending})
 
 
 class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
-    """Makes an aborted sample again, whole: what was denoised so far belongs to weights that may be gone.
+    """Retries an aborted sample from the start, because its finished steps used weights that may have been replaced.
 
     For `LLMServerManager.get_client(client_cls=DiffusionWholeSampleRetryLLMServerClient)`.
 
     Args:
-        max_retries: further attempts after the first; a sample that is still aborted then is returned as it is.
-        retry_wait_s: seconds before each of them.
+        max_retries: attempts after the first one. A sample that is still aborted after them is returned as it is.
+        retry_wait_s: seconds before each retry.
 
     Raises:
         ValueError: `max_retries` is negative.
@@ -95,10 +96,10 @@ class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
 
     @override
     async def generate(self, request_id: str, **kwargs: Any) -> DiffusionOutput:
-        """Make one sample. `min_global_steps` and `max_global_steps` are the weight versions that it spanned.
+        """Generate one sample; its `min_global_steps` and `max_global_steps` cover the weight versions of all attempts.
 
         Raises:
-            ReplicaError, ReplicaCallFailed: the replica failed; that is not tried again.
+            ReplicaError, ReplicaCallFailed: the replica failed; such a failure is not retried.
         """
         output = await super().generate(request_id, **kwargs)
         versions = [output.extra_fields.get("global_steps")]

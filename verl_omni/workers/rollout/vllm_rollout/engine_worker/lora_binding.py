@@ -15,21 +15,21 @@ from verl_omni.weight_sync.staging import summarize_names
 def swap_adapter(
     worker: Any, tensors: dict[str, torch.Tensor], peft_config: dict[str, Any], *, base_synced: bool = False
 ) -> int:
-    """Replace the policy's adapter, attach it at once, and read back from the engine that it is there.
+    """Replace the policy's adapter, activate it at once, and read its matrices back from the engine.
 
-    vLLM-Omni would attach it at the first request, where a failure is that request's alone. The worker has one
-    thread, so no request runs between the old adapter and the new one.
+    vLLM-Omni would activate it at the first request, and a failure would then affect only that request. The worker has
+    one thread, so no request runs between the old adapter and the new one.
 
     Args:
         worker: has `lora_manager` (DiffusionLoRAManager) and `add_lora`.
-        base_synced: whether the trainer sent its base weights before.
+        base_synced: whether the trainer has sent its base weights.
 
     Returns:
-        How many modules it was attached to.
+        The number of modules that the adapter was bound to.
 
     Raises:
-        UnsupportedAdapter, IncompleteUpdate, BindingIncomplete: the adapter cannot be what was trained here.
-        WeightSyncError: the engine refused it. Whatever is raised, the old adapter is in place.
+        UnsupportedAdapter, IncompleteUpdate, BindingIncomplete: the adapter does not match the engine's model.
+        WeightSyncError: the engine refused it. After any error, the old adapter is active again.
     """
     manager = worker.lora_manager
     if manager is None:
@@ -43,17 +43,17 @@ def swap_adapter(
     try:
         manager.remove_adapter(VLLM_LORA_INT_ID)
         if not worker.add_lora(request):
-            raise WeightSyncError("the engine did not take the adapter")
+            raise WeightSyncError("the engine refused the adapter: add_lora returned False")
         loras = manager._registered_adapters[VLLM_LORA_INT_ID].loras
-        # A pipeline may rename modules on the way; where it does not, none may get lost.
+        # A pipeline may rename modules while it loads them. If it did not, none may be missing.
         if set(loras) <= modules and (lost := modules - set(loras)):
-            raise BindingIncomplete(f"the engine left out LoRA modules: {summarize_names(lost)}")
+            raise BindingIncomplete(f"the engine did not load these LoRA modules: {summarize_names(lost)}")
         known = adapter_checks.lora_targets(manager._lora_modules, manager._packed_modules_mapping)
         adapter_checks.check_loras(loras, known)
         manager.set_active_adapter(request)
         bound = adapter_checks.check_binding(loras, known)
     except Exception as error:
-        _put_back(manager, previous, request)
+        _restore_adapter(manager, previous, request)
         if isinstance(error, WeightSyncError):
             raise
         raise WeightSyncError(f"the engine refused the adapter: {error_text(error)}") from error
@@ -62,12 +62,12 @@ def swap_adapter(
     return bound
 
 
-def _put_back(manager: Any, previous: Any, request: OmniTensorLoRARequest) -> None:
-    """Serve the adapter that served before, or none if there was none."""
+def _restore_adapter(manager: Any, previous: Any, request: OmniTensorLoRARequest) -> None:
+    """Activate the previous adapter, or none if there was none."""
     manager.remove_adapter(VLLM_LORA_INT_ID)
     manager._reset_lora_layers()
     manager._active_adapter_id = None
     if previous is not None:
         manager._registered_adapters[VLLM_LORA_INT_ID] = previous
-        manager.set_active_adapter(request)  # registered, so only its number matters
+        manager.set_active_adapter(request)  # already registered, so only the request's id is used
         manager.pin_adapter(VLLM_LORA_INT_ID)

@@ -1,7 +1,7 @@
-"""`vLLMOmniNPUColocateWorkerExtension`: an engine worker that can sleep on an Ascend device.
+"""`vLLMOmniNPUColocateWorkerExtension`: sleep and wake of the engine's worker on an Ascend NPU.
 
-vLLM-Omni's worker knows vLLM's memory pool, which is CUDA's alone. The engine's plug-in for Ascend has one of its own
-with the same calls. This has not been run on such a device; the tests hold how the pool is called.
+vLLM-Omni's worker uses vLLM's memory pool, which supports CUDA only. vllm-ascend has a pool with the same methods. This
+module has not been run on an NPU; the tests check how it calls the pool.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GIB = 1 << 30
 
 
 class vLLMOmniNPUColocateWorkerExtension(vLLMOmniColocateWorkerExtension):
-    """Mixed in before the engine's worker, so `super()` is that worker; on any other device it does all."""
+    """Mixed in before the engine's worker, so `super()` is that worker; on other devices every call goes there."""
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
-        """Where what is loaded can be put to sleep: `weights` or `kv_cache`; nothing without sleep mode.
+        """Context in which loaded memory belongs to the pool under `tag`: `weights` or `kv_cache`.
 
         Raises:
-            AssertionError: weights of another engine are in this process's pool.
+            AssertionError: the pool of this process holds the weights of another engine.
         """
         if not current_omni_platform.is_npu():
             return super()._maybe_get_memory_pool_context(tag)  # type: ignore[no-any-return,misc]
@@ -42,17 +42,17 @@ class vLLMOmniNPUColocateWorkerExtension(vLLMOmniColocateWorkerExtension):
         return _pool(allocator, tag)
 
     def sleep(self, level: int = 1) -> bool:
-        """Give the device's memory back. Level 1 keeps weights in host memory; 2 drops them and keeps buffers.
+        """Free the device's memory. Level 1 offloads weights to CPU memory; level 2 drops them and keeps buffers.
 
         Returns:
-            True. The engine adds the bytes that came free to its acknowledgement by itself.
+            True. The engine itself adds the number of freed bytes to its acknowledgement.
         """
         if not current_omni_platform.is_npu():
             return super().sleep(level)  # type: ignore[no-any-return,misc]
         if level == 2:
             buffers = self.model_runner.pipeline.named_buffers()
             self._sleep_saved_buffers = {name: buffer.cpu().clone() for name, buffer in buffers}
-        # Work that was queued on the device must end before its memory is unmapped.
+        # Queued work must finish before its memory is unmapped.
         current_omni_platform.synchronize()
         before = current_omni_platform.get_free_memory()
         _allocator().sleep(offload_tags=("weights",) if level == 1 else ())
@@ -63,7 +63,7 @@ class vLLMOmniNPUColocateWorkerExtension(vLLMOmniColocateWorkerExtension):
         return True
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Take memory again: all of it, or what carries one of `tags`. Buffers come back with the weights."""
+        """Allocate memory again: all of it, or the parts with one of `tags`. Buffers are restored with the weights."""
         if not current_omni_platform.is_npu():
             return super().wake_up(tags)  # type: ignore[no-any-return,misc]
         _allocator().wake_up(tags=tags)

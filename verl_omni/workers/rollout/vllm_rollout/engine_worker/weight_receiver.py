@@ -1,4 +1,4 @@
-"""`WeightReceiver`: what the engine's workers of both kinds of model do alike in a weight update."""
+"""`WeightReceiver`: the receiving end of a weight update, for diffusion models and language models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from verl_omni.weight_sync.staging import StagedTensors, check_names
 
 
 class WeightReceiver:
-    """Below a worker extension, which says what becomes of an adapter (`_swap`) and of all weights (`_take_full`)."""
+    """Base of a worker extension, which implements `_swap_adapter` and `_receive_full`."""
 
-    # Of the worker. Without values, because what both have vLLM refuses.
+    # Attributes of the engine's worker; without values, because vLLM refuses an extension that redefines any.
     device: torch.device
     local_rank: int
     model_runner: Any
@@ -26,52 +26,52 @@ class WeightReceiver:
     _base_synced = False
 
     def set_pending_lora_peft_config(self, peft_config: dict[str, Any]) -> None:
-        """Keep a config for the next update, for senders that cannot pass it along."""
+        """Keep a config for the next update, for senders that cannot pass it with the update."""
         self._pending_peft_config = peft_config
 
-    def _config_of_update(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The config that came with an update, or else the one kept for it; none is kept any longer."""
+    def _pop_peft_config(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The config that was passed with an update, or the pending one, which is used once."""
         config, self._pending_peft_config = given or self._pending_peft_config, None
         return config
 
-    def _take(
+    def _receive_update(
         self, config: dict[str, Any] | None, base_sync_done: bool, update_id: str | None, deadline: float
     ) -> dict[str, Any]:
         handle = make_update_zmq_handle(self._get_zmq_handle(), update_id)
         try:
             if config and base_sync_done:
-                return self._take_adapter(handle, config, deadline)
-            return self._take_full(handle, deadline)
+                return self._receive_adapter(handle, config, deadline)
+            return self._receive_full(handle, deadline)
         except BaseException as error:
-            # Whoever keeps the error would keep what these functions held: the sender's buffer, and its tensors.
+            # The traceback's frames refer to the sender's buffer and tensors, which a stored error would keep alive.
             traceback.clear_frames(error.__traceback__)
             raise
 
-    def _take_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
-        staging = StagedTensors()
-        sent, buckets = self._receive(staging.add, handle, deadline)
-        check_names(sent, staging.tensors)
-        bound = self._swap(staging.tensors, config)
+    def _receive_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
+        staged = StagedTensors()
+        sent, buckets = self._receive_buckets(staged.add, handle, deadline)
+        check_names(sent, staged.tensors)
+        bound = self._swap_adapter(staged.tensors, config)
         return {"tensors": len(sent), "buckets": buckets, "lora": True, "bound": bound}
 
-    def _take_full(self, handle: str, deadline: float) -> dict[str, Any]:
+    def _receive_full(self, handle: str, deadline: float) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _swap(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
+    def _swap_adapter(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
         raise NotImplementedError
 
-    def _receive(
+    def _receive_buckets(
         self, consume: Callable[[transfer.Bucket], None], handle: str, deadline: float
     ) -> tuple[list[str], int]:
-        """The names that were sent, and in how many buckets."""
+        """Returns the names that were sent and the number of buckets."""
         buckets = 0
 
-        def counted(bucket: transfer.Bucket) -> None:
+        def consume_and_count(bucket: transfer.Bucket) -> None:
             nonlocal buckets
             consume(bucket)
             buckets += 1
 
-        sent = transfer.receive(counted, handle=handle, device=self.device, deadline=deadline)
+        sent = transfer.receive(consume_and_count, handle=handle, device=self.device, deadline=deadline)
         return sent, buckets
 
     def _get_zmq_handle(self) -> str:

@@ -1,4 +1,4 @@
-"""`vLLMOmniColocateWorkerExtension`: the engine worker's end of a weight update."""
+"""`vLLMOmniColocateWorkerExtension`: weight updates in the engine's worker of a diffusion model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import
 
 
 class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtension):  # type: ignore[misc]
-    """Mixed into the engine's worker. Everything here runs in the worker's one thread, between requests."""
+    """Mixed into the engine's worker. All methods run in the worker's only thread, between requests."""
 
-    _torn: str | None = None
+    _failed_update: str | None = None
 
     def __new__(cls, **kwargs: Any) -> vLLMOmniColocateWorkerExtension:
-        # An inline worker lives in the server's process, whose end is Ray's business.
+        # A worker in the server's process ends with that process, which Ray stops.
         if multiprocessing.parent_process() is not None:
             set_death_signal()
         VLLMOmniHijack.hijack()
@@ -39,74 +39,78 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
         deadline: float = UPDATE_DEADLINE_SECONDS,
         global_steps: int | None = None,
     ) -> dict[str, Any]:
-        """Take an adapter (with `peft_config` and `base_sync_done`) or full weights from the trainer.
+        """Receive an adapter (with `peft_config` and `base_sync_done`) or full weights from the trainer.
 
         Args:
-            use_shm: verl's flag; the sender's first message says the same, and is believed.
-            global_steps: version of the weights, for the samples that they will draw; None leaves that to the server.
+            use_shm: verl's flag; ignored, because the sender's first message says where the buffer is.
+            global_steps: version of the weights, for later samples; None if only the server tracks it.
 
         Returns:
-            `tensors` (number sent), `buckets`, `lora` (bool), `bound`: modules that the adapter was attached to,
-            or parameters that were written.
+            `tensors` (number sent), `buckets`, `lora` (bool), `bound` (number of modules that the adapter was bound
+            to, or of parameters that were written).
 
         Raises:
-            WeightSyncError: it did not take effect. An adapter is swapped whole, so the old one goes on serving;
-                full weights are written bucket by bucket, so after a failure the worker refuses to serve until a
-                full update succeeds.
-            RuntimeError: the worker has no device or no pipeline yet, or a model that makes tokens.
+            WeightSyncError: the update did not take effect. An adapter is swapped as a whole, so the old one keeps
+                serving. Full weights are written bucket by bucket, so after a failure the worker refuses to serve
+                until a full update succeeds.
+            RuntimeError: the worker has no device or no pipeline.
         """
         if self.device is None or getattr(self.model_runner, "pipeline", None) is None:
             raise RuntimeError(
-                "weights arrived at a worker without a pipeline: none is loaded, or its model makes tokens"
+                "weight update for a worker without a pipeline: no model is loaded, or it is a language model"
             )
-        config = self._config_of_update(peft_config)
-        self._refuse_half_drawn()
-        answer = self._take(config, base_sync_done, zmq_update_id, deadline)
+        config = self._pop_peft_config(peft_config)
+        self._check_no_running_requests()
+        reply = self._receive_update(config, base_sync_done, zmq_update_id, deadline)
         self.note_weights_version(global_steps)
-        return answer
+        return reply
 
     def note_weights_version(self, global_steps: int | None) -> None:
-        """Samples that are drawn from now on are of this version."""
+        """Set the version of later samples."""
         if (pipeline := getattr(self.model_runner, "pipeline", None)) is not None:
             pipeline.weights_version = global_steps
 
-    def _refuse_half_drawn(self) -> None:
-        """Between the steps of a request (`step_execution`) its weights must stay what they were."""
-        if half_drawn := len(getattr(self.model_runner, "state_cache", ())):
-            raise WeightSyncError(f"{half_drawn} requests are half drawn: abort them, or let them end, first")
+    def _check_no_running_requests(self) -> None:
+        """Weights must not change between two steps of a request (`step_execution`)."""
+        if running := len(getattr(self.model_runner, "state_cache", ())):
+            raise WeightSyncError(
+                f"{running} requests are between two denoising steps: abort them or wait for them before the update"
+            )
 
     @override
-    def _swap(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
+    def _swap_adapter(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
         return swap_adapter(self, tensors, config, base_synced=self._base_synced)
 
     @override
-    def _take_full(self, handle: str, deadline: float) -> dict[str, Any]:
+    def _receive_full(self, handle: str, deadline: float) -> dict[str, Any]:
         update = FullUpdate(self.model_runner.pipeline)
         try:
-            sent, buckets = self._receive(update.load, handle, deadline)
+            sent, buckets = self._receive_buckets(update.load, handle, deadline)
             written = update.finish()
         except BaseException as error:
             if update.started:
-                self._torn = error_text(error)
+                self._failed_update = error_text(error)
             raise
-        self._base_synced, self._torn = True, None
+        self._base_synced, self._failed_update = True, None
         return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written}
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM-Omni's, unless the weights are torn."""
-        self._refuse_torn_weights()
+        """Run vLLM-Omni's method, unless the weights are partly written."""
+        self._check_weights()
         return super().execute_model(*args, **kwargs)
 
     def execute_model_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM-Omni's, unless the weights are torn."""
-        self._refuse_torn_weights()
+        """Run vLLM-Omni's method, unless the weights are partly written."""
+        self._check_weights()
         return super().execute_model_batch(*args, **kwargs)
 
     def execute_stepwise(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM-Omni's, unless the weights are torn."""
-        self._refuse_torn_weights()
+        """Run vLLM-Omni's method, unless the weights are partly written."""
+        self._check_weights()
         return super().execute_stepwise(*args, **kwargs)
 
-    def _refuse_torn_weights(self) -> None:
-        if self._torn is not None:
-            raise PartialWeights(f"a full weight update broke off, and some weights are new, some old: {self._torn}")
+    def _check_weights(self) -> None:
+        if self._failed_update is not None:
+            raise PartialWeights(
+                f"a full weight update failed part-way, so old and new weights are mixed: {self._failed_update}"
+            )

@@ -1,4 +1,4 @@
-"""A plain language model as vLLM-Omni's engine knows models: a pipeline, here of one stage, which makes tokens."""
+"""Registration of a language model with vLLM-Omni's engine, as a pipeline of one autoregressive stage."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from verl_omni.platforms.server_profile import server_profile
 
 
 def register_language_model(model: str, *, trust_remote_code: bool) -> None:
-    """Let this process's engine serve a language model, which it would take for a diffusion model.
+    """Register a language model, which the engine of this process would otherwise load as a diffusion model.
 
-    A model that vLLM-Omni has a pipeline for keeps that.
+    A model for which vLLM-Omni has a pipeline keeps that pipeline.
 
     Args:
         model: folder in transformers' layout.
 
     Raises:
-        ValueError: transformers cannot read its settings, or they name no architecture.
+        ValueError: transformers cannot read the config, or it names no architecture.
     """
     if StageConfigFactory.get_pipeline_config(model, trust_remote_code) is not None:
         return
     config = StageConfigFactory.get_hf_config(model, trust_remote_code)
     architectures = getattr(config, "architectures", None)
     if config is None or not architectures:
-        raise ValueError(f"{model} is no language model: its config.json is missing, or names no architecture")
+        raise ValueError(f"{model} is not a language model: its config.json is missing or names no architecture")
     register_pipeline(
         PipelineConfig(
             model_type=config.model_type,
@@ -46,12 +46,12 @@ def register_language_model(model: str, *, trust_remote_code: bool) -> None:
 
 
 def drop_default_settings(engine_args: dict[str, Any]) -> None:
-    """Drop from `asdict(OmniEngineArgs)`, in place, the settings inside settings that nobody chose.
+    """Remove default values from the nested settings of `asdict(OmniEngineArgs)`, in place.
 
-    vLLM does not take all of its own defaults back: `cudagraph_capture_sizes` of its compilation must not be None.
+    vLLM rejects some of its own defaults: `cudagraph_capture_sizes` of its compilation config must not be None.
     """
-    plain = asdict(OmniEngineArgs(model=engine_args["model"]))
-    for name, default in plain.items():
+    defaults = asdict(OmniEngineArgs(model=engine_args["model"]))
+    for name, default in defaults.items():
         if isinstance(default, dict) and isinstance(given := engine_args[name], dict):
             chosen = {key: value for key, value in given.items() if key not in default or value != default[key]}
             if chosen:

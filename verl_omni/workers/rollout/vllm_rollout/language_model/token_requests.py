@@ -1,4 +1,4 @@
-"""PURE: requests to a model that makes tokens, and its answers as verl's `TokenOutput`."""
+"""PURE: prompts and sampling parameters of a language model, and its outputs as verl's `TokenOutput`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def token_sampling_params(
     response_length: int,
     repetition_penalty: float = 1.0,
 ) -> SamplingParams:
-    """vLLM's parameters. The input is not changed.
+    """vLLM's sampling parameters. The input is not modified.
 
     Args:
-        params: `max_tokens` or `max_new_tokens` bounds the answer (otherwise `response_length`), as far as the model
-            has room; `logprobs` is True (of the chosen tokens), a number (of that many more), or nothing.
+        params: `max_tokens` or `max_new_tokens` limits the response (default: `response_length`), and the model's
+            maximum length limits it further. `logprobs` is True (of the chosen tokens), a number (of that many more
+            tokens), or not set.
 
     Raises:
-        ValueError: the prompt is empty or leaves no room for a token, or vLLM does not know a parameter.
+        ValueError: the prompt is empty or leaves no room for a token, or a parameter is unknown to vLLM.
     """
     if unknown := params.keys() - {*SamplingParams.__struct_fields__, "max_new_tokens"}:
         raise ValueError(f"Unknown sampling parameters: {', '.join(sorted(unknown))}")
@@ -38,28 +39,28 @@ def token_sampling_params(
     if room < 1:
         raise ValueError(
             f"Prompt length ({prompt_length}) meets or exceeds the model's maximum length ({max_model_len}): "
-            "there is no room for an answer"
+            "there is no room for a response"
         )
-    made = dict(params)
-    limits = [made.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
-    asked = next((limit for limit in limits if limit is not None), response_length)
-    made["logprobs"] = _logprobs(made.get("logprobs"))
-    made.setdefault("repetition_penalty", repetition_penalty)
-    return SamplingParams(max_tokens=max(1, min(asked, room)), **made)
+    known = dict(params)
+    limits = [known.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
+    limit = next((limit for limit in limits if limit is not None), response_length)
+    known["logprobs"] = _logprobs(known.get("logprobs"))
+    known.setdefault("repetition_penalty", repetition_penalty)
+    return SamplingParams(max_tokens=max(1, min(limit, room)), **known)
 
 
 def token_prompt(request: RolloutRequest) -> dict[str, Any]:
     """vLLM's prompt of token ids."""
-    made: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(request.prompt_ids)}
+    prompt: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(request.prompt_ids)}
     if media := request.media():
-        made["multi_modal_data"] = media
+        prompt["multi_modal_data"] = media
     if request.mm_processor_kwargs:
-        made["mm_processor_kwargs"] = request.mm_processor_kwargs
-    return made
+        prompt["mm_processor_kwargs"] = request.mm_processor_kwargs
+    return prompt
 
 
 def to_token_output(result: Any, *, global_steps: int | None) -> TokenOutput:
-    """The engine's last output of one request.
+    """Convert the engine's last output of one request.
 
     Raises:
         RuntimeError: the request ended without an output.
@@ -81,11 +82,11 @@ def to_token_output(result: Any, *, global_steps: int | None) -> TokenOutput:
 
 
 def aborted_token_output(*, global_steps: int | None) -> TokenOutput:
-    """An answer that never began."""
+    """Output of a request that was aborted before it reached the engine."""
     return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"global_steps": global_steps})
 
 
-def _logprobs(asked: Any) -> int | None:
-    if asked is True:
+def _logprobs(requested: Any) -> int | None:
+    if requested is True:
         return 0
-    return asked if isinstance(asked, int) and asked is not False else None
+    return requested if isinstance(requested, int) and requested is not False else None

@@ -1,4 +1,4 @@
-"""`TokenWorkerExtension`: the end of a weight update in the engine's worker of a language model."""
+"""`TokenWorkerExtension`: weight updates in the engine's worker of a language model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import
 
 
 class TokenWorkerExtension(WeightReceiver):
-    """Mixed into the engine's worker. Everything here runs in the worker's one thread, between steps.
+    """Mixed into the engine's worker. All methods run in the worker's only thread, between steps.
 
-    `vLLMOmniColocateWorkerExtension` overrides methods of its worker, which vLLM does not allow.
+    A class of its own, because `vLLMOmniColocateWorkerExtension` overrides methods of its worker, which vLLM refuses.
     """
 
     model_config: Any
 
     def note_weights_version(self, global_steps: int | None) -> None:
-        """The server itself stamps what a language model writes."""
+        """Do nothing: the server attaches the version to outputs of a language model."""
 
     def update_weights_from_ipc(
         self,
@@ -43,65 +43,67 @@ class TokenWorkerExtension(WeightReceiver):
         deadline: float = UPDATE_DEADLINE_SECONDS,
         global_steps: int | None = None,
     ) -> dict[str, Any]:
-        """Take an adapter (with `peft_config` and `base_sync_done`) or all weights from the trainer.
+        """Receive an adapter (with `peft_config` and `base_sync_done`) or full weights from the trainer.
 
-        The server calls this while no request is being answered.
+        The server calls this while no request is in flight.
 
         Args:
-            use_shm: verl's flag; the sender's first message says the same, and is believed.
-            global_steps: version of the weights, which the server notes.
+            use_shm: verl's flag; ignored, because the sender's first message says where the buffer is.
+            global_steps: version of the weights; ignored, because the server tracks it.
 
         Returns:
-            `tensors` (number sent), `buckets`, `lora` (bool), `bound`: modules that the adapter was attached to,
-            or parameters that were written.
+            `tensors` (number sent), `buckets`, `lora` (bool), `bound` (number of modules that the adapter was bound
+            to, or of parameters that were written).
 
         Raises:
-            PartialWeights: some weights are new, some old; only an update of all weights mends it.
-            WeightSyncError: it did not take effect, and what served before goes on serving.
+            PartialWeights: old and new weights are mixed until a full update succeeds.
+            WeightSyncError: the update did not take effect, and the old weights keep serving.
         """
-        return self._take(self._config_of_update(peft_config), base_sync_done, zmq_update_id, deadline)
+        return self._receive_update(self._pop_peft_config(peft_config), base_sync_done, zmq_update_id, deadline)
 
     @override
-    def _swap(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
+    def _swap_adapter(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
         manager = getattr(self.model_runner, "lora_manager", None)
         if manager is None:
             raise WeightSyncError("the engine was started without LoRA: model.lora_rank must be positive")
-        return swap_adapter(manager._adapter_manager, tensors, config, base_synced=self._base_synced)
+        return swap_language_model_adapter(manager._adapter_manager, tensors, config, base_synced=self._base_synced)
 
     @override
-    def _take_full(self, handle: str, deadline: float) -> dict[str, Any]:
+    def _receive_full(self, handle: str, deadline: float) -> dict[str, Any]:
         from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
         model = self.model_runner.get_model()
         update = LanguageModelUpdate(model)
         try:
-            sent, buckets = self._receive(update.load, handle, deadline)
+            sent, buckets = self._receive_buckets(update.load, handle, deadline)
             written = update.finish()
             process_weights_after_loading(model, self.model_config, self.device)
         except BaseException as error:
             if update.started:
-                raise PartialWeights(f"the update of all weights broke off: {error_text(error)}") from error
+                raise PartialWeights(
+                    f"a full weight update failed part-way, so old and new weights are mixed: {error_text(error)}"
+                ) from error
             raise
         self._base_synced = True
         return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written}
 
 
-def swap_adapter(
+def swap_language_model_adapter(
     manager: Any, tensors: dict[str, torch.Tensor], peft_config: dict[str, Any], *, base_synced: bool = False
 ) -> int:
-    """Replace the policy's adapter, attach it at once, and read back from the engine that it is there.
+    """Replace the policy's adapter, activate it at once, and read its matrices back from the engine.
 
     Args:
         manager: vLLM's `LRUCacheLoRAModelManager`.
-        tensors: named as peft names them, with or without its prefix.
-        base_synced: whether the trainer sent its base weights before.
+        tensors: peft's names, with or without its prefix.
+        base_synced: whether the trainer has sent its base weights.
 
     Returns:
-        How many modules it was attached to.
+        The number of modules that the adapter was bound to.
 
     Raises:
-        UnsupportedAdapter, IncompleteUpdate, BindingIncomplete: the adapter cannot be what was trained here.
-        WeightSyncError: the engine refused it. Whatever is raised, the old adapter is in place.
+        UnsupportedAdapter, IncompleteUpdate, BindingIncomplete: the adapter does not match the engine's model.
+        WeightSyncError: the engine refused it. After any error, the old adapter is active again.
     """
     named = {strip_peft_prefix(name): tensor for name, tensor in tensors.items()}
     modules = adapter_checks.check_pairs(named, adapter_checks.check_settings(peft_config, base_synced=base_synced))
@@ -115,22 +117,22 @@ def swap_adapter(
         assert loaded is not None  # the request has tensors
         model, helper = loaded
         helper.validate_legal(manager.lora_config)
-        loras = dict(model.loras)  # vLLM merges those of fused layers into one
+        loras = dict(model.loras)  # vLLM merges the matrices of fused layers
         if lost := modules - set(loras):
-            raise BindingIncomplete(f"the engine left out LoRA modules: {summarize_names(lost)}")
+            raise BindingIncomplete(f"the engine did not load these LoRA modules: {summarize_names(lost)}")
         known = adapter_checks.lora_targets(manager.modules, manager.packed_modules_mapping)
         adapter_checks.check_loras(loras, known)
-        _serve(manager, model)
+        _activate(manager, model)
         return adapter_checks.check_binding(loras, known)
     except Exception as error:
-        _serve(manager, previous)
+        _activate(manager, previous)
         if isinstance(error, WeightSyncError):
             raise
         raise WeightSyncError(f"the engine refused the adapter: {error_text(error)}") from error
 
 
-def _serve(manager: Any, model: Any) -> None:
-    """Have this adapter, or none, in the place of the policy's."""
+def _activate(manager: Any, model: Any) -> None:
+    """Make this adapter, or none, the policy's."""
     if manager.get_adapter(VLLM_LORA_INT_ID) is not None:
         manager.remove_adapter(VLLM_LORA_INT_ID)
     if model is not None:

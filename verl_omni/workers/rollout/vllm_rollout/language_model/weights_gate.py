@@ -1,4 +1,7 @@
-"""Requests and weight updates of a language model, whose workers do not say which weights an answer is from."""
+"""Mutual exclusion of requests and weight updates, for language models.
+
+Their workers do not report which weights an output is from, so weights must not change during a request.
+"""
 
 from __future__ import annotations
 
@@ -12,59 +15,59 @@ from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineC
 
 
 class WeightsGate:
-    """No weight changes while a request is being answered, and no answer begins while they change."""
+    """Refuses an update while requests are in flight, and holds requests during an update."""
 
     def __init__(self) -> None:
-        self._answering = 0
-        self._free = asyncio.Event()
-        self._free.set()
-        self._torn: str | None = None
+        self._in_flight = 0
+        self._no_update = asyncio.Event()
+        self._no_update.set()
+        self._failed_update: str | None = None
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """As long as this context lasts, weights stay what they are.
+        """Context of a request, in which weights do not change.
 
         Raises:
-            PartialWeights: the last update broke off half-way, and none has mended it.
+            PartialWeights: the last full update failed part-way, and none has succeeded since.
         """
-        while not self._free.is_set():
-            await self._free.wait()
-        if self._torn is not None:
-            raise PartialWeights(self._torn)
-        self._answering += 1
+        while not self._no_update.is_set():
+            await self._no_update.wait()
+        if self._failed_update is not None:
+            raise PartialWeights(self._failed_update)
+        self._in_flight += 1
         try:
             yield
         finally:
-            self._answering -= 1
+            self._in_flight -= 1
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """As long as this context lasts, requests wait.
+        """Context of an update, in which requests wait.
 
         Raises:
-            WeightSyncError: requests are being answered, or another update runs.
+            WeightSyncError: requests are in flight, or another update is running.
         """
-        if self._answering or not self._free.is_set():
-            busy = f"{self._answering} requests are being answered: abort them, or let them end, first"
-            raise WeightSyncError(busy if self._answering else "another update runs")
-        self._free.clear()
+        if self._in_flight or not self._no_update.is_set():
+            busy = f"{self._in_flight} requests are in flight: abort them or wait for them before the update"
+            raise WeightSyncError(busy if self._in_flight else "another weight update is running")
+        self._no_update.clear()
         try:
             yield
         finally:
-            self._free.set()
+            self._no_update.set()
 
-    def check_update_replies(self, method: str, answers: Iterable[Any]) -> list[Any]:
-        """`check_worker_replies` of an update, whose answers say whether the weights are whole.
+    def check_update_replies(self, method: str, replies: Iterable[Any]) -> list[Any]:
+        """`check_worker_replies` for an update; records whether the weights are partly written.
 
         Raises:
             EngineControlError: any worker failed.
         """
         try:
-            flat = check_worker_replies(method, answers)
+            flat = check_worker_replies(method, replies)
         except EngineControlError as error:
             if isinstance(cause := parse_error(str(error)), PartialWeights):
-                self._torn = cause.args[0]
+                self._failed_update = cause.args[0]
             raise
-        if not any(answer["lora"] for answer in flat):  # an adapter mends nothing
-            self._torn = None
+        if not any(reply["lora"] for reply in flat):  # an adapter does not repair partly written weights
+            self._failed_update = None
         return flat

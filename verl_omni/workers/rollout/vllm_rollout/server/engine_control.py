@@ -30,7 +30,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     @override
     def _post_init(self, cuda_visible_devices: str) -> None:
         self._lora_loaded: bool | None = None
-        self._noted_version: int | None = None  # what the workers stamp samples with
+        self._worker_version: int | None = None  # version that the workers attach to samples
         self._asleep: set[str] = set()
         self._awake = asyncio.Event()
         self._awake.set()
@@ -41,7 +41,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
 
     @override
     def _resolve_sleep_level(self) -> int:
-        # Level 2 drops weights that training never sends again (text encoders, VAE), and 0.28 cannot wake from it.
+        # Level 2 drops weights that training never sends (text encoders, VAE), and vLLM-Omni 0.28 cannot wake from it.
         return 1
 
     @override
@@ -52,11 +52,11 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call every worker and return their answers.
+        """Call a method of every worker. Returns their replies.
 
         Raises:
             EngineControlError: any worker failed.
-            WeightSyncError: new weights come while a language model answers requests.
+            WeightSyncError: a weight update while a language model serves requests.
         """
         if method != UPDATE:
             replies = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
@@ -65,21 +65,21 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
             replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
             self._lora_loaded = None
             flat = self._mode.check_update_replies(UPDATE, replies)
-            self._noted_version = (kwargs or {}).get("global_steps")
+            self._worker_version = (kwargs or {}).get("global_steps")
             await self.clear_kv_cache()
             return flat
 
     @override
     async def set_global_steps(self, global_steps: int) -> None:
-        # Weights may have come by another way than the update that told the workers their version.
-        if self._noted_version != global_steps:
+        # Weights may have arrived without an update that told the workers their version.
+        if self._worker_version != global_steps:
             await self.collective_rpc("note_weights_version", args=(global_steps,))
-            self._noted_version = global_steps
+            self._worker_version = global_steps
         self.global_steps = global_steps
         self._lora_loaded = None
 
     async def get_global_steps(self) -> int | None:
-        """Version of the weights that new samples are made by; None before the first update."""
+        """Version of the weights of new samples; None before the first update."""
         return self.global_steps
 
     @override
@@ -87,24 +87,24 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         """Wait until no request is in flight.
 
         Raises:
-            TimeoutError: some still are after `deadline` seconds.
+            TimeoutError: requests are still in flight after `deadline` seconds.
         """
         await wait_until(lambda: not self.engine.request_states, deadline=deadline, waiting_for="draining requests")
 
     @override
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
-        """Close the gate, cut off what runs, and wait until it is gone; `resume_generation` opens again.
+        """Hold or reject new requests and abort those in flight, until `resume_generation`.
 
-        It counts what was in flight, with what the engine had just finished, which is answered whole.
+        The returned count includes requests that the engine had just finished; their outputs are complete.
 
         Raises:
-            TimeoutError: admissions or requests did not settle.
+            TimeoutError: requests are still being admitted or in flight after a deadline.
         """
         self._submission_paused, self._rejecting = True, reject_request
         self._resume_event.clear()
-        # What is past our gate first: it would wait behind the engine's pause, where no abort finds it.
+        # Wait for requests that are being admitted: behind the engine's pause no abort would find them.
         await wait_until(lambda: self._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
-        running = self._running()  # a pause ends those of a language model
+        running = self._running()  # read before the pause, which ends the requests of a language model
         await self.engine.pause_generation(mode="abort", clear_cache=False)
         await wait_until(
             lambda: self.engine._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="submitting requests"
@@ -120,18 +120,18 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
 
     @override
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:
-        """Cut off one request; `aborted` is False when it is not here."""
-        here = request_id in self._running()
-        if here:
+        """Abort one request; `aborted` is False if it is not in flight."""
+        in_flight = request_id in self._running()
+        if in_flight:
             await self.engine.abort(request_id)
-        return {"aborted": here, "request_id": request_id}
+        return {"aborted": in_flight, "request_id": request_id}
 
     @override
     async def sleep(self) -> None:
-        """Put the workers to sleep, where verl shares their devices with training; requests wait until all are awake.
+        """Put the workers to sleep if they share their accelerators with training; requests wait until all are awake.
 
         Raises:
-            EngineControlError: a stage refused, or did not answer.
+            EngineControlError: a stage refused, or did not reply.
         """
         if self.node_rank == 0 and self.config.free_cache_engine and self.rollout_mode != RolloutMode.STANDALONE:
             await self._sleep_hybrid()
@@ -139,30 +139,30 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     @override
     async def _sleep_hybrid(self) -> None:
         self._awake.clear()
-        answers = await self.engine.sleep(level=self._resolve_sleep_level())
+        acknowledgements = await self.engine.sleep(level=self._resolve_sleep_level())
         self._lora_loaded = None
-        check_acknowledgements("sleep", answers, stages=self._stages())
+        check_acknowledgements("sleep", acknowledgements, stages=self._stages())
         self._asleep = {"weights", "kv_cache"}
 
     @override
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Wake the workers; generation goes on once all that slept is awake.
+        """Wake the workers; generation resumes once everything that slept is awake.
 
         Raises:
-            EngineControlError: a stage refused, or did not answer.
+            EngineControlError: a stage refused, or did not reply.
         """
-        wanted = self._asleep & set(tags or ["weights", "kv_cache"])
-        if not wanted:
+        waking = self._asleep & set(tags or ["weights", "kv_cache"])
+        if not waking:
             return
-        answers = await self.engine.wake_up(tags=sorted(wanted))
+        acknowledgements = await self.engine.wake_up(tags=sorted(waking))
         self._lora_loaded = None
-        check_acknowledgements("wake_up", answers, stages=self._stages())
-        self._asleep -= wanted
+        check_acknowledgements("wake_up", acknowledgements, stages=self._stages())
+        self._asleep -= waking
         if not self._asleep:
-            await self._reopen()
+            await self._resume_engine()
             self._awake.set()
 
-    async def _reopen(self) -> None:
+    async def _resume_engine(self) -> None:
         if not self._asleep and not self._submission_paused:
             await self._mode.resume_engine(self.engine)
 
@@ -173,11 +173,11 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     async def clear_kv_cache(self) -> None:
         """Drop what a language model computed from prompts; a diffusion stage keeps nothing beyond a request."""
         await self._mode.clear_cache(self.engine)
-        await self._reopen()
+        await self._resume_engine()
 
     @override
     async def release_kv_cache(self) -> None:
-        """The cache of a language model stays where it is, a diffusion stage has none."""
+        """Keep the cache: a language model's stays allocated, and a diffusion stage has none."""
 
     @override
     async def resume_kv_cache(self) -> None:

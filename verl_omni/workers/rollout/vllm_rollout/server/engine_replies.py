@@ -1,4 +1,4 @@
-"""Control of a running engine: every answer is checked, every wait has a deadline."""
+"""Checks of the engine's replies to control calls, and waits with deadlines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class EngineControlError(RuntimeError):
-    """A worker or a stage of the engine refused or failed a control call."""
+    """A worker or a stage of the engine refused a control call, or failed to execute it."""
 
 
-def check_worker_replies(method: str, answers: Iterable[Any]) -> list[Any]:
-    """Flatten the answers of `collective_rpc` and raise the failures that vLLM-Omni returns as values.
+def check_worker_replies(method: str, replies: Iterable[Any]) -> list[Any]:
+    """Flatten the replies of `collective_rpc` and raise the failures that vLLM-Omni returns as values.
 
     Its orchestrator turns a worker's exception into `{"supported": False, "error": …}`
     (vllm_omni/engine/stage_pool.py).
@@ -20,7 +20,7 @@ def check_worker_replies(method: str, answers: Iterable[Any]) -> list[Any]:
     Raises:
         EngineControlError: any worker failed; the message carries every error.
     """
-    flat = [each for answer in answers for each in (answer if isinstance(answer, list) else [answer])]
+    flat = [each for reply in replies for each in (reply if isinstance(reply, list) else [reply])]
     failures = [
         str(each.get("error") or each.get("reason") or each)
         for each in flat
@@ -32,37 +32,37 @@ def check_worker_replies(method: str, answers: Iterable[Any]) -> list[Any]:
 
 
 def check_acknowledgements(action: str, acknowledgements: Iterable[Any], *, stages: int) -> None:
-    """Raise unless every stage has acknowledged a sleep or wake with SUCCESS.
+    """Check that every stage has acknowledged a sleep or wake with SUCCESS.
 
     Raises:
-        EngineControlError: one did not, or said nothing.
+        EngineControlError: a stage refused, or sent no acknowledgement.
     """
-    answers = list(acknowledgements)
+    received = list(acknowledgements)
     refused = [
         f"{getattr(each, 'status', each)}: {getattr(each, 'error_msg', None)}"
-        for each in answers
+        for each in received
         if getattr(each, "status", None) != "SUCCESS"
     ]
     if refused:
         raise EngineControlError(f"{action} was refused: {'; '.join(refused)}")
-    if len(answers) < stages:
-        raise EngineControlError(f"{action} was acknowledged by {len(answers)} of {stages} stages")
+    if len(received) < stages:
+        raise EngineControlError(f"{action} was acknowledged by {len(received)} of {stages} stages")
 
 
 async def wait_until(
-    settled: Callable[[], bool], *, deadline: float, waiting_for: str, interval: float = 0.005
+    condition: Callable[[], bool], *, deadline: float, waiting_for: str, interval: float = 0.005
 ) -> None:
-    """Poll `settled` until it is true.
+    """Poll `condition` until it is true.
 
     Raises:
-        TimeoutError: it was still false after `deadline` seconds; the message names `waiting_for`.
+        TimeoutError: it is still false after `deadline` seconds; the message names `waiting_for`.
     """
     try:
         async with asyncio.timeout(deadline):
-            while not settled():
+            while not condition():
                 await asyncio.sleep(interval)
     except TimeoutError as error:
-        raise TimeoutError(f"{waiting_for} did not end within {deadline:g} s") from error
+        raise TimeoutError(f"timeout after {deadline:g} s while {waiting_for}") from error
 
 
 async def last_output(stream: AsyncIterator[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""PURE: what the engine returns -> `DiffusionOutput`."""
+"""PURE: conversion of the engine's output into a `DiffusionOutput`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from verl_omni.utils.pixels import PixelDtype, as_pixels
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 
 STOP_REASONS = {"abort": "aborted", "stop": "completed", "length": "completed"}
-MEDIA = ("video", "image", "output", "audio")  # the first of these that a pipeline's dict has is the sample
-AUDIO_SAMPLE_RATE = 32000  # Hz, of a pipeline that does not say
+MEDIA = ("video", "image", "output", "audio")  # the first of these keys in a pipeline's dict is the sample
+AUDIO_SAMPLE_RATE = 32000  # Hz, default of a pipeline that reports none
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFormat:
-    """What the caller asked of a sample.
+    """Requested format of a sample.
 
     Attributes:
-        latent: latents, which stay float32, and not pixels.
-        pixel_dtype: of pixels.
-        log_probs: whether log-probabilities are returned.
+        latent: float32 latents instead of pixels.
+        pixel_dtype: dtype of pixels.
+        log_probs: whether to return log-probabilities.
     """
 
     latent: bool = False
@@ -33,7 +33,7 @@ class SampleFormat:
 
 @dataclass(frozen=True, slots=True)
 class _Media:
-    """What was drawn, as the engine gave it, and the sound that goes with it."""
+    """The generated media as returned by the engine, with the audio of a video."""
 
     value: Any
     kind: str
@@ -41,21 +41,21 @@ class _Media:
 
 
 def stop_reason(finish_reason: str | None) -> str | None:
-    """verl's word for vLLM's `finish_reason`; words that neither knows pass through."""
+    """verl's stop reason for vLLM's `finish_reason`; unknown reasons are unchanged."""
     return STOP_REASONS.get(finish_reason, finish_reason) if finish_reason is not None else None
 
 
 def to_diffusion_output(result: Any, sample_format: SampleFormat, *, global_steps: int | None) -> DiffusionOutput:
-    """Turn the engine's last output of one request into a sample.
+    """Convert the engine's last output of one request.
 
     Args:
-        result: `OmniRequestOutput`, or None when the request ended without any. Its `images` hold a tensor, an array,
-            PIL images (of a video, its frames), a dict with one of `MEDIA`, or a pair of video and audio.
-        global_steps: version of the weights when the request was submitted; what the engine's worker says about the
-            weights that drew the sample counts more.
+        result: `OmniRequestOutput`, or None if the request ended without an output. Its `images` hold a tensor, an
+            array, PIL images (of a video, its frames), a dict with one of `MEDIA`, or a pair of video and audio.
+        global_steps: version of the weights when the request was submitted; a version that the engine's worker
+            reports takes precedence.
 
     Returns:
-        The sample. Sound beside a video is in `extra_fields`: `audio` (float32), and `audio_sample_rate` in Hz.
+        The sample. The audio of a video is in `extra_fields`: `audio` (float32), and `audio_sample_rate` in Hz.
 
     Raises:
         ValueError: pixels are not finite, or two sources give the same trajectory field.
@@ -78,7 +78,7 @@ def to_diffusion_output(result: Any, sample_format: SampleFormat, *, global_step
 
 
 def aborted_output(sample_format: SampleFormat, *, global_steps: int | None) -> DiffusionOutput:
-    """A sample that was cut off: empty, with the version of the weights it would have used."""
+    """An aborted sample: empty, with the version of the weights that it would have used."""
     dtype = torch.float32 if sample_format.latent or sample_format.pixel_dtype == "float32" else torch.uint8
     return DiffusionOutput(
         diffusion_output=torch.empty(0, dtype=dtype), stop_reason="aborted", extra_fields={"global_steps": global_steps}
@@ -92,12 +92,12 @@ def _finish_reason(result: Any, default: str) -> str:
 
 def _media(result: Any) -> _Media | None:
     images = list(getattr(result, "images", None) or [])
-    beside = _beside(result)
-    if not images:  # a pipeline that makes sound alone
-        return _Media(beside["audio"], "audio") if beside.get("audio") is not None else None
+    multimodal = _multimodal(result)
+    if not images:  # an audio pipeline
+        return _Media(multimodal["audio"], "audio") if multimodal.get("audio") is not None else None
     kind = getattr(result, "final_output_type", "image")
     value: Any = images[0]
-    audio: Any = beside.get("audio")
+    audio: Any = multimodal.get("audio")
     if kind == "video" and len(images) > 1:
         value = images
     if isinstance(value, dict):
@@ -110,8 +110,7 @@ def _media(result: Any) -> _Media | None:
     return _Media(value, kind, audio if kind != "audio" else None)
 
 
-def _beside(result: Any) -> dict[str, Any]:
-    """What a pipeline made beside its pictures."""
+def _multimodal(result: Any) -> dict[str, Any]:
     return getattr(result, "multimodal_output", None) or {}
 
 
@@ -119,7 +118,7 @@ def _sample(media: _Media, sample_format: SampleFormat) -> Tensor:
     if media.kind == "audio":
         return _float32(media.value)
     tensor = _float32(media.value) if sample_format.latent else as_pixels(media.value, sample_format.pixel_dtype)
-    # The engine's dimension of one sample; latents of any family have it, a video has another one, of its frames.
+    # Remove the engine's batch dimension, which latents always have; a video also has a frame dimension.
     batched = sample_format.latent or tensor.ndim == 5 or (tensor.ndim == 4 and media.kind != "video")
     return tensor[0] if batched and tensor.shape[0] == 1 else tensor
 
@@ -129,7 +128,7 @@ def _float32(value: Any) -> Tensor:
 
 
 def _sample_rate(result: Any) -> int:
-    return int(_beside(result).get("audio_sample_rate") or AUDIO_SAMPLE_RATE)
+    return int(_multimodal(result).get("audio_sample_rate") or AUDIO_SAMPLE_RATE)
 
 
 def _trajectory(result: Any) -> dict[str, Any]:
@@ -139,18 +138,18 @@ def _trajectory(result: Any) -> dict[str, Any]:
         "all_timesteps": getattr(result, "trajectory_timesteps", None),
         "log_probs": getattr(result, "trajectory_log_probs", None),
     }
-    made = {name: _only(value) for name, value in named.items() if isinstance(value, Tensor)}
-    metadata = _beside(result).get("metadata") or {}
+    fields = {name: _first(value) for name, value in named.items() if isinstance(value, Tensor)}
+    metadata = _multimodal(result).get("metadata") or {}
     for group in ("prompt_embeddings", "rl"):
         for name, value in (metadata.get(group) or {}).items():
-            if name in made:
+            if name in fields:
                 raise ValueError(f"Duplicate rollout metadata field: {name}")
-            made[name] = _only(value)
-    return made
+            fields[name] = _first(value)
+    return fields
 
 
-def _only(value: Any) -> Any:
-    """The first of what the engine stacked or listed; a scalar, None and an empty list are as they are."""
+def _first(value: Any) -> Any:
+    """The first element of a tensor or list of the engine; a scalar, None and an empty list are unchanged."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return value[0] if value.ndim else value

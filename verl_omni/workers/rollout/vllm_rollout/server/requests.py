@@ -1,4 +1,4 @@
-"""PURE: what the agent loop asks for -> what the engine is given."""
+"""PURE: conversion of a request of the agent loop into prompt and sampling parameters of the engine."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat
 
 # `hasattr` on the class would miss fields with a default factory and hit methods.
 ENGINE_FIELDS = frozenset(field.name for field in fields(OmniDiffusionSamplingParams)) - {"extra_args"}
-# Our words and the engine's for what a sample is. The engine's own default is PIL images, which HTTP clients are given.
+# Output types of the rollout settings, and the engine's names for them. The engine's default, PIL images, is for HTTP.
 OUTPUT_TYPES = {"image": "pt", "video": "pt", "latent": "latent"}
 PIXEL_DTYPES = ("uint8", "float32")
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """What the agent loop asks for beside sampling parameters: `generate` of verl's client passes it on as it is.
+    """A request of the agent loop, without its sampling parameters.
 
     Attributes:
-        prompt_ids: of the model's first tokenizer, unpadded.
-        prompt_mask: 1 for each id that counts.
-        extra_prompt_ids: ids for other encoders, by the encoder's name.
+        prompt_ids: token ids of the model's first tokenizer, unpadded.
+        prompt_mask: attention mask, 1 for each id to attend to.
+        extra_prompt_ids: token ids for other encoders, by the encoder's name.
         image_data, video_data, audio_data: parts of the prompt.
-        mm_processor_kwargs: for the model's processor of those parts.
+        mm_processor_kwargs: arguments of the model's processor for those parts.
     """
 
     prompt_ids: list[int]
@@ -42,18 +42,21 @@ class RolloutRequest:
     mm_processor_kwargs: dict[str, Any] | None = None
 
     def media(self) -> dict[str, list[Any]]:
-        """The parts of the prompt that are no text, as vLLM's `multi_modal_data`."""
+        """Images, videos and audio of the prompt, as vLLM's `multi_modal_data`."""
         parts = {"image": self.image_data, "video": self.video_data, "audio": self.audio_data}
         return {name: value for name, value in parts.items() if value is not None}
 
 
 def sample_format(params: Mapping[str, Any]) -> SampleFormat:
-    """What the sample must be; `output_type` and `pixel_dtype` may also stand in `extra_args`.
+    """The requested format of the sample; `output_type` and `pixel_dtype` may also be in `extra_args`.
 
     Raises:
-        ValueError: one of them is unknown.
+        ValueError: an unknown value.
     """
-    output_type, pixel_dtype = _either(params, "output_type") or "image", _either(params, "pixel_dtype") or "uint8"
+    output_type, pixel_dtype = (
+        _param_or_extra(params, "output_type") or "image",
+        _param_or_extra(params, "pixel_dtype") or "uint8",
+    )
     if output_type not in {*OUTPUT_TYPES, "pil", "pt"}:
         raise ValueError(f"Unknown output_type {output_type!r}; one of {sorted(OUTPUT_TYPES)}")
     if pixel_dtype not in PIXEL_DTYPES:
@@ -66,12 +69,12 @@ def sample_format(params: Mapping[str, Any]) -> SampleFormat:
 
 
 def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingParams:
-    """Split `params` into the engine's own fields and `extra_args`, which reach the pipeline untouched.
+    """Split `params` into the engine's own fields and `extra_args`, which the pipeline receives unchanged.
 
-    None means "not set" and is left to the engine's default. The input is not changed.
+    None means "not set": the engine's default applies. The input is not modified.
 
     Raises:
-        ValueError: `output_type` or `pixel_dtype` is unknown.
+        ValueError: unknown `output_type` or `pixel_dtype`.
     """
     sample = sample_format(params)
     own = {name: value for name, value in params.items() if name in ENGINE_FIELDS and value is not None}
@@ -83,27 +86,27 @@ def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingPa
 
 
 def engine_prompt(request: RolloutRequest, *, several_stages: bool = False) -> dict[str, Any]:
-    """The engine's prompt for one sample: token ids; the pipeline of the model encodes them."""
-    made: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(request.prompt_ids)}
+    """The engine's prompt for one sample: token ids, which the model's pipeline encodes."""
+    prompt: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(request.prompt_ids)}
     if request.prompt_mask is not None:
-        made["prompt_mask"] = request.prompt_mask
+        prompt["prompt_mask"] = request.prompt_mask
     if several_stages:
-        made["modalities"] = ["image"]
+        prompt["modalities"] = ["image"]
     if request.negative_prompt_ids is not None:
-        made["negative_prompt_ids"] = normalize_token_ids(request.negative_prompt_ids)
+        prompt["negative_prompt_ids"] = normalize_token_ids(request.negative_prompt_ids)
     for name, ids in (
         ("extra_prompt_ids", request.extra_prompt_ids),
         ("negative_extra_prompt_ids", request.negative_extra_prompt_ids),
     ):
         if ids is not None:
-            made[name] = {encoder: normalize_token_ids(each) for encoder, each in ids.items()}
+            prompt[name] = {encoder: normalize_token_ids(each) for encoder, each in ids.items()}
     if request.mm_processor_kwargs:
-        made["mm_processor_kwargs"] = request.mm_processor_kwargs
+        prompt["mm_processor_kwargs"] = request.mm_processor_kwargs
     if media := request.media():
-        made["multi_modal_data"] = media
-        made["extra_args"] = {"multi_modal_data": media}
-    return made
+        prompt["multi_modal_data"] = media
+        prompt["extra_args"] = {"multi_modal_data": media}
+    return prompt
 
 
-def _either(params: Mapping[str, Any], name: str) -> Any:
+def _param_or_extra(params: Mapping[str, Any], name: str) -> Any:
     return params.get(name) or (params.get("extra_args") or {}).get(name)

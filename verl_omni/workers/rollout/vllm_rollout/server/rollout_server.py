@@ -27,21 +27,21 @@ from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
 from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 from verl_omni.workers.rollout.vllm_rollout.server.engine_control import EngineControlServer
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
-from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine, http_app
+from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine, build_http_app
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
 
 class vLLMOmniHttpServer(EngineControlServer):
-    """One replica's engine: generates samples, takes weights, sleeps and wakes."""
+    """One replica's server: starts the engine, generates samples and serves HTTP."""
 
-    # --- what the parent asks a subclass -------------------------------------------------------------
+    # --- hooks of verl's server -----------------------------------------------------------------------
 
     @override
     def _init_config(self, config: Any) -> DiffusionRolloutConfig:
-        made = omega_conf_to_dataclass(config)
-        # The parent adds the replica's rank to the seed: it must be a number.
-        return replace(made, seed=0) if made.seed is None else made
+        parsed = omega_conf_to_dataclass(config)
+        # verl adds the replica's rank to the seed, which must therefore be a number.
+        return replace(parsed, seed=0) if parsed.seed is None else parsed
 
     @override
     def _init_model_config(self, model_config: Any) -> DiffusionModelConfig | HFModelConfig:
@@ -97,7 +97,7 @@ class vLLMOmniHttpServer(EngineControlServer):
         server_profile().tune_process(executor=engine_args["distributed_executor_backend"])
         self.engine = AsyncOmni(**engine_args)
         self._shared = shared_memory.child_segments()
-        app = await http_app(PolicyEngine(self.engine, self._policy), args)
+        app = await build_http_app(PolicyEngine(self.engine, self._policy), args)
         self._server_port, self._server_task = await run_uvicorn(app, args, self._server_address)
 
     @override
@@ -105,7 +105,7 @@ class vLLMOmniHttpServer(EngineControlServer):
         raise NotImplementedError("vLLM-Omni headless mode is not implemented yet.")
 
     async def shutdown(self) -> None:
-        """Stop the engine; without this, a killed process would leave its shared memory behind."""
+        """Stop the engine and remove the shared memory of its workers, which Ray kills."""
         self.engine.shutdown()
         shared_memory.remove_segments(self._shared)
 
@@ -126,21 +126,21 @@ class vLLMOmniHttpServer(EngineControlServer):
         extra_prompt_ids: dict[str, list[int]] | None = None,
         negative_extra_prompt_ids: dict[str, list[int]] | None = None,
     ) -> DiffusionOutput | TokenOutput:
-        """Make one sample.
+        """Generate one sample.
 
         Args:
-            prompt_ids: ids of the model's first tokenizer, unpadded; `extra_prompt_ids` has those of other encoders.
+            prompt_ids: ids of the model's first tokenizer, unpadded; `extra_prompt_ids` are those of other encoders.
             sampling_params: the engine's own fields and those of `DiffusionRolloutAlgoConfig`; `logprobs`
-                asks for log-probabilities. Not changed.
+                requests log-probabilities. Not modified.
             request_id: unique among the requests in flight.
 
         Returns:
-            The sample, stamped with the version of the weights that made it (`extra_fields["global_steps"]`);
-            empty with stop reason `aborted` when it was cut off.
+            The sample, with the version of its weights in `extra_fields["global_steps"]`; empty and with stop
+            reason `aborted` if the request was aborted.
 
         Raises:
             ValueError: a parameter is unknown, or the prompt is too long.
-            PartialWeights: an update of a language model's weights broke off half-way.
+            PartialWeights: a full update of a language model's weights failed part-way.
             ReplicaError: the engine failed; the message names this replica and its weights.
         """
         request = RolloutRequest(
@@ -149,12 +149,12 @@ class vLLMOmniHttpServer(EngineControlServer):
             image_data=image_data, video_data=video_data, audio_data=audio_data,
             mm_processor_kwargs=mm_processor_kwargs,
         )  # fmt: skip
-        # The engine would let in what waits when a part of it is awake, and then refuse it.
+        # The engine admits requests while only a part of it is awake, and then refuses them.
         await self._awake.wait()
         if await self._park_until_admitted(request_id) is not None:
             return self._mode.aborted_output(sampling_params, self.global_steps)
-        # The parent counts admissions to know when its gate is closed. Its count would hold until the first
-        # output, which for a diffusion model is the whole image; AsyncOmni keeps a count of its own.
+        # verl's count of admissions would include this request until its first output, which for a diffusion model is
+        # the finished sample. It ends before the engine's call; AsyncOmni counts its own admissions.
         async with AsyncExitStack() as serving:
             try:
                 await serving.enter_async_context(self._mode.hold_weights())
@@ -164,7 +164,7 @@ class vLLMOmniHttpServer(EngineControlServer):
                 )
             finally:
                 self._admitting -= 1
-            version = self._noted_version if self._noted_version is not None else self.global_steps
+            version = self._worker_version if self._worker_version is not None else self.global_steps
             try:
                 result = await last_output(self.engine.generate(request_id=request_id, **arguments))
             except Exception as error:
@@ -173,13 +173,13 @@ class vLLMOmniHttpServer(EngineControlServer):
 
     @asynccontextmanager
     async def _policy(self) -> AsyncIterator[Any]:
-        """The policy's adapter for a plain client's request, which waits while the replica sleeps, as training's do."""
+        """The policy's adapter for one HTTP request, which waits while the replica sleeps."""
         await self._awake.wait()
         async with self._mode.hold_weights():
             yield await self._lora_request()
 
     async def _lora_request(self) -> Any:
-        """The adapter's request once it is loaded; the answer is kept, because asking waits behind every forward."""
+        """The adapter's request once it is loaded. Cached, because `list_loras` waits for the running forward pass."""
         if not self.lora_as_adapter:
             return None
         if self._lora_loaded is None:

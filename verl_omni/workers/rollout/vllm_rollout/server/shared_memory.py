@@ -1,6 +1,6 @@
-"""What a worker process of the engine leaves in shared memory when it is killed.
+"""Removal of shared memory that killed worker processes of the engine leave behind.
 
-Python's resource tracker would remove it at the end of the server. But Ray kills a worker's children before that
+Python's resource tracker would remove it when the server ends. But Ray first kills the server's child processes
 (CoreWorker::KillChildProcs), and the tracker is one of them.
 """
 
@@ -14,17 +14,17 @@ from pathlib import Path
 import psutil
 
 FOLDER = Path("/dev/shm")
-# What Python calls its segments, and its semaphores; who has a semaphore removes it, and complains where it is gone.
+# Python's prefixes of segments and semaphores. The owner of a semaphore removes it, and warns if it is missing.
 SEGMENT, SEMAPHORE = "psm_", "sem.mp-"
 
 
 def child_segments() -> set[Path]:
-    """The files of Python in /dev/shm that processes below this one have mapped."""
+    """Python's files in /dev/shm that descendants of this process have mapped."""
     return _mapped(process.pid for process in psutil.Process().children(recursive=True))
 
 
 def remove_segments(files: set[Path]) -> None:
-    """Remove those of an engine that has ended, but for semaphores that this process still has."""
+    """Remove the files of an engine that has ended, except semaphores that this process still uses."""
     own = _mapped([os.getpid()])
     for file in files:
         if not (file.name.startswith(SEMAPHORE) and file in own):
@@ -32,18 +32,18 @@ def remove_segments(files: set[Path]) -> None:
 
 
 def _mapped(pids: Iterable[int]) -> set[Path]:
-    """By number, not by name: a semaphore is mapped before it gets its name (glibc's sem_open)."""
-    numbers = {number for pid in pids for number in _numbers(pid)}
+    """Compared by inode, because a semaphore is mapped before it gets its name (glibc's sem_open)."""
+    inodes = {inode for pid in pids for inode in _inodes(pid)}
     found = set()
     for path in FOLDER.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            if path.name.startswith((SEGMENT, SEMAPHORE)) and path.stat().st_ino in numbers:
+            if path.name.startswith((SEGMENT, SEMAPHORE)) and path.stat().st_ino in inodes:
                 found.add(path)
     return found
 
 
-def _numbers(pid: int) -> set[int]:
-    """Inodes of what a process has mapped from there; none of one that has ended."""
+def _inodes(pid: int) -> set[int]:
+    """Inodes of the files in /dev/shm that a process has mapped; empty if it has ended."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
         return {int(line.split()[4]) for line in lines if f"{FOLDER}/" in line}

@@ -1,4 +1,4 @@
-"""The trainer's end of a weight update: verl's `ServerAdapter` with deadlines and a checked answer."""
+"""`ServerAdapter`: the sending end of a weight update, with deadlines and checked replies."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _sequence = itertools.count()
 
 
 class ServerAdapter(VerlServerAdapter):
-    """Lives in the training worker, beside its rollout replica.
+    """verl's adapter in the training worker for the replica that shares its accelerator.
 
-    `rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds` is how long either end waits for the other.
+    Either end waits at most `rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds` for the other.
     """
 
     @override
     async def resume(self, tags: list[str]) -> None:
-        """Wake the replica where it sleeps between updates; `WeightSyncError` where it does not."""
+        """Wake the replica if it sleeps between updates. Raises `WeightSyncError` if it does not wake up."""
         if self.config.free_cache_engine and self._ensure_server_handle():
-            await self._await_reply(self.server_handle.wake_up.remote(tags=tags), f"waking {' and '.join(tags)}")
+            await self._await_reply(self.server_handle.wake_up.remote(tags=tags), f"wake_up {' and '.join(tags)}")
 
     @override
     async def release(self) -> None:
-        """Let the replica sleep; `WeightSyncError` where it does not."""
+        """Put the replica to sleep if it sleeps between updates. Raises `WeightSyncError` if it does not."""
         if self.config.free_cache_engine and self._ensure_server_handle():
-            await self._await_reply(self.server_handle.sleep.remote(), "falling asleep")
+            await self._await_reply(self.server_handle.sleep.remote(), "sleep")
 
     @override
     async def update_weights(
@@ -46,22 +46,22 @@ class ServerAdapter(VerlServerAdapter):
         wire_format: str = "named_tensors",
         **kwargs: Any,
     ) -> dict[str, Any] | None:
-        """Send weights, wait for every worker's answer, then publish the version.
+        """Send weights, wait for every worker's reply, then publish the version.
 
         Args:
-            weights: taken one at a time, in another thread, while this one waits for the workers.
+            weights: read one at a time in another thread, while this thread waits for the workers.
             kwargs: `peft_config` and `base_sync_done` for an adapter.
 
         Returns:
-            The first worker's answer on the rank that owns the server, None on the others.
+            The first worker's reply on the rank that owns the server, None on other ranks.
 
         Raises:
             WeightSyncError: the update did not take effect everywhere; the version is not published.
-            ValueError: `wire_format` is one of verl's that a diffusion engine does not know.
-            whatever iterating `weights` raises.
+            ValueError: a `wire_format` of verl that the engine does not support.
+            Any error raised by iterating `weights`.
         """
         if wire_format != "named_tensors":
-            raise ValueError(f"a diffusion engine takes wire_format='named_tensors', not {wire_format!r}")
+            raise ValueError(f"unsupported wire_format={wire_format!r}: use 'named_tensors'")
         deadline, update = self._deadline(), self._update_id(global_steps)
         receiving = await self._execute_method(
             "update_weights_from_ipc",
@@ -76,8 +76,8 @@ class ServerAdapter(VerlServerAdapter):
         )
         device = None if self.use_shm else torch.device(get_device_name(), get_device_id())
 
-        def sending(stop: transfer.StopSignal) -> int:
-            with torch.no_grad():  # grad mode belongs to a thread
+        def send(stop: transfer.StopSignal) -> int:
+            with torch.no_grad():  # grad mode is thread-local
                 return transfer.send(
                     weights,
                     handle=names.make_update_zmq_handle(self.zmq_handle, update),
@@ -87,14 +87,14 @@ class ServerAdapter(VerlServerAdapter):
                     stop=stop,
                 )
 
-        sent, answers = await run_update(sending, receiving, deadline)
+        sent, replies = await run_update(send, receiving, deadline)
         if not self._has_server:
             return None
-        answer = check_confirmations(sent, answers)
-        await self._await_reply(self.server_handle.clear_kv_cache.remote(), "clearing its cache")
+        reply = check_confirmations(sent, replies)
+        await self._await_reply(self.server_handle.clear_kv_cache.remote(), "clear_kv_cache")
         if global_steps is not None:
-            await self._await_reply(self.server_handle.set_global_steps.remote(global_steps), "publishing the version")
-        return answer
+            await self._await_reply(self.server_handle.set_global_steps.remote(global_steps), "set_global_steps")
+        return reply
 
     async def _await_reply(self, reply: Awaitable[Any], call: str) -> Any:
         try:
@@ -107,10 +107,10 @@ class ServerAdapter(VerlServerAdapter):
         return float(options.get("deadline_seconds", transfer.UPDATE_DEADLINE_SECONDS))
 
     def _update_id(self, global_steps: int | None) -> str:
-        """The same on all ranks of a job, and no other job's on this host.
+        """Id of this update: equal on all ranks of a job, unique on this machine.
 
-        Each Ray cluster numbers its jobs from one, so the job in verl's handle does not tell two clusters apart, and
-        one could take the other's weights.
+        Each Ray cluster numbers its jobs from one, so the job id in verl's handle is the same in two clusters, and one
+        of them could receive the weights of the other.
         """
         import ray
 

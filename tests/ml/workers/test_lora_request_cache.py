@@ -1,4 +1,4 @@
-"""Fault 7: asking the engine for its adapters waits behind every forward pass, so the answer is kept."""
+"""The loaded adapter is cached, because `list_loras` waits for the running forward pass."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # the server's module
 
 
 class Engine:
-    """Counts how often it is asked."""
+    """Counts the calls of `list_loras`."""
 
     default_sampling_params_list = (None,)
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.list_calls = 0
         self.calls: list[tuple[str, Any]] = []
 
     async def list_loras(self) -> list[int]:
-        self.asked += 1
+        self.list_calls += 1
         return [123]
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = (), **call: Any) -> list[Any]:
@@ -43,8 +43,8 @@ def server() -> Any:
     made: Any = object.__new__(vLLMOmniHttpServer)
     made._lora_loaded, made._asleep, made._awake, made.engine = None, {"weights"}, asyncio.Event(), Engine()
     made.model_config = SimpleNamespace(lora_rank=4, lora={})
-    made.node_rank, made.rollout_mode, made._noted_version = 0, None, None
-    made._mode = DiffusionMode()
+    made.node_rank, made.rollout_mode, made._worker_version = 0, None, None
+    made._mode, made._submission_paused = DiffusionMode(), False
     return made
 
 
@@ -64,21 +64,21 @@ async def wake(server: Any) -> None:
     await server.wake_up()
 
 
-async def test_many_requests_ask_once(server: Any) -> None:
+async def test_many_requests_list_adapters_once(server: Any) -> None:
     made = [await server._lora_request() for _ in range(5)]
     assert [request.lora_int_id for request in made] == [123] * 5
-    assert server.engine.asked == 1
+    assert server.engine.list_calls == 1
 
 
 @pytest.mark.parametrize("change", [update, stamp, sleep, wake])
-async def test_whatever_may_change_the_adapter_makes_it_ask_again(server: Any, change: Any) -> None:
+async def test_every_change_of_the_adapter_invalidates_the_cache(server: Any, change: Any) -> None:
     await server._lora_request()
     await change(server)
     await server._lora_request()
-    assert server.engine.asked == 2
+    assert server.engine.list_calls == 2
 
 
-async def test_workers_are_told_the_version_of_weights_that_came_without_one(server: Any) -> None:
+async def test_workers_get_the_version_if_the_update_had_none(server: Any) -> None:
     await server.collective_rpc("update_weights_from_ipc", kwargs={"global_steps": 3})
     await server.set_global_steps(3)
     assert [method for method, _ in server.engine.calls] == ["update_weights_from_ipc"]
@@ -88,7 +88,7 @@ async def test_workers_are_told_the_version_of_weights_that_came_without_one(ser
     assert await server.get_global_steps() == 4
 
 
-async def test_without_adapters_nothing_is_asked(server: Any) -> None:
+async def test_without_lora_adapters_are_not_listed(server: Any) -> None:
     server.model_config.lora_rank = 0
     assert await server._lora_request() is None
-    assert server.engine.asked == 0
+    assert server.engine.list_calls == 0

@@ -1,4 +1,4 @@
-"""What a host says of language models to vLLM: what it can compute, and what it refuses at the start."""
+"""Language models on the CPU platform: supported attention, cache size and cache slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # vLLM takes half a m
 
 
 def attention(**needs: Any) -> Any:
-    from verl_omni.platforms.cpu.attention import TorchAttention
+    from verl_omni.platforms.cpu.attention_backend import TorchAttention
 
     return TorchAttention(num_heads=4, head_size=8, scale=0.5, num_kv_heads=2, **needs)
 
@@ -26,25 +26,25 @@ def attention(**needs: Any) -> Any:
         ({"kv_sharing_target_layer_name": "model.layers.0"}, "a cache shared between layers"),
     ],
 )  # fmt: skip
-def test_attention_of_another_kind_is_refused(needs: dict[str, Any], named: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"^attention on a host has no {named}$"):
+def test_unsupported_attention_is_refused(needs: dict[str, Any], named: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"^unsupported attention: on a CPU, there is no {named}$"):
         attention(**needs)
     assert attention().scale == 0.5
 
 
 @pytest.mark.parametrize("kind", ["use_mla", "use_sparse"])
 def test_latent_and_sparse_attention_is_refused(kind: str) -> None:
-    from verl_omni.platforms.cpu.vllm_platform import HostCpuPlatform
+    from verl_omni.platforms.cpu.vllm_platform import OutOfTreeCpuPlatform
 
     plain = {"use_mla": False, "use_sparse": False}
-    with pytest.raises(NotImplementedError, match="neither latent"):
-        HostCpuPlatform.get_attn_backend_cls(None, SimpleNamespace(**plain | {kind: True}))
-    named = HostCpuPlatform.get_attn_backend_cls(None, SimpleNamespace(**plain))
-    assert named == "verl_omni.platforms.cpu.attention.TorchAttentionBackend"
+    with pytest.raises(NotImplementedError, match="latent"):
+        OutOfTreeCpuPlatform.get_attn_backend_cls(None, SimpleNamespace(**plain | {kind: True}))
+    named = OutOfTreeCpuPlatform.get_attn_backend_cls(None, SimpleNamespace(**plain))
+    assert named == "verl_omni.platforms.cpu.attention_backend.TorchAttentionBackend"
 
 
-def test_a_batch_that_sees_later_tokens_is_refused() -> None:
-    from verl_omni.platforms.cpu.attention import TorchAttentionMetadataBuilder
+def test_attention_that_is_not_causal_is_refused() -> None:
+    from verl_omni.platforms.cpu.attention_backend import TorchAttentionMetadataBuilder
 
     builder: Any = object.__new__(TorchAttentionMetadataBuilder)
     with pytest.raises(NotImplementedError, match="causal"):
@@ -52,28 +52,28 @@ def test_a_batch_that_sees_later_tokens_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("free", "bytes_of_cache"), [(10**6, 3 * 4000), (20_000, 10_000)])
-def test_the_cache_is_what_requests_need_or_a_share_of_what_is_free(
+def test_the_cache_fits_the_requests_within_a_share_of_free_memory(
     free: int, bytes_of_cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_omni.platforms.cpu import ar_worker
+    from verl_omni.platforms.cpu import language_model_worker
 
     layer = SimpleNamespace(max_memory_usage_bytes=lambda config: 2000)
-    worker: Any = object.__new__(ar_worker.HostArWorker)
+    worker: Any = object.__new__(language_model_worker.CpuLanguageModelWorker)
     worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=None, gpu_memory_utilization=0.5)
     worker.scheduler_config, worker.vllm_config = SimpleNamespace(max_num_seqs=3), None
     worker.get_kv_cache_spec = lambda: {"layer 0": layer, "layer 1": layer}
-    monkeypatch.setattr(ar_worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(language_model_worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     assert worker.determine_available_memory() == bytes_of_cache
     worker.cache_config.kv_cache_memory_bytes = 7
     assert worker.determine_available_memory() == 7
 
 
 def test_slots_of_a_batch_of_prompts_and_decodes() -> None:
-    from verl_omni.platforms.cpu.ar_worker import slot_mapping
+    from verl_omni.platforms.cpu.language_model_worker import compute_slot_mapping
 
     table = torch.tensor([[7, 3], [2, 5], [0, 0]], dtype=torch.int32)
     starts, positions = torch.tensor([0, 3, 4], dtype=torch.int32), torch.tensor([3, 4, 5, 6])
     made = torch.full((6,), 99)
-    slot_mapping(4, 6, starts, positions, table, 2, 4, made, PAD_ID=-1)
+    compute_slot_mapping(4, 6, starts, positions, table, 2, 4, made, PAD_ID=-1)
     # Positions 3 to 5 of the first request, and 6 of the second, in blocks of 4.
     assert made.tolist() == [7 * 4 + 3, 3 * 4, 3 * 4 + 1, 5 * 4 + 2, -1, -1]

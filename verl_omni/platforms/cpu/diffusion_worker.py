@@ -1,4 +1,4 @@
-"""The engine's worker on a host CPU."""
+"""The engine's worker of a diffusion model on a CPU."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing_extensions import override
 from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 
 
-class HostDiffusionWorker(DiffusionWorker):
-    """Sleep and wake succeed and free nothing: upstream's need vLLM's CUDA memory pool."""
+class CpuDiffusionWorker(DiffusionWorker):
+    """vLLM-Omni's worker, whose sleep and wake do nothing: upstream's need vLLM's CUDA memory pool."""
 
     @override
     def sleep(self, level: int = 1) -> int:
-        """Bytes freed: none."""
+        """Number of freed bytes: 0."""
         return 0
 
     @override

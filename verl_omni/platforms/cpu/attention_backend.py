@@ -1,4 +1,4 @@
-"""vLLM's attention of a language model on a host: the CUDA build of vLLM has no kernels for one."""
+"""vLLM attention backend for language models on a CPU, in torch: vLLM's CUDA build has no CPU kernels."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from verl_omni.platforms.cpu import paged_attention
 
 
 class TorchAttentionBackend(AttentionBackend):
-    """Causal attention with grouped queries over a paged cache; what a model needs beyond that is refused."""
+    """Causal grouped-query attention over a paged cache; models that need anything else are refused."""
 
     forward_includes_kv_cache_update = True
 
     @staticmethod
     @override
     def get_name() -> str:
-        """vLLM looks the name up in a closed list (vllm/model_executor/layers/attention/attention.py)."""
+        """vLLM accepts only names of a fixed list (vllm/model_executor/layers/attention/attention.py)."""
         return "CUSTOM"
 
     @staticmethod
@@ -50,11 +50,11 @@ class TorchAttentionBackend(AttentionBackend):
 
 @dataclass(frozen=True, slots=True)
 class TorchAttentionMetadata:
-    """One batch of requests, as `paged_attention` wants it.
+    """Metadata of one batch of requests, for `paged_attention`.
 
     Attributes:
-        starts: first token of each request, and the number of tokens.
-        lengths: how many tokens each request has, the new ones among them.
+        starts: index of each request's first token, and the number of tokens.
+        lengths: number of tokens of each request, including the new ones.
         block_table: int32 [requests, blocks].
         slot_mapping: int64 [tokens].
     """
@@ -66,7 +66,7 @@ class TorchAttentionMetadata:
 
 
 class TorchAttentionMetadataBuilder(AttentionMetadataBuilder[TorchAttentionMetadata]):
-    """Makes the metadata of a batch."""
+    """Builds the metadata of a batch."""
 
     @override
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -76,9 +76,9 @@ class TorchAttentionMetadataBuilder(AttentionMetadataBuilder[TorchAttentionMetad
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> TorchAttentionMetadata:
-        """Raises NotImplementedError where tokens see later ones."""
+        """Raises NotImplementedError for attention that is not causal."""
         if common_attn_metadata.causal is not True:
-            raise NotImplementedError("attention on a host is causal")
+            raise NotImplementedError("unsupported attention: on a CPU, only causal attention is implemented")
         requests, tokens = common_attn_metadata.num_reqs, common_attn_metadata.num_actual_tokens
         return TorchAttentionMetadata(
             starts=common_attn_metadata.query_start_loc_cpu[: requests + 1].tolist(),
@@ -89,7 +89,7 @@ class TorchAttentionMetadataBuilder(AttentionMetadataBuilder[TorchAttentionMetad
 
 
 class TorchAttention(AttentionImpl[TorchAttentionMetadata]):
-    """The attention of one layer."""
+    """Attention of one layer."""
 
     @override
     def __init__(
@@ -106,8 +106,8 @@ class TorchAttention(AttentionImpl[TorchAttentionMetadata]):
         kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        """Raises NotImplementedError for a model that attends in another way."""
-        asked = {
+        """Raises NotImplementedError for a model that needs another kind of attention."""
+        features = {
             "ALiBi": alibi_slopes is not None,
             "a sliding window": sliding_window is not None,
             f"a cache of {kv_cache_dtype}": kv_cache_dtype != "auto",
@@ -116,8 +116,8 @@ class TorchAttention(AttentionImpl[TorchAttentionMetadata]):
             "a cache shared between layers": kv_sharing_target_layer_name is not None,
             "attention sinks": sinks is not None,
         }
-        if missing := [name for name, needed in asked.items() if needed]:
-            raise NotImplementedError(f"attention on a host has no {', no '.join(missing)}")
+        if missing := [name for name, needed in features.items() if needed]:
+            raise NotImplementedError(f"unsupported attention: on a CPU, there is no {', no '.join(missing)}")
         self.scale = scale
 
     @override
@@ -133,14 +133,14 @@ class TorchAttention(AttentionImpl[TorchAttentionMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Attend, and keep the new keys and values.
+        """Compute attention and store the new keys and values.
 
         Args:
-            query: [tokens, heads, head_size]; beyond the batch's last token there may be padding.
+            query: [tokens, heads, head_size]; padding may follow the batch's last token.
             key, value: [tokens, kv_heads, head_size].
             kv_cache: see `paged_attention`.
-            attn_metadata: None while the model is profiled, when nothing is computed.
-            output: written in place, of the query's size.
+            attn_metadata: None while vLLM profiles the model; nothing is computed then.
+            output: written in place, same size as the query.
         """
         if attn_metadata is None:
             return output.fill_(0)

@@ -1,4 +1,4 @@
-"""The engine's worker of a language model on a host CPU."""
+"""The engine's worker of a language model on a CPU."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from verl_omni.compat import slot_mapping as compat_slot_mapping
 from verl_omni.platforms.cpu import paged_attention
 
 
-class HostModelRunner(CPUModelRunner):
-    """vLLM's runner for a host, with what only its CPU build has written in torch."""
+class TorchKernelModelRunner(CPUModelRunner):
+    """vLLM's CPU runner, with a torch version of a kernel that only vLLM's CPU build has."""
 
     @override
     def _postprocess_triton(self) -> None:
-        compat_slot_mapping.apply(slot_mapping)
+        compat_slot_mapping.apply(compute_slot_mapping)
 
     @override
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM-Omni's runner also passes what its own models take, and a model of vLLM does not."""
+        """Drop arguments that vLLM-Omni's runner passes for its own models and that models of vLLM do not accept."""
         known = inspect.signature(self.model.forward).parameters
         if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
             kwargs = {name: value for name, value in kwargs.items() if name in known}
         return super()._model_forward(*args, **kwargs)
 
 
-class HostArModelRunner(GPUARModelRunner, HostModelRunner):
-    """vLLM-Omni's runner of token models on a host. The order of the bases puts the host's runner below it.
+class CpuLanguageModelRunner(GPUARModelRunner, TorchKernelModelRunner):
+    """vLLM-Omni's runner of language models on a CPU. The order of the bases puts the CPU runner below it.
 
-    While a prompt comes in parts, what is sampled after each but the last is thrown away. Upstream then sets the
-    request's own generator back by an offset, which generators of a host do not have: here it gets its state back.
+    During a chunked prefill, the token sampled after each chunk but the last is discarded. Upstream then rewinds the
+    request's generator by an offset, which CPU generators do not support: here the generator's state is restored.
     """
 
     @override
@@ -63,15 +63,15 @@ class HostArModelRunner(GPUARModelRunner, HostModelRunner):
             self.input_batch.generators.update(hidden)
 
     def _discarded(self) -> dict[int, torch.Generator]:
-        """Generators, by row of the batch, of requests whose sampled token is thrown away."""
+        """Generators, by row of the batch, of requests whose sampled token is discarded."""
         unfinished = self.discard_request_mask.np
         return {index: each for index, each in self.input_batch.generators.items() if unfinished[index]}
 
 
-class HostArWorker(GPUARWorker):
-    """Computes on the host. Sleep and wake succeed and free nothing: upstream's need vLLM's CUDA memory pool."""
+class CpuLanguageModelWorker(GPUARWorker):
+    """vLLM-Omni's worker on a CPU. Its sleep and wake do nothing: upstream's need vLLM's CUDA memory pool."""
 
-    model_runner_cls = HostArModelRunner
+    model_runner_cls = CpuLanguageModelRunner
 
     @override
     def init_device(self) -> None:
@@ -88,17 +88,17 @@ class HostArWorker(GPUARWorker):
     def determine_available_memory(self) -> int:
         """Bytes for the key-value cache.
 
-        As many as `max_num_seqs` requests of full length take, but at most `gpu_memory_utilization` of what is free.
+        Enough for `max_num_seqs` requests of full length, but at most `gpu_memory_utilization` of the free memory.
         """
         if given := self.cache_config.kv_cache_memory_bytes:
             return int(given)
-        one = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in self.get_kv_cache_spec().values())
+        per_request = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in self.get_kv_cache_spec().values())
         free = psutil.virtual_memory().available * self.cache_config.gpu_memory_utilization
-        return min(one * self.scheduler_config.max_num_seqs, int(free))
+        return min(per_request * self.scheduler_config.max_num_seqs, int(free))
 
     @override
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Nothing is compiled."""
+        """Compile nothing."""
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
@@ -115,26 +115,28 @@ class HostArWorker(GPUARWorker):
         return True
 
 
-def slot_mapping(
+def compute_slot_mapping(
     tokens: int,
-    room: int,
+    buffer_size: int,
     query_start_loc: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
     stride: int,
     block_size: int,
-    made: torch.Tensor,
+    slots: torch.Tensor,
     **launch: Any,
 ) -> None:
-    """vLLM's `_compute_slot_mapping_kernel`: the slot of each token, and `PAD_ID` in what is left of the buffer.
+    """vLLM's `_compute_slot_mapping_kernel`: the slot of each token, and `PAD_ID` in the rest of the buffer.
 
     Args:
-        tokens: in the batch. room: length of the buffer `made`.
+        tokens: number of tokens in the batch.
+        buffer_size: length of `slots`.
         query_start_loc: int32 [requests + 1].
-        positions: int64 [tokens]. table: int32 [requests, blocks].
-        made: int64 [room], written in place.
+        positions: int64 [tokens].
+        table: int32 [requests, blocks].
+        slots: int64 [buffer_size], written in place.
     """
     counts = query_start_loc[1:] - query_start_loc[:-1]
     owners = torch.repeat_interleave(torch.arange(len(counts)), counts.to(torch.int64))
-    made[:tokens] = paged_attention.slots(positions[:tokens], owners, table, block_size)
-    made[tokens:] = paged_attention.PADDING
+    slots[:tokens] = paged_attention.slot_indices(positions[:tokens], owners, table, block_size)
+    slots[tokens:] = paged_attention.PADDING
