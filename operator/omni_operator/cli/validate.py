@@ -85,18 +85,21 @@ def _local_problems(loaded: LoadedJob, path: Path) -> list[Problem]:
 def _notes(loaded: LoadedJob, view: ClusterView | None) -> list[str]:
     if view is None:
         return []
-    no_image = ["names no image: the operator must have a default image (jobs.image of the chart)"]
+    no_image = ["no image given: the operator must have a default image (jobs.image of the chart)"]
     return [*(no_image if view.lacks_image(loaded) else ()), *view.warnings(loaded)]
 
 
 def _print(verdicts: list[Verdict]) -> None:
+    files: dict[str, list[str]] = {}
     for verdict in verdicts:
         if verdict.problems:
             typer.echo(console.format_problems(verdict.problems), err=True)
-            continue
-        console.say(f"{verdict.file}: {verdict.name} is valid")
+        else:
+            console.say(f"{verdict.file}: {verdict.name} is valid")
         for text in verdict.notes:
-            console.note(f"{verdict.file}: {text}")
+            files.setdefault(text, []).append(verdict.file)
+    for text, concerned in files.items():
+        console.note(f"{', '.join(concerned)}: {text}")
 
 
 def _document(verdicts: list[Verdict]) -> dict[str, object]:

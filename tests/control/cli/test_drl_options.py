@@ -224,7 +224,7 @@ def test_a_job_without_an_image_renders_with_a_placeholder_that_is_announced() -
     real = drl("render", "--cluster", "--image", "real/image:1", CPU_JOB)
     assert (real.exit_code, "placeholder" in real.stderr + real.stdout) == (0, False)
     noted = drl("validate", "--cluster", CPU_JOB)
-    assert (noted.exit_code, "names no image" in noted.stderr) == (0, True)
+    assert (noted.exit_code, "no image given" in noted.stderr) == (0, True)
 
 
 def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> None:
