@@ -97,6 +97,13 @@ def test_disagreement_with_the_engine_updates_nothing(model_folder: Path) -> Non
     assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
 
 
+def test_no_kl_is_reported_when_none_is_computed(model_folder: Path) -> None:
+    actor = make(model_folder)
+    found = actor.update(batch(actor), **SAMPLER)
+    assert "actor/clip_fraction" in found
+    assert "actor/kl" not in found
+
+
 def test_kl_pulls_towards_the_base(model_folder: Path) -> None:
     actor = make(model_folder, use_kl_loss=True, kl_loss_coef=1.0)
     data = batch(actor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from verl_omni.algos import agreement, losses, sde
@@ -48,15 +47,16 @@ class GRPOObjective:
         old = part["rollout_log_probs"][:, place]
         clip = self.config.clip_ratio
         loss = losses.clipped(log_prob, old, part["advantages"], clip_ratio=clip, adv_clip_max=self.config.adv_clip_max)
-        divergence = torch.zeros_like(old)
+        difference = log_prob.detach() - old
+        clipped = ((difference.exp() - 1).abs() > clip).float()
+        measured = {"difference": difference, "clip_fraction": clipped}
         if self.kl_loss_coef is not None:
             with self.policy.as_base():
                 base_mean, _, _ = self.density(part, place)
             divergence = losses.kl_to_base(mean, base_mean, std)
             loss = loss + self.kl_loss_coef * divergence
-        difference = log_prob.detach() - old
-        clipped = ((difference.exp() - 1).abs() > clip).float()
-        return loss, {"difference": difference, "clip_fraction": clipped, "kl": divergence.detach()}
+            measured["kl"] = divergence.detach()
+        return loss, measured
 
     def density(self, part: Batch, place: int) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, deviation and log-probability [B] of a recorded transition under the policy as it is."""
@@ -73,9 +73,10 @@ class GRPOObjective:
         difference = measured["difference"]
         found = {
             "actor/clip_fraction": measured["clip_fraction"].sum().item() / count,
-            "actor/kl": measured["kl"].sum().item() / count,
             "actor/ratio_max": difference.exp().max().item(),
         }
+        if "kl" in measured:
+            found["actor/kl"] = measured["kl"].sum().item() / count
         tolerance, self._unchecked_tolerance = self._unchecked_tolerance, None
         return found if tolerance is None else {**found, **agreement.metrics(difference, tolerance)}
 
