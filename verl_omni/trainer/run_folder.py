@@ -16,6 +16,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
+from verl_omni.trainer.machine import describe_machine, source_commit
+
 STRIP_FRAMES = 4
 VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diffusers", "peft", "transformers")
 
@@ -45,6 +47,7 @@ class RunFolder:
         """Record settings and versions, and drop the metrics of steps that a resumed run makes again."""
         self._write("config.yaml", OmegaConf.to_yaml(config, resolve=True))
         self._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
+        self._write("machine.json", json.dumps(describe_machine(), indent=2) + "\n")
         lines = self._lines("metrics.jsonl") if resumed_from is not None else []
         kept = [line for line in lines if line["step"] <= (resumed_from or 0)]
         self._write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
@@ -140,4 +143,6 @@ def _versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
+    if commit := source_commit():
+        found["commit"] = commit
     return found

@@ -1,0 +1,46 @@
+"""The description of the machine and of the sources."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from verl_omni.trainer.machine import describe_machine, source_commit
+
+
+def test_this_machine_is_described() -> None:
+    found = describe_machine()
+    assert found["cores"] >= 1
+    assert found["memory_gib"] > 0
+    assert found["cpu"]
+
+
+def test_accelerators_are_counted_by_model(tmp_path: Path) -> None:
+    for name, model in (("0", "NVIDIA H200"), ("1", "NVIDIA H200"), ("2", "NVIDIA L4")):
+        folder = tmp_path / "proc/driver/nvidia/gpus" / name
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t\t {model}\nIRQ: 1\n")
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC\n")
+    (tmp_path / "dev").mkdir()
+    for name in ("davinci0", "davinci1", "davinci_manager"):
+        (tmp_path / "dev" / name).touch()
+    found = describe_machine(tmp_path / "proc", tmp_path / "dev")
+    assert found["cpu"] == "AMD EPYC"
+    assert found["accelerators"] == {"NVIDIA H200": 2, "NVIDIA L4": 1, "Ascend NPU": 2}
+
+
+def test_a_commit_says_whether_the_sources_were_changed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert source_commit(tmp_path) is None
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "--quiet", "--message=one")
+    commit = git("rev-parse", "--short=12", "HEAD")
+    assert source_commit(tmp_path) == commit
+    (tmp_path / "file").write_text("two")
+    assert source_commit(tmp_path) == f"{commit} with local changes"
