@@ -1,5 +1,5 @@
-"""Run folder -> one self-contained page: load (parse at the door), words and plots (pure), write."""
+"""Report of a run: a run folder becomes one HTML file that needs no network."""
 
-from .write import write
+from .page import write
 
 __all__ = ["write"]

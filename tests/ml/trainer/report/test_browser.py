@@ -1,4 +1,4 @@
-"""The report in a real browser, on a wide and a narrow screen, by the DevTools protocol."""
+"""The report in a real browser, on a desktop and on a phone, through the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -20,17 +20,31 @@ FLAGS = [
 ]  # fmt: skip
 FACTS = """JSON.stringify({
   images: [...document.images].map(i => i.naturalWidth),
-  plots: [...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().height),
-  plots_painted: [...document.querySelectorAll('figure svg')].map(s => s.getBBox().width),
+  plots: [...document.querySelectorAll('.canvas')].map(c => c.querySelector('.plot-container .main-svg')?.clientWidth),
+  space: [...document.querySelectorAll('.canvas')].map(c => c.parentElement.clientWidth),
+  traces: [...document.querySelectorAll('.canvas')].map(c => c.querySelectorAll('.scatterlayer .trace, .bars').length),
+  legends_over_plots: [...document.querySelectorAll('.canvas')].filter(c => {
+    const legend = c.querySelector('.infolayer .legend'), area = c.querySelector('.nsewdrag');
+    if (!legend || !area) return false;
+    return legend.getBoundingClientRect().top < area.getBoundingClientRect().bottom;
+  }).length,
+  legends: document.querySelectorAll('.infolayer .legend').length,
   summary: document.querySelector('.summary').textContent,
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
   fetched: performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith('data:')),
 })"""
+CENTRE = """JSON.stringify((() => {
+  const area = document.querySelector('.canvas .nsewdrag');
+  area.scrollIntoView({block: 'center'});
+  const box = area.getBoundingClientRect();
+  return {x: box.x + box.width / 2, y: box.y + box.height / 2};
+})())"""
+HOVERED = "document.querySelector('.canvas .hoverlayer')?.textContent ?? ''"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1200, 400])
-async def test_a_browser_shows_everything_without_an_error(run: Path, tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_the_report_fits_the_screen_and_shows_values_on_hover(run: Path, tmp_path: Path, width: int) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         if os.environ.get("CI"):
@@ -39,23 +53,29 @@ async def test_a_browser_shows_everything_without_an_error(run: Path, tmp_path: 
     page = report.write(run)
     profile = tmp_path / "profile"
     process = subprocess.Popen(
-        [browser, *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},900", "about:blank"],
+        [browser, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
         port = await _port(profile / "DevToolsActivePort")
-        facts, errors = await _open(port, page.as_uri())
+        facts, hovered, errors = await _open(port, page.as_uri(), width)
     finally:
         process.terminate()
         process.wait(20)
     assert errors == []
     assert len(facts["images"]) == 6
     assert min(facts["images"]) > 0
-    assert len(facts["plots"]) == 6
-    assert min(facts["plots"]) > 50
-    assert min(facts["plots_painted"]) > 50
-    assert facts["summary"].startswith("The held-out reward went from")
+    assert facts["plots"] == facts["space"]
+    assert len(facts["plots"]) == 8
+    assert min(facts["plots"]) > 300
+    assert min(facts["traces"]) > 0
+    assert facts["legends"] > 1
+    assert facts["legends_over_plots"] == 0
+    assert hovered.startswith("step 2")
+    assert "training reward : 0.2" in hovered
+    assert "held-out reward : 0.4" in hovered
+    assert facts["summary"].startswith("The held-out reward rose from")
     assert facts["overflow"] <= 0
     assert facts["fetched"] == []
 
@@ -67,8 +87,8 @@ async def _port(file: Path) -> int:
     return int(file.read_text().splitlines()[0])
 
 
-async def _open(port: int, address: str) -> tuple[dict[str, Any], list[str]]:
-    """Open a page by the DevTools protocol; facts about it, and what went to the console as an error."""
+async def _open(port: int, address: str, width: int) -> tuple[dict[str, Any], str, list[str]]:
+    """Open a page on a screen of a width; facts about it, the text at the centre of its first plot, and errors."""
     import httpx
     from websockets.asyncio.client import connect
 
@@ -96,8 +116,17 @@ async def _open(port: int, address: str) -> tuple[dict[str, Any], list[str]]:
                     until = None
             return answer["result"]
 
+        async def value(expression: str) -> Any:
+            found = await call("Runtime.evaluate", expression=expression, returnByValue=True)
+            return found["result"]["value"]
+
         for domain in ("Page", "Runtime", "Log"):
             await call(f"{domain}.enable")
+        screen = {"width": width, "height": 1200, "deviceScaleFactor": 1, "mobile": False}
+        await call("Emulation.setDeviceMetricsOverride", **screen)
         await call("Page.navigate", until="Page.loadEventFired", url=address)
-        found = await call("Runtime.evaluate", expression=FACTS, returnByValue=True)
-    return json.loads(found["result"]["value"]), errors
+        facts = json.loads(await value(FACTS))
+        await call("Input.dispatchMouseEvent", type="mouseMoved", **json.loads(await value(CENTRE)))
+        while not (hovered := await value(HOVERED)):
+            await asyncio.sleep(0.05)
+    return facts, hovered, errors

@@ -1,0 +1,69 @@
+"""The table that describes a run: model, algorithm, reward, learning rate, seeds, machine, version, duration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_omni.trainer.report.description import describe
+from verl_omni.trainer.report.page import render
+from verl_omni.trainer.report.run_data import Machine, Run, load
+
+
+def test_the_table_of_a_run(run: Path) -> None:
+    (run / "machine.json").write_text(
+        json.dumps({"cpu": "Xeon", "cores": 16, "memory_gib": 128.0, "accelerators": {"NVIDIA H200": 2}})
+    )
+    (run / "versions.json").write_text(json.dumps({"omni-operator": "0.1.0", "commit": "abc123 with local changes"}))
+    found = load(run)
+    assert describe(found) == {
+        "Model": "tiny-sd3 (StableDiffusion3Pipeline, LoRA of rank 16)",
+        "Algorithm": "flow_grpo",
+        "Reward": "color (color: red)",
+        "Learning rate": "0.004, constant, 5 warm-up steps",
+        "Samples per step": "32 (4 prompts, 8 samples each)",
+        "Seeds": "training 3, data 4, evaluation 42",
+        "Machine": "16 cores of Xeon, 128 GiB memory, 2 × NVIDIA H200",
+        "Version": "0.1.0, commit abc123 with local changes",
+        "Duration": "14 s in steps, 1 min 30 s in evaluations",
+    }
+    header = render(found).partition("</header>")[0]
+    assert all(f"<dt>{label}</dt><dd>{value}</dd>" in header for label, value in describe(found).items())
+
+
+def test_the_trainer_records_machine_and_version(run: Path) -> None:
+    found = describe(load(run))
+    assert " GiB memory, " in found["Machine"]
+    assert found["Version"]
+
+
+def test_a_row_without_a_source_is_left_out() -> None:
+    assert describe(Run("r")) == {}
+    assert describe(Run("r", settings={"trainer": {"seed": 0}})) == {"Seeds": "training 0"}
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        ({"scorer": "jpeg", "scorer_kwargs": {}}, "jpeg"),
+        (
+            {"reward_functions": {"sharp": {"name": "jpeg", "weight": 0.25}, "red": {"name": "color"}}},
+            "sharp (weight 0.25) + red (weight 1), weighted mean",
+        ),
+        ({"custom_reward_function": {"path": "/a/mine.py", "name": "compute_score"}}, "compute_score in mine.py"),
+    ],
+)
+def test_rewards(reward: dict[str, Any], expected: str) -> None:
+    assert describe(Run("r", settings={"reward": reward})) == {"Reward": expected}
+
+
+def test_full_weights_and_a_machine_without_accelerators() -> None:
+    model = {"actor_rollout_ref": {"model": {"path": "/m/sd3", "lora_rank": 0}}, "trainer": {"nnodes": 2}}
+    machine = Machine(cpu="Xeon", cores=1, memory_gib=4.0, accelerators={})
+    assert describe(Run("r", settings=model, machine=machine)) == {
+        "Model": "sd3 (all weights of the transformer)",
+        "Machine": "1 core of Xeon, 4 GiB memory, no GPU or NPU; 2 nodes",
+    }

@@ -1,0 +1,109 @@
+"""Parsing of a run folder: incomplete lines, repeated steps, malformed files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_omni.trainer.report.run_data import load, parse_events, parse_metrics, png_size
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+lines = st.fixed_dictionaries({"step": st.integers(0, 9)}, optional={"reward/mean": finite | st.none()})
+
+
+@given(st.lists(st.integers(0, 9), max_size=20))
+def test_the_last_line_of_a_repeated_step_counts(steps: list[int]) -> None:
+    text = "".join(json.dumps({"step": step, "place": place}) + "\n" for place, step in enumerate(steps))
+    found = parse_metrics(text + '{"step": 3, "cut')
+    assert [line["step"] for line in found] == sorted(set(steps))
+    assert all(line["place"] == max(p for p, s in enumerate(steps) if s == line["step"]) for line in found)
+
+
+@given(st.lists(lines, max_size=8), st.integers(0))
+def test_truncated_metrics_keep_their_complete_lines(made: list[Any], place: int) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in made)
+    cut = text[: place % (len(text) + 1)]
+    assert parse_metrics(cut) == parse_metrics("".join(json.dumps(line) + "\n" for line in made[: cut.count("\n")]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"reward": 1}\n', "has no valid step"),
+        ('{"step": null}\n', "has no valid step"),
+        ('{"step": -1}\n', "has no valid step"),
+        ('{"step": 1.5}\n', "has no valid step"),
+        ('{"step": 1, "reward/mean": "high"}\n', "not a JSON object of numbers"),
+        ("[1]\n", "not a JSON object of numbers"),
+        ("step 1\n", "not a JSON object of numbers"),
+    ],
+)
+def test_a_malformed_line_of_metrics_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_metrics(text)
+
+
+@given(st.text())
+def test_events_never_fail_to_parse(text: str) -> None:
+    assert all(event.event is not None for event in parse_events(text))
+
+
+def test_an_incomplete_event_is_skipped() -> None:
+    text = '{"event": "start", "total_steps": 4}\n{"event": "st{"event": "start"}\n{"event": "done", "step": 4}\n'
+    assert [event.event for event in parse_events(text)] == ["start", "done"]
+
+
+@given(st.binary(max_size=40))
+def test_only_a_png_has_a_size(data: bytes) -> None:
+    assert png_size(data) is None
+    header = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
+    assert png_size(header + data) == (640, 480)
+
+
+def test_images_have_prompt_seed_score_and_size(run: Path) -> None:
+    found = load(run)
+    assert list(found.images) == [0, 2, 4]
+    image = found.images[4][1]
+    assert (image.prompt, image.seed, image.score, image.width, image.height) == ('a "dog" & a cat', 8, 0.4, 8, 8)
+    assert image.url.startswith("data:image/png;base64,")
+
+
+def test_missing_and_malformed_images_are_counted(run: Path) -> None:
+    (run / "samples/step_000000/00.png").unlink()
+    (run / "samples/step_000002/01.png").write_bytes(b"GIF89a")
+    found = load(run)
+    assert found.unreadable_images == 2
+    assert [len(images) for images in found.images.values()] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("file", ["../../secret.png", "/etc/hosts", "a/b.png", ".png", "picture.svg"])
+def test_an_index_cannot_name_a_file_outside_its_folder(run: Path, file: str) -> None:
+    entry = {"file": file, "prompt": "a", "seed": 1, "score": 0.0}
+    (run / "samples/step_000000/index.json").write_text(json.dumps([entry]))
+    with pytest.raises(ValueError, match=r"index\.json is malformed"):
+        load(run)
+
+
+def test_other_folders_among_the_samples_are_ignored(run: Path) -> None:
+    (run / "samples" / "step_new").mkdir()
+    assert list(load(run).images) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "text"])
+def test_malformed_settings_are_refused(run: Path, text: str) -> None:
+    (run / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.yaml is malformed"):
+        load(run)
+
+
+def test_a_resumed_run_is_one_run(begun: Callable[..., Any]) -> None:
+    begun(last=3)
+    found = load(begun(last=4, resumed_from=2).path)
+    assert [line["step"] for line in found.lines] == [0, 1, 2, 3, 4]
+    assert [event.resumed_from for event in found.events if event.event == "start"] == [None, 2]

@@ -1,0 +1,199 @@
+"""Sentences and values of the report: results, endings, warnings, gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_omni.trainer.report import statements
+from verl_omni.trainer.report.page import evenly_spaced
+from verl_omni.trainer.report.plots import scorer_metrics
+from verl_omni.trainer.report.run_data import Event, Run, load
+
+
+def evaluated(step: int, mean: float, stderr: float = 0.02, **more: float) -> dict[str, float | None]:
+    return {"step": step, "val/reward/mean": mean, "val/reward/stderr": stderr, **more}
+
+
+def trained(step: int, **more: float | None) -> dict[str, float | None]:
+    return {"step": step, "weights/version": step, "reward/mean": 0.5, **more}
+
+
+def test_a_change_is_given_in_standard_errors() -> None:
+    run = Run("r", lines=[evaluated(0, 0.25, 0.03), evaluated(40, 0.75, 0.04)])
+    assert statements.summary(run) == (
+        "The held-out reward rose from 0.250 to 0.750 in 40 steps (+0.500, 10.0 standard errors)."
+    )
+
+
+def test_a_small_change_is_called_noise() -> None:
+    run = Run("r", lines=[evaluated(0, 0.5), evaluated(6, 0.48)])
+    assert statements.summary(run) == (
+        "The held-out reward changed from 0.500 to 0.480 in 6 steps (-0.020, 0.7 standard errors, which is within "
+        "noise)."
+    )
+
+
+def test_a_fall_of_the_reward_is_called_so() -> None:
+    run = Run("r", lines=[evaluated(0, 0.5), evaluated(6, 0.1)])
+    assert statements.summary(run).startswith("The held-out reward fell from 0.500 to 0.100 in 6 steps (-0.400")
+
+
+def test_a_single_evaluation_shows_no_change() -> None:
+    run = Run("r", lines=[evaluated(0, 0.5)])
+    assert statements.summary(run) == ("0 training steps. The held-out reward is 0.500 at step 0, the only evaluation.")
+
+
+def test_without_evaluations_the_training_reward_is_given() -> None:
+    lines = [trained(1), trained(2) | {"reward/mean": 0.75}]
+    assert statements.summary(Run("r", lines=lines)) == (
+        "2 training steps. The reward of the training samples is 0.500 at step 1 and 0.750 at step 2."
+    )
+
+
+def test_correct_images_are_a_share() -> None:
+    lines = [evaluated(0, 0.5, **{"val/correct/mean": 0.6}), evaluated(6, 0.5, **{"val/correct/mean": 0.725})]
+    assert statements.summary(Run("r", lines=lines)).endswith("Correct images: 60.0% before, 72.5% after.")
+
+
+START = Event(event="start", total_steps=9)
+FAILURE = Event(event="error", message="no memory")
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([START], "At step 3 of 9: still running, or ended without a final event."),
+        ([START, FAILURE], "Failed at step 3 of 9: no memory"),
+        ([START, Event(event="stopped")], "Stopped at step 3 of 9. Run the same command to resume"),
+        ([START, FAILURE, START], "At step 3 of 9: still running"),
+        ([Event(event="start", total_steps=3)], "Completed all 3 steps."),
+        ([], "At step 3: still running"),
+    ],
+)
+def test_the_ending_of_a_run(events: list[Event], expected: str) -> None:
+    run = Run("r", lines=[trained(step) for step in (1, 2, 3)], events=events)
+    assert statements.ending(run).startswith(expected)
+    assert statements.failed(run) == (expected.startswith("Failed"))
+
+
+def test_an_empty_folder_makes_no_claims() -> None:
+    assert statements.ending(Run("r")) == "This folder contains no metrics and no events."
+    assert statements.notes(Run("r")) == []
+    assert statements.summary(Run("r")) == "0 training steps."
+    assert statements.facts(Run("r")) == []
+    assert statements.phase_totals(Run("r")) == []
+    assert statements.warnings(Run("r")) == []
+    assert statements.agreement([]) is None
+    assert statements.weight_versions([]) is None
+
+
+def test_a_resumed_run_says_where(begun: Callable[..., Any]) -> None:
+    begun(last=3)
+    notes = statements.notes(load(begun(last=4, resumed_from=2).path))
+    assert notes == ["Resumed from step 2. For repeated steps, the last result is shown."]
+
+
+def test_steps_without_metrics_are_named() -> None:
+    run = Run("r", lines=[trained(step) for step in (1, 2, 5, 7)], unreadable_images=1)
+    assert statements.notes(run) == [
+        "3 steps without metrics: 3–4, 6.",
+        "1 image missing or malformed, and not shown.",
+    ]
+
+
+def test_values_that_are_not_finite_are_named() -> None:
+    lines = [trained(1), trained(2) | {"reward/mean": None}, trained(3) | {"reward/mean": None, "actor/loss": None}]
+    assert statements.notes(Run("r", lines=lines)) == [
+        "reward/mean is not a finite number at step 2–3.",
+        "actor/loss is not a finite number at step 3.",
+    ]
+
+
+def test_warnings_are_grouped_by_reason_with_the_collapse_first() -> None:
+    events = [
+        Event(event="warning", message="no report: disk full"),
+        Event(event="warning", reason="RewardSlow", step=2, message="the scorer is slow"),
+        Event(event="warning", reason="SamplesCollapsed", step=3, message="std 0.0001"),
+        Event(event="warning", reason="SamplesCollapsed", step=4, message="std 0.0000"),
+        Event(event="warning", reason="SamplesCollapsed", step=4, message="std 0.0000"),
+        Event(event="phase", message="not a warning"),
+    ]
+    found = statements.warnings(Run("r", events=events))
+    assert [(each.title, each.messages) for each in found] == [
+        ("SamplesCollapsed", ["Step 3: std 0.0001", "Step 4: std 0.0000"]),
+        ("Warning", ["no report: disk full"]),
+        ("RewardSlow", ["Step 2: the scorer is slow"]),
+    ]
+    assert found[0].explanation.startswith("The samples of this run collapsed")
+    assert {each.explanation for each in found[1:]} == {""}
+
+
+def test_a_wrong_weight_version_is_named() -> None:
+    fine = [trained(1), trained(2)]
+    assert statements.weight_versions(fine) == (
+        True,
+        "At every recorded step, the published weight version equals the step.",
+    )
+    found = statements.weight_versions(
+        [trained(1), trained(2) | {"weights/version": 1}, trained(3) | {"weights/version": None}]
+    )
+    assert found == (False, "The published weight version differs from the step at step 2–3; see train.log.")
+
+
+@given(st.sets(st.integers(0, 60)).map(sorted))
+def test_ranges_lose_nothing(steps: list[int]) -> None:
+    found: list[int] = []
+    for part in filter(None, statements.ranges(steps).split(", ")):
+        ends = [int(end) for end in part.split("–")]
+        found += range(ends[0], ends[-1] + 1)
+    assert found == steps
+
+
+@given(st.floats() | st.none(), st.integers(0, 4))
+def test_no_number_has_a_negative_zero(value: float | None, digits: int) -> None:
+    text = statements.fixed(value, digits)
+    assert text == "–" or float(text) != 0 or not text.startswith("-")
+
+
+@given(st.sets(st.integers(0, 1000)).map(sorted), st.integers(2, 6))
+def test_columns_are_evenly_spaced_from_the_first_to_the_last(steps: list[int], most: int) -> None:
+    found = evenly_spaced(steps, most)
+    assert len(found) == min(len(steps), most)
+    assert found == sorted(set(found))
+    assert set(found) <= set(steps)
+    assert not steps or (found[0], found[-1]) == (steps[0], steps[-1])
+
+
+def test_phases_add_up_to_the_steps() -> None:
+    line = {"timing_s/generate": 6.0, "timing_s/update": 2.0, "timing_s/sync": 1.0, "timing_s/step": 10.0}
+    totals = statements.phase_totals(Run("r", lines=[trained(1, **line), evaluated(2, 0.1) | {"timing_s/eval": 90.0}]))
+    assert [(total.label, total.value, total.note) for total in totals] == [
+        ("generate", "6 s", "60%"),
+        ("update", "2 s", "20%"),
+        ("sync", "1 s", "10%"),
+        ("other", "1 s", "10%"),
+        ("evaluations", "1 min 30 s", "not part of the steps"),
+    ]
+
+
+def test_a_scorer_metric_that_equals_the_reward_is_left_out() -> None:
+    lines = [trained(1, **{"reward/acc/mean": 0.5 + 1e-9, "reward/shape/mean": 0.4, "val/late/mean": 0.1})]
+    assert scorer_metrics(lines) == ["reward/shape/mean", "reward/late/mean"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0.25, "0.25 s"), (59, "59 s"), (61, "1 min 1 s"), (7300, "2 h 1 min")]
+)
+def test_durations_have_readable_units(seconds: float, expected: str) -> None:
+    assert statements.duration(seconds) == expected
+
+
+def test_the_largest_difference_of_log_probabilities_is_given_with_its_step() -> None:
+    lines = [{"step": 1.0, "rollout_corr/mean_abs_diff": None}, {"step": 2.0, "rollout_corr/mean_abs_diff": 0.5}]
+    assert statements.agreement(lines) == "The largest mean difference is 0.5, at step 2."
+    assert statements.agreement([{"step": 1, "actor/margin": 0.1}]) is None

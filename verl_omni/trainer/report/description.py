@@ -1,0 +1,118 @@
+"""PURE: settings, versions and machine of a run -> the table that describes it. A row without a source is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from verl_omni.trainer.report.run_data import Machine, Run
+from verl_omni.trainer.report.statements import duration, number, recorded
+
+MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+
+
+def describe(run: Run) -> dict[str, str]:
+    """Label -> value, in the order of the table."""
+    settings = run.settings
+    rows = {
+        "Model": _model(settings),
+        "Algorithm": _text(_get(settings, f"{ACTOR}.diffusion_loss.loss_mode")),
+        "Reward": _reward(settings),
+        "Learning rate": _learning_rate(settings),
+        "Samples per step": _samples(settings),
+        "Seeds": _seeds(settings),
+        "Machine": _machine(run.machine, settings),
+        "Version": _version(run.versions),
+        "Duration": _duration(run),
+    }
+    return {label: value for label, value in rows.items() if value}
+
+
+def _model(settings: Mapping[str, Any]) -> str:
+    path = _get(settings, f"{MODEL}.path")
+    if not path:
+        return ""
+    rank = _get(settings, f"{MODEL}.lora_rank")
+    trained = f"LoRA of rank {rank}" if rank else "all weights of the transformer"
+    architecture = _get(settings, f"{MODEL}.architecture")
+    return f"{PurePath(path).name} ({', '.join(part for part in (architecture, trained) if part)})"
+
+
+def _reward(settings: Mapping[str, Any]) -> str:
+    functions = _get(settings, "reward.reward_functions")
+    if isinstance(functions, Mapping) and functions:
+        parts = [f"{key} (weight {_text(part.get('weight', 1.0))})" for key, part in functions.items()]
+        return f"{' + '.join(parts)}, weighted mean"
+    path = _get(settings, "reward.custom_reward_function.path")
+    if path:
+        return f"{_get(settings, 'reward.custom_reward_function.name')} in {PurePath(path).name}"
+    scorer = _get(settings, "reward.scorer")
+    arguments = _get(settings, "reward.scorer_kwargs") or {}
+    details = ", ".join(f"{name}: {_text(value)}" for name, value in arguments.items())
+    return f"{scorer} ({details})" if scorer and details else _text(scorer)
+
+
+def _learning_rate(settings: Mapping[str, Any]) -> str:
+    rate = _get(settings, f"{ACTOR}.optim.lr")
+    if rate is None:
+        return ""
+    schedule = _get(settings, f"{ACTOR}.optim.lr_scheduler_type")
+    warm_up = _get(settings, f"{ACTOR}.optim.lr_warmup_steps")
+    return ", ".join(
+        part for part in (_text(rate), _text(schedule), f"{warm_up} warm-up steps" if warm_up else "") if part
+    )
+
+
+def _samples(settings: Mapping[str, Any]) -> str:
+    prompts, each = _get(settings, "data.train_batch_size"), _get(settings, "actor_rollout_ref.rollout.n")
+    return f"{prompts * each} ({prompts} prompts, {each} samples each)" if prompts and each else ""
+
+
+def _seeds(settings: Mapping[str, Any]) -> str:
+    names = {
+        "training": "trainer.seed",
+        "data": "data.seed",
+        "evaluation": "actor_rollout_ref.rollout.val_kwargs.seed",
+    }
+    found = {label: _get(settings, name) for label, name in names.items()}
+    return ", ".join(f"{label} {value}" for label, value in found.items() if value is not None)
+
+
+def _machine(machine: Machine | None, settings: Mapping[str, Any]) -> str:
+    if machine is None:
+        return ""
+    accelerators = ", ".join(f"{count} × {model}" for model, count in machine.accelerators.items())
+    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
+    text = f"{cores} of {machine.cpu}, {number(machine.memory_gib)} GiB memory, {accelerators or 'no GPU or NPU'}"
+    nodes = _get(settings, "trainer.nnodes") or 1
+    return f"{text}; {nodes} nodes" if nodes > 1 else text
+
+
+def _version(versions: Mapping[str, str]) -> str:
+    version, commit = versions.get("omni-operator"), versions.get("commit")
+    return ", ".join(part for part in (version, f"commit {commit}" if commit else "") if part)
+
+
+def _duration(run: Run) -> str:
+    steps, evaluations = recorded(run.steps(), "timing_s/step"), recorded(run.lines, "timing_s/eval")
+    parts = []
+    if steps:
+        parts.append(f"{duration(sum(line['timing_s/step'] or 0.0 for line in steps))} in steps")
+    if evaluations:
+        parts.append(f"{duration(sum(line['timing_s/eval'] or 0.0 for line in evaluations))} in evaluations")
+    return ", ".join(parts)
+
+
+def _get(settings: Mapping[str, Any], path: str) -> Any:
+    """A setting by its dotted name; None where there is none."""
+    value: Any = settings
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)

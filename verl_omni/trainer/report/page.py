@@ -1,0 +1,207 @@
+"""The HTML page of a run: statements, images and plots, with plotly.js inlined once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import plotly.graph_objects as go
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from verl_omni.trainer.report import plots, statements
+from verl_omni.trainer.report.description import describe
+from verl_omni.trainer.report.run_data import Image, Line, Run, load
+from verl_omni.trainer.run_folder import atomic_write
+
+MOST_COLUMNS = 4
+SMALL = 128  # pixels; a narrower image is enlarged without smoothing
+ACTOR_LABELS = {
+    "actor/loss": "Loss",
+    "actor/grad_norm": "Gradient norm",
+    "actor/clip_fraction": "Clip fraction",
+    "actor/ratio_max": "Largest probability ratio",
+    "actor/kl": "KL to the base model",
+    "actor/distance_to_old": "Distance to the old policy",
+    "actor/margin": "Margin of the preferred sample",
+    "actor/accuracy": "Preference accuracy",
+    "actor/preferred_fraction": "Fraction of pairs with a preference",
+    "actor/lr": "Learning rate",
+}
+DIVERSITY_LABELS = {
+    "diversity/reward_std_within_prompt": "Standard deviation of the reward within a prompt's samples",
+    "diversity/pictures": "Difference between the images of an evaluation",
+}
+DIFFERENCES = {"rollout_corr/mean_abs_diff": "mean", "rollout_corr/max_abs_diff": "largest"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot: identifier on the page, caption, and plotly's JSON."""
+
+    identifier: str
+    label: str
+    figure: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRow:
+    """Images of one prompt and seed, one for each evaluation shown; None where an image is missing."""
+
+    prompt: str
+    seed: int
+    images: list[Image | None]
+
+
+def write(folder: Path) -> Path:
+    """Write `report.html` into a run folder. The previous report stays until the new one is complete.
+
+    Raises:
+        ValueError: a file of the folder is malformed.
+    """
+    path = folder / "report.html"
+    atomic_write(path, render(load(folder)))
+    return path
+
+
+def render(run: Run) -> str:
+    """The report as one HTML document that loads nothing else."""
+    environment = Environment(
+        loader=PackageLoader("verl_omni.trainer.report"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"number": statements.number, "fixed": statements.fixed}
+    steps = run.steps()
+    columns = evenly_spaced(sorted(run.images), MOST_COLUMNS)
+    return environment.get_template("report.html.j2").render(
+        run=run,
+        failed=statements.failed(run),
+        summary=statements.summary(run),
+        ending=statements.ending(run),
+        warnings=statements.warnings(run),
+        notes=statements.notes(run),
+        facts=statements.facts(run),
+        description=describe(run),
+        reward=_reward(run),
+        reward_notes=_reward_notes(run),
+        columns=columns,
+        rows=image_rows(run, columns),
+        small=SMALL,
+        scorers=_scorers(run),
+        diversity=_plots(run.lines, DIVERSITY_LABELS),
+        evaluations=run.evaluations(),
+        evaluation_columns=_evaluation_columns(run),
+        phases=_phases(steps),
+        totals=statements.phase_totals(run),
+        weights=statements.weight_versions(steps),
+        sync=_plot("Seconds of each weight sync", steps, {"timing_s/sync": "seconds"}),
+        agreement=statements.agreement(steps),
+        difference=_plot("Difference of log-probabilities", steps, DIFFERENCES, logarithmic=True),
+        actor=_plots(steps, _changing(steps)),
+        constants=_constants(steps),
+        plotly_js=Markup(get_plotlyjs()),
+    )
+
+
+def evenly_spaced(steps: list[int], most: int) -> list[int]:
+    """At most `most` of the steps, evenly spaced, with the first and the last."""
+    if len(steps) <= most:
+        return steps
+    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
+
+
+def image_rows(run: Run, columns: list[int]) -> list[ImageRow]:
+    """Images of the given steps, one row per prompt: of several seeds of a prompt, the one with the most images."""
+    found = {step: {(image.prompt, image.seed): image for image in run.images[step]} for step in columns}
+    keys = dict.fromkeys(key for step in columns for key in found[step])
+    rows: dict[str, ImageRow] = {}
+    for prompt, seed in keys:
+        row = ImageRow(prompt, seed, [found[step].get((prompt, seed)) for step in columns])
+        other = rows.get(prompt)
+        if other is None or row.images.count(None) < other.images.count(None):
+            rows[prompt] = row
+    return list(rows.values())
+
+
+def _reward(run: Run) -> Plot | None:
+    if not run.with_metric("reward/mean", "val/reward/mean"):
+        return None
+    figure = plots.reward_curve(run.steps(), run.evaluations(), "reward/mean", tall=True)
+    return _as_plot("Reward over the steps", figure)
+
+
+def _reward_notes(run: Run) -> list[str]:
+    """Captions of the reward curve, each for a metric that was recorded."""
+    captions = {
+        "reward/std": "Band: one standard deviation of a step's samples.",
+        "val/reward/stderr": "Error bars: standard error.",
+        "val/reward/mean": "Every evaluation generates the same held-out prompts from the same initial noise, without "
+        "the sampler's noise.",
+    }
+    return [text for name, text in captions.items() if statements.recorded(run.lines, name)]
+
+
+def _scorers(run: Run) -> list[Plot]:
+    return [
+        _as_plot(
+            name.removeprefix("reward/").removesuffix("/mean"),
+            plots.reward_curve(run.steps(), run.evaluations(), name),
+        )
+        for name in plots.scorer_metrics(run.lines)
+    ]
+
+
+def _phases(steps: list[Line]) -> Plot | None:
+    names = ["timing_s/step", *(f"timing_s/{phase}" for phase in statements.PHASES)]
+    if not any(statements.recorded(steps, name) for name in names):
+        return None
+    return _as_plot("Seconds of each step, by phase", plots.phase_bars(steps))
+
+
+def _evaluation_columns(run: Run) -> dict[str, str]:
+    """Metric -> heading of the table of evaluations: the reward first, then the scorers' other metrics."""
+    headings = {"val/n": "prompts", "val/reward/mean": "reward", "val/reward/stderr": "standard error"}
+    for name in plots.scorer_metrics(run.lines):
+        short = name.removeprefix("reward/")
+        headings[f"val/{short}"] = short.removesuffix("/mean")
+    return {name: text for name, text in headings.items() if any(name in line for line in run.evaluations())}
+
+
+def _actor_labels(steps: Sequence[Line]) -> dict[str, str]:
+    """Label of each recorded metric of the actor; one without a label keeps its name."""
+    names = dict.fromkeys(name for line in steps for name in line if name.startswith("actor/"))
+    known = {name: label for name, label in ACTOR_LABELS.items() if name in names}
+    return known | {name: name for name in names if name not in known}
+
+
+def _changing(steps: Sequence[Line]) -> dict[str, str]:
+    labels = _actor_labels(steps)
+    return {name: label for name, label in labels.items() if statements.constant(steps, name) is None}
+
+
+def _constants(steps: Sequence[Line]) -> list[str]:
+    return [
+        f"{label}: {statements.number(value)} at every step."
+        for name, label in _actor_labels(steps).items()
+        if (value := statements.constant(steps, name)) is not None
+    ]
+
+
+def _plots(lines: Sequence[Line], labels: Mapping[str, str]) -> list[Plot]:
+    """One plot for each metric with a value."""
+    return [plot for name, label in labels.items() if (plot := _plot(label, lines, {name: label}))]
+
+
+def _plot(label: str, lines: Sequence[Line], metrics: Mapping[str, str], *, logarithmic: bool = False) -> Plot | None:
+    """A plot of metrics; None if none has a value."""
+    if not any(statements.recorded(lines, name) for name in metrics):
+        return None
+    return _as_plot(label, plots.lines_plot(lines, metrics, logarithmic=logarithmic))
+
+
+def _as_plot(label: str, figure: go.Figure) -> Plot:
+    """Plotly escapes `<`, `>` and `/` in its JSON, so no text in it can end the script element."""
+    identifier = "".join(character if character.isascii() and character.isalnum() else "-" for character in label)
+    return Plot(f"plot-{identifier}", label, Markup(figure.to_json()))

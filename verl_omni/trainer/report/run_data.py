@@ -1,0 +1,211 @@
+"""A run folder, parsed and checked. Files that an unfinished run has not written yet count as empty."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+Line = dict[str, float | None]
+T = TypeVar("T")
+
+
+class Entry(BaseModel):
+    """An image in `index.json`: the name of a file in the same folder, never a path elsewhere."""
+
+    model_config = ConfigDict(frozen=True)
+
+    file: str = Field(pattern=r"^\w[\w.-]*\.png$")
+    prompt: str
+    seed: int
+    score: float
+
+
+class Event(BaseModel):
+    """A line of `progress.jsonl`; fields that the report does not use are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    event: str
+    step: int | None = None
+    total_steps: int | None = None
+    resumed_from: int | None = None
+    reason: str | None = None
+    message: str | None = None
+
+
+class Machine(BaseModel):
+    """`machine.json`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    accelerators: dict[str, int]
+
+
+_LINE = TypeAdapter(Line)
+_INDEX = TypeAdapter(list[Entry])
+_VERSIONS = TypeAdapter(dict[str, str])
+_MACHINE: TypeAdapter[Machine | None] = TypeAdapter(Machine | None)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of an evaluation; `url` is a data URL, `width` and `height` are in pixels."""
+
+    prompt: str
+    seed: int
+    score: float
+    url: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Contents of a run folder. `lines` has one line per step, in order of the steps."""
+
+    name: str
+    lines: Sequence[Line] = ()
+    images: dict[int, list[Image]] = field(default_factory=dict)
+    unreadable_images: int = 0
+    events: Sequence[Event] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: Machine | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    config: str = ""
+    overrides: str = ""
+    job: str = ""
+
+    def steps(self) -> list[Line]:
+        """Lines of training steps. Step 0 is an evaluation of the initial weights."""
+        return [line for line in self.lines if (line["step"] or 0) > 0]
+
+    def evaluations(self) -> list[Line]:
+        """Lines with an evaluation on held-out prompts."""
+        return [line for line in self.lines if any(name.startswith("val/") for name in line)]
+
+    def with_metric(self, *names: str) -> list[Line]:
+        """Lines that recorded one of the metrics."""
+        return [line for line in self.lines if any(name in line for name in names)]
+
+
+def load(folder: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        ValueError: a file is malformed; the message names it.
+    """
+    images, unreadable = _images(folder / "samples")
+    config = _text(folder / "config.yaml")
+    return Run(
+        name=folder.resolve().name,
+        lines=parse_metrics(_text(folder / "metrics.jsonl")),
+        images=images,
+        unreadable_images=unreadable,
+        events=parse_events(_text(folder / "progress.jsonl")),
+        versions=_parsed(_VERSIONS, folder / "versions.json", {}),
+        machine=_parsed(_MACHINE, folder / "machine.json", None),
+        settings=_settings(config),
+        config=config,
+        overrides=_text(folder / "overrides.txt"),
+        job=_text(folder / "job.yaml"),
+    )
+
+
+def parse_metrics(text: str) -> list[Line]:
+    """Complete lines of metrics in order of their steps; for a repeated step, the last line.
+
+    Raises:
+        ValueError: a complete line is malformed or has no step.
+    """
+    by_step: dict[int, Line] = {}
+    for raw in _complete_lines(text):
+        try:
+            line = _LINE.validate_json(raw)
+        except ValidationError as error:
+            raise ValueError(f"metrics.jsonl: a line is not a JSON object of numbers: {raw[:80]}") from error
+        step = line.get("step")
+        if step is None or step < 0 or step != int(step):
+            raise ValueError(f"metrics.jsonl: a line has no valid step: {raw[:80]}")
+        by_step[int(step)] = line
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def parse_events(text: str) -> list[Event]:
+    """Events in order. A line that a killed process left incomplete is skipped, wherever it is."""
+    found = []
+    for raw in _complete_lines(text):
+        try:
+            found.append(Event.model_validate_json(raw))
+        except ValidationError:  # incomplete: nothing in it can be shown
+            continue
+    return found
+
+
+def png_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height from the header of a PNG; None for anything else."""
+    if len(data) < 24 or not data.startswith(PNG_SIGNATURE) or data[12:16] != b"IHDR":
+        return None
+    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+
+
+def _images(folder: Path) -> tuple[dict[int, list[Image]], int]:
+    """Images by step, and the number of listed images that are missing or malformed."""
+    found: dict[int, list[Image]] = {}
+    unreadable: Counter[str] = Counter()
+    for path in sorted(folder.glob("step_*")):
+        number = path.name.removeprefix("step_")
+        if not (number.isascii() and number.isdigit()):
+            continue
+        images = []
+        for entry in _parsed(_INDEX, path / "index.json", []):
+            file = path / entry.file
+            data = file.read_bytes() if file.is_file() else b""
+            size = png_size(data)
+            if size is None:
+                unreadable[path.name] += 1
+                continue
+            url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+            images.append(Image(entry.prompt, entry.seed, entry.score, url, *size))
+        if images:
+            found[int(number)] = images
+    return found, unreadable.total()
+
+
+def _settings(config: str) -> dict[str, Any]:
+    try:
+        found = YAML(typ="safe").load(config) or {}
+    except YAMLError as error:
+        raise ValueError(f"config.yaml is malformed: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"config.yaml is malformed: expected a mapping, found {type(found).__name__}")
+    return found
+
+
+def _complete_lines(text: str) -> list[str]:
+    return [raw for raw in text[: text.rfind("\n") + 1].split("\n") if raw.strip()]
+
+
+def _parsed(adapter: TypeAdapter[T], path: Path, missing: T) -> T:
+    text = _text(path)
+    if not text:
+        return missing
+    try:
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"{path.name} is malformed: {error}") from error
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -1,0 +1,260 @@
+"""PURE: a run -> sentences and short values. There is a statement about a metric only if the run recorded it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from verl_omni.trainer.report.run_data import Event, Line, Run
+
+SIGNIFICANT = 2.0  # standard errors; a smaller difference is within noise
+PHASES = ("generate", "update", "sync")
+COLLAPSED = "SamplesCollapsed"
+EXPLANATIONS = {
+    COLLAPSED: "The samples of this run collapsed: the images of a prompt are almost identical, so their rewards "
+    "hardly differ and training learns nothing from them.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A value with a label, and a note on it."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WarningGroup:
+    """All warnings with one reason: what the reason means, and each message with its step."""
+
+    title: str
+    explanation: str
+    messages: list[str]
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; an en dash if there is no finite value."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+
+
+def fixed(value: float | None, digits: int = 2) -> str:
+    """Fixed decimals, without a negative zero; an en dash if there is no finite value."""
+    return "–" if value is None or not math.isfinite(value) else f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in readable units."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+
+
+def summary(run: Run) -> str:
+    """The result of the run in one or two sentences."""
+    steps = len(run.steps())
+    evaluations = recorded(run.evaluations(), "val/reward/mean")
+    trained = recorded(run.steps(), "reward/mean")
+    if len(evaluations) > 1:
+        text = _change(evaluations[0], evaluations[-1])
+    elif evaluations:
+        only = evaluations[0]
+        text = (
+            f"{_count(steps, 'training step')}. The held-out reward is {fixed(only['val/reward/mean'], 3)} at step "
+            f"{number(only['step'])}, the only evaluation."
+        )
+    elif len(trained) > 1:
+        first, last = trained[0], trained[-1]
+        text = (
+            f"{_count(steps, 'training step')}. The reward of the training samples is "
+            f"{fixed(first['reward/mean'], 3)} at step {number(first['step'])} and {fixed(last['reward/mean'], 3)} at "
+            f"step {number(last['step'])}."
+        )
+    else:
+        text = f"{_count(steps, 'training step')}."
+    shares = [line["val/correct/mean"] for line in recorded(run.evaluations(), "val/correct/mean")]
+    if len(shares) > 1:
+        text += f" Correct images: {shares[0]:.1%} before, {shares[-1]:.1%} after."
+    return text
+
+
+def _change(first: Line, last: Line) -> str:
+    """How the held-out reward changed, compared with the standard error of the difference of independent means."""
+    before, after = (_value(line, "val/reward/mean") for line in (first, last))
+    error = math.hypot(*(line.get("val/reward/stderr") or 0.0 for line in (first, last)))
+    errors = abs(after - before) / error if error else math.inf
+    if errors < SIGNIFICANT:
+        verb, ending = "changed", ", which is within noise"
+    else:
+        verb, ending = ("rose" if after > before else "fell" if after < before else "stayed"), ""
+    note = f", {errors:.1f} standard errors{ending}" if error else ""
+    steps = _count(int(_value(last, "step") - _value(first, "step")), "step")
+    return f"The held-out reward {verb} from {before:.3f} to {after:.3f} in {steps} ({after - before:+.3f}{note})."
+
+
+def failed(run: Run) -> bool:
+    """Whether the last attempt ended with an error."""
+    return any(event.event == "error" for event in _last_attempt(run))
+
+
+def ending(run: Run) -> str:
+    """How far the run got, and why it ended."""
+    if not run.lines and not run.events:
+        return "This folder contains no metrics and no events."
+    total = next((event.total_steps for event in reversed(run.events) if event.total_steps), None)
+    last = int(_value(run.lines[-1], "step")) if run.lines else 0
+    reached = f"step {last}" + (f" of {total}" if total else "")
+    for event in _last_attempt(run):
+        if event.event == "error":
+            return f"Failed at {reached}: {event.message or 'no message'}"
+        if event.event == "stopped":
+            return f"Stopped at {reached}. Run the same command to resume from the last checkpoint."
+    if total is None or last < total:
+        return f"At {reached}: still running, or ended without a final event."
+    return f"Completed all {_count(total, 'step')}."
+
+
+def _last_attempt(run: Run) -> Sequence[Event]:
+    began = max((place for place, event in enumerate(run.events) if event.event == "start"), default=0)
+    return run.events[began:]
+
+
+def warnings(run: Run) -> list[WarningGroup]:
+    """All warnings of the run by reason, the collapse of the samples first; repeated ones are listed once."""
+    by_reason: dict[str, dict[str, None]] = {}
+    for event in run.events:
+        if event.event == "warning":
+            where = f"Step {event.step}: " if event.step is not None else ""
+            by_reason.setdefault(event.reason or "", {})[f"{where}{event.message or 'no message'}"] = None
+    reasons = sorted(by_reason, key=lambda reason: reason != COLLAPSED)
+    return [
+        WarningGroup(reason or "Warning", EXPLANATIONS.get(reason, ""), list(by_reason[reason])) for reason in reasons
+    ]
+
+
+def notes(run: Run) -> list[str]:
+    """Gaps and irregularities of the record."""
+    found = []
+    resumed = dict.fromkeys(event.resumed_from for event in run.events if event.resumed_from is not None)
+    if resumed:
+        places = ", ".join(str(step) for step in resumed)
+        found.append(f"Resumed from step {places}. For repeated steps, the last result is shown.")
+    steps = [int(_value(line, "step")) for line in run.steps()]
+    missing = sorted(set(range(1, max(steps, default=0) + 1)) - set(steps))
+    if missing:
+        found.append(f"{_count(len(missing), 'step')} without metrics: {ranges(missing)}.")
+    for name in dict.fromkeys(name for line in run.lines for name in line):
+        undefined = [int(_value(line, "step")) for line in run.lines if name in line and line[name] is None]
+        if undefined:
+            found.append(f"{name} is not a finite number at step {ranges(undefined)}.")
+    if run.unreadable_images:
+        found.append(f"{_count(run.unreadable_images, 'image')} missing or malformed, and not shown.")
+    return found
+
+
+def ranges(steps: Sequence[int]) -> str:
+    """Ascending numbers, with consecutive ones as first–last: 1, 3–5."""
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and step == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], step]
+        else:
+            parts.append([step])
+    return ", ".join("–".join(str(end) for end in part) for part in parts)
+
+
+def weight_versions(steps: Sequence[Line]) -> tuple[bool, str] | None:
+    """Whether the engine had the weights of each step, and the sentence on it; None if no version was recorded."""
+    known = [line for line in steps if "weights/version" in line]
+    if not known:
+        return None
+    wrong = [int(_value(line, "step")) for line in known if line["weights/version"] != line["step"]]
+    if not wrong:
+        return True, "At every recorded step, the published weight version equals the step."
+    return False, f"The published weight version differs from the step at step {ranges(wrong)}; see train.log."
+
+
+def agreement(steps: Sequence[Line]) -> str | None:
+    """The largest mean difference of log-probabilities between engine and trainer; None if none was recorded."""
+    known = recorded(steps, "rollout_corr/mean_abs_diff")
+    if not known:
+        return None
+    worst = max(known, key=lambda line: _value(line, "rollout_corr/mean_abs_diff"))
+    return (
+        f"The largest mean difference is {_value(worst, 'rollout_corr/mean_abs_diff'):.2g}, "
+        f"at step {number(worst['step'])}."
+    )
+
+
+def facts(run: Run) -> list[Fact]:
+    """The key results at the top of the page."""
+    steps = run.steps()
+    found: list[Fact] = []
+    evaluated = recorded(run.evaluations(), "val/reward/mean")
+    if evaluated:
+        count = evaluated[-1].get("val/n")
+        prompts = f"{number(count)} prompts" if count else ""
+        found.append(Fact("Held-out reward", _first_to_last(evaluated, "val/reward/mean", ".3f"), prompts))
+    if correct := recorded(run.evaluations(), "val/correct/mean"):
+        found.append(Fact("Correct images", _first_to_last(correct, "val/correct/mean", ".1%")))
+    if pictures := recorded(run.lines, "diversity/pictures"):
+        found.append(Fact("Image diversity", _first_to_last(pictures, "diversity/pictures", ".3g")))
+    if steps:
+        found.append(Fact("Training steps", str(len(steps))))
+    if rates := recorded(steps, "images_per_s"):
+        value = median(_value(line, "images_per_s") for line in rates)
+        found.append(Fact("Throughput", f"{number(value)} images/s", "median of the steps"))
+    return found
+
+
+def _first_to_last(lines: Sequence[Line], metric: str, form: str) -> str:
+    both = [lines[0], lines[-1]] if len(lines) > 1 else lines
+    return " → ".join(format(_value(line, metric), form) for line in both)
+
+
+def constant(steps: Sequence[Line], metric: str) -> float | None:
+    """The value of a metric that was recorded at every step and never changed; None otherwise."""
+    values = {line.get(metric) for line in steps}
+    return values.pop() if len(values) == 1 else None
+
+
+def phase_totals(run: Run) -> list[Fact]:
+    """Total time of each recorded phase of the steps, with its share; evaluations are separate."""
+    steps = run.steps()
+    totals = {
+        phase: _sum(known, f"timing_s/{phase}") for phase in PHASES if (known := recorded(steps, f"timing_s/{phase}"))
+    }
+    whole = _sum(recorded(steps, "timing_s/step"), "timing_s/step")
+    if whole:
+        totals["other"] = max(0.0, whole - sum(totals.values()))
+    base = sum(totals.values()) or 1.0
+    found = [Fact(name, duration(value), f"{value / base:.0%}") for name, value in totals.items()]
+    if known := recorded(run.lines, "timing_s/eval"):
+        found.append(Fact("evaluations", duration(_sum(known, "timing_s/eval")), "not part of the steps"))
+    return found
+
+
+def recorded(lines: Sequence[Line], metric: str) -> list[Line]:
+    """Lines with a finite value of a metric."""
+    return [line for line in lines if line.get(metric) is not None]
+
+
+def _sum(lines: Sequence[Line], metric: str) -> float:
+    return sum(_value(line, metric) for line in lines)
+
+
+def _value(line: Line, name: str) -> float:
+    """A value that must be there; a value that was not finite was recorded as null, and is NaN here."""
+    value = line[name]
+    return math.nan if value is None else value
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
