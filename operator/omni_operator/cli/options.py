@@ -61,7 +61,7 @@ class ClusterView:
 
     def warnings(self, loaded: LoadedJob) -> list[str]:
         """What the author should know before the job runs on a cluster."""
-        return [f"{format_path(found.at)}: {found.text}" for found in plan.find_warnings(loaded.job)]
+        return [f"{format_path(found.at)} {found.text}" for found in plan.find_warnings(loaded.job)]
 
     def lacks_image(self, loaded: LoadedJob) -> bool:
         """Whether the job would run the operator's default image, which no option names."""

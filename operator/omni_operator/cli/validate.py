@@ -94,8 +94,8 @@ def _print(verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
         if verdict.problems:
             typer.echo(console.format_problems(verdict.problems), err=True)
-        else:
-            console.say(f"{verdict.file}: {verdict.name} is valid")
+            continue
+        console.say(f"{verdict.file}: {verdict.name} is valid")
         for text in verdict.notes:
             files.setdefault(text, []).append(verdict.file)
     for text, concerned in files.items():

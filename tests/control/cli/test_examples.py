@@ -52,9 +52,9 @@ def test_an_example_renders(path: Path) -> None:
     code, said = drl("render", path)
     assert code == 0, said
     assert f"trainer.experiment_name={path.stem}" in said.splitlines()
-    code, said = drl("render", "--cluster", path, "--image", "i")
-    assert code == 0, said
-    assert [body["kind"] for body in YAML(typ="safe", pure=True).load_all(said)][-1] == "RayJob"
+    result = CliRunner().invoke(app, ["render", "--cluster", str(path)])
+    assert result.exit_code == 0, result.output
+    assert [body["kind"] for body in YAML(typ="safe", pure=True).load_all(result.stdout)][-1] == "RayJob"
 
 
 def test_an_example_without_its_model_says_how_to_make_it(examples: Path, tmp_path: Path) -> None:
