@@ -1,4 +1,4 @@
-"""What tests on the real engine share. Each file is a process of its own (`make test`), so that Ray can be forked."""
+"""Fixtures of tests on the real engine. Each file runs in a process of its own, so that Ray can be forked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from verl_omni.weight_sync import names, transfer
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-@pytest.hookimpl(trylast=True)  # of what the marks have left
+@pytest.hookimpl(trylast=True)  # after marks have deselected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a second file: its engines would wait for ever (docs/adr/0007)."""
+    """Refuse a second file: its engines would never start (docs/adr/0007)."""
     files = sorted({item.path.name for item in items if item.get_closest_marker("engine")})
     if len(files) > 1:
         raise pytest.UsageError(f"each file on the engine needs a pytest of its own (`make test`): {', '.join(files)}")
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _orphans_stay_in_the_family() -> None:
-    """A process whose parent is killed becomes this one's child, so that `Leftovers` counts it."""
+    """A process whose parent is killed becomes a child of this process, so that `Leftovers` counts it."""
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
@@ -59,7 +59,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def start_tiny(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, Any]]:
-    """`start` with a tiny Stable Diffusion 3, LoRA, pictures of 64 x 64 in 4 steps, and groups of 2."""
+    """`start` with a tiny Stable Diffusion 3, LoRA, images of 64 x 64 in 4 steps, and groups of 2."""
 
     def starting(prompts: list[str], *overrides: str) -> tuple[Any, Any]:
         from verl_omni.models.tiny import make_tiny_sd3
@@ -109,7 +109,7 @@ class RunningFamily:
     rows: list[dict[str, Any]]
 
     def evaluate(self) -> Any:
-        """A sample of each prompt, the same noise every time."""
+        """One sample of each prompt, with the same noise every time."""
         from verl_omni.trainer import sample_generation
 
         return sample_generation.generate_scored(
@@ -117,14 +117,14 @@ class RunningFamily:
         )
 
     def samples(self, version: int) -> Any:
-        """Two samples of each prompt, recorded, by the weights of `version`."""
+        """Two recorded samples of each prompt, generated with the weights of `version`."""
         from verl_omni.trainer import sample_generation
 
         prompts = sample_generation.training_prompts(self.rows, n=2, step=version + 1, version=version, seed=3)
         return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
 
     def update(self, samples: Any) -> dict[str, float]:
-        """One step of the trainer on samples; it refuses them where it and the engine disagree by more than 1e-4."""
+        """One trainer step on samples; it fails if its log-probabilities differ from the engine's by more than 1e-4."""
         from verl import DataProto
 
         from verl_omni.pipelines.registry import training_adapter
@@ -138,14 +138,14 @@ class RunningFamily:
         return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
 
     def publish(self, version: int) -> dict[str, Any]:
-        """Send the adapter; what the engine's worker answers."""
+        """Send the adapter; the answer of the engine's worker."""
         import ray
 
         answers: list[dict[str, Any]] = ray.get(self.stack.workers.update_weights(global_steps=version), timeout=300)
         return answers[0]
 
     def send_base(self, scale: float) -> int:
-        """Send the model's own weights times `scale`, under the names of its file; how many tensors that were."""
+        """Send the base weights times `scale`, by the names in the model file; the number of tensors."""
         import ray
         from safetensors.torch import load_file
 
@@ -190,13 +190,13 @@ def family(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> C
 
 @pytest.fixture(scope="module")
 def two_replicas(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> TwoReplicas:
-    """Two replicas with LoRA that draw one picture at a time, and two reward workers."""
+    """Two replicas with LoRA and a batch size of one, and two reward workers."""
     scorer = tmp_path_factory.mktemp("faults") / "scorer.py"
     scorer.write_text(SCORER)
     config, stack = start_tiny(
         PROMPTS,
         "trainer.n_gpus_per_node=2",
-        # One at a time: pictures are then equal to the last bit, and many requests take a while.
+        # With a batch size of one, images are bit-identical, and many requests take a while.
         "actor_rollout_ref.rollout.max_num_seqs=1",
         f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
         f"actor_rollout_ref.rollout.deadline_seconds={DEADLINE}",
@@ -209,9 +209,9 @@ def two_replicas(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def replica(two_replicas: TwoReplicas) -> Iterator[Replica]:
-    """The first replica. Whatever a test does to it, it serves on as before and leaves nothing."""
+    """The first replica. After each test it must serve the same weights and leave no resources."""
     one = two_replicas.replicas[0]
     before, counted = one.picture(), Leftovers()
     yield one
-    assert torch.equal(one.picture(), before), "the old weights must serve on"
+    assert torch.equal(one.picture(), before), "the old weights must still be served"
     counted.none()

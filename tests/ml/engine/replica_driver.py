@@ -1,4 +1,4 @@
-"""A trainer's end of an update as tests play it, and what a fault may leave behind."""
+"""A stand-in for the trainer's end of a weight update, and a check for leaked resources."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from verl_omni.weight_sync import names, transfer
 LAYER = "transformer.transformer_blocks.{block}.attn.to_{part}"
 RANK, WIDTH = 4, 32
 DEADLINE = 10.0  # seconds that either end of a transfer waits for the other
-SOON = 60.0  # seconds by which whatever is asked is there
+SOON = 60.0  # deadline of every answer, in seconds
 TOKEN = secrets.token_hex(4)
 
 
 def lora_settings(rank: int = RANK, alpha: int = RANK, parts: str = "qk") -> dict[str, Any]:
-    """What peft says of an adapter of these parts of the attention."""
+    """The peft settings of an adapter of these projections of the attention."""
     targets = [f"to_{part}" for part in parts]
     return {"r": rank, "lora_alpha": alpha, "target_modules": targets, "peft_type": "LORA", "bias": "none"}
 
 
 @dataclass
 class Replica:
-    """A server of the stack, and the trainer's end of an update as these tests play it."""
+    """A server of the stack, and the trainer's end of a weight update to it."""
 
     server: Any
     rank: int
@@ -44,7 +44,7 @@ class Replica:
 
     @staticmethod
     def adapter(strength: float, rank: int = RANK, parts: str = "qk") -> dict[str, Tensor]:
-        """An adapter of all queries and keys, or other parts; another strength draws other pictures."""
+        """An adapter of all queries and keys, or other projections; another strength gives other images."""
         generator = torch.Generator().manual_seed(3)
         made: dict[str, Tensor] = {}
         for block in range(2):
@@ -55,9 +55,9 @@ class Replica:
         return made
 
     def begin(self, version: int | None = None, settings: dict[str, Any] | None = None) -> tuple[str, Any]:
-        """Tell the worker that an adapter comes. Returns the handle to send it on, and the answer to wait for."""
+        """Announce an adapter to the worker. Returns the handle to send it on, and the reference of the answer."""
         self.updates += 1
-        # No other run on this host, whose Ray counts its jobs from one too, has this name.
+        # Unique on this host: the Ray of another run also counts its jobs from one.
         update = f"{names.make_update_zmq_id(0, self.updates)}-{TOKEN}"
         base = f"ipc:///tmp/rl-colocate-zmq-{self.job}-replica-{self.rank}-rank-0.sock"
         answer = self.server.collective_rpc.remote(
@@ -73,7 +73,7 @@ class Replica:
         self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 1 << 20,
         settings: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        """A good update; the worker's answer."""
+        """Send a valid update; the worker's answer."""
         import ray
 
         handle, answer = self.begin(version, settings)
@@ -83,13 +83,13 @@ class Replica:
         return found
 
     def draw(self, seed: int) -> Any:
-        """A sample that is on its way."""
+        """The reference of a requested sample."""
         self.asked += 1
         return self.server.generate.remote(request_id=f"draw-{self.asked}", **self.request(seed))
 
     @staticmethod
     def request(seed: int) -> dict[str, Any]:
-        """What is asked for a sample, besides its name."""
+        """The arguments of a request, without its id."""
         params = {
             "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
             "seed": seed, "logprobs": False,
@@ -102,7 +102,7 @@ class Replica:
         return ray.get(self.draw(seed), timeout=SOON).diffusion_output  # type: ignore[no-any-return]
 
     def pid(self) -> int:
-        """The process of the server; on a host, the engine's worker is a thread of it."""
+        """The PID of the server; without an accelerator, the engine's worker is a thread of it."""
         import ray
 
         return ray.get(self.server.__ray_call__.remote(lambda own: os.getpid()), timeout=SOON)  # type: ignore[no-any-return]
@@ -114,7 +114,7 @@ class Replica:
 
 
 def ending_at_the_sixth(adapter: dict[str, Tensor], end: Callable[[], None]) -> Iterator[tuple[str, Tensor]]:
-    """An adapter to send, in the middle of which somebody meets his end."""
+    """The tensors of an adapter; before the sixth, `end` kills one of the two processes."""
     for number, (name, tensor) in enumerate(adapter.items()):
         if number == 5:
             end()
@@ -122,7 +122,7 @@ def ending_at_the_sixth(adapter: dict[str, Tensor], end: Callable[[], None]) -> 
 
 
 class Leftovers:
-    """What a fault may leave: processes, sockets of updates, and shared memory. Counted from here on.
+    """Resources that a fault may leak: processes, sockets of updates, and shared memory, counted from its creation.
 
     Files in shared memory that processes of others have open are theirs; several runs may share a machine.
     """
@@ -131,9 +131,9 @@ class Leftovers:
         self.before = self._now()
 
     def none(self) -> None:
-        """Assert that nothing is there that was not; what ends may take its time."""
+        """Assert that there are no new resources; processes that are ending get time."""
         end = time.monotonic() + SOON
-        gc.collect()  # errors that a test has looked at keep what their functions held
+        gc.collect()  # tracebacks of caught errors keep local variables alive
         while found := {key: what for key, what in self._now().items() if key not in self.before}:
             assert time.monotonic() < end, found
             time.sleep(0.05)
@@ -146,7 +146,7 @@ class Leftovers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 own.add(process.pid)
                 command = " ".join(process.cmdline())
-                # Ray starts its workers when it likes. A process that shares memory for the first time starts a
+                # Ray starts workers at any time. A process that shares memory for the first time starts a
                 # tracker, which lives as long as it does.
                 of_others = command.startswith("ray::") or "resource_tracker" in command
                 if process.status() != psutil.STATUS_ZOMBIE and not of_others:
@@ -179,7 +179,7 @@ def replicas_of(stack: Any) -> list[Replica]:
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
-    """Until it has happened; it must."""
+    """Poll until a condition is true; fail at the deadline."""
     end = time.monotonic() + SOON
     while not happened():
         assert time.monotonic() < end, "it did not happen"
@@ -199,7 +199,7 @@ def compute_score(data_source, solution_image, ground_truth, extra_info):
 
 @dataclass
 class TwoReplicas:
-    """A stack of two replicas whose scorer does as a row's ground truth says, and what of it is asked."""
+    """A stack of two replicas whose scorer behaves as the ground truth of a row tells it."""
 
     config: Any
     stack: Any
@@ -207,7 +207,7 @@ class TwoReplicas:
     rows: Callable[[Sequence[str]], list[dict[str, Any]]]
 
     def score(self, truths: Sequence[str], version: int | None = None) -> Any:
-        """Draw and score a sample for each; its ground truth tells the scorer how to behave."""
+        """Generate and score one sample for each ground truth."""
         from verl_omni.trainer import sample_generation
 
         made = self.rows(PROMPTS[: len(truths)])

@@ -1,4 +1,4 @@
-"""Every algorithm on the real engine: it learns, and what it needs is recorded.
+"""Every algorithm on the real engine: it learns, and the rollout records its inputs.
 
 Whole jobs come first, so that they run alone: the stack of the other tests starts with the first of them.
 """
@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[3]
 PROMPTS = ["a red circle", "a blue square on the left"]
 STEPS = 4
 UPDATES = 12
-RISE = 0.15  # of redness, in [-1, 1]: several times what chance moves it by
+RISE = 0.15  # of redness, in [-1, 1]: several times the change under a random reward
 
 
-# Redness of a picture is what the held-out pictures are measured by; what is learned from is that, or chance.
+# Held-out images are measured by their redness; the reward is redness, or random.
 SCORERS = """
 import zlib
 
@@ -38,7 +38,7 @@ def chance(data_source, solution_image, ground_truth, extra_info):
 """
 WINDOW = "spec.rollout.sampler.window={size: 3, start: 0, end: 4, placement: Progressive, stepsPerPlace: 4}"
 RUNS = {
-    # Its noise is shared out over the steps: less, and what a picture is worth is decided before the window.
+    # dance_sde divides its noise over the steps: with less noise, the image is decided before the window.
     "DanceGRPO in the window of MixGRPO": (
         "red",
         "FlowGRPO",
@@ -54,14 +54,14 @@ RUNS = {
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 OVERRIDES = {
     "DiffusionDPO": [f"{LOSS}.beta=100"],
-    # Eight pictures of a prompt are seldom more than two deviations apart: with the default of five nearly all of them
-    # count as middling, and what is learned is little more than the noise.
+    # Advantages of eight images of a prompt seldom exceed two: with the default clip of five nearly all of them
+    # map to the middle of the range, and the gradient is mostly noise.
     "DiffusionNFT": [f"{LOSS}.adv_clip_max=1", f"{LOSS}.beta=0.1"],
 }
 
 
 def trained(folder: Path, scorer: str, algorithm: str, *assignments: str) -> tuple[list[float], list[dict[str, Any]]]:
-    """Redness of the held-out pictures before and after a short job, and what its steps reported."""
+    """Redness of held-out images before and after a short job, and the metrics of its steps."""
     (folder / "scorers.py").write_text(SCORERS)
     overrides = ["data.val_max_samples=64", *OVERRIDES.get(algorithm, [])]
     function = {"path": str(folder / "scorers.py"), "name": scorer}
@@ -81,10 +81,10 @@ def trained(folder: Path, scorer: str, algorithm: str, *assignments: str) -> tup
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_algorithm_learns_and_chance_teaches_nothing(tmp_path: Path, name: str) -> None:
+def test_an_algorithm_learns_and_a_random_reward_teaches_nothing(tmp_path: Path, name: str) -> None:
     scorer, algorithm, *assignments = RUNS[name]
     (before, after), steps = trained(tmp_path, scorer, algorithm, *assignments)
-    # The same prompts and seeds before and after, so the difference has none of their noise.
+    # Same prompts and seeds before and after, so the difference does not depend on them.
     assert (after > before + RISE) == (scorer == "red"), (before, after)
     assert [line["weights/version"] for line in steps] == list(range(1, UPDATES + 1))
     compared = ["rollout_corr/mean_abs_diff" in line for line in steps]
@@ -93,14 +93,14 @@ def test_an_algorithm_learns_and_chance_teaches_nothing(tmp_path: Path, name: st
 
 @dataclass(frozen=True)
 class Running:
-    """A stack that draws as DanceGRPO does in a progressive window of MixGRPO."""
+    """A stack with the sampler of DanceGRPO and a progressive window of MixGRPO."""
 
     config: Any
     stack: Any
     rows: list[dict[str, Any]]
 
     def samples(self, version: int, n: int = 2) -> Any:
-        """A training batch that carries the version of the weights."""
+        """A training batch with the version of the weights."""
         from verl_omni.trainer import sample_generation
 
         prompts = sample_generation.training_prompts(self.rows, n=n, step=version + 1, version=version, seed=3)
@@ -129,12 +129,12 @@ def running(start_tiny: Any, rows: Any) -> Running:
     return Running(config, stack, rows(PROMPTS))
 
 
-def test_a_progressive_window_moves_in_what_the_engine_records(running: Running) -> None:
+def test_a_progressive_window_moves_in_the_recorded_steps(running: Running) -> None:
     sigmas = [running.samples(version).tensors["all_sigmas"] for version in range(4)]
     for found in sigmas:
         assert found.shape == (4, 3) and bool((found == found[0]).all()), "one place for all samples of a step"
     first, second, third, again = (found[0] for found in sigmas)
-    # Each place begins where the one before it took its first step, and the fourth is the first again.
+    # Each place starts one step after the previous one, and the fourth is the first again.
     assert first[1:].tolist() == second[:2].tolist() and second[1:].tolist() == third[:2].tolist()
     assert third[-1] == 0 and torch.equal(first, again)
 
@@ -153,7 +153,7 @@ def test_dance_sde_has_the_same_likelihoods_in_engine_and_trainer(running: Runni
         running.stack.workers.update_actor(other)
 
 
-def test_a_random_window_is_where_the_seed_says_and_elsewhere_without_one(running: Running) -> None:
+def test_the_seed_determines_a_random_window(running: Running) -> None:
     window = {
         "noise_level": 0.7, "sde_type": "sde", "logprobs": True, "sde_window_size": 1, "sde_window_range": [0, 4],
         "sample_strategy": "random",
@@ -165,7 +165,7 @@ def test_a_random_window_is_where_the_seed_says_and_elsewhere_without_one(runnin
     assert len(set(free)) > 1, "requests without a seed must not all have the same window"
 
 
-def test_clean_latents_are_those_of_the_picture(running: Running) -> None:
+def test_recorded_clean_latents_decode_to_the_image(running: Running) -> None:
     asked = running.drawn("clean", seed=1, clean_latents=True)
     latent = running.drawn("latent", seed=1, output_type="latent")
     plain = running.drawn("plain", seed=1)

@@ -1,4 +1,4 @@
-"""A language model behind the server (`output_mode: ar`) on the real engine: what it writes, and its weight updates.
+"""A language model behind the server (`output_mode: ar`) on the real engine: its tokens, and its weight updates.
 
 Whatever it writes is compared with transformers, which has the same weights at any time.
 """
@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PROMPTS = ["a red circle", "two blue square on the left of a house with a dog and a cat", "the", "yellow"]
 PROMPT_LENGTH, RESPONSE_LENGTH = 32, 2000
 ROOM = PROMPT_LENGTH + RESPONSE_LENGTH
-AT_ONCE = 3  # requests in one step of the engine, fewer than are asked
-SOON = 60.0  # seconds by which whatever is asked is there
-START = 300.0  # the engine is a process, which imports everything anew
+AT_ONCE = 3  # requests in one engine step, fewer than are submitted
+SOON = 60.0  # deadline of every answer, in seconds
+START = 300.0  # the engine is a new process with all its imports
 TOLERANCE = 1e-4  # of a log-probability; both sides compute in float32, in another order
 RANK = 4
 
@@ -47,7 +47,7 @@ class Running:
         return found
 
     def submit(self, prompt_ids: list[int], name: str | None = None, **params: Any) -> Any:
-        """A reference to the answer: greedy unless told otherwise."""
+        """The reference of the answer; greedy by default."""
         self.asked += 1
         return self.server.generate.remote(
             prompt_ids=prompt_ids, sampling_params={"temperature": 0.0, "ignore_eos": True, **params},
@@ -59,7 +59,7 @@ class Running:
         return found
 
     def greedy(self, prompt_ids: list[int], tokens: int) -> list[int]:
-        """What transformers writes."""
+        """Greedy tokens of transformers."""
         given = torch.tensor([prompt_ids])
         made: Tensor = self.reference.generate(
             given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=tokens
@@ -68,7 +68,7 @@ class Running:
         return found
 
     def log_probs(self, prompt_ids: list[int], answer: list[int]) -> Tensor:
-        """What transformers says of each token of an answer."""
+        """Log-probability of each token of an answer, by transformers."""
         with torch.no_grad():
             logits = self.reference(torch.tensor([prompt_ids + answer])).logits[0, len(prompt_ids) - 1 : -1]
         return logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])[:, 0]
@@ -76,7 +76,7 @@ class Running:
     def send(
         self, weights: Iterable[tuple[str, Tensor]], version: int, adapter: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Play a trainer's end of an update; the worker's answer."""
+        """Send weights as the trainer does; the worker's answer."""
         import ray
 
         update = f"step-{version}-{secrets.token_hex(4)}"
@@ -89,7 +89,7 @@ class Running:
             },
         )  # fmt: skip
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
-        with contextlib.suppress(PeerFailed):  # the worker's own answer says more
+        with contextlib.suppress(PeerFailed):  # the worker's answer has the cause
             transfer.send(iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=10.0)
         ((answer,),) = answered(receiving)
         answered(self.server.set_global_steps.remote(version))
@@ -140,7 +140,7 @@ def launched(model: Path) -> Any:
             "_target_": "verl_omni.workers.config.DiffusionRolloutConfig", "dtype": "float32", "enforce_eager": True,
             "load_format": "auto", "prompt_length": PROMPT_LENGTH, "response_length": RESPONSE_LENGTH,
             "max_num_seqs": AT_ONCE, "tensor_model_parallel_size": 1, "enable_sleep_mode": False,
-            # Smaller than a prompt, so that it comes in several parts.
+            # Smaller than a prompt, so that prefill is chunked.
             "max_num_batched_tokens": 16, "gpu_memory_utilization": 0.1, "enable_prefix_caching": True,
             "engine_kwargs": {"vllm_omni": {"output_mode": "ar", "distributed_executor_backend": "uni"}},
         }
@@ -159,7 +159,7 @@ def reference(server: Any, model: Path) -> Running:
 
     (host, port) = answered(server.get_server_address.remote())[0]
     same = AutoModelForCausalLM.from_pretrained(model)
-    same.generation_config.eos_token_id = None  # it goes on for as long as the requests of these tests
+    same.generation_config.eos_token_id = None  # greedy decoding must not stop early
     return Running(server, f"http://{host}:{port}", same, AutoTokenizer.from_pretrained(model))
 
 
@@ -190,16 +190,16 @@ def test_log_probabilities_are_those_of_transformers(running: Running) -> None:
         torch.testing.assert_close(found, running.log_probs(ids, answer.token_ids), atol=TOLERANCE, rtol=0)
 
 
-def test_a_seed_writes_the_same_however_its_prompt_comes(running: Running) -> None:
+def test_a_seed_gives_the_same_tokens_however_prefill_is_chunked(running: Running) -> None:
     ids = (running.ids(PROMPTS[1]) * 9)[:100]
     drawn = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
     (alone,) = answered(running.submit(ids, **drawn))
-    # What others take of a step makes more parts of it.
+    # Requests in the same step make the chunks smaller.
     together = answered(running.submit(ids, **drawn), running.submit(ids[::-1], **drawn), running.submit(ids, **drawn))
     assert together[0].token_ids == together[2].token_ids == alone.token_ids != together[1].token_ids
 
 
-def test_an_answer_is_as_long_as_asked_and_as_there_is_room(running: Running) -> None:
+def test_an_answer_ends_at_max_tokens_or_at_the_context_length(running: Running) -> None:
     long = (running.ids(PROMPTS[1]) * ROOM)[: ROOM - 4]
     short, full = answered(running.submit(running.ids("the"), max_tokens=5), running.submit(long, max_tokens=50))
     assert len(short.token_ids) == 5 and len(full.token_ids) == 4
@@ -217,14 +217,14 @@ def test_an_answer_is_as_long_as_asked_and_as_there_is_room(running: Running) ->
         ([10**6], {}, "out of vocabulary"),
     ],
 )  # fmt: skip
-def test_a_request_that_makes_no_sense_is_refused_in_words(
+def test_an_invalid_request_is_refused_with_the_reason(
     running: Running, prompt_ids: list[int], params: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Exception, match=message):
         answered(running.submit(prompt_ids, **params))
 
 
-def test_a_plain_client_gets_the_tokens_that_training_would_get(running: Running) -> None:
+def test_the_http_api_returns_the_same_tokens_as_training(running: Running) -> None:
     ids = running.ids(PROMPTS[0])
     asked = {"prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
     answer = httpx.post(f"{running.address}/v1/completions", json=asked, timeout=SOON)
@@ -262,7 +262,7 @@ def test_one_request_is_aborted_and_its_neighbour_is_not(running: Running) -> No
     assert answered(running.server.abort_request.remote("victim"))[0]["aborted"] is False
 
 
-def test_abort_ends_what_runs_and_resume_lets_the_next_in(running: Running) -> None:
+def test_abort_ends_running_requests_and_resume_lets_the_next_in(running: Running) -> None:
     import ray
 
     ids = running.ids(PROMPTS[0])
@@ -277,7 +277,7 @@ def test_abort_ends_what_runs_and_resume_lets_the_next_in(running: Running) -> N
     assert answered(late)[0].token_ids == running.greedy(ids, 6)
 
 
-def test_a_replica_sleeps_and_wakes_and_writes_the_same(running: Running) -> None:
+def test_a_replica_sleeps_and_wakes_with_the_same_weights_and_tokens(running: Running) -> None:
     import ray
 
     ids = running.ids(PROMPTS[0])
@@ -293,7 +293,7 @@ def test_a_replica_sleeps_and_wakes_and_writes_the_same(running: Running) -> Non
 
 
 def changed(running: Running, seed: int) -> dict[str, Tensor]:
-    """Other weights for every parameter, which the reference takes at once."""
+    """New weights for every parameter, already applied to the reference model."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in running.reference.parameters():
@@ -301,8 +301,8 @@ def changed(running: Running, seed: int) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in running.reference.named_parameters()}
 
 
-def test_new_weights_write_other_tokens_and_the_answer_names_them(running: Running) -> None:
-    # As long as a block of the cache, which must not outlive the weights that it was computed with.
+def test_new_weights_give_other_tokens_and_the_answer_has_their_version(running: Running) -> None:
+    # Longer than a block of the KV cache, which must not be reused after the weights changed.
     long = (running.ids(PROMPTS[1]) * 20)[:200]
     before = running.write(long, 8)
     assert before == running.greedy(long, 8)
@@ -314,7 +314,7 @@ def test_new_weights_write_other_tokens_and_the_answer_names_them(running: Runni
     assert after.extra_fields["global_steps"] == 1 == answered(running.server.get_global_steps.remote())[0]
 
 
-def test_weights_come_to_a_replica_whose_cache_still_sleeps(running: Running) -> None:
+def test_weights_arrive_while_the_kv_cache_is_asleep(running: Running) -> None:
     import ray
 
     ids = running.ids(PROMPTS[0])
@@ -327,7 +327,7 @@ def test_weights_come_to_a_replica_whose_cache_still_sleeps(running: Running) ->
     assert answered(early)[0].token_ids == running.greedy(ids, 6)
 
 
-def test_weights_do_not_change_under_a_request(running: Running) -> None:
+def test_weights_do_not_change_during_a_request(running: Running) -> None:
     ids = running.ids(PROMPTS[0])
     running_on = running.submit(ids, "long", max_tokens=1900)
     waiting_for(running, 1)
@@ -338,7 +338,7 @@ def test_weights_do_not_change_under_a_request(running: Running) -> None:
     assert running.write(ids, 6) == running.greedy(ids, 6)
 
 
-def test_half_an_update_answers_nothing_until_a_whole_one_has_come(running: Running) -> None:
+def test_after_half_an_update_requests_fail_until_a_complete_one(running: Running) -> None:
     ids, weights = running.ids(PROMPTS[0]), changed(running, seed=2)
     broken = {**weights, "lm_head.weight": torch.full_like(weights["lm_head.weight"], torch.nan)}
     with pytest.raises(Exception, match=r"\[PartialWeights\].*lm_head.weight has values that are not finite"):
@@ -349,7 +349,7 @@ def test_half_an_update_answers_nothing_until_a_whole_one_has_come(running: Runn
     assert running.write(ids, 6) == running.greedy(ids, 6)
 
 
-def test_an_adapter_is_attached_and_replaced_and_a_wrong_one_changes_nothing(running: Running) -> None:
+def test_an_adapter_is_attached_and_replaced_and_an_invalid_one_changes_nothing(running: Running) -> None:
     from peft import LoraConfig, get_peft_model
 
     ids, plain = running.ids(PROMPTS[0]), running.reference

@@ -1,4 +1,4 @@
-"""Engines whose workers are processes of their own, as on a machine with devices: updates, and what a death ends.
+"""Engines whose workers are processes of their own, as on a machine with accelerators: updates, and dead workers.
 
 On a host that needs `step_execution`. The tests run in this order: they end one engine, then the other, then the run.
 """
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def counted() -> Iterator[Leftovers]:
-    """Counted before anything has started; when all has ended, nothing may be left of it."""
+    """Resources before the start; none may be left at the end."""
     before = Leftovers()
     yield before
     before.none()
@@ -82,7 +82,7 @@ def test_an_adapter_reaches_a_worker_in_another_process(replicas: list[Replica])
     counted.none()
 
 
-def test_a_worker_that_dies_while_it_draws_fails_its_requests_and_all_later_ones(replicas: list[Replica]) -> None:
+def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_ones(replicas: list[Replica]) -> None:
     one, other = replicas
     worker, picture = worker_of(other), one.picture()
     asked = [other.draw(seed) for seed in range(40)]
@@ -96,7 +96,7 @@ def test_a_worker_that_dies_while_it_draws_fails_its_requests_and_all_later_ones
     assert torch.equal(one.picture(), picture), "the other replica serves on"
 
 
-def test_a_worker_that_dies_in_an_update_ends_both_ends_of_it(replicas: list[Replica]) -> None:
+def test_a_worker_that_dies_in_an_update_fails_both_ends(replicas: list[Replica]) -> None:
     one = replicas[0]
     weights = ending_at_the_sixth(one.adapter(2.0), worker_of(one).kill)
     handle, answer = one.begin()

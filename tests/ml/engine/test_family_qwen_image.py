@@ -1,4 +1,4 @@
-"""Qwen-Image on the real engine: log-probabilities that the trainer agrees with, and an adapter that takes effect."""
+"""Qwen-Image on the real engine: trainer and engine agree about log-probabilities, and an adapter takes effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WEIGHTS = 77  # tensors of the transformer's file
 MODULES = 2 * 8  # layers, projections of an attention
 
 
-def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_pictures(family: Any) -> None:
+def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_images(family: Any) -> None:
     # The template of a prompt alone has 115 tokens of the tiny tokenizer.
     running = family("qwen_image", "data.max_prompt_length=160")
     assert running.publish(0)["bound"] == MODULES
@@ -40,7 +40,7 @@ def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_pi
     assert running.send_base(1.5) == WEIGHTS
     assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
     running.send_base(1.0)
-    # How many are drawn at once decides how sums are rounded.
+    # The batch size affects rounding.
     assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
 
 

@@ -1,4 +1,4 @@
-"""Wan on the real engine: videos whose log-probabilities the trainer agrees with, and an adapter that takes effect."""
+"""Wan on the real engine: trainer and engine agree about log-probabilities of videos, and an adapter takes effect."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_vi
     assert running.send_base(1.5) == WEIGHTS
     assert (running.evaluate().images.int() - changed.images.int()).abs().max() > 1
     running.send_base(1.0)
-    # How many are drawn at once decides how sums are rounded.
+    # The batch size affects rounding.
     assert (running.evaluate().images.int() - changed.images.int()).abs().max() <= 1
 
     for wrong, words in (
@@ -60,7 +60,7 @@ def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_vi
 
 
 def over_http(running: Any, **other: Any) -> httpx.Response:
-    """The first video of `evaluate`, as a plain client asks for it."""
+    """The first video of `evaluate`, by the HTTP API."""
     asked = {
         "prompt": "a red circle", "negative_prompt": "dark sky", "size": "64x64", "num_frames": FRAMES, "seed": 7,
         "num_inference_steps": 4, "guidance_scale": 3.0, **other,

@@ -1,5 +1,5 @@
-"""What breaks in requests, rewards and replicas while two replicas serve: each fault ends with the stated error, hangs
-and leaves nothing, and what is left serves on. The tests run in this order: the last ones end the replicas.
+"""Faults in requests, rewards and replicas while two replicas serve: each ends with the expected error, hangs
+nothing and leaves nothing, and the rest continues. The tests run in this order: the last ones kill the replicas.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 # --- requests -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_cut_off_in_the_middle_says_so_and_the_rest_is_whole(replica: Replica) -> None:
+def test_aborted_requests_are_marked_and_the_others_are_complete(replica: Replica) -> None:
     import ray
 
     asked = [replica.draw(seed) for seed in range(40)]
@@ -42,7 +42,7 @@ def test_what_is_cut_off_in_the_middle_says_so_and_the_rest_is_whole(replica: Re
     answers = ray.get(asked, timeout=SOON)
     aborted = [answer for answer in answers if answer.stop_reason == "aborted"]
     assert found["aborted_count"] > 1
-    assert len(aborted) >= found["aborted_count"] - 1, "but for the one that was drawn, which may just have been done"
+    assert len(aborted) >= found["aborted_count"] - 1, "except one that may have completed at that moment"
     assert {answer.stop_reason for answer in answers} <= {"aborted", "completed"}
     for answer in answers:
         assert answer.diffusion_output.shape == ((0,) if answer.stop_reason == "aborted" else (3, 64, 64))
@@ -52,9 +52,9 @@ def test_what_is_cut_off_in_the_middle_says_so_and_the_rest_is_whole(replica: Re
 # --- silence: before anything is killed ---------------------------------------------------------------------
 
 
-def test_a_replica_that_is_silent_is_named_and_serves_on_when_it_is_back(two_replicas: TwoReplicas) -> None:
-    """A process that is stopped has every connection, and answers nothing on any: Ray alone would wait for ever."""
-    from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed  # not before Ray was started: it loads Ray
+def test_a_silent_replica_is_named_and_serves_when_it_is_back(two_replicas: TwoReplicas) -> None:
+    """A stopped process keeps its connections open and never answers: Ray alone would wait forever."""
+    from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed  # imports Ray: only after Ray was started
 
     one, other = two_replicas.replicas
     picture, counted = other.picture(), Leftovers()
@@ -79,9 +79,7 @@ def test_a_replica_that_is_silent_is_named_and_serves_on_when_it_is_back(two_rep
     two_replicas.stack.weights.wake_up_replicas()
     assert [each.stop_reason for each in ray_get(asked)] == ["completed"] * 3
     assert torch.equal(other.picture(), picture)
-    one.publish(
-        one.adapter(1.0), version=1
-    )  # it may have taken version 5, or not, as the other kept the trainer waiting
+    one.publish(one.adapter(1.0), version=1)  # it may or may not have received version 5
     assert torch.equal(one.picture(), picture)
     assert two_replicas.stack.versions() == [1, 1]
     counted.none()
@@ -96,7 +94,7 @@ def ray_get(asked: Any) -> Any:
 # --- rewards ------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_score_is_waited_for_and_a_raising_scorer_is_named(two_replicas: TwoReplicas) -> None:
+def test_a_slow_scorer_is_awaited_and_a_raising_one_is_named(two_replicas: TwoReplicas) -> None:
     scored = two_replicas.score(["", "slow", "", ""])
     assert scored.scoring_seconds > 2
     assert scored.scores.tolist() == pytest.approx([float(image.float().mean() / 255) for image in scored.images])
@@ -106,7 +104,7 @@ def test_a_slow_score_is_waited_for_and_a_raising_scorer_is_named(two_replicas: 
     assert two_replicas.score(["", "", "", ""]).scores.tolist() == scored.scores.tolist()
 
 
-def test_a_reward_worker_that_dies_ends_the_batch_with_its_name(two_replicas: TwoReplicas) -> None:
+def test_a_dead_reward_worker_fails_the_batch_and_is_named(two_replicas: TwoReplicas) -> None:
     import ray
 
     (worker, *_) = ray.get(
@@ -117,7 +115,7 @@ def test_a_reward_worker_that_dies_ends_the_batch_with_its_name(two_replicas: Tw
     pid = ray.get(worker.__ray_call__.remote(lambda own: os.getpid()))
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(two_replicas.score, ["slow", "slow", "slow", "slow"])
-        time.sleep(1)  # it is being scored: whichever moment it dies at, the batch must end
+        time.sleep(1)  # being scored: the batch must fail whenever the worker dies
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Exception, match="RewardLoopWorker") as caught:
             batch.result(timeout=SOON)
@@ -127,7 +125,7 @@ def test_a_reward_worker_that_dies_ends_the_batch_with_its_name(two_replicas: Tw
 # --- replicas -----------------------------------------------------------------------------------------------
 
 
-def test_a_replica_that_dies_while_it_draws_ends_the_batch_and_is_named(two_replicas: TwoReplicas) -> None:
+def test_a_replica_that_dies_while_generating_fails_the_batch_and_is_named(two_replicas: TwoReplicas) -> None:
     import ray
 
     one, other = two_replicas.replicas
@@ -144,13 +142,13 @@ def test_a_replica_that_dies_while_it_draws_ends_the_batch_and_is_named(two_repl
     assert ended
     assert torch.equal(one.picture(), one.picture())
     address = two_replicas.stack.servers.server_addresses[1]
-    with pytest.raises(Exception, match="SampleFailed") as batch:  # its share of any batch goes to nobody
+    with pytest.raises(Exception, match="SampleFailed") as batch:  # no other replica takes its share of a batch
         two_replicas.score(["", "", "", ""], version=1)
     assert f"replica {address}: Actor" in str(batch.value)
     counted.none()
 
 
-def test_a_replica_that_dies_in_an_update_ends_the_update(two_replicas: TwoReplicas) -> None:
+def test_a_replica_that_dies_in_an_update_fails_the_update(two_replicas: TwoReplicas) -> None:
     import ray
 
     one = two_replicas.replicas[0]

@@ -1,5 +1,5 @@
-"""What breaks in a weight update while two replicas serve: each fault ends with the stated error, hangs and leaves
-nothing, and what served before serves on.
+"""Faults in a weight update while two replicas serve: each ends with the expected error, hangs and leaves
+nothing, and the old weights are still served.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
 def refused(answer: Any) -> str:
-    """What the worker said of an update that it did not take."""
+    """The worker's error for a refused update."""
     import ray
 
     with pytest.raises(Exception, match="update_weights_from_ipc failed") as caught:
@@ -75,7 +75,7 @@ def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
 
 
 def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
-    """What a faulty sender puts into the buffer, and its messages after the first."""
+    """The tensors in a faulty sender's buffer, and its messages after the first."""
     q, k = (f"{LAYER.format(block=0, part=part)}.lora_A.weight" for part in "qk")
     one, two = torch.full((4, 32), 1.0), torch.full((4, 32), 2.0)
     size = one.nbytes
@@ -100,7 +100,7 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     ("fault", "said"),
     [("truncated", ""), ("re-ordered", "digest mismatch"), ("duplicated", "arrived twice"), ("left out", "missing")],
 )
-def test_a_bucket_that_is_not_what_was_sent(replica: Replica, fault: str, said: str) -> None:
+def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) -> None:
     handle, answer = replica.begin()
     tensors, messages = bucket(fault)
     buffer = SendBuffer(None)
@@ -122,7 +122,7 @@ def test_a_bucket_that_is_not_what_was_sent(replica: Replica, fault: str, said: 
 
 
 def bad(fault: str) -> list[tuple[str, Tensor]]:
-    """The tensors of an adapter that is none."""
+    """The tensors of an invalid adapter."""
     module = "transformer.no_such_block.attn.to_q" if fault == "unknown module" else LAYER.format(block=0, part="q")
     value = float("nan") if fault == "not finite" else 1.0
     a = torch.full((4, 7 if fault == "wrong shape" else 32), value)
@@ -140,7 +140,7 @@ def bad(fault: str) -> list[tuple[str, Tensor]]:
     ],
 )
 def test_a_bad_adapter_is_refused(replica: Replica, fault: str, said: str) -> None:
-    """Faults 1 and 3: no adapter may bind nothing in silence, and none may be dropped before the next is there."""
+    """Faults 1 and 3: an adapter must bind every module, and the old one stays until the new one is complete."""
     import ray
 
     from verl_omni.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
@@ -162,7 +162,7 @@ def test_a_full_shared_memory(replica: Replica) -> None:
     assert "SharedMemoryFull" in refused(answer)
 
 
-def test_a_worker_that_was_never_told_leaves_the_sender_a_deadline(replica: Replica) -> None:
+def test_a_sender_without_a_receiver_ends_at_its_deadline(replica: Replica) -> None:
     handle = names.make_update_zmq_handle(
         f"ipc:///tmp/rl-colocate-zmq-{replica.job}-replica-9-rank-0.sock", "step-0-seq-0"
     )
@@ -170,8 +170,8 @@ def test_a_worker_that_was_never_told_leaves_the_sender_a_deadline(replica: Repl
         transfer.send(replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
 
 
-def test_a_sample_is_of_the_version_that_it_says_while_weights_change_under_it(two_replicas: TwoReplicas) -> None:
-    """Requests wait in the engine's queue when an update comes: some are drawn before it, and some after."""
+def test_a_sample_has_the_version_of_its_weights_while_weights_change(two_replicas: TwoReplicas) -> None:
+    """Requests wait in the engine's queue during an update: some are generated before it, and some after."""
     import ray
 
     one, seeds = two_replicas.replicas[0], range(30)
@@ -180,7 +180,7 @@ def test_a_sample_is_of_the_version_that_it_says_while_weights_change_under_it(t
         one.publish(one.adapter(strength), version)
         pictures[version] = [one.picture(seed) for seed in seeds]
     differ = [not torch.equal(old, new) for old, new in zip(pictures[2], pictures[3], strict=True)]
-    assert all(differ), "two versions that draw the same would prove nothing"
+    assert all(differ), "two versions with the same images would prove nothing"
     asked = [one.draw(seed) for seed in seeds]
     wait_for(lambda: 0 < one.in_flight() < len(seeds) - 2)
     one.publish(one.adapter(1.5), 3)
@@ -196,7 +196,7 @@ CHANGES: list[Change] = [(2, 2, "q"), (2, 2, "v"), (4, 4, "qk"), (4, 8, "qk"), (
 
 
 def change(replica: Replica, kind: Change) -> Tensor:
-    """The picture after an update by an adapter of this kind."""
+    """The image after an update by an adapter with these settings."""
     rank, alpha, parts = kind
     weights = replica.adapter(1.0, rank, parts)
     found = replica.publish(weights, version=1, settings=lora_settings(rank, alpha, parts))
@@ -204,8 +204,8 @@ def change(replica: Replica, kind: Change) -> Tensor:
     return replica.picture()  # type: ignore[no-any-return]
 
 
-def test_rank_alpha_and_modules_may_change_and_nothing_of_the_adapter_before_stays(two_replicas: TwoReplicas) -> None:
-    """One replica takes the adapters in one order, the other in reverse: none has the same one before it."""
+def test_rank_alpha_and_modules_may_change_and_nothing_of_the_previous_adapter_stays(two_replicas: TwoReplicas) -> None:
+    """One replica receives the adapters in order, the other in reverse: predecessors differ."""
     one, other = two_replicas.replicas
     first, counted = one.picture(), Leftovers()
     upwards = {kind: change(one, kind) for kind in CHANGES}
@@ -229,9 +229,7 @@ def test_rank_alpha_and_modules_may_change_and_nothing_of_the_adapter_before_sta
         ((4, 4, "qx"), (4, 4, "qx"), "2 of 4 LoRA modules are not in the engine"),
     ],
 )
-def test_an_adapter_that_the_engine_has_no_room_for_is_refused(
-    replica: Replica, sent: Change, told: Change, said: str
-) -> None:
+def test_an_adapter_of_too_large_a_rank_is_refused(replica: Replica, sent: Change, told: Change, said: str) -> None:
     handle, answer = replica.begin(settings=lora_settings(*told))
     weights = replica.adapter(3.0, sent[0], sent[2])
     transfer.send(weights.items(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=DEADLINE)

@@ -47,7 +47,7 @@ def ask(server: Any, seed: int) -> Any:
 
 
 def from_both(running: tuple[Any, Any]) -> tuple[torch.Tensor, list[int]]:
-    """The picture that both replicas make of the same request, and the versions they say it is of."""
+    """The image that both replicas generate for the same request, and its versions."""
     servers = running[1].servers.server_handles
     assert len(servers) == 2
     one, other = (ask(server, seed=5) for server in servers)
@@ -76,7 +76,7 @@ def train(running: tuple[Any, Any], rows: Any) -> dict[str, Any]:
     return metrics.mean_of(stack.workers.update_actor(proto).meta_info["metrics"])
 
 
-def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restores_the_pictures(
+def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restores_the_images(
     running: tuple[Any, Any], rows: Any, tmp_path: Path
 ) -> None:
     stack = running[1]
@@ -100,8 +100,8 @@ def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restore
     assert list(Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*")) == []
 
 
-def test_a_batch_is_spread_over_both_replicas_and_does_not_depend_on_it(running: tuple[Any, Any], rows: Any) -> None:
-    """To the last bit but one: how many pictures an engine draws at once decides how its sums are rounded."""
+def test_a_batch_is_spread_over_both_replicas_with_the_same_images(running: tuple[Any, Any], rows: Any) -> None:
+    """Up to the last bit: the batch size affects rounding."""
     from verl_omni.trainer import sample_generation
 
     config, stack = running
@@ -116,14 +116,16 @@ def test_a_batch_is_spread_over_both_replicas_and_does_not_depend_on_it(running:
 
 
 @pytest.mark.parametrize("fault", ["sender fails", "unknown name"])
-def test_a_torn_replica_refuses_to_serve_until_a_whole_update(running: tuple[Any, Any], fault: str) -> None:
+def test_a_replica_with_half_an_update_refuses_requests_until_a_complete_one(
+    running: tuple[Any, Any], fault: str
+) -> None:
     import ray
     from safetensors.torch import load_file
 
     servers = running[1].servers.server_handles
     before, _ = from_both(running)
     weights = load_file(MODEL / "transformer" / "diffusion_pytorch_model.safetensors")
-    del weights["pos_embed.pos_embed"]  # a constant: no update carries it, so none could mend it
+    del weights["pos_embed.pos_embed"]  # a constant: no update carries it
 
     def broken() -> Iterator[tuple[str, torch.Tensor]]:
         for number, (name, tensor) in enumerate(weights.items()):
@@ -145,7 +147,7 @@ def test_a_torn_replica_refuses_to_serve_until_a_whole_update(running: tuple[Any
         ray.get(receiving, timeout=60)
     with pytest.raises(Exception, match="PartialWeights"):
         ask(servers[0], seed=5)
-    assert torch.equal(ask(servers[1], seed=5).diffusion_output, before), "the other replica is not concerned"
+    assert torch.equal(ask(servers[1], seed=5).diffusion_output, before), "the other replica is not affected"
     publish(running, 3)
     mended, _ = from_both(running)
     assert torch.equal(mended, before)

@@ -1,4 +1,4 @@
-"""Random histories of replicas on the real engine: whatever happens, in any order, until one is killed."""
+"""Random histories of replicas on the real engine: requests, updates, faults in any order, until one is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from verl_omni.weight_sync import transfer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-REPLICAS = 4  # one of them lives on
+REPLICAS = 4  # one of them survives
 HISTORIES = 10
 SEEDS = st.integers(0, 5)
 
@@ -34,7 +34,7 @@ def got(answer: Any) -> Any:
 
 
 def ended(call: Coroutine[Any, Any, Any]) -> Any:
-    """What a call of a coroutine returns or raises; it must do either."""
+    """The result or the error of a coroutine; it must end."""
 
     async def within() -> Any:
         return await asyncio.wait_for(call, SOON)
@@ -44,11 +44,11 @@ def ended(call: Coroutine[Any, Any, Any]) -> Any:
 
 @dataclass
 class One:
-    """A replica as tests, verl's trainer and the agent loop see it."""
+    """A replica with the three interfaces to it: of these tests, verl's trainer and the agent loop."""
 
-    played: Replica  # the trainer's end of an update, played by these tests
+    played: Replica  # the trainer's end of an update
     control: Any  # verl's replica
-    client: Any  # asks no other
+    client: Any  # of this replica only
     address: str
 
     async def sample(self, seed: int) -> Any:
@@ -78,7 +78,7 @@ alive = precondition(lambda life: life.alive)
 
 
 class Life(RuleBasedStateMachine):
-    """What may happen to a replica, in any order.
+    """Events of a replica, in any order.
 
     What must hold: a sample is of the version that it says, an adapter draws the same pictures whenever it serves, and
     an update that is refused changes nothing. Once the replica is killed, whatever is asked of it, then or before,
@@ -130,7 +130,7 @@ class Life(RuleBasedStateMachine):
     @alive
     @rule(seeds=st.lists(SEEDS, min_size=1, max_size=5), strength=st.sampled_from([0.5, 2.0]))
     def update_while_requests_are_in_flight(self, seeds: list[int], strength: float) -> None:
-        """Each is of the version before or after, and says which."""
+        """Each sample has the version before or after, and the matching image."""
         asked = [self.replica.draw(seed) for seed in seeds]
         before = (self.version, self.strength)
         self.update(strength, 1 << 20)
@@ -159,7 +159,7 @@ class Life(RuleBasedStateMachine):
     @alive
     @rule(seed=SEEDS)
     def sleep_and_wake(self, seed: int) -> None:
-        """What is asked of a replica that sleeps waits until it is awake."""
+        """A request to a sleeping replica waits until it is awake."""
         import ray
 
         ended(self.one.control.sleep())
@@ -195,7 +195,7 @@ class Life(RuleBasedStateMachine):
 
     async def _asked_while_killed(self, seeds: list[int], pid: int, moment: str) -> list[Any]:
         asked = [asyncio.ensure_future(self.one.sample(seed)) for seed in seeds]
-        if asked:  # what sleeps or takes weights answers none of them
+        if asked:  # a sleeping or updating replica answers none of them
             await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=1.0 if moment != "drawing" else SOON)
         os.kill(pid, signal.SIGKILL)
         return await asyncio.gather(*asked, return_exceptions=True)
@@ -216,7 +216,7 @@ class Life(RuleBasedStateMachine):
     @rule(what=st.sampled_from(["sample", "sleep", "wake_up", "abort_all_requests", "resume_generation"]))
     def ask_the_dead(self, what: str) -> None:
         calls = {"sample": lambda: self.one.sample(0)}
-        with pytest.raises(Exception) as caught:  # noqa: PT011  its type and words are looked at below
+        with pytest.raises(Exception) as caught:  # noqa: PT011  type and message are checked below
             ended(calls.get(what, getattr(self.one.control, what, None))())
         self._names_the_replica(caught.value)
 
@@ -228,16 +228,16 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: not self.alive)
     @rule()
     def check_survivor(self) -> None:
-        """Another replica draws what the same adapter drew everywhere."""
+        """Another replica generates the same image with the same adapter."""
         sample = ended(self.living[0].sample(0))
         known = self.pictures.setdefault((1.0, 0), sample.diffusion_output)
         assert sample.extra_fields["global_steps"] == 1 and torch.equal(known, sample.diffusion_output)
 
 
-def test_in_any_order_of_events_a_sample_is_what_its_version_draws(replicas: list[One]) -> None:
+def test_in_any_order_of_events_a_sample_matches_its_version(replicas: list[One]) -> None:
     counted = Leftovers()
     Life.living = replicas
-    # A fixed choice of histories: what is found once is found again. A killed replica does not come back for another.
+    # Derandomized, so that a failure repeats. A killed replica is gone for the histories after it.
     chosen = settings(
         max_examples=HISTORIES, stateful_step_count=12, deadline=None, derandomize=True, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -32,8 +32,8 @@ def running(start_tiny: Any, rows: Any) -> Running:
     settings, stack = start_tiny(
         PROMPTS,
         "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        # How many pictures are drawn at once decides how sums are rounded, and which requests meet in a batch is
-        # a matter of time: one at a time, pictures are equal to the last bit (batches: test_full_weights.py).
+        # The batch size affects rounding, and depends on the time at which requests
+        # arrive: with a batch size of one, images are bit-identical (batches: test_full_weights.py).
         "actor_rollout_ref.rollout.max_num_seqs=1",
     )  # fmt: skip
     stack.weights.update_weights(global_steps=0)
@@ -94,7 +94,7 @@ def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(runn
     counted.none()
 
 
-def test_abort_ends_what_runs_and_resume_opens_again(running: Running) -> None:
+def test_abort_ends_running_requests_and_resume_accepts_new_ones(running: Running) -> None:
     stack = running.stack
     stack.weights.abort_replicas()
     stack.weights.resume_generation_replicas()
@@ -124,7 +124,7 @@ def test_a_failed_sample_names_prompt_replica_and_version(running: Running) -> N
     client = running.stack.servers.get_client(client_cls=DiffusionLLMServerClient)
     prompts = sample_generation.evaluation_prompts(running.rows, seed=7, version=2)
     address = re.escape(running.stack.servers.server_addresses[0])
-    # All three fail at one moment: which of them is first, the engine decides.
+    # All three fail at once, in any order.
     named = "|".join(f"row {row} of 3 at weight version 2 .*{prompt}" for row, prompt in enumerate(PROMPTS))
     with pytest.raises(SampleFailed, match=f"({named}).*replica {address}: (?s:.*)Unknown output_type 'sculpture'"):
         asyncio.run(DiffusionAgentLoopWorker(config, client).generate_sequences(prompts))

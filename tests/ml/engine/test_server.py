@@ -1,4 +1,4 @@
-"""A replica's server on the real engine: what it draws, its HTTP side, its metrics, how it is stopped and goes on."""
+"""A replica's server on the real engine: samples, routing, HTTP API, metrics, abort and sleep."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Running:
         return found
 
     def submit(self, prompt: str, seed: int, replica: int = 0, **params: Any) -> Any:
-        """A sample's reference, from one replica."""
+        """The reference of a sample of one replica."""
         return self.stack.servers.server_handles[replica].generate.remote(
             prompt_ids=self.ids(prompt), sampling_params={**parameters(seed), **params}, request_id=f"{prompt}-{seed}"
         )
@@ -75,7 +75,7 @@ def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
         f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.n_gpus_per_node=2",
         f"actor_rollout_ref.rollout.max_num_seqs={AT_ONCE}", "actor_rollout_ref.rollout.disable_log_stats=false",
-        # Long enough for requests to meet in a batch on a busy machine; a full batch does not wait.
+        # Long enough to fill batches on a busy machine; a full batch does not wait.
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms=250.0",
     )  # fmt: skip
     stack.weights.update_weights(global_steps=0)
@@ -106,28 +106,28 @@ def test_pixels_floats_and_latents_of_one_request(running: Running) -> None:
     assert pixels.diffusion_output.dtype == torch.uint8 and pixels.diffusion_output.shape == (3, SIZE, SIZE)
     assert floats.diffusion_output.dtype == torch.float32
     bytes_of_floats = floats.diffusion_output.mul(255).round().to(torch.uint8)
-    # How many pictures an engine draws at once decides how its sums are rounded.
+    # The batch size affects rounding.
     assert (bytes_of_floats.int() - pixels.diffusion_output.int()).abs().max() <= 1
     assert latents.diffusion_output.shape == (16, SIZE // 8, SIZE // 8)
     assert latents.diffusion_output.dtype == torch.float32
     assert [each.extra_fields["global_steps"] for each in (pixels, floats, latents)] == [0, 0, 0]
 
 
-def test_requests_are_drawn_together_and_each_gets_its_own_picture(running: Running) -> None:
+def test_requests_are_batched_and_each_gets_its_own_image(running: Running) -> None:
     alone = [answered(running.submit(PROMPTS[0], seed))[0].diffusion_output for seed in range(AT_ONCE)]
     before = len(batches(running))
     together = answered(*[running.submit(PROMPTS[0], seed) for seed in range(AT_ONCE)])
     drawn = batches(running)[before:]
-    assert sum(drawn) == AT_ONCE and max(drawn) > 1, "nothing was drawn together"
+    assert sum(drawn) == AT_ONCE and max(drawn) > 1, "nothing was batched"
     for seed, made in enumerate(together):
         assert (made.diffusion_output.int() - alone[seed].int()).abs().max() <= 1
         assert not torch.equal(made.diffusion_output, alone[(seed + 1) % AT_ONCE])
 
 
 def batches(running: Running) -> list[int]:
-    """How many requests the first replica's engine has drawn together, for each time since this was first asked."""
+    """Sizes of the batches of the first replica's engine, since the first call of this function."""
 
-    def counting(self: Any) -> list[int]:  # runs in the server, whose process has the engine's worker on a host
+    def counting(self: Any) -> list[int]:  # runs in the server's process, which is the engine's worker on a CPU
         from verl_omni.pipelines.sd3.engine_pipeline import SD3RolloutPipeline as Pipeline
 
         if not hasattr(Pipeline, "batches"):
@@ -147,7 +147,7 @@ def batches(running: Running) -> list[int]:
 # --- routing -------------------------------------------------------------------------------------------
 
 
-def test_the_router_keeps_a_conversation_and_spreads_the_rest(running: Running) -> None:
+def test_the_router_keeps_a_conversation_on_one_replica_and_spreads_the_rest(running: Running) -> None:
     balancer = running.stack.servers.global_load_balancer
     client = running.stack.servers.get_client()
 
@@ -178,7 +178,7 @@ def counted(running: Running, replica: int) -> int:
 # --- HTTP ----------------------------------------------------------------------------------------------
 
 
-def test_a_plain_client_gets_the_picture_that_training_would_get(running: Running) -> None:
+def test_the_http_api_returns_the_same_image_as_training(running: Running) -> None:
     asked = {
         "prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "seed": 7, "num_inference_steps": STEPS, "guidance_scale": 1.0
     }  # fmt: skip
@@ -193,7 +193,7 @@ def test_a_plain_client_gets_the_picture_that_training_would_get(running: Runnin
     )
 
 
-def test_several_pictures_of_one_prompt_have_seeds_in_turn(running: Running) -> None:
+def test_several_images_of_one_prompt_have_consecutive_seeds(running: Running) -> None:
     asked = {
         "prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "seed": 7, "num_inference_steps": STEPS, "guidance_scale": 1.0
     }  # fmt: skip
@@ -217,7 +217,7 @@ def test_several_pictures_of_one_prompt_have_seeds_in_turn(running: Running) -> 
         ({"guidance_scale": -1.0}, "guidance_scale"), ({"model": "another"}, "Model mismatch"),
     ],
 )  # fmt: skip
-def test_a_request_that_cannot_be_drawn_is_answered_in_words(
+def test_an_invalid_image_request_is_answered_with_the_reason(
     running: Running, wrong: dict[str, Any], words: str
 ) -> None:
     asked = {"prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "num_inference_steps": STEPS, **wrong}
@@ -225,7 +225,7 @@ def test_a_request_that_cannot_be_drawn_is_answered_in_words(
     assert 400 <= answer.status_code < 500 and words in answer.text
 
 
-def test_a_picture_for_a_model_that_takes_none_is_refused_in_words(running: Running) -> None:
+def test_an_input_image_is_refused_by_a_model_without_image_input(running: Running) -> None:
     file = io.BytesIO()
     Image.new("RGB", (SIZE, SIZE)).save(file, "PNG")
     answer = running.post(
@@ -234,13 +234,13 @@ def test_a_picture_for_a_model_that_takes_none_is_refused_in_words(running: Runn
     assert answer.status_code == 400 and "takes no images" in answer.text
 
 
-def test_the_server_says_how_it_is_and_what_it_serves(running: Running) -> None:
+def test_the_server_reports_its_health_and_its_model(running: Running) -> None:
     address = f"http://{running.stack.servers.server_addresses[0]}"
     assert httpx.get(f"{address}/health", timeout=30).json() == {"status": "healthy"}
     assert len(httpx.get(f"{address}/v1/models", timeout=30).json()["data"]) == 1
 
 
-def test_metrics_count_what_was_drawn(running: Running) -> None:
+def test_metrics_count_generated_and_failed_requests(running: Running) -> None:
     before = running.metrics()
     answered(*[running.submit(PROMPTS[0], seed) for seed in range(3)])
     after = running.metrics()
@@ -262,7 +262,7 @@ def test_metrics_count_what_was_drawn(running: Running) -> None:
 # --- control -------------------------------------------------------------------------------------------
 
 
-def test_abort_ends_what_runs_and_resume_lets_the_next_in(running: Running) -> None:
+def test_abort_ends_running_requests_and_resume_lets_the_next_in(running: Running) -> None:
     import ray
 
     stack = running.stack
@@ -297,10 +297,10 @@ def waiting_for(there: Callable[[], bool]) -> None:
     for _ in range(10_000):
         if there():
             return
-    raise AssertionError("it never came")
+    raise AssertionError("the condition was never met")
 
 
-def test_a_replica_sleeps_and_wakes_and_draws_the_same(running: Running) -> None:
+def test_a_replica_sleeps_and_wakes_and_generates_the_same_image(running: Running) -> None:
     import ray
 
     (before,) = answered(running.submit(PROMPTS[0], 9))

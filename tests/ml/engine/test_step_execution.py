@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(model: Path, *, step_execution: bool) -> tuple[list[Any], list[Any], list[int]]:
-    """Samples one after the other, the same all at once, and how many requests each forward of the transformer had."""
+    """Samples one by one, the same samples batched, and the batch size of each forward pass of the transformer."""
     return asyncio.run(_drawn(model, step_execution))
 
 
@@ -73,8 +73,8 @@ async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any
         SD3RolloutPipeline._velocity = plain
 
 
-def test_steps_one_by_one_make_the_same_samples_as_whole_requests(model: Path) -> None:
-    """Two with guidance and two without, which cannot share a batch; with what is recorded for training."""
+def test_step_execution_gives_the_same_samples_as_whole_requests(model: Path) -> None:
+    """Two requests with guidance and two without, which cannot share a batch; images and recorded tensors."""
     whole, _, _ = drawn(model, step_execution=False)
     stepped, together, forwards = drawn(model, step_execution=True)
     for one, other in zip(whole, stepped, strict=True):
@@ -83,7 +83,7 @@ def test_steps_one_by_one_make_the_same_samples_as_whole_requests(model: Path) -
         assert one.extra_fields.keys() == other.extra_fields.keys()
         for name in ("all_latents", "all_timesteps", "all_sigmas", "prompt_embeds", "pooled_prompt_embeds"):
             assert torch.equal(one.extra_fields[name], other.extra_fields[name]), name
-    assert sum(forwards) == STEPS * len(SEEDS), "every request took each of its steps once"
-    assert max(forwards) > 1, "nothing was drawn together"
+    assert sum(forwards) == STEPS * len(SEEDS), "every request takes each of its steps once"
+    assert max(forwards) > 1, "nothing was batched"
     for one, other in zip(stepped, together, strict=True):
         assert (one.diffusion_output.int() - other.diffusion_output.int()).abs().max() <= 1

@@ -1,4 +1,4 @@
-"""`drl run` of the main job, shortened, on the real engine: it learns, goes on where it was ended, leaves nothing."""
+"""A shortened `drl run` of the main job on the real engine: it learns, resumes after any end, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ JOB = "examples/red-grpo.yaml"
 STEPS = 12
 SETTINGS = (
     "--plain", "--steps", str(STEPS), "--set", "spec.checkpoint.everySteps=4", "--set", "spec.trainer.evalEverySteps=6",
-    "--set", "spec.trainer.learningRate=0.01",  # more than the job's own: what it does must be seen in a few steps
-    # One picture at a time: how many are drawn at once depends on when requests arrive, and decides the last bits.
+    "--set", "spec.trainer.learningRate=0.01",  # larger than the job's own: learning must be visible in a few steps
+    # With larger batches, rounding would depend on the time at which requests arrive.
     "--set", "spec.rollout.engine.maxBatchSize=1",
 )  # fmt: skip
 MARK = "OMNI_OPERATOR_TEST_RUN"
 
 
 class Run:
-    """A `drl run` whose processes can be told from all others."""
+    """A `drl run` whose processes are marked."""
 
     def __init__(self, runs: Path) -> None:
         self.mark = uuid.uuid4().hex
@@ -44,7 +44,7 @@ class Run:
         )  # fmt: skip
 
     def until_step(self, step: int) -> None:
-        """Read its lines until a step is reported."""
+        """Read its output until a step is reported."""
         assert self.process.stdout is not None
         said = []
         for line in self.process.stdout:
@@ -54,7 +54,7 @@ class Run:
         raise AssertionError("".join(said))
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end; its exit code and last words."""
+        """Wait for its end; the exit code and the rest of the output."""
         said, _ = self.process.communicate(timeout=600)
         return self.process.returncode, said
 
@@ -68,7 +68,7 @@ class Run:
         return found
 
     def alive(self) -> list[psutil.Process]:
-        """Every process that descends from it, whatever became of its parents."""
+        """Every process that descends from it, orphans too."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -79,7 +79,7 @@ class Run:
         return found
 
     def check_nothing_left(self) -> None:
-        """No process and no shared memory, after the time that servers may need to see that their driver is gone."""
+        """Assert that no process and no shared memory is left, once servers have noticed the end of their driver."""
         deadline = time.monotonic() + 60
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -87,19 +87,19 @@ class Run:
         assert set(os.listdir("/dev/shm")) - self.shared_before - in_use() == set()
 
     def metrics(self) -> dict[int, dict[str, Any]]:
-        """What each step reported but for its seconds; of a step that was made twice, the last."""
+        """Metrics of each step without durations; of a repeated step, the last."""
         lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         clock = ("timing_s/", "images_per_s")
         return {line["step"]: {k: v for k, v in line.items() if not k.startswith(clock)} for line in lines}
 
     def adapter(self) -> dict[str, torch.Tensor]:
-        """The last checkpoint's adapter. The file's own bytes hold its metadata in the order of a hash table."""
+        """The last checkpoint's adapter. Its file differs in the order of its metadata, so tensors are compared."""
         (found,) = (self.folder / "checkpoints" / f"step_{STEPS:06d}").rglob("*lora*.safetensors")
         return load_file(found)
 
 
 def in_use() -> set[str]:
-    """Files of shared memory that some process has mapped: other programs', where a run's own processes are gone."""
+    """Files of shared memory that a process has mapped; once a run has ended, those of other programs."""
     found: set[str] = set()
     for process in psutil.process_iter():
         try:
@@ -118,12 +118,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_the_reward_rises_with_every_sample_from_the_weights_of_its_step(unbroken: Run) -> None:
+def test_the_reward_rises_and_every_sample_has_the_weights_of_its_step(unbroken: Run) -> None:
     made = unbroken.metrics()
     assert sorted(made) == list(range(STEPS + 1))
     held_out = [line["val/reward/mean"] for line in made.values() if "val/reward/mean" in line]
     assert len(held_out) == 3
-    # The same prompts and seeds before and after: what is left of the noise is far smaller than this.
+    # Same prompts and seeds before and after: the remaining noise is far smaller than this.
     assert held_out[-1] > held_out[0] + 0.01
     for step, line in made.items():
         assert line["weights/version"] == step
@@ -134,7 +134,7 @@ def test_the_reward_rises_with_every_sample_from_the_weights_of_its_step(unbroke
     unbroken.check_nothing_left()
 
 
-def test_a_run_that_is_interrupted_and_killed_ends_like_an_unbroken_one(unbroken: Run, tmp_path: Path) -> None:
+def test_an_interrupted_and_killed_run_ends_like_an_uninterrupted_one(unbroken: Run, tmp_path: Path) -> None:
     first = Run(tmp_path)
     first.until_step(2)
     first.process.send_signal(signal.SIGINT)
