@@ -1,7 +1,8 @@
-"""What every model of the API shares: strict parsing, camelCase in YAML, rules that point at a field.
+"""Base classes of the API's models: strict parsing, camelCase in YAML, rules between fields.
 
-A rule between fields is said twice, side by side: in `violations()`, for messages with file and line, and in `cel`,
-for the API server. A test on a real API server holds the two to the same verdict.
+A rule between fields exists twice: in `violations()`, for messages with file and line, and in `cel`, for the API
+server. A test on a real API server checks that both agree. A message does not repeat the path of its field, and names
+other fields in full, as `spec.model.lora.enabled`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ VALIDATIONS = "x-kubernetes-validations"
 
 @dataclass(frozen=True, slots=True)
 class Cel:
-    """A rule as the API server reads it.
+    """A CEL rule of the API server.
 
     Attributes:
-        rule: an expression in CEL that holds for what is accepted; `oldSelf` in it makes it a rule about changes.
-        message: what is wrong and what would be right, in words.
-        path: the field to point at, below the model that states the rule, e.g. `.rollout.replicas`.
+        rule: a CEL expression that is true for accepted values; with `oldSelf` it is a rule about changes.
+        message: what is wrong and how to correct it.
+        path: the field that is wrong, relative to the model of the rule, e.g. `.rollout.replicas`.
     """
 
     rule: str
@@ -34,24 +35,24 @@ class Cel:
     path: str = ""
 
     def entry(self) -> dict[str, str]:
-        """As it stands in `x-kubernetes-validations`."""
+        """The entry of `x-kubernetes-validations`."""
         made = {"rule": self.rule, "message": self.message}
         return {**made, "fieldPath": self.path} if self.path else made
 
 
 def immutable(what: str) -> dict[str, Any]:
-    """Schema of a field that may not change once the job exists."""
-    return {VALIDATIONS: [Cel("self == oldSelf", f"{what} cannot change; delete the job and make a new one").entry()]}
+    """Schema of a field that may not change after the job is created."""
+    return {VALIDATIONS: [Cel("self == oldSelf", f"{what} cannot change; delete the job and create a new one").entry()]}
 
 
 def without_nulls(value: Any) -> Any:
-    """A mapping without its nulls: the API server takes `field: null` as a field that is not there."""
+    """A mapping without its nulls: to the API server, `field: null` means that the field is absent."""
     if isinstance(value, dict):
         return {key: item for key, item in value.items() if item is not None}
     return value
 
 
-# Control characters would break files that hold one setting a line.
+# Control characters would break files with one setting per line.
 Line = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 # Names of objects (DNS-1123 subdomain), and keys of Secrets and ConfigMaps.
 ObjectName = Annotated[
@@ -65,7 +66,7 @@ LabelKey = Annotated[
     str, StringConstraints(max_length=317, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 ]
 AbsolutePath = Annotated[str, StringConstraints(max_length=1024, pattern=r"^/[^\x00-\x1f\x7f:]*$")]
-# A Kubernetes quantity, as a text: `4`, `500m`, `16Gi`.
+# A Kubernetes quantity, as a string: `4`, `500m`, `16Gi`.
 Quantity = Annotated[
     str, StringConstraints(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]{1,9})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
 ]
@@ -74,11 +75,11 @@ NullFree = BeforeValidator(without_nulls)
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule between fields that does not hold.
+    """A broken rule between fields.
 
     Attributes:
-        at: the field to look at, as YAML names below the model that states the rule.
-        text: what is wrong and what would be right, in words.
+        at: the field that is wrong, as YAML names relative to the model of the rule.
+        text: what is wrong and how to correct it.
     """
 
     at: tuple[str | int, ...]
@@ -92,7 +93,7 @@ def remote_scheme(path: str) -> str | None:
 
 
 class StrictModel(BaseModel):
-    """A part of a job: unknown fields are refused, numbers are not read out of texts, nothing changes later."""
+    """A part of a job: immutable, without unknown fields, and without conversion of strings to numbers."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -105,10 +106,10 @@ class StrictModel(BaseModel):
     )
 
     cel: ClassVar[tuple[Cel, ...]] = ()
-    not_yet: ClassVar[Mapping[str, str]] = {}  # fields that people look for and that do not exist: why not
+    not_yet: ClassVar[Mapping[str, str]] = {}  # fields that do not exist yet, and why
 
     def violations(self) -> Iterator[Violation]:
-        """Rules between the fields of this model that do not hold."""
+        """Broken rules between the fields of this model."""
         yield from ()
 
     @model_validator(mode="before")
@@ -124,12 +125,12 @@ class StrictModel(BaseModel):
     def _hold_rules(self) -> Self:
         if found := list(self.violations()):
             context: dict[str, Any] = {"violations": found}
-            raise PydanticCustomError(RULE, "rules do not hold", context)
+            raise PydanticCustomError(RULE, "broken rules between fields", context)
         return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The schema, with this model's rules."""
+        """The JSON schema with this model's rules."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         if cls.cel:
             schema[VALIDATIONS] = [rule.entry() for rule in cls.cel]
@@ -137,7 +138,7 @@ class StrictModel(BaseModel):
 
 
 class LenientModel(BaseModel):
-    """A part of what the operator or the cluster writes: unknown fields are left aside, values are converted."""
+    """A part of what the operator or the cluster writes: unknown fields are ignored, values are converted."""
 
     model_config = ConfigDict(
         extra="ignore",

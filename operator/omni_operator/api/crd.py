@@ -1,8 +1,8 @@
-"""The models -> the CustomResourceDefinition that a cluster installs.
+"""Generator of the CustomResourceDefinition from the models.
 
     python -m omni_operator.api.crd --out crds/ [--check]
 
-`--check` writes nothing and fails where the file is not what the models say.
+`--check` writes nothing and fails if the file does not match the models.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ GROUP, VERSION = API_VERSION.split("/")
 PLURAL = "diffusionrljobs"
 FILE = f"{GROUP}_{PLURAL}.yaml"
 COLUMNS = (
-    ("Succeeded", "string", '.status.conditions[?(@.type=="Succeeded")].status', "Whether it is done.", 0),
-    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether trainer and engines serve.", 0),
-    ("Step", "string", ".status.progress.summary", "Last step of all.", 0),
+    ("Succeeded", "string", '.status.conditions[?(@.type=="Succeeded")].status', "Whether the job succeeded.", 0),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether trainer and engines are running.", 0),
+    ("Step", "string", ".status.progress.summary", "Finished training steps of all.", 0),
     ("Reward", "string", ".status.progress.rewardSummary", "Mean reward of the last step.", 0),
     ("Weights", "integer", ".status.weights.trainerVersion", "Version of the trainer's weights.", 0),
-    ("Lag", "integer", ".status.weights.lag", "Versions that the slowest engine is behind.", 0),
-    ("Rollouts", "string", ".status.rollout.summary", "Engines that serve, of all.", 0),
-    ("Attempts", "integer", ".status.attempts", "RayJobs made so far.", 0),
-    ("Age", "date", ".metadata.creationTimestamp", "Since it was made.", 0),
+    ("Lag", "integer", ".status.weights.lag", "Weight versions that the slowest engine is behind.", 0),
+    ("Rollouts", "string", ".status.rollout.summary", "Trainer pods that are ready, of all.", 0),
+    ("Attempts", "integer", ".status.attempts", "Attempts (RayJobs) so far.", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created.", 0),
     ("RayJob", "string", ".status.children.rayJob", "RayJob of the running attempt.", 1),
-    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not.", 1),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of the condition Ready.", 1),
 )
-# May change when the job has ended: they say what becomes of what is left.
+# May change after the end of the job: they say what is deleted.
 AFTER_THE_END = {"ttlSecondsAfterFinished", "cleanupPolicy"}
 
 
 def crd() -> dict[str, Any]:
-    """The CustomResourceDefinition, as plain values."""
+    """The CustomResourceDefinition as a dict."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -85,11 +85,12 @@ def schema() -> dict[str, Any]:
         "description": (DiffusionRLJob.__doc__ or "").strip(),
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"type": "string", "description": f"Version of this form: {API_VERSION}."},
-            "kind": {"type": "string", "description": f"Kind of object: {KIND}."},
+            "apiVersion": {"type": "string", "description": f"API version: {API_VERSION}."},
+            "kind": {"type": "string", "description": f"Kind: {KIND}."},
             "metadata": {"type": "object"},
-            "spec": {**structural(Spec.model_json_schema(by_alias=True)), "description": "What to run."},
-            "status": _without_defaults(structural(status)) | {"description": "What the operator observed."},
+            "spec": {**structural(Spec.model_json_schema(by_alias=True)), "description": "Training run to carry out."},
+            "status": _without_defaults(structural(status))
+            | {"description": "State of the job, as observed by the operator."},
         },
         VALIDATIONS: [rule.entry() for rule in _root_rules()],
     }
@@ -99,23 +100,24 @@ def _root_rules() -> list[Cel]:
     return [
         Cel(
             f"self.metadata.name.size() <= {NAME_LIMIT}",
-            f"metadata.name: at most {NAME_LIMIT} characters: names of attempts and pods are made from it",
+            f"metadata.name must have at most {NAME_LIMIT} characters, because names of attempts and pods add suffixes",
         ),
         Cel(
             f"self.metadata.name.matches(r'{DNS_1035}')",
-            "metadata.name: lower-case letters, digits and '-', a letter first",
+            "metadata.name must start with a letter and contain only lower-case letters, digits and '-'",
         ),
         Cel(
             "!has(oldSelf.status) || !has(oldSelf.status.conditions) || "
             "!oldSelf.status.conditions.exists(c, c.type in ['Succeeded', 'Failed'] && c.status == 'True') || "
             f"({' && '.join(_same(*field) for field in _fields())})",
-            f"the job has ended: only {' and '.join(sorted(AFTER_THE_END))} may change now; make a new job",
+            f"the job has ended: only {' and '.join(f'spec.{name}' for name in sorted(AFTER_THE_END))} may change; "
+            "create a new job instead",
         ),
     ]
 
 
 def _fields() -> list[tuple[str, bool]]:
-    """Names of the spec's fields that stay, and whether they are always there."""
+    """Names of the fields of the spec that may not change after the end, and whether each is always set."""
     made = structural(Spec.model_json_schema(by_alias=True))
     always = {*made["required"], *(name for name, field in made["properties"].items() if "default" in field)}
     return [(name, name in always) for name in made["properties"] if name not in AFTER_THE_END]
@@ -127,7 +129,7 @@ def _same(name: str, always: bool) -> str:
 
 
 def _without_defaults(node: dict[str, Any]) -> dict[str, Any]:
-    """Nothing is made up about what was not observed."""
+    """Remove defaults: the status contains only what was observed."""
     made = {key: value for key, value in node.items() if key != "default"}
     if "properties" in made:
         made["properties"] = {name: _without_defaults(inner) for name, inner in made["properties"].items()}
@@ -144,21 +146,21 @@ def text() -> str:
     yaml.indent(mapping=2, sequence=2, offset=0)
     yaml.representer.ignore_aliases = lambda data: True
     yaml.dump(crd(), stream)
-    return f"# Made from operator/omni_operator/api by `make crds`; do not edit.\n{stream.getvalue()}"
+    return f"# Generated from operator/omni_operator/api by `make crds`; do not edit.\n{stream.getvalue()}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the file. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m omni_operator.api.crd", description="Write the CRD.")
     parser.add_argument("--out", type=Path, default=Path("crds"), help="folder of the file")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the file is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is stale")
     options = parser.parse_args(arguments)
     path: Path = options.out / FILE
     wanted = text()
     if options.check:
         if path.is_file() and path.read_text(encoding="utf-8") == wanted:
             return 0
-        sys.stderr.write(f"{path} is not what the models say: run `make crds` and commit it\n")
+        sys.stderr.write(f"{path} does not match the models: run `make crds` and commit it\n")
         return 1
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(wanted, encoding="utf-8")

@@ -24,10 +24,10 @@ class Data(StrictModel):
     prompt_length: int = Field(default=77, ge=1, le=8192, description="Maximum prompt length in tokens.")
 
     cel = (
-        Cel("self.train.all(p, !p.contains('://'))", f"train: {NO_URL}", ".train"),
+        Cel("self.train.all(p, !p.contains('://'))", NO_URL, ".train"),
         Cel(
             "!has(self.validation) || self.validation.all(p, !p.contains('://'))",
-            f"validation: {NO_URL}",
+            NO_URL,
             ".validation",
         ),
     )

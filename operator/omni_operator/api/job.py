@@ -1,4 +1,4 @@
-"""`DiffusionRLJob`, the one kind that users write."""
+"""`DiffusionRLJob`, the custom resource."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .training import Algorithm, Checkpoint, Trainer
 
 API_VERSION = "diffusionrl.io/v1alpha1"
 KIND = "DiffusionRLJob"
-NAME_LIMIT = 43  # of 63: what is derived from a job's name (attempt, role, KubeRay's suffixes) must fit too
+NAME_LIMIT = 43  # of 63, because names of attempts and pods add suffixes
 DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 RESULTS_LOST = (
     "is not given: checkpoints, adapter, images and report are in an emptyDir, which is deleted with the pods soon "
@@ -32,28 +32,34 @@ RESULTS_LOST = (
 NO_VENDOR = (
     "is not given: the pods request no accelerator and train on the CPU; write NVIDIA or Ascend, or CPU to confirm"
 )
-NO_CLAIM = "another attempt goes on from a checkpoint, which needs checkpoint.claimName to outlive the pods"
-COMPARES = "the algorithm compares pictures of one prompt: at least 2 are needed"
-NO_NOISE = "FlowGRPO learns from the sampler's noise: it must be more than 0"
-NO_BASE = "DiffusionDPO compares with the base, which is the model without its adapter: it must be true"
-PAIRS = "DiffusionDPO makes one pair of each prompt: all devices must be able to share them evenly"
+NO_CLAIM = "needs spec.checkpoint.claimName: another attempt resumes from a checkpoint that must outlive the pods"
+COMPARES = "must be at least 2: the algorithm compares samples of one prompt"
+NO_NOISE = "must be more than 0: FlowGRPO learns from the sampler's noise"
+NO_BASE = "must be true: DiffusionDPO compares with the base model, which is the model without its adapter"
+PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
+ENGINES = (
+    "must be all accelerators of the trainer (spec.trainer.replicas x spec.trainer.accelerator.count) divided by "
+    "spec.rollout.engine.tensorParallelSize: engines and trainer share them"
+)
+UNEVEN = "x spec.rollout.samplesPerPrompt must be a multiple of"
+HOST_ACCESS = "uses host access, which spec.security.allowHostPaths must allow"
 _DEVICES = "self.trainer.replicas * self.trainer.accelerator.count"
 _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
 
 
 class Metadata(BaseModel):
-    """The job's name and labels; what a cluster adds is kept out of the way, not refused."""
+    """Name, labels and annotations; other metadata that a cluster adds is ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     name: Annotated[str, StringConstraints(max_length=NAME_LIMIT, pattern=DNS_1035)] = Field(
         description=f"Lower-case letters, digits and '-', a letter first, at most {NAME_LIMIT} characters."
     )
-    namespace: str | None = Field(default=None, description="Namespace on a cluster.")
-    labels: dict[str, str] = Field(default_factory=dict, description="Labels on a cluster.")
-    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations on a cluster.")
+    namespace: str | None = Field(default=None, description="Namespace. Cluster only.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Labels. Cluster only.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations. Cluster only.")
     uid: str | None = Field(default=None, description="Set by the cluster.")
-    generation: int = Field(default=0, description="Set by the cluster: changes of the spec.")
+    generation: int = Field(default=0, description="Number of changes to the spec; set by the cluster.")
     resource_version: str | None = Field(default=None, alias="resourceVersion", description="Set by the cluster.")
     creation_timestamp: str | None = Field(default=None, alias="creationTimestamp", description="Set by the cluster.")
     deletion_timestamp: str | None = Field(default=None, alias="deletionTimestamp", description="Set by the cluster.")
@@ -66,97 +72,106 @@ class Metadata(BaseModel):
 
 
 class Spec(StrictModel):
-    """What to run."""
+    """A training run."""
 
     not_yet = MappingProxyType({
         "weightSync": "there is nothing to choose yet: weights reach the engines over IPC, as an adapter where "
         "spec.model.lora.enabled is true and whole where it is false",
     })  # fmt: skip
 
-    model: Model = Field(description="What is trained.")
-    data: Data = Field(description="Prompts.")
-    reward: Reward = Field(description="What a picture is worth.")
-    trainer: Trainer = Field(description="The trainer's size and pace.")
-    algorithm: Algorithm = Field(default=Algorithm(), description="How it learns.")
-    rollout: Rollout = Field(default=Rollout(), description="How pictures are drawn.")
-    checkpoint: Checkpoint = Field(default=Checkpoint(), description="What a run can go on from.")
-    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Of everything that is drawn at random.")
-    suspend: bool = Field(default=False, description="Give the devices back, after a checkpoint. false: go on.")
+    model: Model = Field(description="Model to train.")
+    data: Data = Field(description="Prompts to train on and to evaluate with.")
+    reward: Reward = Field(description="How images are scored.")
+    trainer: Trainer = Field(description="Pods, accelerators, training steps and learning rate.")
+    algorithm: Algorithm = Field(
+        default=Algorithm(), description="Training algorithm, and overrides of trainer settings."
+    )
+    rollout: Rollout = Field(default=Rollout(), description="How samples are generated.")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="Checkpoints, and where they are kept.")
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of all random numbers.")
+    suspend: bool = Field(
+        default=False,
+        description="true: save a checkpoint and delete the pods. false: run, or resume from the newest checkpoint.",
+    )
     managed_by: ManagedBy = Field(
         default="diffusionrl.io/operator",
-        description="Who runs the job: this cluster's operator, or another cluster through MultiKueue.",
+        description="Controller that runs the job: this cluster's operator, or another cluster through MultiKueue.",
         json_schema_extra=immutable("managedBy"),
     )
     active_deadline_seconds: Seconds | None = Field(
         default=None,
-        description="The whole job, all attempts and what lies between, may take so long. A suspension starts the "
-        "time anew, as it does for Jobs. Default: no limit.",
+        description="Deadline of the whole job, all attempts and the pauses between them, in seconds. A suspension "
+        "restarts it, as for Jobs. Default: no deadline.",
     )
     pre_running_deadline_seconds: Seconds | None = Field(
-        default=None, description="An admitted attempt may take so long until its trainer starts. Default: no limit."
+        default=None,
+        description="Deadline from the admission of an attempt to the start of its trainer, in seconds. Default: none.",
     )
     backoff_limit: int = Field(
-        default=0, ge=0, le=50, description="Further attempts after failures. More than 0 needs checkpoint.claimName."
+        default=0, ge=0, le=50, description="Maximum retries after failures. More than 0 needs checkpoint.claimName."
     )
-    failure_policy: FailurePolicy = Field(
-        default=FailurePolicy(), description="Which failures are worth another attempt."
+    failure_policy: FailurePolicy = Field(default=FailurePolicy(), description="Which failures are retried.")
+    suspend_policy: SuspendPolicy = Field(
+        default=SuspendPolicy(), description="What happens before the job is suspended."
     )
-    suspend_policy: SuspendPolicy = Field(default=SuspendPolicy(), description="What happens before a suspension.")
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = Field(
-        default=None, description="Delete the job so long after its end. Default: keep it."
+        default=None, description="Seconds after its end before the job is deleted. Default: it is kept."
     )
     cleanup_policy: CleanupPolicy = Field(
-        default="DeleteCluster", description="What becomes of the Ray cluster at the end of an attempt."
+        default="DeleteCluster",
+        description="At the end of an attempt, delete its Ray cluster (DeleteCluster), delete only the workers "
+        "(DeleteWorkers), or keep all pods (Retain).",
     )
-    runtime: Runtime = Field(default=Runtime(), description="The image that pods run.")
-    head: Head = Field(default=Head(), description="The pod of Ray's head.")
-    scheduling: Scheduling = Field(default=Scheduling(), description="Where pods go.")
-    security: Security = Field(default=Security(), description="What pods may do and who may reach them.")
+    runtime: Runtime = Field(default=Runtime(), description="Image and service account of the pods.")
+    head: Head = Field(default=Head(), description="Pod of the Ray head.")
+    scheduling: Scheduling = Field(default=Scheduling(), description="Scheduling of the pods.")
+    security: Security = Field(
+        default=Security(), description="Authentication, network policy and host access of the pods."
+    )
     observability: Observability = Field(default=Observability(), description="Metrics and experiment tracking.")
 
     cel = (
-        Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", f"backoffLimit: {NO_CLAIM}", ".backoffLimit"),
+        Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
         Cel(
             f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {_DEVICES}",
-            "rollout.replicas: x engine.tensorParallelSize must be trainer.replicas x accelerator.count: "
-            "Colocated engines share the trainer's devices",
+            ENGINES,
             ".rollout.replicas",
         ),
         Cel(
             f"{_SAMPLES} % ({_DEVICES}) == 0",
-            "trainer.batch.prompts: x rollout.samplesPerPrompt cannot be shared evenly by all devices",
+            f"{UNEVEN} the number of accelerators",
             ".trainer.batch.prompts",
         ),
         Cel(
             f"{_SAMPLES} % self.rollout.agentLoop.workers == 0",
-            "trainer.batch.prompts: x rollout.samplesPerPrompt cannot be shared evenly by agentLoop.workers",
+            f"{UNEVEN} spec.rollout.agentLoop.workers",
             ".trainer.batch.prompts",
         ),
         Cel(
             "self.algorithm.name == 'Custom' || self.rollout.samplesPerPrompt >= 2",
-            f"rollout.samplesPerPrompt: {COMPARES}",
+            COMPARES,
             ".rollout.samplesPerPrompt",
         ),
         Cel(
             "self.algorithm.name != 'FlowGRPO' || self.rollout.sampler.noiseLevel > 0.0",
-            f"rollout.sampler.noiseLevel: {NO_NOISE}",
+            NO_NOISE,
             ".rollout.sampler.noiseLevel",
         ),
         Cel(
             "self.algorithm.name != 'DiffusionDPO' || self.model.lora.enabled",
-            f"model.lora.enabled: {NO_BASE}",
+            NO_BASE,
             ".model.lora.enabled",
         ),
         Cel(
             f"self.algorithm.name != 'DiffusionDPO' || self.trainer.batch.prompts % ({_DEVICES}) == 0",
-            f"trainer.batch.prompts: {PAIRS}",
+            PAIRS,
             ".trainer.batch.prompts",
         ),
         *(
             Cel(
                 f"self.security.allowHostPaths || !has(self.{role}.podTemplate) || "
                 f"({host_access_cel(f'self.{role}.podTemplate')})",
-                f"{role}.podTemplate: reaches into the node, which needs security.allowHostPaths",
+                HOST_ACCESS,
                 f".{role}.podTemplate",
             )
             for role in ("head", "trainer")
@@ -184,15 +199,15 @@ class Spec(StrictModel):
         if self.rollout.replicas * parallel != devices:
             yield Violation(
                 ("rollout", "replicas"),
-                f"Colocated engines share the trainer's devices: replicas x engine.tensorParallelSize "
-                f"({self.rollout.replicas} x {parallel}) must be trainer.replicas x accelerator.count ({devices})",
+                f"is {self.rollout.replicas}: {ENGINES} ({devices} / {parallel})",
             )
         samples = self.trainer.batch.prompts * self.rollout.samples_per_prompt
-        for parts, what in ((devices, "devices"), (self.rollout.agent_loop.workers, "agentLoop.workers")):
+        workers = self.rollout.agent_loop.workers
+        for parts, what in ((devices, "the number of accelerators"), (workers, "spec.rollout.agentLoop.workers")):
             if samples % parts:
                 yield Violation(
                     ("trainer", "batch", "prompts"),
-                    f"prompts x rollout.samplesPerPrompt is {samples}, which {parts} {what} cannot share evenly",
+                    f"{UNEVEN} {what}: {samples} is not a multiple of {parts}",
                 )
 
     def _algorithm_rules(self) -> Iterator[Violation]:
@@ -213,14 +228,14 @@ class Spec(StrictModel):
         if not self.security.allow_host_paths:
             for role, template in (("head", self.head.pod_template), ("trainer", self.trainer.pod_template)):
                 for at, what in host_access(template):
-                    yield Violation((role, "podTemplate", *at), f"{what} needs spec.security.allowHostPaths")
+                    yield Violation((role, "podTemplate", *at), f"{what} {HOST_ACCESS}")
 
 
 class DiffusionRLJob(StrictModel):
-    """Reinforcement learning of a diffusion model."""
+    """Fine-tune a diffusion model with reinforcement learning."""
 
-    api_version: Literal["diffusionrl.io/v1alpha1"] = Field(description="Version of this form.")
-    kind: Literal["DiffusionRLJob"] = Field(description="Kind of object.")
-    metadata: Metadata = Field(description="Name and labels.")
-    spec: Spec = Field(description="What to run.")
-    status: Status = Field(default=Status(), description="What the operator observed; written by it alone.")
+    api_version: Literal["diffusionrl.io/v1alpha1"] = Field(description="API version: diffusionrl.io/v1alpha1.")
+    kind: Literal["DiffusionRLJob"] = Field(description="Kind: DiffusionRLJob.")
+    metadata: Metadata = Field(description="Name, labels and annotations.")
+    spec: Spec = Field(description="Training run to carry out.")
+    status: Status = Field(default=Status(), description="State of the job, as observed by the operator.")

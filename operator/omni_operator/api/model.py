@@ -1,4 +1,4 @@
-"""`spec.model`: what is trained."""
+"""`spec.model`: the model to train."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from .base import Cel, Line, StrictModel, Violation, immutable, remote_scheme
 from .pods import ClaimReference, KeyReference
 
 NO_URL = "write a folder or a model id 'owner/name', not a URL"
-# Two names with one slash between them; a path of that form is written with a dot in front.
+# Two names with one slash between them. A path of that form needs a dot in front.
 _MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
 
-NOT_FETCHED = "nothing is fetched: spec.model.base is a folder, not a model id like 'owner/name'; remove this field"
+NOT_FETCHED = "has no effect: spec.model.base is a folder, not a model id like 'owner/name'; remove this field"
+NO_HOME = "write the whole path: '~' is a different folder on another machine"
 
 
 class Lora(StrictModel):
-    """A low-rank adapter beside the frozen weights."""
+    """LoRA adapter."""
 
-    enabled: bool = Field(default=True, description="Train an adapter. false: train all weights of the transformer.")
+    enabled: bool = Field(
+        default=True, description="true: train a LoRA adapter. false: train all weights of the transformer."
+    )
     rank: int = Field(default=32, ge=1, le=1024, description="Rank of the adapter.")
-    alpha: int = Field(default=64, ge=1, le=65536, description="The adapter is scaled by alpha / rank.")
+    alpha: int = Field(default=64, ge=1, le=65536, description="Scale of the adapter: its output x alpha / rank.")
     target_modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=(),
         max_length=64,
-        description="Endings of the names of the linear layers that get an adapter; none: the attention of the model's "
-        "family.",
+        description="Suffixes of the linear layers to adapt, e.g. attn.to_q. Default: the attention layers of the "
+        "model's family.",
     )
 
 
@@ -37,28 +40,30 @@ class Model(StrictModel):
     """A diffusion model in diffusers' folder layout."""
 
     base: Line = Field(
-        description="A folder, relative to the folder of this file, or a model id of a hub, 'owner/name'. "
-        "A folder inside a folder is written './folder/name'.",
+        description="Base model: a folder, relative to the folder of this file, or a Hugging Face model id, "
+        "'owner/name'. Write './folder/name' for a folder inside a folder.",
         json_schema_extra=immutable("base"),
     )
     revision: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = (
-        Field(default=None, description="Branch, tag or commit of a model id. Cluster only.")
+        Field(default=None, description="Branch, tag or commit of the model id. Default: main. Cluster only.")
     )
     token_secret_ref: KeyReference | None = Field(
-        default=None, description="Key with the hub's token, for a model id. Cluster only."
+        default=None, description="Key of a Secret with the Hugging Face token, for a gated model id. Cluster only."
     )
     cache: ClaimReference | None = Field(
-        default=None, description="Claim where fetched models are kept for the next pod. Default: none. Cluster only."
+        default=None,
+        description="PersistentVolumeClaim that keeps downloaded models for later pods. Default: every pod downloads. "
+        "Cluster only.",
     )
-    lora: Lora = Field(default=Lora(), description="The adapter.")
+    lora: Lora = Field(default=Lora(), description="LoRA adapter.")
 
     cel = (
         *(
             Cel(f"!has(self.{field}) || self.base.matches(r'{_MODEL_ID.pattern}')", NOT_FETCHED, f".{field}")
             for field in ("revision", "tokenSecretRef", "cache")
         ),
-        Cel("!self.base.startsWith('~')", "base: write the whole path: '~' is another folder elsewhere", ".base"),
-        Cel("!self.base.contains('://')", f"base: {NO_URL}", ".base"),
+        Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
+        Cel("!self.base.contains('://')", NO_URL, ".base"),
     )
 
     @property
@@ -73,6 +78,6 @@ class Model(StrictModel):
             if value is not None and self.base_is_folder:
                 yield Violation((field,), NOT_FETCHED)
         if self.base.startswith("~"):
-            yield Violation(("base",), "write the whole path: '~' is another folder on another machine")
+            yield Violation(("base",), NO_HOME)
         if scheme := remote_scheme(self.base):
             yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")

@@ -1,4 +1,4 @@
-"""PURE: names, labels and annotations of everything that belongs to a job; they depend on the job alone."""
+"""PURE: names, labels and annotations of a job's objects, derived from the job alone."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ MANAGER = "omni-operator"
 JOB_LABEL = f"{GROUP}/job"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
-RENDERED_ANNOTATION = f"{GROUP}/rendered"  # digest of what was rendered
+RENDERED_ANNOTATION = f"{GROUP}/rendered"  # digest of the rendered object
 FINALIZER = f"{GROUP}/finalizer"
 FIELD_MANAGER = "diffusionrl-operator"
-SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # of all children
+SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all jobs
 TRAINER_GROUP = "trainer"  # name of the worker group
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of what a job consists of; `job` is the job's own."""
+    """Names of a job's objects; `job` is the name of the job."""
 
     job: str
 
@@ -34,25 +34,25 @@ class Names:
 
     @property
     def head_service(self) -> str:
-        """The Service that finds the head of whichever attempt runs."""
+        """The Service of the running attempt's head."""
         return f"{self.job}-head"
 
     def labels(self) -> dict[str, str]:
-        """Of everything that belongs to the job."""
+        """Labels of all objects of the job."""
         return {MANAGED_BY_LABEL: MANAGER, JOB_LABEL: self.job}
 
     def attempt_labels(self, number: int) -> dict[str, str]:
-        """Of everything that belongs to an attempt."""
+        """Labels of all objects of an attempt."""
         return {**self.labels(), ATTEMPT_LABEL: str(number)}
 
 
 def attempt_of(labels: dict[str, str]) -> int | None:
-    """The attempt that an object's labels name; None where they name none."""
+    """The attempt in an object's labels; None if there is none."""
     text = labels.get(ATTEMPT_LABEL, "")
     return int(text) if text.isdigit() and text.isascii() else None
 
 
-# Where the operator takes reports, below its address.
+# Path of the operator's report endpoint.
 REPORTS_PATH = "/v1/reports"
 
 

@@ -1,4 +1,4 @@
-"""PURE: what is wrong with the name of an override, before the trainer sees it."""
+"""PURE: checks of the names of overrides, without the trainer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ DEFAULT_LOSS = "flow_grpo"
 
 
 def describe_reserved(name: str) -> str | None:
-    """Why an override may not set `name`, whatever trainer runs; None where it may."""
+    """Why an override may not set `name`, whichever trainer runs; None if it may."""
     owner = owner_of(name)
-    return f"{name} is reserved: it is set by {owner}" if owner else None
+    return f"{name} is reserved: {owner} sets it" if owner else None
 
 
 def describe_unknown(mark: str, name: str, loss: str) -> str | None:
-    """Why the project's trainer would refuse `<mark><name>=...`; None where it would not.
+    """Why the project's trainer would refuse `<mark><name>=...`; None if it would not.
 
     Args:
-        mark: what stands before the name: empty, `+` or `++`.
+        mark: Hydra's mark before the name: empty, `+` or `++`.
         loss: the trainer's name of the algorithm.
     """
     if any(name.startswith(f"{group}.") for group in OPEN):

@@ -1,4 +1,4 @@
-"""`spec.scheduling`, `spec.security`, `spec.observability`: the cluster around a job. Cluster only."""
+"""`spec.scheduling`, `spec.security`, `spec.observability`."""
 
 from __future__ import annotations
 
@@ -11,77 +11,91 @@ from typing_extensions import override
 from .base import Cel, LabelKey, NullFree, ObjectName, StrictModel, Violation
 from .pods import KeyReference
 
-WANDB_UNUSED = "nothing reads this key: add wandb to spec.observability.tracking.loggers"
-PROJECT_UNUSED = "nothing is tracked: name a tracker in spec.observability.tracking.loggers"
+WANDB_UNUSED = "has no effect unless spec.observability.tracking.loggers contains wandb"
+PROJECT_UNUSED = "has no effect unless spec.observability.tracking.loggers names a tracker"
+ONE_LEVEL = "must not be given with spec.scheduling.topology.required: choose one of them"
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
 class Topology(StrictModel):
-    """Which nodes the pods should share, by Kueue's topology levels (labels of nodes)."""
+    """Topology-aware scheduling by Kueue: a level is a node label, e.g. one of a rack."""
 
-    required: LabelKey | None = Field(default=None, description="All pods in one domain of this level, or none at all.")
-    preferred: LabelKey | None = Field(default=None, description="In one domain of this level, if there is one.")
+    required: LabelKey | None = Field(default=None, description="Level: all pods run in one domain, or the job waits.")
+    preferred: LabelKey | None = Field(default=None, description="Level: all pods run in one domain if one has room.")
 
     cel = (
-        Cel("!has(self.required) || !has(self.preferred)", "required and preferred: one of them", ".preferred"),
+        Cel("!has(self.required) || !has(self.preferred)", ONE_LEVEL, ".preferred"),
     )  # fmt: skip
 
     @override
     def violations(self) -> Iterator[Violation]:
         if self.required and self.preferred:
-            yield Violation(("preferred",), "required and preferred: one of them")
+            yield Violation(("preferred",), ONE_LEVEL)
 
 
 class Toleration(StrictModel):
-    """A taint of nodes that the pods may run in spite of."""
+    """A toleration of a node taint."""
 
-    key: LabelKey | None = Field(default=None, description="Key of the taint. None: every one.")
-    operator: Literal["Exists", "Equal"] = Field(default="Exists", description="Exists: whatever the value.")
-    value: LabelValue | None = Field(default=None, description="Value of the taint, with Equal.")
+    key: LabelKey | None = Field(default=None, description="Key of the taint. Default: every key.")
+    operator: Literal["Exists", "Equal"] = Field(
+        default="Exists", description="Exists: any value. Equal: the value below."
+    )
+    value: LabelValue | None = Field(default=None, description="Value of the taint, for operator Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the taint. None: every one."
+        default=None, description="Effect of the taint. Default: every effect."
     )
 
 
 class Scheduling(StrictModel):
-    """Where pods go. Queues are named by labels of the job, which its RayJob gets (Kueue, Volcano, KAI, YuniKorn)."""
+    """Scheduling of the pods. Queue labels of the job (Kueue, Volcano, KAI, YuniKorn) are copied to its RayJob."""
 
-    scheduler_name: ObjectName | None = Field(default=None, description="Scheduler of the pods.")
-    priority_class_name: ObjectName | None = Field(default=None, description="PriorityClass of the pods.")
+    scheduler_name: ObjectName | None = Field(
+        default=None, description="Scheduler of the pods. Default: the cluster's."
+    )
+    priority_class_name: ObjectName | None = Field(
+        default=None, description="PriorityClass of the pods. Default: the cluster's."
+    )
     node_selector: Annotated[dict[LabelKey, LabelValue], NullFree] = Field(
-        default_factory=dict, max_length=32, description="Labels of the nodes that workers run on."
+        default_factory=dict, max_length=32, description="Labels that a node needs to run the trainer's pods."
     )
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = Field(
-        default=(), max_length=32, description="Taints that workers run in spite of."
+        default=(), max_length=32, description="Node taints that the trainer's pods tolerate."
     )
-    topology: Topology = Field(default=Topology(), description="Nodes close to each other.")
+    topology: Topology = Field(default=Topology(), description="Topology-aware scheduling by Kueue.")
 
 
 class Security(StrictModel):
-    """What a job's pods may do and who may reach them."""
+    """Authentication, network policy and host access of the pods."""
 
     ray_auth: Literal["Token", "Disabled"] = Field(
-        default="Token", description="Token: Ray's dashboard and ports ask for a token that KubeRay makes."
+        default="Token",
+        description="Token: Ray's dashboard and ports require a token, which KubeRay creates. Disabled: anyone who "
+        "can reach "
+        "them can run code.",
     )
     network_policy: Literal["DefaultDeny", "DenyIngress", "Disabled"] = Field(
         default="DenyIngress",
-        description="DenyIngress: only the job's own pods, KubeRay and scrapers reach it. "
-        "DefaultDeny: it reaches only those too, and DNS and the operator.",
+        description="DenyIngress: only the job's own pods, KubeRay and metrics scrapers may connect to its pods. "
+        "DefaultDeny: also limits where its pods may connect: each other, DNS, the operator, and the ports of reward "
+        "servers, model hub and tracker. Disabled: no NetworkPolicy.",
     )
     allow_host_paths: bool = Field(
-        default=False, description="Let pod templates reach into the node: hostPath, host namespaces, privileged."
+        default=False,
+        description="Allow podTemplate to use hostPath volumes, host namespaces and privileged containers.",
     )
 
 
 class PodMonitor(StrictModel):
-    """A PodMonitor, for the Prometheus operator."""
+    """PodMonitor of the Prometheus operator. Cluster only."""
 
-    enabled: bool = Field(default=False, description="Make one; its CRD must be installed.")
+    enabled: bool = Field(
+        default=False, description="Create a PodMonitor for Ray's metrics. Its custom resource must be installed."
+    )
     interval: Annotated[str, StringConstraints(max_length=16, pattern=r"^[1-9][0-9]*(s|m)$")] = Field(
-        default="30s", description="How often pods are scraped."
+        default="30s", description="Time between scrapes, e.g. 30s or 1m."
     )
     labels: Annotated[dict[LabelKey, LabelValue], NullFree] = Field(
-        default_factory=dict, max_length=16, description="Labels by which your Prometheus finds it."
+        default_factory=dict, max_length=16, description="Labels of the PodMonitor, for Prometheus to select it."
     )
 
 
@@ -123,5 +137,7 @@ class Tracking(StrictModel):
 class Observability(StrictModel):
     """Metrics and experiment tracking."""
 
-    pod_monitor: PodMonitor = Field(default=PodMonitor(), description="Scraping by the Prometheus operator.")
-    tracking: Tracking = Field(default=Tracking(), description="Experiment tracking.")
+    pod_monitor: PodMonitor = Field(
+        default=PodMonitor(), description="PodMonitor of the Prometheus operator. Cluster only."
+    )
+    tracking: Tracking = Field(default=Tracking(), description="Experiment trackers that get the metrics of the run.")

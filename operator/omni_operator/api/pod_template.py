@@ -1,7 +1,7 @@
-"""A user's part of a pod template: kept as it is, but for what the renderer and the guard look at.
+"""`podTemplate` fields: a strategic merge patch, checked where the operator reads it.
 
-The whole of Kubernetes' pod template would make the CRD too big to install. What is spelled out here has its form
-checked; all else is the API server's to judge, when it gets the rendered object.
+The full schema of a pod template would make the CRD too large to install. The fields in `SCHEMA` are checked here; the
+API server checks the rest when the operator applies the rendered object.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, JsonValue, WithJsonSchema
 
 OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-_NEEDS = "Needs security.allowHostPaths."
-_NAME = {"type": "string", "minLength": 1, "maxLength": 63, "description": "Merged with ours of that name."}
+_NEEDS = "Requires spec.security.allowHostPaths."
+_NAME = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 63,
+    "description": "Name; an entry of the operator with this name is merged.",
+}
 _HOST = {"type": "boolean", "description": _NEEDS}
 
 
@@ -34,7 +39,7 @@ def _strings(description: str) -> dict[str, Any]:
 
 
 _CONTAINER = {
-    "env": _by_name("Variables.", 256, {}),
+    "env": _by_name("Environment variables.", 256, {}),
     "securityContext": {
         **OPEN,
         "description": "Security context.",
@@ -46,18 +51,18 @@ SCHEMA: dict[str, Any] = {
     "properties": {
         "metadata": {
             **OPEN,
-            "description": "Of the pods.",
+            "description": "Metadata of the pods.",
             "properties": {"labels": _strings("Labels."), "annotations": _strings("Annotations.")},
         },
         "spec": {
             **OPEN,
-            "description": "A pod's spec; lists are merged by name.",
+            "description": "Pod spec; lists merge by name.",
             "properties": {
                 "hostNetwork": _HOST,
                 "hostIPC": _HOST,
                 "hostPID": _HOST,
-                "containers": _by_name("Containers; ours is called ray.", 16, _CONTAINER),
-                "initContainers": _by_name("Containers that run first.", 16, _CONTAINER),
+                "containers": _by_name("Containers. The operator's container is called ray.", 16, _CONTAINER),
+                "initContainers": _by_name("Init containers.", 16, _CONTAINER),
                 "volumes": _by_name("Volumes.", 64, {"hostPath": {**OPEN, "description": _NEEDS}}),
             },
         },
@@ -65,11 +70,11 @@ SCHEMA: dict[str, Any] = {
 }
 HOST_NAMESPACES = ("hostNetwork", "hostIPC", "hostPID")
 _TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str, "boolean": bool}
-_WORDS = {"object": "a mapping", "array": "a list", "string": "a text", "boolean": "true or false"}
+_WORDS = {"object": "a mapping", "array": "a list", "string": "a string", "boolean": "true or false"}
 
 
 def _formed(template: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """The template, if what is spelled out of it has its form."""
+    """Return the template if it matches `SCHEMA`."""
     for at, text in _wrong(template, SCHEMA, ""):
         raise ValueError(f"{at.removeprefix('.')}: {text}")
     return template
@@ -106,7 +111,7 @@ def _wrong_list(value: list[Any], schema: dict[str, Any], at: str) -> Iterator[t
 
 
 def _without_known_nulls(value: Any, schema: dict[str, Any] | None = None) -> Any:
-    """As the API server does: a null of a field that has a form is a field that is not there."""
+    """Like the API server: null in a field with a schema means that the field is absent."""
     schema = SCHEMA if schema is None else schema
     if isinstance(value, list) and "items" in schema:
         return [_without_known_nulls(item, schema["items"]) for item in value]
@@ -126,7 +131,7 @@ PodTemplate = Annotated[
 
 
 def host_access(template: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What in a template of the right form reaches into the node: where, and what it is."""
+    """Fields of a checked template that access the node: path and description of each."""
     spec = template.get("spec", {})
     for name in HOST_NAMESPACES:
         if spec.get(name):
@@ -141,7 +146,7 @@ def host_access(template: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...
 
 
 def host_access_cel(template: str) -> str:
-    """`host_access` finds nothing, in CEL; `template` is an expression that is always there."""
+    """CEL rule that `host_access` finds nothing; `template` is an expression that is always set."""
     spec = f"{template}.spec"
     apart = [f"(!has({spec}.{name}) || !{spec}.{name})" for name in HOST_NAMESPACES]
     apart += [

@@ -1,4 +1,4 @@
-"""What a pod runs on and with. On one machine, by `drl run`, these do not count."""
+"""Resources, accelerators, image and head of a job's pods. Most have no effect in a local run."""
 
 from __future__ import annotations
 
@@ -14,64 +14,81 @@ from .pod_template import PodTemplate
 ResourceName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")]
 ResourceKey = Annotated[str, StringConstraints(max_length=253, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9._-]+$")]
 Vendor: TypeAlias = Literal["NVIDIA", "Ascend", "Mock", "CPU"]
+CPU_HAS_NO_RESOURCE = (
+    "must not be given with vendor CPU, which requests no accelerator; Mock requests one and runs on the CPU"
+)
+VENDOR_NEEDED = "must be given with spec.trainer.accelerator.resourceName: NVIDIA, Ascend or Mock"
+RAY_VERSION_NEEDED = "must be given with spec.runtime.image: probes and token authentication depend on it"
 Preset: TypeAlias = Literal["NVIDIA", "Atlas-A2", "Atlas-A3"]
 
 
 class Resources(StrictModel):
-    """Requests and limits of a pod's container, as Kubernetes knows them."""
+    """Resource requests and limits of a container."""
 
     requests: Annotated[dict[ResourceKey, Quantity], NullFree] = Field(
-        default_factory=dict, max_length=32, description="What is kept free for it."
+        default_factory=dict,
+        max_length=32,
+        description="Resources reserved for the container, e.g. cpu: 4, memory: 16Gi.",
     )
     limits: Annotated[dict[ResourceKey, Quantity], NullFree] = Field(
-        default_factory=dict, max_length=32, description="What it may not pass."
+        default_factory=dict, max_length=32, description="Upper limit of each resource."
     )
 
 
 class SharedMemory(StrictModel):
-    """/dev/shm, where Ray keeps objects and weights are handed over."""
+    """/dev/shm, which holds Ray's object store and the weights that trainer and engine exchange."""
 
-    size_limit: Quantity = Field(default="2Gi", description="Size; it counts as memory of the pod, and is added to it.")
+    size_limit: Quantity = Field(
+        default="2Gi",
+        description="Size. It counts as memory, so it is added to the memory request and limit of the container.",
+    )
 
 
 class Accelerator(StrictModel):
-    """The devices of one replica."""
+    """Accelerators of one replica."""
 
     vendor: Vendor | None = Field(
         default=None,
-        description="Kind of device. CPU: none. Mock: pods ask for devices, the processor computes. "
-        "Default: on one machine whatever it has, on a cluster CPU.",
+        description="Vendor of the accelerators. CPU: train without accelerators. Mock: pods request accelerators, "
+        "and the "
+        "work runs on the CPU. Default: in a local run what the machine has; on a cluster CPU, with a warning.",
     )
-    count: int = Field(default=1, ge=1, le=64, description="Devices; with CPU, processes.")
+    count: int = Field(default=1, ge=1, le=64, description="Number of accelerators; with CPU, of processes.")
     resource_name: ResourceName | None = Field(
         default=None,
-        description="What the nodes' device plug-in calls a device, e.g. nvidia.com/gpu. "
-        "Default: what the operator's settings say for the vendor. Cluster only.",
+        description="Resource name of the accelerator in the nodes' device plug-in. Default: nvidia.com/gpu or "
+        "huawei.com/Ascend910, unless the operator is configured otherwise. Cluster only.",
     )
-    runtime_class_name: ObjectName | None = Field(default=None, description="RuntimeClass of the pods. Cluster only.")
+    runtime_class_name: ObjectName | None = Field(
+        default=None, description="RuntimeClass of the pods. Default: that of the preset. Cluster only."
+    )
     preset: Preset | None = Field(
-        default=None, description="Runtime class, variables and labels of a kind of node. Cluster only."
+        default=None,
+        description="Runtime class, environment, labels and node selector of a node type. Default: none. Cluster only.",
     )
     ray_resource: Literal["GPU", "NPU"] | None = Field(
-        default=None, description="What Ray counts devices as. Default: NPU for Ascend and its presets, else GPU."
+        default=None,
+        description="Ray resource that the accelerators count as. Default: NPU for Ascend and the Atlas presets, else "
+        "GPU. "
+        "Cluster only.",
     )
 
     cel = (
         Cel(
             "!has(self.vendor) || self.vendor != 'CPU' || !has(self.resourceName)",
-            "resourceName: with vendor CPU no device is asked for; Mock asks for one and computes on the processor",
+            CPU_HAS_NO_RESOURCE,
             ".resourceName",
         ),
         Cel(
             "has(self.vendor) || !has(self.resourceName)",
-            "vendor: must be given with resourceName (NVIDIA, Ascend or Mock)",
+            VENDOR_NEEDED,
             ".vendor",
         ),
         Cel(
             "!has(self.preset) || (has(self.vendor) && (self.vendor == 'Mock' || "
             "(self.vendor == 'NVIDIA' && self.preset == 'NVIDIA') || "
             "(self.vendor == 'Ascend' && self.preset.startsWith('Atlas'))))",
-            "preset: is of another vendor",
+            "must be a preset of spec.trainer.accelerator.vendor",
             ".preset",
         ),
     )
@@ -79,61 +96,64 @@ class Accelerator(StrictModel):
     @override
     def violations(self) -> Iterator[Violation]:
         if self.vendor == "CPU" and self.resource_name:
-            yield Violation(
-                ("resourceName",),
-                "with vendor CPU no device is asked for; Mock asks for one and computes on the processor",
-            )
+            yield Violation(("resourceName",), CPU_HAS_NO_RESOURCE)
         if self.vendor is None and self.resource_name:
-            yield Violation(("vendor",), "must be given with resourceName: NVIDIA, Ascend or Mock")
+            yield Violation(("vendor",), VENDOR_NEEDED)
         if self.preset and self.vendor != "Mock":
-            of = "NVIDIA" if self.preset == "NVIDIA" else "Ascend"
+            of, given = "NVIDIA" if self.preset == "NVIDIA" else "Ascend", self.vendor or "not given"
             if self.vendor != of:
-                yield Violation(("preset",), f"{self.preset} is of vendor {of}, not {self.vendor or 'the default'}")
+                yield Violation(
+                    ("preset",),
+                    f"{self.preset} is a preset of vendor {of}; spec.trainer.accelerator.vendor is {given}",
+                )
 
 
 class ObjectReference(StrictModel):
-    """An object of the job's namespace."""
+    """An object in the job's namespace."""
 
-    name: ObjectName = Field(description="Its name.")
+    name: ObjectName = Field(description="Name of the object.")
 
 
 class KeyReference(StrictModel):
-    """A key in a Secret or ConfigMap of the job's namespace."""
+    """A key of a Secret in the job's namespace."""
 
-    name: ObjectName = Field(description="Name of the object.")
-    key: DataKey = Field(description="The key in it.")
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: DataKey = Field(description="Key in the Secret.")
 
 
 class ClaimReference(StrictModel):
-    """A PersistentVolumeClaim of the job's namespace, which the workers mount."""
+    """A PersistentVolumeClaim in the job's namespace."""
 
-    claim_name: ObjectName = Field(description="Its name. With several pods: one that many may write (RWX).")
+    claim_name: ObjectName = Field(description="Name of the claim. Several trainer pods need ReadWriteMany.")
 
 
 class Runtime(StrictModel):
-    """The image that pods run and how they get it. Cluster only."""
+    """Image and service account of the pods. Cluster only."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\s\x00-\x1f\x7f]+$")] | None = (
-        Field(default=None, description="Image with Ray and the training stack. Default: the operator's settings say.")
+        Field(default=None, description="Image with Ray and the training stack. Default: the operator's jobs.image.")
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        default="IfNotPresent", description="When the image is pulled."
+        default="IfNotPresent", description="Image pull policy."
     )
     ray_version: Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] | None = Field(
-        default=None, description="Version of Ray in the image. Default: the operator's settings say."
+        default=None,
+        description="Version of Ray in the image; required with image. Default: the operator's jobs.rayVersion.",
     )
-    service_account_name: ObjectName | None = Field(default=None, description="ServiceAccount of the pods.")
+    service_account_name: ObjectName | None = Field(
+        default=None, description="ServiceAccount of the pods. Default: default."
+    )
     image_pull_secrets: Annotated[tuple[ObjectReference, ...], Field(strict=False)] = Field(
-        default=(), max_length=16, description="Secrets to pull the image with."
+        default=(), max_length=16, description="Secrets with the registry's credentials."
     )
     working_dir: AbsolutePath = Field(
-        default="/opt/omni/examples", description="Folder in the image that relative paths of a job start at."
+        default="/opt/omni/examples", description="Folder in the image that the job's relative paths start from."
     )
 
     cel = (
         Cel(
             "!has(self.image) || has(self.rayVersion)",
-            "rayVersion: must be given with image: probes and token authentication depend on it",
+            RAY_VERSION_NEEDED,
             ".rayVersion",
         ),
     )
@@ -141,15 +161,19 @@ class Runtime(StrictModel):
     @override
     def violations(self) -> Iterator[Violation]:
         if self.image and not self.ray_version:
-            yield Violation(("rayVersion",), "must be given with image: probes and token authentication depend on it")
+            yield Violation(("rayVersion",), RAY_VERSION_NEEDED)
 
 
 class Head(StrictModel):
-    """The pod of Ray's head; the training program and all work are in the workers' pods. Cluster only."""
+    """Pod of the Ray head. Training runs in the trainer's pods, not here. Cluster only."""
 
     resources: Resources = Field(
-        default=Resources(), description="Requests and limits. Default: requests of 500m, 2Gi."
+        default=Resources(),
+        description="Requests and limits of the head pod. Default: requests of 500m CPU and 2Gi, no limits.",
     )
     pod_template: PodTemplate = Field(
-        default_factory=dict, description="Merged into the head's pod template by strategy: lists by name."
+        default_factory=dict,
+        description="Strategic merge patch for the head's pod template: lists of containers, volumes and variables "
+        "merge by "
+        "name.",
     )

@@ -1,4 +1,4 @@
-"""How a job ends, is tried again, waits and is cleaned up. On one machine, by `drl run`, these do not count."""
+"""Retries, suspension and clean-up of a job. These have no effect in a local run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from .base import StrictModel
 
-# Why an attempt failed: the classifier says one of these, rules name them.
+# Reasons of failed attempts, as the operator reports them and as rules name them.
 FailureReason: TypeAlias = Literal[
     "ImagePullFailed", "InvalidConfig", "Unschedulable", "QuotaExceeded", "StartFailed", "HeadLost", "WorkerLost",
     "Preempted", "OutOfMemory", "AcceleratorFault", "CollectiveTimeout", "WeightSyncFailed", "ApplicationError",
@@ -20,33 +20,35 @@ ATTEMPTS = 99  # a name ends in two digits
 
 
 class FailureRule(StrictModel):
-    """What to do after a failure of some kind."""
+    """What the operator does after a failure with one of these reasons."""
 
     on_reasons: Annotated[tuple[FailureReason, ...], Field(strict=False)] = Field(
-        min_length=1, max_length=16, description="Reasons that this rule is for."
+        min_length=1, max_length=16, description="Reasons that this rule applies to."
     )
     action: FailureAction = Field(
-        description="Fail: no other attempt. Retry: another one, counted by backoffLimit. "
-        "RetryIgnoreLimit: another one that is not counted."
+        description="Fail: fail the job. Retry: start another attempt, which counts against backoffLimit. "
+        "RetryIgnoreLimit: start another attempt, which does not count."
     )
 
 
 class FailurePolicy(StrictModel):
-    """Which failures are worth another attempt."""
+    """Which failures the operator retries."""
 
     rules: Annotated[tuple[FailureRule, ...], Field(strict=False)] = Field(
-        default=(), max_length=20, description="The first rule that names the reason decides. None does: Retry."
+        default=(), max_length=20, description="The first rule with the reason of the failure applies. Default: Retry."
     )
 
 
 class SuspendPolicy(StrictModel):
-    """What happens before a job gives its devices back."""
+    """What the operator does before it suspends a job."""
 
     mode: Literal["CheckpointThenSuspend", "Immediate"] = Field(
-        default="CheckpointThenSuspend", description="CheckpointThenSuspend: the running step ends and is saved first."
+        default="CheckpointThenSuspend",
+        description="CheckpointThenSuspend: finish the running step and save a checkpoint first. Immediate: delete the "
+        "pods at once.",
     )
     grace_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
-        default=300, description="How long the checkpoint may take; then the job is suspended without it."
+        default=300, description="Seconds that the checkpoint may take; after that, the job is suspended without it."
     )
 
 

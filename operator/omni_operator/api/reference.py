@@ -1,4 +1,4 @@
-"""The CRD -> `docs/job.md`, the reference of a job's fields.
+"""Generator of `docs/job.md`, the reference of a job's fields, from the CRD.
 
 python -m omni_operator.api.reference --out docs/job.md [--check]
 """
@@ -19,36 +19,38 @@ Schema = dict[str, Any]
 INTRODUCTION = """\
 # DiffusionRLJob
 
-<!-- Made from operator/omni_operator/api by `make crds`; do not edit. -->
+<!-- Generated from operator/omni_operator/api by `make crds`; do not edit. -->
 
-One file runs on a laptop (`drl run job.yaml`) and on a cluster (`kubectl apply -f job.yaml`). Fields that say
-"Cluster only", and those of `suspend`, deadlines, retries and clean-up, do nothing in a local run. `kubectl explain
-diffusionrljob.spec` says the same as this page; `drl validate` names every problem with its line, `drl validate
---cluster` also what a cluster would refuse, and `drl render --cluster` prints all that the operator would apply.
+All fields of a job, with types, defaults and rules. `kubectl explain diffusionrljob.spec` prints the same text.
 
-A `null` is a field that is not there. Relative paths start at the folder of the file in a local run, and at
-`runtime.workingDir` in a pod.
+The same file runs on one machine (`drl run job.yaml`) and on a cluster (`kubectl apply -f job.yaml`). In a local run,
+fields marked "Cluster only", and those of suspension, deadlines, retries and clean-up, have no effect. `drl validate`
+prints every problem with its line, `drl validate --cluster` also what the operator would refuse or warn of, and
+`drl render --cluster` prints the objects that the operator applies.
 
-When a change counts: `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines at once; everything else with
-the next attempt; `managedBy` and `model.base` never. After the end only
-`ttlSecondsAfterFinished` and `cleanupPolicy` may change.
+`null` means that a field is absent. Relative paths start at the folder of the file in a local run, and at
+`spec.runtime.workingDir` in a pod.
+
+Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once, all others with the
+next attempt. `managedBy` and `model.base` cannot change. After the end of the job, only `ttlSecondsAfterFinished` and
+`cleanupPolicy` can change.
 """
 
 
 def text() -> str:
-    """The page."""
+    """Text of the page."""
     made = schema()
     parts = [INTRODUCTION]
     for name in ("spec", "status"):
         parts += [f"## {name}\n", *_tables(made["properties"][name], name)]
-    rules = [rule["message"] for rule in _rules(made)]
-    parts += ["## Rules between fields\n", "".join(f"- {message}\n" for message in dict.fromkeys(rules))]
+    rules = [f"`{at.removeprefix('.') or 'job'}`: {message}" for at, message in _rules(made, "")]
+    parts += ["## Rules between fields\n", "".join(f"- {rule}\n" for rule in dict.fromkeys(rules))]
     return "\n".join(parts)
 
 
 def _tables(node: Schema, at: str) -> Iterator[str]:
-    """A table of the fields at `at`, then one for every field that has fields."""
-    lines = ["| field | type | default | what |", "| --- | --- | --- | --- |"]
+    """A table of the fields at `at`, then one for each field with fields of its own."""
+    lines = ["| field | type | default | description |", "| --- | --- | --- | --- |"]
     inner = []
     required = node.get("required", ())
     for name, field in node["properties"].items():
@@ -80,25 +82,27 @@ def _default(field: Schema) -> str:
     return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
 
 
-def _rules(node: Schema) -> Iterator[Schema]:
-    yield from node.get(VALIDATIONS, ())
-    for inner in node.get("properties", {}).values():
-        yield from _rules(inner)
+def _rules(node: Schema, at: str) -> Iterator[tuple[str, str]]:
+    """Path and message of every rule."""
+    for rule in node.get(VALIDATIONS, ()):
+        yield at + rule.get("fieldPath", ""), rule["message"]
+    for name, inner in node.get("properties", {}).items():
+        yield from _rules(inner, f"{at}.{name}")
     if "items" in node:
-        yield from _rules(node["items"])
+        yield from _rules(node["items"], f"{at}[]")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m omni_operator.api.reference", description="Write the reference.")
     parser.add_argument("--out", type=Path, default=Path("docs/job.md"), help="the page")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
     options = parser.parse_args(arguments)
     path: Path = options.out
     if options.check:
         if path.is_file() and path.read_text(encoding="utf-8") == text():
             return 0
-        sys.stderr.write(f"{path} is not what the models say: run `make crds` and commit it\n")
+        sys.stderr.write(f"{path} does not match the models: run `make crds` and commit it\n")
         return 1
     path.write_text(text(), encoding="utf-8")
     return 0

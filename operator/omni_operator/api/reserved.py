@@ -1,4 +1,4 @@
-"""Settings of the trainer that a field of the job sets, so that overrides may not: one way to say each thing."""
+"""Trainer settings that a field of the job sets; overrides may not set them as well."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ RESERVED = {
 
 
 def owner_of(setting: str) -> str | None:
-    """The field that sets `setting`, a name inside it, or a name around it; None where the setting is free."""
+    """The field that sets `setting`, a setting inside it or a group around it; None if overrides may set it."""
     for reserved, owner in RESERVED.items():
         if setting == reserved or setting.startswith(f"{reserved}.") or reserved.startswith(f"{setting}."):
             return owner

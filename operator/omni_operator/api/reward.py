@@ -90,7 +90,7 @@ class Function(StrictModel):
         default="compute_score", description="Name of the function."
     )
 
-    cel = (Cel("self.path.startsWith('pkg://') || !self.path.contains('://')", f"path: {NO_URL}", ".path"),)
+    cel = (Cel("self.path.startsWith('pkg://') || !self.path.contains('://')", NO_URL, ".path"),)
 
     @override
     def violations(self) -> Iterator[Violation]:
@@ -132,12 +132,12 @@ class Scorer(StrictModel):
     cel = (
         Cel(
             "[has(self.builtin), has(self.function), has(self.http)].filter(given, given).size() <= 1",
-            "a scorer is one thing: builtin, function or http",
+            "a scorer has only one of builtin, function and http",
         ),
         Cel(
             "has(self.function) || has(self.http) || "
             f"(has(self.builtin) ? self.builtin : self.name) in {list(BUILTIN)}",
-            f"name: one of {', '.join(BUILTIN)}, or add builtin, function or http",
+            f"name must be one of {', '.join(BUILTIN)}, unless builtin, function or http is set",
         ),
     )
 
@@ -193,7 +193,7 @@ class Reward(StrictModel):
     )
 
     cel = (
-        Cel("self.scorers.exists(scorer, scorer.weight > 0.0)", "scorers: all weights are 0: no reward", ".scorers"),
+        Cel("self.scorers.exists(scorer, scorer.weight > 0.0)", "all weights are 0, so there is no reward", ".scorers"),
     )
 
     @override

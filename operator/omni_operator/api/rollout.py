@@ -1,4 +1,4 @@
-"""`spec.rollout`: how pictures are drawn."""
+"""`spec.rollout`: how samples are generated."""
 
 from __future__ import annotations
 
@@ -11,119 +11,136 @@ from typing_extensions import override
 
 from .base import Cel, StrictModel, Violation
 
-_ELASTIC = "elastic rollouts do not exist yet: the number of engines is fixed by the trainer's accelerators"
+_ELASTIC = "elastic rollouts do not exist yet: the trainer's accelerators fix the number of engines"
 _SEPARATE = "engines in pods of their own do not exist yet: they share the pods and accelerators of the trainer"
+WINDOW_TOO_LONG = "must not be more than spec.rollout.pipeline.steps"
+NOTHING_TO_TRAIN = "must be at least 2 without spec.rollout.sampler.window: the last step adds no noise to train on"
+WINDOW_DOES_NOT_FIT = "must not be more than the steps between start and end of the window"
 
 
 class Engine(StrictModel):
-    """The rollout engine."""
+    """The inference engine that generates samples."""
 
     not_yet = MappingProxyType(
         {"metricsPort": "the engine has no fixed port for metrics yet; Ray's metrics are scraped"}
     )
 
-    type: Literal["vLLMOmni"] = Field(default="vLLMOmni", description="Which engine.")
-    tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Accelerators that share one model.")
-    max_batch_size: int = Field(default=64, ge=1, le=4096, description="Pictures drawn in one batch.")
-    max_concurrent_requests: int = Field(default=256, ge=1, le=65536, description="Requests in flight.")
+    type: Literal["vLLMOmni"] = Field(default="vLLMOmni", description="Inference engine.")
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, le=64, description="Accelerators that share one copy of the model. They must be in one pod."
+    )
+    max_batch_size: int = Field(default=64, ge=1, le=4096, description="Maximum samples in one engine batch.")
+    max_concurrent_requests: int = Field(
+        default=256, ge=1, le=65536, description="Maximum requests in flight to one engine."
+    )
 
 
 class AgentLoop(StrictModel):
-    """Processes between the prompts and the engine."""
+    """Agent-loop workers, the processes that send prompts to the engines and collect samples."""
 
-    workers: int = Field(default=1, ge=1, le=1024, description="How many.")
+    workers: int = Field(default=1, ge=1, le=1024, description="Number of agent-loop workers.")
 
 
 class Pipeline(StrictModel):
-    """One picture."""
+    """Settings of the diffusion pipeline, the same for every sample."""
 
-    height: int = Field(default=512, ge=8, le=8192, multiple_of=8, description="Pixels.")
-    width: int = Field(default=512, ge=8, le=8192, multiple_of=8, description="Pixels.")
+    height: int = Field(default=512, ge=8, le=8192, multiple_of=8, description="Height of an image, in pixels.")
+    width: int = Field(default=512, ge=8, le=8192, multiple_of=8, description="Width of an image, in pixels.")
     steps: int = Field(default=10, ge=1, le=1000, description="Denoising steps.")
-    guidance: float = Field(default=1.0, ge=0, le=100, description="Classifier-free guidance; 1 is none.")
-    max_sequence_length: int = Field(default=256, ge=1, le=8192, description="Tokens of the longest text encoder.")
+    guidance: float = Field(
+        default=1.0, ge=0, le=100, description="Classifier-free guidance scale. Default: 1, no guidance."
+    )
+    max_sequence_length: int = Field(
+        default=256, ge=1, le=8192, description="Maximum tokens of a prompt in the longest text encoder."
+    )
 
 
 class Window(StrictModel):
-    """Which denoising steps draw noise and are trained on."""
+    """Denoising steps that add noise and are trained on; the other steps follow the ODE."""
 
-    size: int = Field(ge=1, le=1000, description="How many in a row.")
-    start: int = Field(default=0, ge=0, le=1000, description="First step they may begin at.")
-    end: int = Field(ge=1, le=1000, description="They end before this step. Wider than size: placement says where.")
+    size: int = Field(ge=1, le=1000, description="Number of consecutive steps.")
+    start: int = Field(default=0, ge=0, le=1000, description="First step that the window may cover, counted from 0.")
+    end: int = Field(
+        ge=1,
+        le=1000,
+        description="The window ends before this step. If start to end is longer than size, see placement.",
+    )
     placement: Literal["Random", "Progressive"] = Field(
         default="Random",
-        description="Random: drawn for each picture. Progressive: from start to end and again, one place for all "
-        "(MixGRPO, arXiv:2507.21802).",
+        description="Random: a random place for each sample. Progressive: one place for all samples, which moves from "
+        "start to end and begins again (MixGRPO, arXiv:2507.21802).",
     )
     steps_per_place: int = Field(
-        default=25, ge=1, le=10_000_000, description="Training steps for which a Progressive window stays."
+        default=25, ge=1, le=10_000_000, description="Training steps before a Progressive window moves on."
     )
 
-    cel = (Cel("self.start + self.size <= self.end", "size: so many steps do not fit between start and end", ".size"),)
+    cel = (Cel("self.start + self.size <= self.end", WINDOW_DOES_NOT_FIT, ".size"),)
 
     @override
     def violations(self) -> Iterator[Violation]:
         if self.start + self.size > self.end:
-            yield Violation(("size",), f"{self.size} steps do not fit between start {self.start} and end {self.end}")
+            yield Violation(("size",), f"is {self.size}: {WINDOW_DOES_NOT_FIT} ({self.start} to {self.end})")
 
 
 class Sampler(StrictModel):
-    """How noise enters the sampler."""
+    """How the sampler adds noise between denoising steps."""
 
     type: Literal["sde", "cps", "dance_sde"] = Field(
         default="sde",
-        description="sde: Flow-GRPO (arXiv:2505.05470); cps: coefficient-preserving; dance_sde: DanceGRPO.",
+        description="sde: Flow-GRPO (arXiv:2505.05470). cps: coefficient-preserving sampling. dance_sde: DanceGRPO.",
     )
     noise_level: float = Field(
-        default=0.7, ge=0, le=10, description="Scale of the noise. 0, none: not for FlowGRPO, which learns from noise."
+        default=0.7,
+        ge=0,
+        le=10,
+        description="Scale of the noise. 0: none, which FlowGRPO refuses, because it learns from the noise.",
     )
-    window: Window | None = Field(default=None, description="Steps that draw noise. Default: all but the last.")
+    window: Window | None = Field(
+        default=None, description="Steps that add noise. Default: all but the last step, whose noise is never denoised."
+    )
 
 
 class Staleness(StrictModel):
-    """How old the engines' weights may be. Cluster only."""
+    """How old an engine's weights may be before the condition WeightsInSync turns False. Cluster only."""
 
-    max_versions: int = Field(default=1, ge=0, le=100_000, description="Versions behind the trainer.")
-    max_seconds: int = Field(default=3600, ge=1, le=31_536_000, description="Seconds since the last update.")
+    max_versions: int = Field(default=1, ge=0, le=100_000, description="Versions that an engine may be behind.")
+    max_seconds: int = Field(
+        default=3600, ge=1, le=31_536_000, description="Seconds since the engines last got new weights."
+    )
 
 
 class Rollout(StrictModel):
-    """Drawing pictures, several for every prompt."""
+    """How samples are generated: several images for each prompt."""
 
     not_yet = MappingProxyType({
         **dict.fromkeys(("autoscaling", "minReplicas", "maxReplicas"), _ELASTIC),
         **dict.fromkeys(("placement", "accelerator", "updateStrategy"), _SEPARATE),
     })  # fmt: skip
 
-    replicas: int = Field(default=1, ge=1, le=1024, description="Engines.")
-    samples_per_prompt: int = Field(default=8, ge=1, le=1024, description="Pictures that are compared to each other.")
-    engine: Engine = Field(default=Engine(), description="The rollout engine.")
-    agent_loop: AgentLoop = Field(default=AgentLoop(), description="Processes between prompts and engine.")
-    pipeline: Pipeline = Field(default=Pipeline(), description="One picture.")
-    sampler: Sampler = Field(default=Sampler(), description="How noise enters.")
-    staleness: Staleness = Field(default=Staleness(), description="How old the engines' weights may be.")
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Number of engines: replicas x engine.tensorParallelSize must be all accelerators of the trainer.",
+    )
+    samples_per_prompt: int = Field(
+        default=8, ge=1, le=1024, description="Samples of one prompt, which the algorithm compares with each other."
+    )
+    engine: Engine = Field(default=Engine(), description="The inference engine that generates samples.")
+    agent_loop: AgentLoop = Field(default=AgentLoop(), description="Workers that send prompts to the engines.")
+    pipeline: Pipeline = Field(default=Pipeline(), description="Image size, denoising steps, guidance.")
+    sampler: Sampler = Field(default=Sampler(), description="How the sampler adds noise.")
+    staleness: Staleness = Field(default=Staleness(), description="How old an engine's weights may be.")
 
     cel = (
-        Cel(
-            "!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps",
-            "sampler.window.end: is more than pipeline.steps",
-            ".sampler",
-        ),
-        Cel(
-            "has(self.sampler.window) || self.pipeline.steps >= 2",
-            "pipeline.steps: 1 step without a window trains on nothing: the last step draws no noise",
-            ".pipeline",
-        ),
+        Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),
+        Cel("has(self.sampler.window) || self.pipeline.steps >= 2", NOTHING_TO_TRAIN, ".pipeline"),
     )
 
     @override
     def violations(self) -> Iterator[Violation]:
-        window = self.sampler.window
-        if window and window.end > self.pipeline.steps:
-            yield Violation(
-                ("sampler", "window", "end"), f"is {window.end}, but a picture has {self.pipeline.steps} steps"
-            )
-        if window is None and self.pipeline.steps < 2:
-            yield Violation(
-                ("pipeline", "steps"), "1 step without a window trains on nothing: the last step draws no noise"
-            )
+        window, steps = self.sampler.window, self.pipeline.steps
+        if window and window.end > steps:
+            yield Violation(("sampler", "window", "end"), f"is {window.end}: {WINDOW_TOO_LONG}, which is {steps}")
+        if window is None and steps < 2:
+            yield Violation(("pipeline", "steps"), NOTHING_TO_TRAIN)

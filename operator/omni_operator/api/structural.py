@@ -1,4 +1,4 @@
-"""PURE: JSON schema as pydantic writes it -> a structural schema as the API server reads it."""
+"""PURE: conversion of pydantic's JSON schema to a structural schema for a CRD."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from .base import VALIDATIONS, Cel
 
 Schema = dict[str, Any]
-# Of a definition in a CRD; whatever else pydantic writes is turned into these, dropped, or an error.
+# Keywords that a CRD may contain. Others are converted to these, dropped, or an error.
 KEPT = {
     "type", "description", "default", "enum", "format", "pattern", "required", "properties", "items",
     "additionalProperties", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
@@ -19,17 +19,16 @@ EXTENSION = "x-kubernetes-"
 
 
 class NotStructural(ValueError):
-    """A model says something that a CRD cannot."""
+    """A model uses something that a CRD cannot express."""
 
 
 def structural(schema: Schema) -> Schema:
-    """The same schema without references, unions with null, titles and whatever a CRD may not have.
+    """Return the schema without references, unions with null, titles and other keywords that a CRD may not contain.
 
-    A field that may be null becomes a field that may be missing: the API server drops nulls of such fields, and so do
-    our models.
+    A nullable field becomes an optional field: the API server drops nulls of such fields, and so do our models.
 
     Raises:
-        NotStructural: the schema has something that cannot be said in a CRD.
+        NotStructural: a CRD cannot express the schema.
     """
     return _node(schema, schema.get("$defs", {}), "")
 
@@ -46,7 +45,7 @@ def _node(given: Schema, definitions: Schema, at: str) -> Schema:
             raise NotStructural(f"{at or 'the root'}: {key}")
     _keys_of_a_map(node, made)
     for limit, strict in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        # A CRD's are flags beside the limit, as in draft 4 of JSON schema.
+        # In a CRD these are flags next to the limit, as in draft 4 of JSON schema.
         if strict in made and not isinstance(made[strict], bool):
             made[limit], made[strict] = made[strict], True
     if "properties" in made:
@@ -55,7 +54,7 @@ def _node(given: Schema, definitions: Schema, at: str) -> Schema:
         }
         made.pop("additionalProperties", None)
         if made.get("default") is not None:
-            # Whole, because rules are tried on defaults before the fields' own are filled in.
+            # Complete, because rules are evaluated on defaults before the fields' own defaults are filled in.
             fields = made["properties"].items()
             made["default"] = {name: inner["default"] for name, inner in fields if "default" in inner}
     elif isinstance(made.get("additionalProperties"), dict):
@@ -68,15 +67,15 @@ def _node(given: Schema, definitions: Schema, at: str) -> Schema:
 
 
 def _keys_of_a_map(node: Schema, made: Schema) -> None:
-    """A CRD has no pattern for keys: it becomes a rule."""
+    """A pattern for keys becomes a rule, because a CRD has none."""
     for pattern, values in node.get("patternProperties", {}).items():
         made["additionalProperties"] = values
         rule = f"self.all(key, key.matches(r'{pattern}'))"
-        made[VALIDATIONS] = [*made.get(VALIDATIONS, []), Cel(rule, f"keys: must match `{pattern}`").entry()]
+        made[VALIDATIONS] = [*made.get(VALIDATIONS, []), Cel(rule, f"keys must match `{pattern}`").entry()]
 
 
 def _merged(node: Schema, definitions: Schema, at: str) -> Schema:
-    """A node with what it refers to, or the one kind it may be beside null; what the node says itself wins."""
+    """A node merged with its reference, or with its one type besides null; the node's own keywords win."""
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
         rest = {key: value for key, value in node.items() if key != "$ref"}
@@ -96,7 +95,7 @@ def _joined(inner: Schema, outer: Schema) -> Schema:
 
 
 def _named(node: Schema) -> Schema:
-    """Lists of values are replaced as a whole; bounds of maps are called after properties."""
+    """Lists are atomic unless they have keys: server-side apply replaces them as a whole."""
     if node.get("type") == "array":
         node.setdefault("x-kubernetes-list-type", "atomic")
     return node

@@ -1,4 +1,4 @@
-"""PURE: suggestions for names that were nearly right."""
+"""PURE: suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name that looks most like `name`, whatever its case; None where nothing is near."""
+    """The valid name that is most similar to `name`, ignoring case; None if none is similar."""
     by_lower = {choice.lower(): choice for choice in valid}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[near[0]] if near else None

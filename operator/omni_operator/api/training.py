@@ -1,4 +1,4 @@
-"""`spec.algorithm`, `spec.trainer`, `spec.checkpoint`: how the model learns."""
+"""`spec.algorithm`, `spec.trainer`, `spec.checkpoint`: training algorithm, trainer and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from .pods import Accelerator, Resources, SharedMemory
 from .reserved import RESERVED
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
-# The trainer's names of algorithms; it has the settings of each.
+# Algorithm -> the trainer's `loss_mode`, which selects its settings.
 LOSSES = {"FlowGRPO": "flow_grpo", "DiffusionNFT": "diffusion_nft", "DiffusionDPO": "diffusion_dpo"}
 _OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=")
-_RESERVED_MESSAGE = "overrides: name=value each, and not what a field of the job sets; `drl validate` says which one"
+_RESERVED_MESSAGE = (
+    "an override must not set what a field of the job sets; `drl validate` names the override and the field"
+)
 
 
 def _no_reserved() -> str:
-    """In CEL: no override begins like a reserved setting, a name inside one, or a name around one."""
+    """CEL rule: no override sets a reserved setting, a setting inside one, or a group around one."""
     around = {name.rpartition(".")[0] for name in RESERVED} - {""}
     around |= {parent.rpartition(".")[0] for parent in around} - {""}
     stems = sorted({f"{name}{end}" for name in RESERVED for end in "=."} | {f"{name}=" for name in around})
@@ -34,27 +36,33 @@ def _no_reserved() -> str:
 
 
 class Algorithm(StrictModel):
-    """The algorithm, and whatever of the trainer's settings has no field here."""
+    """Training algorithm, and overrides of trainer settings that have no field."""
 
     not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
 
     name: Literal["FlowGRPO", "DiffusionNFT", "DiffusionDPO", "Custom"] = Field(
         default="FlowGRPO",
-        description="FlowGRPO (arXiv:2505.05470), DiffusionNFT (arXiv:2509.16117), DiffusionDPO (arXiv:2311.12908) "
-        "with pairs of its own, or Custom: the overrides say it. rollout.sampler makes DanceGRPO and MixGRPO of the "
-        "first. See docs/algorithms.md.",
+        description="FlowGRPO (arXiv:2505.05470; DanceGRPO and MixGRPO are settings of spec.rollout.sampler), "
+        "DiffusionNFT (arXiv:2509.16117), DiffusionDPO (arXiv:2311.12908, online pairs), or Custom: set by overrides. "
+        "See docs/algorithms.md.",
     )
     entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
-        default=ENTRYPOINT, min_length=1, max_length=64, description="The trainer's command; overrides are appended."
+        default=ENTRYPOINT,
+        min_length=1,
+        max_length=64,
+        description="Command that starts the trainer; the overrides are appended as arguments.",
     )
     overrides: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
-        default=(), max_length=256, description="Settings of the trainer, name=value each, in Hydra's notation."
+        default=(),
+        max_length=256,
+        description="Trainer settings without a field here, each as name=value in Hydra's syntax. Names of the "
+        "project's trainer are checked.",
     )
 
     cel = (
         Cel(
             r"self.overrides.all(o, o.matches('^[+]{0,2}[A-Za-z_][A-Za-z0-9_.$-]*='))",
-            "overrides: write name=value each",
+            "write each override as name=value",
             ".overrides",
         ),
         Cel(_no_reserved(), _RESERVED_MESSAGE, ".overrides"),
@@ -65,32 +73,44 @@ class Algorithm(StrictModel):
         for place, line in enumerate(self.overrides):
             match = _OVERRIDE.match(line)
             if match is None:
-                yield Violation(("overrides", place), f"{line!r} is not name=value")
+                yield Violation(("overrides", place), f"{line!r} is not in the form name=value")
             elif text := describe_reserved(match[2]) or self._unknown(match[1], match[2]):
                 yield Violation(("overrides", place), text)
 
     def _unknown(self, mark: str, name: str) -> str | None:
-        """Settings of another program than the project's trainer cannot be checked here."""
+        """Names are checked for the project's trainer only, not for another entry point."""
         if self.entrypoint != ENTRYPOINT:
             return None
         return describe_unknown(mark, name, LOSSES.get(self.name, DEFAULT_LOSS))
 
 
 class Batch(StrictModel):
-    """How much one step learns from."""
+    """Size of a training step and how it is split."""
 
-    prompts: int = Field(default=8, ge=1, le=65536, description="Prompts a step.")
+    prompts: int = Field(
+        default=8,
+        ge=1,
+        le=65536,
+        description="Prompts in one training step; each is sampled rollout.samplesPerPrompt times.",
+    )
     mini_batch_prompts: int | None = Field(
-        default=None, ge=1, le=65536, description="Prompts an optimizer step. Default: all of the step."
+        default=None,
+        ge=1,
+        le=65536,
+        description="Prompts in one optimizer step; must divide prompts. Default: all prompts of the step.",
     )
     micro_batch_samples: int | None = Field(
-        default=None, ge=1, le=65536, description="Pictures a forward pass, for memory. Default: the mini-batch."
+        default=None,
+        ge=1,
+        le=65536,
+        description="Samples in one forward and backward pass; smaller values need less memory. Default: the "
+        "mini-batch.",
     )
 
     cel = (
         Cel(
             "!has(self.miniBatchPrompts) || self.prompts % self.miniBatchPrompts == 0",
-            "miniBatchPrompts: must divide prompts",
+            "must divide spec.trainer.batch.prompts",
             ".miniBatchPrompts",
         ),
     )
@@ -98,46 +118,69 @@ class Batch(StrictModel):
     @override
     def violations(self) -> Iterator[Violation]:
         if self.mini_batch_prompts and self.prompts % self.mini_batch_prompts:
-            yield Violation(("miniBatchPrompts",), f"{self.mini_batch_prompts} does not divide prompts, {self.prompts}")
+            yield Violation(
+                ("miniBatchPrompts",),
+                f"is {self.mini_batch_prompts}: must divide spec.trainer.batch.prompts, which is {self.prompts}",
+            )
 
 
 class Trainer(StrictModel):
-    """The trainer's size and pace."""
+    """Trainer: pods, accelerators, training steps, learning rate."""
 
-    replicas: int = Field(default=1, ge=1, le=1024, description="Nodes; on one machine, processes.")
-    accelerator: Accelerator = Field(default=Accelerator(), description="The devices of one replica.")
-    total_steps: int = Field(ge=1, le=10_000_000, description="Steps of the whole run.")
-    batch: Batch = Field(default=Batch(), description="How much one step learns from.")
-    learning_rate: float = Field(default=1e-4, ge=0, le=1, description="Of AdamW.")
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Number of trainer pods, each with the accelerators below. In a local run, all accelerators are "
+        "of one "
+        "machine.",
+    )
+    accelerator: Accelerator = Field(default=Accelerator(), description="Accelerators of one replica.")
+    total_steps: int = Field(ge=1, le=10_000_000, description="Training steps of the whole run, over all attempts.")
+    batch: Batch = Field(default=Batch(), description="Size of a training step and how it is split.")
+    learning_rate: float = Field(default=1e-4, ge=0, le=1, description="Learning rate of AdamW.")
     eval_every_steps: int = Field(
-        default=20, ge=0, le=10_000_000, description="Draw the held-out prompts every so often. 0: first and last."
+        default=20,
+        ge=0,
+        le=10_000_000,
+        description="Training steps between evaluations on data.validation. 0: only before and after training.",
     )
     resources: Resources = Field(
         default=Resources(),
-        description="Requests and limits of a pod; devices are added. Default: requests of 1, 4Gi. Cluster only.",
+        description="Requests and limits of a trainer pod; accelerators and sharedMemory are added. Default: requests "
+        "of 1 "
+        "CPU and 4Gi, no limits. Cluster only.",
     )
-    shared_memory: SharedMemory = Field(default=SharedMemory(), description="/dev/shm of a pod. Cluster only.")
+    shared_memory: SharedMemory = Field(default=SharedMemory(), description="/dev/shm of a trainer pod. Cluster only.")
     pod_template: PodTemplate = Field(
         default_factory=dict,
-        description="Merged into the workers' pod template by strategy: lists by name. Cluster only.",
+        description="Strategic merge patch for the trainer's pod template: lists of containers, volumes and variables "
+        "merge by name. Cluster only.",
     )
 
     @property
     def devices(self) -> int:
-        """Devices of all replicas."""
+        """Accelerators of all replicas."""
         return self.replicas * self.accelerator.count
 
 
 class Checkpoint(StrictModel):
-    """What a run can go on from."""
+    """Checkpoints of a run, and where they are kept."""
 
-    every_steps: int = Field(default=20, ge=0, le=10_000_000, description="Save every so often. 0: only at the end.")
-    keep: int = Field(default=3, ge=0, le=1000, description="Newest checkpoints to keep. 0: all.")
-    resume: Literal["Auto", "Never"] = Field(default="Auto", description="Auto: go on from the newest checkpoint.")
+    every_steps: int = Field(
+        default=20, ge=0, le=10_000_000, description="Training steps between checkpoints. 0: only at the end."
+    )
+    keep: int = Field(default=3, ge=0, le=1000, description="Number of newest checkpoints to keep. 0: all.")
+    resume: Literal["Auto", "Never"] = Field(
+        default="Auto", description="Auto: resume from the newest checkpoint. Never: start over."
+    )
     claim_name: ObjectName | None = Field(
         default=None,
-        description="PersistentVolumeClaim of the run folder, to outlive attempts. Several pods: RWX. Cluster only.",
+        description="PersistentVolumeClaim for checkpoints and results. Without it they are deleted with the pods. "
+        "Several "
+        "trainer pods need ReadWriteMany. Cluster only.",
     )
     path: AbsolutePath = Field(
-        default="/runs", description="Where the claim is mounted; run folders are in it. Cluster only."
+        default="/runs",
+        description="Mount path of the claim; the run folder is <path>/<name of the job>. Cluster only.",
     )

@@ -77,10 +77,10 @@ def test_lists_say_how_they_are_merged() -> None:
 @pytest.mark.parametrize(
     ("at", "part", "said"),
     [
-        (".spec", "self.backoffLimit == 0", "needs checkpoint.claimName"),
+        (".spec", "self.backoffLimit == 0", "needs spec.checkpoint.claimName"),
         (".spec.managedBy", "self == oldSelf", "cannot change"),
         (".spec.model.base", "self == oldSelf", "cannot change"),
-        (".spec", "podTemplate.spec.hostIPC", "needs security.allowHostPaths"),
+        (".spec", "podTemplate.spec.hostIPC", "spec.security.allowHostPaths must allow"),
         ("", "oldSelf.status.conditions", "the job has ended"),
         ("", "self.metadata.name.size() <= 43", "at most 43 characters"),
     ],

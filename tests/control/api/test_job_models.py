@@ -48,19 +48,19 @@ def problems(*assignments: str) -> list[str]:
         (["spec.rollout.accelerator={}"], "spec.rollout.accelerator", "accelerators of the trainer"),
         (["spec.algorithm.configRef={name: a, key: b}"], "spec.algorithm.configRef", "ConfigMaps do not exist yet"),
         (["spec.trainer.accelerator={vendor: CPU, resourceName: a/b}"], "spec.trainer.accelerator.resourceName",
-         "no device is asked for"),
+         "requests no accelerator"),
         (["spec.trainer.accelerator={resourceName: a/b}"], "spec.trainer.accelerator.vendor", "must be given"),
         (["spec.trainer.accelerator={vendor: NVIDIA, preset: Atlas-A2}"], "spec.trainer.accelerator.preset",
-         "is of vendor Ascend"),
+         "is a preset of vendor Ascend"),
         (["spec.observability.tracking.wandbSecretRef={name: a, key: b}"],
-         "spec.observability.tracking.wandbSecretRef", "add wandb to spec.observability.tracking.loggers"),
-        (["spec.observability.tracking.project=p"], "spec.observability.tracking.project", "nothing is tracked"),
+         "spec.observability.tracking.wandbSecretRef", "loggers contains wandb"),
+        (["spec.observability.tracking.project=p"], "spec.observability.tracking.project", "names a tracker"),
         (["spec.observability.tracking.loggers=[mlflow]"], "spec.observability.tracking.loggers[0]",
          "not one of console, tensorboard, wandb"),
-        (["spec.model.cache={claimName: c}"], "spec.model.cache", "nothing is fetched"),
-        (["spec.model.revision=main"], "spec.model.revision", "nothing is fetched"),
-        (["spec.model.tokenSecretRef={name: a, key: b}"], "spec.model.tokenSecretRef", "nothing is fetched"),
-        (["spec.runtime.image=x"], "spec.runtime.rayVersion", "must be given with image"),
+        (["spec.model.cache={claimName: c}"], "spec.model.cache", "spec.model.base is a folder"),
+        (["spec.model.revision=main"], "spec.model.revision", "spec.model.base is a folder"),
+        (["spec.model.tokenSecretRef={name: a, key: b}"], "spec.model.tokenSecretRef", "spec.model.base is a folder"),
+        (["spec.runtime.image=x"], "spec.runtime.rayVersion", "must be given with spec.runtime.image"),
         (["spec.scheduling.topology={required: a, preferred: b}"], "spec.scheduling.topology.preferred", "one of them"),
         (["spec.trainer.podTemplate={spec: {hostIPC: true}}"], "spec.trainer.podTemplate.spec.hostIPC",
          "allowHostPaths"),
@@ -89,7 +89,9 @@ def test_the_guard_opens_where_the_job_says_so() -> None:
 def test_a_null_is_a_field_that_is_not_there() -> None:
     job = read_job(BASE, "job.yaml", ["spec.seed=null", "spec.rollout=null", "spec.runtime.image=null"]).job
     assert job == read_job(BASE, "job.yaml").job
-    assert problems("spec.trainer=null") == ["spec.trainer: must be given: the trainer's size and pace"]
+    assert problems("spec.trainer=null") == [
+        "spec.trainer: must be given: pods, accelerators, training steps and learning rate"
+    ]
 
 
 def test_metadata_and_status_are_read_leniently() -> None:
