@@ -1,4 +1,4 @@
-"""A whole cluster of this machine: real kubelets, real pods, fake devices, the real KubeRay."""
+"""A whole cluster of this machine: real kubelets, real pods, real KubeRay, fake accelerators."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_pod_runs_where_its_device_is(api: Api, bare_namespace: str, device: s
     assert running["status"]["containerStatuses"][0]["imageID"].startswith("sha256:")
 
 
-def test_a_pod_that_wants_more_than_there_is_waits_and_says_why(api: Api, bare_namespace: str) -> None:
+def test_a_pod_that_requests_too_many_devices_stays_pending_with_the_reason(api: Api, bare_namespace: str) -> None:
     path = f"/api/v1/namespaces/{bare_namespace}/pods"
     api.post(path, pod("greedy", {"nvidia.com/gpu": "9"}))
 
@@ -96,7 +96,7 @@ def test_an_archive_that_is_loaded_runs(bare: BareCluster, api: Api, bare_namesp
 
 
 def query(name: str, server: str) -> list[str]:
-    """Addresses of a name, asked of a name server as RFC 1035 has it."""
+    """Addresses of a name, by a DNS query (RFC 1035)."""
     number = secrets.randbelow(1 << 16)
     labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
     question = labels + struct.pack("!HH", 1, 1)
@@ -106,15 +106,15 @@ def query(name: str, server: str) -> list[str]:
         answer = asking.recv(512)
     found_number, flags, _, count, _, _ = struct.unpack("!6H", answer[:12])
     assert (found_number, flags & 0xF) == (number, 0), name
-    # Each of these answers ends with a record of four bytes, the address.
+    # Each of these answers ends with the four bytes of the address.
     return [socket.inet_ntoa(answer[-4:])] if count == 1 else []
 
 
-def test_services_are_found_by_name_and_reached_from_here(bare: BareCluster, api: Api) -> None:
-    """A question to the name server's service goes through kube-proxy to a pod and back."""
+def test_services_are_resolved_by_name_and_reached_from_the_machine(bare: BareCluster, api: Api) -> None:
+    """A query to the DNS service passes kube-proxy on its way to a pod and back."""
     service = api.get(f"/api/v1/namespaces/{KUBERAY_NAMESPACE}/services/kuberay-operator")
     asked = f"kuberay-operator.{KUBERAY_NAMESPACE}.svc.cluster.local"
-    # UDP may lose the first question, while the path is learned.
+    # UDP may lose the first packet.
     for _ in range(3):
         try:
             found = query(asked, bare.network.dns)
@@ -126,7 +126,7 @@ def test_services_are_found_by_name_and_reached_from_here(bare: BareCluster, api
     assert found == [service["spec"]["clusterIP"]]
 
 
-def test_what_a_pod_prints_is_read_through_the_api_server(plane: ControlPlane) -> None:
+def test_logs_of_a_pod_are_read_through_the_api_server(plane: ControlPlane) -> None:
     text = plane.kubectl("logs", "--namespace=kube-system", "deployment/coredns")
     assert "CoreDNS-1." in text
 
@@ -150,7 +150,7 @@ def test_kuberay_makes_the_pods_of_a_cluster(plane: ControlPlane, api: Api, bare
     assert plane.audit.counts(user=user, since=mark)["create", "pods"] == 1
 
 
-def test_a_node_that_is_cut_off_is_lost_and_comes_back(bare: BareCluster, api: Api) -> None:
+def test_a_node_without_network_is_not_ready_and_recovers(bare: BareCluster, api: Api) -> None:
     def ready(wanted: bool) -> bool:
         return is_ready(api.get(node_path("ascend"))) is wanted
 
@@ -162,7 +162,7 @@ def test_a_node_that_is_cut_off_is_lost_and_comes_back(bare: BareCluster, api: A
     deadlines.wait_until("the node to be back", deadlines.NODE_BACK, lambda: ready(True))
 
 
-def test_a_cluster_that_stands_is_left_alone(bare: BareCluster) -> None:
+def test_a_running_cluster_is_not_started_again(bare: BareCluster) -> None:
     before = bare.plane().daemons.recorded()
     bare.create()
     after = bare.plane().daemons.recorded()
@@ -171,6 +171,6 @@ def test_a_cluster_that_stands_is_left_alone(bare: BareCluster) -> None:
     assert {"etcd", "kube-apiserver", "nvidia/kubelet", "nvidia/containerd", "nvidia/kube-proxy"} <= set(bare.logs())
 
 
-def test_an_unknown_node_is_refused_in_words(bare: BareCluster) -> None:
+def test_an_unknown_node_is_refused(bare: BareCluster) -> None:
     with pytest.raises(ClusterError, match="no node absent: the nodes are nvidia, ascend, other"):
         bare.cut("absent")

@@ -64,7 +64,9 @@ def second(bare: BareCluster) -> Iterator[BareCluster]:
     cluster.delete()
 
 
-def test_nothing_is_left_of_a_cluster_and_its_neighbour_stays(bare: BareCluster, second: BareCluster) -> None:
+def test_a_removed_cluster_leaves_nothing_and_its_neighbour_keeps_running(
+    bare: BareCluster, second: BareCluster
+) -> None:
     before = traces(second)
     neighbour = bare.plane().daemons.recorded()
     second.create(ONE)
@@ -78,7 +80,7 @@ def test_nothing_is_left_of_a_cluster_and_its_neighbour_stays(bare: BareCluster,
     second.delete()
 
 
-def test_a_cluster_that_lost_a_process_is_made_again(second: BareCluster) -> None:
+def test_a_cluster_that_lost_a_process_is_created_again(second: BareCluster) -> None:
     before = traces(second)
     second.create(ONE)
     assert second.is_running(ONE)
@@ -114,7 +116,7 @@ def test_a_node_without_a_record_is_ended(second: BareCluster) -> None:
 
 
 def test_a_start_that_fails_leaves_nothing(second: BareCluster) -> None:
-    """The devices are refused when all processes run already."""
+    """The API server refuses the devices when all processes are running."""
     before = traces(second)
     with pytest.raises(CommandFailed, match="must be greater than or equal to 0"):
         second.create((NodeSpec("only", {"example.com/card": -1}),))

@@ -1,4 +1,4 @@
-"""The chart on a real API server: installed, upgraded and removed by Helm, its operator under exactly its account."""
+"""The chart on a real API server: installed, upgraded and removed by Helm, its operator with its own account only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def program() -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[ControlPlane]:
-    """A control plane of the test's own, with KubeRay's kinds and without ours."""
+    """A control plane for one test, with KubeRay's custom resources and without ours."""
     try:
         with control_plane({"node-0": {}}, parent=tmp_path) as running:
             install_kuberay(running)
@@ -64,7 +64,7 @@ def installed(program: Path, plane: ControlPlane, *options: str) -> str:
 
 
 def settings(api: Api) -> dict[str, str]:
-    """The variables of the Deployment's pod, without their prefix."""
+    """Environment variables of the Deployment's pod, without their prefix."""
     (container,) = api.get(DEPLOYMENT)["spec"]["template"]["spec"]["containers"]
     return {item["name"].removeprefix("OMNI_OPERATOR_"): item["value"] for item in container["env"]}
 
@@ -77,7 +77,7 @@ def as_its_account(plane: ControlPlane, api: Api, folder: Path) -> Any:
 
 
 def denied(plane: ControlPlane) -> set[tuple[str, str, str]]:
-    """What the account was refused."""
+    """Requests of the account that were denied."""
     return {
         (call.verb, call.resource, call.namespace)
         for call in plane.audit.calls()
@@ -86,7 +86,7 @@ def denied(plane: ControlPlane) -> set[tuple[str, str, str]]:
 
 
 def whole_life(api: Api, namespace: str, running: RunningOperator) -> None:
-    """A job that loses its head, goes on, succeeds, and is deleted; another one that is deleted by its time to live."""
+    """A job that loses its head, retries, succeeds and is deleted; and one that is deleted by its TTL."""
     job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
     job.run_and_lose_a_head()
     job.end(2)
@@ -135,7 +135,7 @@ def test_in_some_namespaces_its_operator_is_denied_nothing_there_and_all_elsewhe
 
 
 def answer(command: list[str]) -> str:
-    """What `kubectl auth can-i` says, whose exit status says the same."""
+    """The answer of `kubectl auth can-i`, whose exit status is the same."""
     try:
         return run(command).strip()
     except CommandFailed as error:
@@ -150,7 +150,7 @@ def test_an_upgrade_changes_the_custom_resource_and_disturbs_no_job(
         job = JobOnPlane(api, "default")
         job.start()
     before = api.get(job.ray("rayjobs", job.attempt(1)))
-    # The next version of the chart, whose custom resource has one column more.
+    # The next version of the chart, whose custom resource has one more column.
     newer = tmp_path / "newer"
     shutil.copytree(helm.CHART, newer)
     (path,) = (newer / "files").glob("*.yaml")

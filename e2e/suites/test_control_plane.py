@@ -1,4 +1,4 @@
-"""A control plane alone: it answers, fakes nodes and pods, counts every call, and leaves nothing."""
+"""A control plane: it answers, fakes nodes and pods, counts every call, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_nothing_is_left_when_it_ends(tmp_path: Path) -> None:
         httpx.get(server, verify=False, trust_env=False)
 
 
-def test_nothing_runs_on_when_its_owner_is_killed(tmp_path: Path) -> None:
+def test_its_processes_end_when_its_owner_is_killed(tmp_path: Path) -> None:
     """The processes end with their owner; the folder goes when the next one starts."""
     code = (
         "import os, pathlib, signal, sys\n"

@@ -1,4 +1,4 @@
-"""The models and the CRD on a real API server accept and refuse the same documents, and rules of change hold there."""
+"""The models and the CRD on a real API server accept and refuse the same documents, and the rules for updates hold."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def accepted_by_server(api: Api, document: dict[str, Any]) -> tuple[bool, str]:
     return True, "accepted"
 
 
-def test_written_down_documents(api: Api) -> None:
+def test_fixed_documents(api: Api) -> None:
     cases = documents.cases()
     verdicts = [(accepted_by_models(case), accepted_by_server(api, case), case) for case in cases]
     assert [(case, said) for models, (server, said), case in verdicts if models != server] == []
@@ -76,12 +76,12 @@ def test_written_down_documents(api: Api) -> None:
     max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
 @given(data=st.data())
-def test_drawn_documents(api: Api, data: st.DataObject) -> None:
+def test_generated_documents(api: Api, data: st.DataObject) -> None:
     document = data.draw(documents.jobs(SCHEMA))
     server, said = accepted_by_server(api, document)
     assert accepted_by_models(document) == server, said
 
 
-def test_a_rule_of_the_crd_speaks_in_words(api: Api) -> None:
+def test_a_rule_of_the_crd_has_a_message(api: Api) -> None:
     _, said = accepted_by_server(api, {**documents.SMALLEST, "spec": {**documents.SMALLEST["spec"], "backoffLimit": 1}})
     assert "checkpoint" in said

@@ -1,4 +1,4 @@
-"""The settings that kind gets are read by kind itself; without a daemon it goes no further."""
+"""kind itself reads the settings of a cluster; without a Docker daemon it stops there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.mark.parametrize(("extra", "word"), [({}, "docker"), ({"nodez": []}, "unable to decode config")])
 def test_kind_reads_its_settings(tmp_path: Path, extra: dict[str, object], word: str) -> None:
-    """Settings are decoded before the daemon is asked, so that an error names the daemon only where they are right."""
+    """kind decodes settings before it calls the daemon: the error names the daemon only if they are valid."""
     command = kind.create_command(ensure((KIND,)), tmp_path / "kubeconfig")
     settings = json.dumps(kind.configuration(NODES, tmp_path, tmp_path / "volumes") | extra)
     nowhere = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "KIND_EXPERIMENTAL_PROVIDER": "docker"}

@@ -1,4 +1,4 @@
-"""Training in Ray pods: our operator, KubeRay, kubelets and Ray are the real ones; only the devices are fake.
+"""Training in Ray pods: operator, KubeRay, kubelets and Ray are real; only the accelerators are fake.
 
 All tests share one cluster. They run one after the other, so that each job has the CPU to itself.
 """
@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 NAME = "red-grpo-cluster"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / f"{NAME}.yaml"
 LABEL = f"diffusionrl.io/job={NAME}"
-# Fewer steps than the example, which learn more in each.
+# Fewer steps than the example, with a larger learning rate.
 STEPS, LEARNING_RATE, RISE = 12, 0.01, 0.03
-LOST = 24  # steps of a run whose head is lost: enough to be still running when the loss is caused
-# Generous, as all deadlines here: on two cores a pod's Ray takes a minute to start, and a step some seconds.
+LOST = 24  # steps of the run whose head is deleted: it must still be running then
+# Generous: on two cores a pod's Ray takes a minute to start, and a step some seconds.
 FIRST_STEP, WHOLE_RUN, GONE, NAMED, HEAD_SEEN = 420.0, 1500.0, 60.0, 120.0, 120.0
 
 
@@ -48,7 +48,7 @@ def space(system: System, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def run(system: System, space: str) -> Path:
-    """The run folder, behind the claim that the example names."""
+    """The run folder, in the volume of the example's claim."""
     return system.claim(space, "runs") / NAME
 
 
@@ -81,7 +81,7 @@ def held_out_before(run: Path) -> float:
 
 
 def steps(run: Path) -> list[dict[str, Any]]:
-    """What the trainer wrote of each step; not the evaluation before the first."""
+    """Metrics of each step, without the evaluation before the first."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if line["step"] > 0]
 
@@ -106,7 +106,7 @@ def await_step(job: Job, step: int) -> dict[str, Any]:
 
 
 def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, space: str, run: Path) -> None:
-    """The main job: what `kubectl apply` of the example does, and what the status says of it."""
+    """The main job: `kubectl apply` of the example, and its status."""
     system.cluster.kubectl("apply", f"--namespace={space}", "--filename=-", text=shortened())
     job = Job(api, space, NAME)
     first = await_step(job, 1)
@@ -114,10 +114,10 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, spa
     (worker,) = pods(api, space, "worker")
     assert worker["spec"]["nodeName"] == "nvidia"
     assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    # What the trainer prints is in the pod's own log.
+    # The trainer's output is in the pod's log.
     printed = system.cluster.kubectl("logs", f"--namespace={space}", worker["metadata"]["name"])
     assert "\nstep 1: reward" in printed
-    # The operator is replaced in the middle: the job does not notice.
+    # Replacing the operator during the run does not affect the job.
     system.install("--set=podAnnotations.e2e=upgraded")
     job.await_condition("Succeeded", "True", within=WHOLE_RUN)
     status, written = job.status(), steps(run)
@@ -131,14 +131,14 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, spa
     assert status["weights"]["trainerVersion"] == last["weights/version"] == STEPS
     assert (status["weights"]["minReplicaVersion"], status["weights"]["lag"]) == (STEPS, 0)
     assert status["progress"]["samples"] == STEPS * 4 * 8
-    assert last["val/reward/mean"] > held_out_before(run) + RISE, "nothing was learned"
+    assert last["val/reward/mean"] > held_out_before(run) + RISE, "the reward did not rise"
     assert f"\nstep {STEPS}: reward" in (run / "train.log").read_text(encoding="utf-8")
     assert "Plotly.newPlot" in (run / "report.html").read_text(encoding="utf-8")
     assert (run / "checkpoints").is_dir()
     deadlines.wait_until("the pods to end", GONE, lambda: not items(api, space, "pods"))
 
 
-def test_on_npus_a_lost_head_is_named_and_the_next_attempt_goes_on_to_the_end(api: Api, space: str, run: Path) -> None:
+def test_on_npus_a_lost_head_is_reported_and_the_next_attempt_succeeds(api: Api, space: str, run: Path) -> None:
     device = {"vendor": "Mock", "resourceName": "huawei.com/Ascend910", "preset": "Atlas-A2", "count": 1}
     job = Job(api, space, NAME)
     job.create(
@@ -166,7 +166,9 @@ def test_on_npus_a_lost_head_is_named_and_the_next_attempt_goes_on_to_the_end(ap
     assert 2 <= saved["checkpoint"]["step"] <= resumed_from(run) < LOST
 
 
-def test_a_suspended_job_saves_first_goes_on_later_and_deleted_leaves_nothing(api: Api, space: str, run: Path) -> None:
+def test_a_suspended_job_saves_a_checkpoint_resumes_from_it_and_leaves_nothing_when_deleted(
+    api: Api, space: str, run: Path
+) -> None:
     job = Job(api, space, NAME)
     job.create(example(checkpoint__everySteps=100))
     await_step(job, 2)
@@ -194,7 +196,7 @@ def resumed_from(run: Path) -> int:
 
 
 def left(api: Api, job: Job) -> dict[str, int]:
-    """How many objects of each kind there are of the job; of kinds that KubeRay makes too, in its namespace."""
+    """Number of objects of the job by kind; of kinds that KubeRay creates too, of its namespace."""
     space = job.namespace
     found = {
         "configmaps": items(api, space, "configmaps"),
@@ -207,7 +209,7 @@ def left(api: Api, job: Job) -> dict[str, int]:
     return {kind: len(bodies) for kind, bodies in found.items() if bodies}
 
 
-def test_an_image_that_is_not_there_is_named(api: Api, space: str) -> None:
+def test_a_missing_image_is_named_in_the_status(api: Api, space: str) -> None:
     job = Job(api, space, NAME)
     job.create(
         example(runtime={"image": "localhost/no-such-image:1", "rayVersion": "2.60.0"}, checkpoint={}, backoffLimit=0)

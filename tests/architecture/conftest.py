@@ -1,4 +1,4 @@
-"""What the tests of the house share: the files that are committed, parsed once."""
+"""Fixtures: the committed files, parsed once."""
 
 from __future__ import annotations
 

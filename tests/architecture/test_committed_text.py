@@ -1,4 +1,4 @@
-"""Committed text stays portable: no address of a package index, no path of somebody's machine."""
+"""Committed text is portable: no address of a package index, no path of a machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Taken apart, so that this file does not match itself.
+# Split, so that this file does not match itself.
 INDEX = re.compile("|".join(("files" + r"\.pythonhosted", "pypi" + r"\.org", r"--(?:extra-)?index" + "-url")))
 MACHINE = re.compile(r"(?<![\w.$}])/(?:" + "|".join(("work", "root", "home")) + r")/[\w.]")
 ALLOWED_MACHINE: dict[str, str] = {}
@@ -49,7 +49,7 @@ def test_no_text_names_a_path_of_a_machine(texts: dict[str, str]) -> None:
 
 
 def test_every_ignored_rule_has_its_reason(root: Path) -> None:
-    """In `[tool.ruff.lint]`, an ignored rule stands on a line of its own with a comment."""
+    """In `[tool.ruff.lint]`, an ignored rule has a line of its own with a comment."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     ignored = tomllib.loads(text)["tool"]["ruff"]["lint"]["ignore"]
     for rule in ignored:

@@ -16,7 +16,7 @@ import pytest
 HEAVY = (
     "torch", "ray", "vllm", "vllm_omni", "verl", "verl_omni", "transformers", "diffusers", "numpy", "matplotlib"
 )  # fmt: skip
-# A statement that acts, at the top of a module, and why it may stand there.
+# Allowed top-level statements with an effect, and the reasons.
 ACTING = {
     "verl_omni/workers/rollout/replica.py": "verl imports this module by name in each of its processes, to register",
     "operator/omni_operator/cli/main.py": "the commands are put together where the program is defined",
@@ -25,7 +25,7 @@ ACTING = {
 
 
 def acts(node: ast.stmt) -> bool:
-    """Whether a top-level statement does more than define, import or guard the program's start."""
+    """Whether a top-level statement does more than define, import or guard the entry point."""
     match node:
         case ast.Expr(value=ast.Constant()):
             return False
@@ -74,7 +74,7 @@ def test_the_folder_operator_is_no_package(root: Path) -> None:
 
 
 def test_the_root_does_not_hide_the_standard_library(root: Path) -> None:
-    """Started at the root, as `python -m` is, the interpreter still finds its own `operator`."""
+    """An interpreter that starts in the root, as for `python -m`, still imports the standard `operator`."""
     code = "import operator, collections; print(operator.itemgetter(0)([5]))"
     found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "5"
@@ -99,7 +99,7 @@ def test_the_control_side_loads_without_the_training_stack(root: Path, modules: 
 
 
 def test_names_come_from_the_input_alone(modules: list[Any]) -> None:
-    """A random name would make a second object on a retry."""
+    """A random name would create a second object on a retry."""
     chance = {"uuid", "random", "secrets"}
     found = [
         f"{module.path}:{node.lineno}"

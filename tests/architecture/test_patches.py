@@ -1,4 +1,4 @@
-"""A patch of upstream refuses every version it was not tried on, and says when it can go."""
+"""A patch of upstream refuses untested versions and states when it can be removed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def is_words(node: ast.Expr) -> bool:
     return isinstance(node.value, ast.Constant)
 
 
-def test_a_patch_says_what_is_wrong_and_when_it_can_go(modules: list[Any]) -> None:
+def test_a_patch_states_the_fault_and_when_it_can_be_removed(modules: list[Any]) -> None:
     for module in patches(modules):
         words = ast.get_docstring(module.tree) or ""
         assert "Fault:" in words, module.path
         assert "Remove when:" in words, module.path
 
 
-def test_an_untried_version_is_refused() -> None:
+def test_an_untested_version_is_refused() -> None:
     require("pydantic", frozenset({version("pydantic")}), "nothing")
     with pytest.raises(PatchOutdated, match=r"a patch: tested on pydantic \['0\.1'\], found "):
         require("pydantic", frozenset({"0.1"}), "a patch")

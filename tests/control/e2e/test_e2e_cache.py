@@ -1,4 +1,4 @@
-"""What tests keep on the disk: it is counted once, and what is no longer needed goes."""
+"""The cache of tests: shared files are counted once, and unused entries are removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_empty_cache_has_a_report(tmp_path: Path) -> None:
     assert cache.report(tmp_path / "none", tmp_path / "none").split() == ["0.0", "GB", "in", "all"]
 
 
-def test_sources_and_old_versions_go_and_all_else_stays(tmp_path: Path) -> None:
+def test_sources_and_old_versions_are_removed_and_the_rest_stays(tmp_path: Path) -> None:
     now = 1e9
     names = [GO, "archives", "images", "a" * 16, "b" * 16]
     for name in names:
@@ -50,7 +50,7 @@ def test_sources_and_old_versions_go_and_all_else_stays(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in said] == [f"removing {tmp_path / name}" for name in (GO, "a" * 16)]
 
 
-def test_versions_that_are_used_stay_however_old(tmp_path: Path) -> None:
+def test_used_versions_stay_however_old(tmp_path: Path) -> None:
     filled(tmp_path / ("c" * 16) / "file", 10)
     os.utime(tmp_path / ("c" * 16), (0, 0))
     assert cache.outdated(tmp_path, {"c" * 16}, 1e9) == []

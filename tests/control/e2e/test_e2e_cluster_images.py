@@ -1,4 +1,4 @@
-"""How images come into clusters: archives, and what a node has of them already; without a cluster."""
+"""Images of clusters: archives, layers, and the images that a node has; without a cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from e2e.cluster.layered import LayeredImage, writable
 
 
 @given(st.binary(max_size=200), st.sampled_from(INFRASTRUCTURE))
-def test_an_archive_says_the_truth_about_its_content(
+def test_the_digests_of_an_archive_match_its_content(
     tmp_path_factory: pytest.TempPathFactory, program: bytes, image: StaticImage
 ) -> None:
     target = tmp_path_factory.mktemp("image") / "a.tar"
@@ -79,8 +79,8 @@ def test_only_new_and_changed_archives_are_unpacked(tmp_path: Path) -> None:
     assert not store.folder.exists()
 
 
-def test_an_image_that_another_archive_took_over_is_unpacked_again(tmp_path: Path) -> None:
-    """Two checkouts with other versions build other images of one name."""
+def test_an_image_replaced_by_another_archive_is_unpacked_again(tmp_path: Path) -> None:
+    """Two checkouts with different versions build different images of one name."""
     image = StaticImage("localhost/same:1", "p", "/p")
     one, other = tmp_path / "one", tmp_path / "other"
     write_archive(image, b"program", one)
@@ -103,7 +103,7 @@ def test_names_are_read_from_archives_of_both_kinds(tmp_path: Path) -> None:
     assert names(archive("docker.tar", {"manifest.json": docker})) == ["localhost/a:1", "localhost/b:2"]
     described = {"manifests": [{"annotations": {"org.opencontainers.image.ref.name": "localhost/c:3"}}]}
     assert names(archive("oci.tar", {"index.json": described})) == ["localhost/c:3"]
-    # Written by `docker save`, which speaks both.
+    # Written by `docker save`, in both formats at once.
     both = {"manifest.json": docker, "index.json": {"manifests": [{}]}}
     assert names(archive("both.tar", both)) == ["localhost/a:1", "localhost/b:2"]
     with pytest.raises(ClusterError, match=r"nameless\.tar names no image"):
@@ -115,7 +115,7 @@ def test_names_are_read_from_archives_of_both_kinds(tmp_path: Path) -> None:
         names(tmp_path / "absent.tar")
 
 
-def test_what_is_known_is_asked_before_a_node_takes_an_archive(tmp_path: Path) -> None:
+def test_a_node_does_not_take_an_archive_that_it_has(tmp_path: Path) -> None:
     archive, known = tmp_path / "a.tar", Known(tmp_path / "known.json")
     write_archive(StaticImage("localhost/a:1", "p", "/p"), b"program", archive)
     known.add(archive)
@@ -142,7 +142,7 @@ def test_only_layers_that_are_new_take_room(tmp_path: Path, packed: bytes) -> No
     assert room(oci, blobs) == 4 * len(packed)
 
 
-def test_a_full_disk_is_said_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = layered(tmp_path / "large.tar", {"aa.tar": b"x" * 4096})
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=8191))
     with pytest.raises(ClusterError, match=r"unpacking large\.tar needs 0\.0 GiB"):
@@ -151,14 +151,14 @@ def test_a_full_disk_is_said_before_unpacking(tmp_path: Path, monkeypatch: pytes
     refuse_full(tmp_path, [archive], tmp_path)
 
 
-def test_earlier_builds_of_an_image_go(tmp_path: Path) -> None:
+def test_earlier_builds_of_an_image_are_removed(tmp_path: Path) -> None:
     archive = tmp_path / "a.tar"
     write_archive(StaticImage("localhost:5000/a:2", "p", "/p"), b"program", archive)
     known = ["localhost:5000/a:1", "localhost:5000/a:2", "localhost:5000/ab:1", "localhost/a:1"]
     assert replaced([archive], known) == ["localhost:5000/a:1"]
 
 
-def test_images_go_where_the_kubelet_looks() -> None:
+def test_images_are_imported_into_the_namespace_of_the_kubelet() -> None:
     assert "--namespace=k8s.io" in import_command(Path("/s"), Path("/a.tar"))
 
 
@@ -168,7 +168,7 @@ def layered_image(config: dict[str, Any], count: int) -> LayeredImage:
     )
 
 
-def test_layers_are_named_as_containerd_names_them() -> None:
+def test_layers_are_named_by_their_chain_id() -> None:
     """By the OCI image specification: ChainID(L0|...|Ln) = Digest(ChainID(L0|...|Ln-1) + " " + DiffID(Ln))."""
     image = layered_image({"config": {}, "rootfs": {"diff_ids": ["sha256:aa", "sha256:bb", "sha256:cc"]}}, 3)
     second = "sha256:" + hashlib.sha256(b"sha256:aa sha256:bb").hexdigest()

@@ -1,4 +1,4 @@
-"""What decides how whole clusters are made: command lines, settings, images; without a cluster."""
+"""Pure parts of whole clusters: command lines, settings, images; without a cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_clusters_side_by_side_share_no_address_and_no_name(one: int, other: int
 
 
 @given(instances, numbers)
-def test_addresses_lie_in_their_ranges(instance: int, number: int) -> None:
+def test_addresses_are_in_their_ranges(instance: int, number: int) -> None:
     network = Network(instance)
     machines, pods, services = map(IPv4Network, network.ranges)
     assert IPv4Address(network.address(number)) in machines
@@ -55,7 +55,7 @@ def test_addresses_lie_in_their_ranges(instance: int, number: int) -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=1))
-def test_every_link_that_is_made_is_removed(names: list[str]) -> None:
+def test_every_created_link_is_removed(names: list[str]) -> None:
     network = Network(3)
     made = links_up(network, names)
     links = [line[line.index("add") + 1] for line in made if line[:3] == ["ip", "link", "add"]]
@@ -88,7 +88,7 @@ def test_each_node_knows_the_pods_of_every_other() -> None:
         ([{"dst": "unreachable"}, {}], []),
     ],
 )
-def test_addresses_that_are_in_use_are_seen(routes: list[dict[str, Any]], found: list[str]) -> None:
+def test_addresses_in_use_are_found(routes: list[dict[str, Any]], found: list[str]) -> None:
     assert collisions(Network(), routes) == found
 
 
@@ -96,7 +96,7 @@ def node(folder: Path = Path("/f"), number: int = 2) -> configuration.Node:
     return configuration.Node(number, "ascend", folder, Path("/p"), Network())
 
 
-def test_settings_of_a_node_are_what_its_programs_read() -> None:
+def test_settings_of_a_node_are_valid_for_its_programs() -> None:
     files = configuration.files(node())
     assert {path.name for path in files} == {
         "containerd.toml", "10-e2e.conflist", "kubelet.yaml", "proxy.yaml", "resolv.conf",
@@ -114,12 +114,12 @@ def test_settings_of_a_node_are_what_its_programs_read() -> None:
     assert network["plugins"][0]["ipMasq"] is False
 
 
-def test_all_files_of_a_node_lie_in_its_folder() -> None:
+def test_all_files_of_a_node_are_in_its_folder() -> None:
     assert all(path.is_relative_to("/f") for path in configuration.files(node()))
     assert tomllib.loads(configuration.containerd_store(Path("/r"), Path("/s"), Path("/k")))["root"] == "/r"
 
 
-def test_version_1_and_2_of_cgroups_are_told_apart(tmp_path: Path) -> None:
+def test_cgroups_v1_and_v2_are_distinguished(tmp_path: Path) -> None:
     first = tmp_path / "one"
     for name in ("cpu,cpuacct", "cpuset", "unified"):
         (first / name).mkdir(parents=True)
@@ -141,8 +141,8 @@ def test_version_1_and_2_of_cgroups_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "file", "one"), [(1, "cpu.shares", 1024), (2, "cpu.weight", 100)])
-def test_a_node_weighs_as_much_as_its_cpus(tmp_path: Path, version: int, file: str, one: int) -> None:
-    """Otherwise all pods of a node together get as much of a busy machine as one other process."""
+def test_a_node_has_the_cpu_weight_of_its_cpus(tmp_path: Path, version: int, file: str, one: int) -> None:
+    """Otherwise all pods of a node together get the CPU share of one process."""
     root = tmp_path if version == 2 else tmp_path / "one"
     hierarchy = root if version == 2 else root / "cpu"
     (hierarchy / "omni0-a").mkdir(parents=True)
@@ -155,7 +155,7 @@ def test_a_node_weighs_as_much_as_its_cpus(tmp_path: Path, version: int, file: s
     assert (hierarchy / "omni0-a" / file).read_text() == str(one * (os.cpu_count() or 1))
 
 
-def test_folders_that_were_there_before_or_are_in_use_stay(tmp_path: Path) -> None:
+def test_folders_that_existed_before_or_are_in_use_stay(tmp_path: Path) -> None:
     empty, used, absent = tmp_path / "empty", tmp_path / "used", tmp_path / "absent"
     empty.mkdir()
     (used / "inside").mkdir(parents=True)
@@ -166,7 +166,7 @@ def test_folders_that_were_there_before_or_are_in_use_stay(tmp_path: Path) -> No
     machine.give_back_folders(tmp_path / "no-record")
 
 
-def test_another_cluster_inherits_what_has_to_be_given_back(tmp_path: Path) -> None:
+def test_another_cluster_inherits_the_folders_to_remove(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
     own, heir = tmp_path / "own.json", tmp_path / "heir.json"
@@ -178,7 +178,7 @@ def test_another_cluster_inherits_what_has_to_be_given_back(tmp_path: Path) -> N
     assert not folder.exists()
 
 
-def test_mounts_are_counted_by_their_place() -> None:
+def test_mounts_are_counted_by_path() -> None:
     text = "30 1 0:5 / /run/netns rw - tmpfs t rw\n31 1 0:5 / /run/netns rw - tmpfs t rw\n32 1 0:5 / /run rw - t t rw\n"
     assert machine.mounted(Path("/run/netns"), text) == 2
     assert machine.mounted(Path("/run/other"), text) == 0
@@ -196,7 +196,7 @@ def test_packages_are_named_once() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["nvidia.com/gpu", "a~b/c"]), st.integers(0, 9), min_size=1))
-def test_devices_are_added_to_what_a_node_has_and_offers(devices: dict[str, int]) -> None:
+def test_devices_are_added_to_capacity_and_allocatable(devices: dict[str, int]) -> None:
     node: dict[str, Any] = {"status": {"capacity": {"cpu": "2"}, "allocatable": {}}}
     assert not offers(node, devices)
     for item in device_patch(devices):
@@ -304,12 +304,12 @@ def test_cutting_a_node_of_kind_is_undone_by_its_mirror() -> None:
     assert all(line[:4] == ["docker", "exec", "w", "iptables"] for line in cut)
 
 
-def test_both_providers_are_there_and_are_told_apart() -> None:
+def test_both_providers_can_be_chosen() -> None:
     assert isinstance(choose(True, print), kind.KindCluster)
     assert isinstance(choose(False, print), BareCluster)
 
 
-def test_a_word_that_is_no_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sideways"]) == 2
     assert "say up or down" in capsys.readouterr().out
 

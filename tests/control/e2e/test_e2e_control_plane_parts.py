@@ -1,4 +1,4 @@
-"""What decides how a control plane is built, started and read: without one."""
+"""Pure parts of a control plane: builds, command lines, audit log; without a control plane."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_sums_hold_hashes_and_no_address() -> None:
         assert "://" not in path.read_text(encoding="utf-8"), path
 
 
-def test_what_is_built_needs_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_programs_need_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = Tools(tmp_path)
     tools.bin.mkdir(parents=True)
     tools.path(KUBE).touch()
@@ -91,7 +91,7 @@ def test_what_is_built_needs_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ensure((KUBE, PAUSE), said.append, tmp_path)
 
 
-def test_the_cache_lies_where_the_desktop_standard_says() -> None:
+def test_the_cache_is_in_the_xdg_cache_folder() -> None:
     assert cache({"XDG_CACHE_HOME": "/c", "HOME": "/h"}) == Path("/c/omni-operator")
     assert cache({"HOME": "/h"}) == Path("/h/.cache/omni-operator")
 
@@ -187,7 +187,7 @@ def test_a_kubeconfig_needs_no_other_file(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(content)
 
 
-def test_a_process_is_known_by_its_start_and_not_by_its_number() -> None:
+def test_a_process_is_identified_by_pid_and_start_time() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         identity = identify("test", process.pid)
@@ -201,8 +201,8 @@ def test_a_process_is_known_by_its_start_and_not_by_its_number() -> None:
     assert not runs(identity)
 
 
-def test_a_stale_record_ends_nobody(tmp_path: Path) -> None:
-    """Where the number now belongs to another process, that one is left alone."""
+def test_a_stale_record_kills_no_process(tmp_path: Path) -> None:
+    """If the PID now belongs to another process, that one is not killed."""
     daemons = Daemons(tmp_path, bound=True)
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -217,7 +217,7 @@ def test_a_stale_record_ends_nobody(tmp_path: Path) -> None:
         other.communicate()
 
 
-def test_a_daemon_that_ended_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_an_ended_daemon_is_named_with_its_last_output(tmp_path: Path) -> None:
     daemons = Daemons(tmp_path, bound=True)
     identity = daemons.start("talker", [sys.executable, "-c", "input"])
     deadlines.wait_until("its end", deadlines.PROCESS_END, lambda: not runs(identity))
@@ -245,7 +245,7 @@ def test_folders_of_killed_owners_are_swept_and_others_stay(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["omni-control-plane-alive", "omni-control-plane-young"]
 
 
-def test_a_command_that_fails_says_what_it_was() -> None:
+def test_a_failed_command_is_named() -> None:
     assert run([sys.executable, "-c", "print(input())"], text="words") == "words\n"
     with pytest.raises(CommandFailed, match=r"(?s)ended with 3: .*broken"):
         run([sys.executable, "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"])
@@ -253,12 +253,12 @@ def test_a_command_that_fails_says_what_it_was() -> None:
         run(["no-such-program"])
 
 
-def test_a_wait_probes_at_least_once_and_says_what_it_waited_for() -> None:
+def test_a_wait_probes_at_least_once_and_names_its_condition() -> None:
     assert deadlines.wait_until("a value", 0, lambda: 7) == 7
     with pytest.raises(DeadlinePassed, match="waited 0 s for nothing"):
         deadlines.wait_until("nothing", 0, lambda: None)
 
 
-def test_an_identity_survives_being_written_down() -> None:
+def test_an_identity_survives_serialization() -> None:
     identity = Identity("etcd", 1, 2, "boot")
     assert replace(identity) == identity

@@ -1,4 +1,4 @@
-"""What a demo shows of a job, and the volume that it gives it."""
+"""The demo: its progress lines and its volume."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def condition(kind: str, status: str = "True", message: str = "") -> dict[str, s
     ],
     ids=["new", "waiting", "starting", "ready", "running", "succeeded", "failed"],
 )
-def test_the_newest_is_shown_in_a_line(status: dict[str, Any], shown: View) -> None:
+def test_the_status_is_shown_in_one_line(status: dict[str, Any], shown: View) -> None:
     assert view(status) == shown
 
 

@@ -40,33 +40,33 @@ def test_the_base_is_an_argument_with_a_short_name(image: Image) -> None:
 
 
 @IMAGES
-def test_it_runs_as_a_number_that_is_not_root(image: Image) -> None:
+def test_it_runs_as_a_numeric_user_other_than_root(image: Image) -> None:
     user = [argument for name, argument in last_stage(image) if name == "USER"][-1]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
-    # What runs after that line would not be root's.
+    # Later instructions would not run as root.
     names = [name for name, _ in last_stage(image)]
     assert set(names[len(names) - names[::-1].index("USER") :]) <= {"EXPOSE", "ENTRYPOINT", "CMD"}
 
 
 @IMAGES
-def test_python_looks_for_modules_where_they_are_installed_alone(image: Image) -> None:
+def test_python_does_not_import_from_the_working_directory(image: Image) -> None:
     variables = " ".join(argument for name, argument in last_stage(image) if name == "ENV")
     assert "PYTHONSAFEPATH=1" in shlex.split(variables)
 
 
 @IMAGES
-def test_packages_come_by_their_hashes(image: Image) -> None:
+def test_packages_are_installed_by_hash(image: Image) -> None:
     for command in of(image, "RUN"):
         for part in command.split("&&"):
             if "uv pip sync" in part or "--requirement" in part:
                 assert "--require-hashes" in part
             elif "pip install" in part:
-                # Our own package, or the vendor's plug-ins: nothing that they need comes along.
+                # Our own package, or the vendor's plug-ins, without dependencies.
                 assert "--no-deps" in part
 
 
 @IMAGES
-def test_debians_packages_leave_nothing_behind(image: Image) -> None:
+def test_debian_packages_leave_no_package_lists(image: Image) -> None:
     for command in of(image, "RUN"):
         if "apt-get" in command:
             assert "--no-install-recommends" in command
@@ -74,7 +74,7 @@ def test_debians_packages_leave_nothing_behind(image: Image) -> None:
 
 
 @IMAGES
-def test_what_is_copied_is_what_is_let_in(image: Image) -> None:
+def test_copied_files_are_those_of_the_ignore_file(image: Image) -> None:
     copied = {
         source for argument in of(image, "COPY") if "--from" not in argument for source in shlex.split(argument)[:-1]
     }
@@ -85,7 +85,7 @@ def test_what_is_copied_is_what_is_let_in(image: Image) -> None:
 
 
 @IMAGES
-def test_nothing_fails_where_buildah_has_no_word_for_it(image: Image) -> None:
+def test_dockerfiles_use_only_syntax_that_buildah_supports(image: Image) -> None:
     text = (ROOT / image.dockerfile).read_text()
     assert not re.search(r"<<-?['\"]?[A-Z]", text)
     assert "--link" not in text
@@ -104,7 +104,7 @@ def test_the_operator_has_neither_training_stack_nor_compiler() -> None:
 
 @pytest.mark.parametrize("image", ALL[2:], ids=lambda image: image.folder)
 def test_training_images_share_the_layer_of_the_environment(image: Image) -> None:
-    """On one base. Up to that layer, and including it, the Dockerfiles say the same."""
+    """On one base: the Dockerfiles are identical up to that layer."""
     steps, others = (
         [instruction for instruction in instructions(ROOT / one.dockerfile) if instruction[0] != "ARG"]
         for one in (ALL[1], image)

@@ -1,4 +1,4 @@
-"""What goes into an image names it, and an image is built once."""
+"""The tag of an image is a hash of its inputs, and an image is built once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = Image("small", "localhost/small", 0, 0, "a moment")
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A checkout with an image of two files, and one that stays out."""
+    """A checkout with an image of two files, and one ignored file."""
     root = tmp_path / "tree"
     files = {
         "images/small/Dockerfile": "ARG BASE=python:3.12-slim\nFROM ${BASE}\nCOPY code /code\n",
@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 class RecordingBuilder:
-    """A builder that writes down what it is asked for."""
+    """A builder that records its calls."""
 
     def __init__(self, fails: bool = False) -> None:
         self.calls: list[str] = []
@@ -78,7 +78,7 @@ def made(tree: Path, tmp_path: Path, builder: RecordingBuilder, base: str | None
     return build(SMALL, builder, tmp_path / "kept", lambda _: None, base, tree).name
 
 
-def test_only_what_is_named_goes_in(tree: Path) -> None:
+def test_only_listed_files_are_copied(tree: Path) -> None:
     lines = (tree / SMALL.ignore).read_text().splitlines()
     assert inputs(tree, lines) == ["code/a.py", "one.txt"]
     with pytest.raises(BuildFailed, match="gone goes into the image and is not there"):
@@ -105,7 +105,7 @@ def test_an_image_is_built_once(tree: Path, tmp_path: Path) -> None:
         ("images/small/Dockerfile", "ARG BASE=python:3.12-slim\nFROM ${BASE}\n", False),
         ("two.txt", "3", True),
         ("code/__pycache__/a.pyc", "y", True),
-        ("code/a.py", "a", True),  # written again: another time, the same content
+        ("code/a.py", "a", True),  # written again with the same content
     ],
 )
 def test_another_content_is_another_image(tree: Path, tmp_path: Path, path: str, text: str, same: bool) -> None:
@@ -113,7 +113,7 @@ def test_another_content_is_another_image(tree: Path, tmp_path: Path, path: str,
     (tree / path).write_text(text)
     after = made(tree, tmp_path, RecordingBuilder())
     assert (after == before) is same
-    # The archive of what there was before is gone.
+    # The archive of the earlier content is gone.
     assert [file.read_text() for file in (tmp_path / "kept").glob("*.tar")] == [after]
 
 
@@ -124,7 +124,7 @@ def test_another_base_or_mode_is_another_image(tree: Path, tmp_path: Path) -> No
     assert made(tree, tmp_path, RecordingBuilder()) != plain
 
 
-def test_a_tree_that_changes_while_it_is_built_changes_nothing(tree: Path, tmp_path: Path) -> None:
+def test_changes_of_the_tree_during_a_build_have_no_effect(tree: Path, tmp_path: Path) -> None:
     class ChangingTree(RecordingBuilder):
         def build(self, recipe: Recipe, context: Path, say: object) -> None:
             (tree / "code/a.py").write_text("changed")
@@ -142,7 +142,7 @@ def test_a_build_that_fails_leaves_no_archive(tree: Path, tmp_path: Path) -> Non
     assert list((tmp_path / "kept").iterdir()) == []
 
 
-def test_a_disk_that_fills_up_costs_the_earlier_builds_and_not_the_build(tree: Path, tmp_path: Path) -> None:
+def test_when_the_disk_fills_up_earlier_builds_are_removed_and_the_build_succeeds(tree: Path, tmp_path: Path) -> None:
     class FillingDisk(RecordingBuilder):
         def build(self, recipe: Recipe, context: Path, say: object) -> None:
             super().build(recipe, context, say)
@@ -158,7 +158,7 @@ def test_a_disk_that_fills_up_costs_the_earlier_builds_and_not_the_build(tree: P
 
 
 @given(free=st.integers(0, 100), room=st.integers(0, 100))
-def test_a_full_disk_is_told_in_words_before_anything_is_done(free: int, room: int) -> None:
+def test_a_full_disk_is_reported_before_the_build(free: int, room: int) -> None:
     image = Image("big", "localhost/big", room * GB, 0, "")
     if free >= room:
         check_room(image, Path("kept"), free * GB)
@@ -167,14 +167,18 @@ def test_a_full_disk_is_told_in_words_before_anything_is_done(free: int, room: i
         check_room(image, Path("kept"), free * GB)
 
 
-def test_the_archive_that_goes_counts_as_room(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_archive_to_be_replaced_counts_as_free_space(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image, kept = Image("small", "localhost/small", 100, 0, ""), tmp_path / "kept"
     kept.mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=60))
     builder = RecordingBuilder()
     with pytest.raises(ToolMissing, match="more are needed"):
         build(image, builder, kept, lambda _: None, None, tree)
-    assert [call.split()[0] for call in builder.calls] == ["clean", "forget"], "what can go went before it was refused"
+    assert [call.split()[0] for call in builder.calls] == ["clean", "forget"], (
+        "earlier builds were removed before it was refused"
+    )
     (kept / "small-0123456789abcdef.tar").write_bytes(b"x" * 40)
     assert build(image, RecordingBuilder(), kept, lambda _: None, None, tree).name
 
@@ -189,8 +193,8 @@ def test_staged_files_have_no_time(tree: Path, tmp_path: Path) -> None:
     assert recipe(SMALL, "b", one) == recipe(SMALL, "b", two)
 
 
-def test_the_layer_of_the_locked_set_does_not_depend_on_its_comments(tmp_path: Path) -> None:
-    """Its first line changes with every line of pyproject.toml, and to install the set takes ten minutes."""
+def test_the_environment_layer_does_not_depend_on_comments_of_the_lock(tmp_path: Path) -> None:
+    """The first line of a lock changes with every line of pyproject.toml, and installing it takes ten minutes."""
     for image in ALL:
         folder = tmp_path / image.folder
         folder.mkdir()
@@ -200,7 +204,7 @@ def test_the_layer_of_the_locked_set_does_not_depend_on_its_comments(tmp_path: P
             assert kept and staged.read_text().splitlines() == kept
 
 
-def test_a_base_is_made_of_debian_alone() -> None:
+def test_a_base_can_be_made_on_debian_only() -> None:
     assert suite('ID=debian\nVERSION_CODENAME=bookworm\nPRETTY_NAME="x"\n') == "bookworm"
     with pytest.raises(ToolMissing, match="give one"):
         suite("ID=fedora\nVERSION_ID=42\n")
@@ -217,7 +221,7 @@ def test_a_base_is_made_of_debian_alone() -> None:
         ("#7 sha256:abc", False),
     ],
 )
-def test_steps_of_both_engines_are_known(line: str, is_step: bool) -> None:
+def test_steps_of_both_builders_are_recognized(line: str, is_step: bool) -> None:
     assert bool(STEP.match(line)) is is_step
 
 
@@ -229,7 +233,7 @@ def test_every_image_has_its_files_in_this_checkout(tmp_path: Path) -> None:
         assert (folder / image.dockerfile).exists()
 
 
-def test_a_build_says_beforehand_how_much_disk_it_takes_and_where(tree: Path, tmp_path: Path) -> None:
+def test_a_build_reports_beforehand_how_much_disk_it_takes_and_where(tree: Path, tmp_path: Path) -> None:
     said: list[str] = []
     image = Image("small", "localhost/small", 3 * 10**6, 2 * GB, "a moment")
     build(image, RecordingBuilder(), tmp_path / "kept", said.append, None, tree)
