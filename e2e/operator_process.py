@@ -111,6 +111,12 @@ def _await_served(plane: ControlPlane, paths: Sequence[str]) -> None:
     with plane.api("e2e-install") as api:
         for path in paths:
             deadlines.wait_until(f"{path} to be served", deadlines.API_READY, functools.partial(_served, api, path))
+    # Aggregated discovery, which helm and kubectl read, is updated some time later.
+    versions = {path.removeprefix("/apis/").rpartition("/")[0] for path in paths}
+    deadlines.wait_until(
+        f"{', '.join(versions)} in discovery", deadlines.API_READY,
+        lambda: versions <= set(plane.kubectl("api-versions").split()),
+    )  # fmt: skip
 
 
 def _served(api: Api, path: str) -> bool:

@@ -1,17 +1,20 @@
-"""A small client of the API server, for providers and tests."""
+"""A client of the API server for cluster providers and tests: paths and dictionaries over the kubernetes package."""
 
 from __future__ import annotations
 
-import ssl
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
+from kubernetes.client import ApiClient, ApiException, Configuration
+from urllib3.exceptions import HTTPError
 
 from .errors import ClusterError
 
+TIMEOUT_S, READY_TIMEOUT_S = 30.0, 5.0
+NOT_FOUND = 404
 PATCHES = {
     "apply": "application/apply-patch+yaml",
     "merge": "application/merge-patch+json",
@@ -20,7 +23,7 @@ PATCHES = {
 
 
 class ApiError(ClusterError):
-    """The API server refused. `code` is the status of the answer, `reason` Kubernetes' own word."""
+    """The API server rejected the request; `code` and `reason` are those of its Status object."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}")
@@ -28,18 +31,19 @@ class ApiError(ClusterError):
 
 
 class ApiUnavailable(ClusterError):
-    """The API server did not answer; trying again may help."""
+    """The API server did not answer; a retry may succeed."""
 
 
 class Api:
-    """One client with one identity and one user agent; close it, or use it in a `with`."""
+    """A client with one identity and one user agent; close it, or use it in a `with`."""
 
     def __init__(self, server: str, authority: Path, certificate: Path, key: Path, user_agent: str) -> None:
-        context = ssl.create_default_context(cafile=str(authority))
-        context.load_cert_chain(certificate, key)
-        self._http = httpx.Client(
-            base_url=server, verify=context, headers={"User-Agent": user_agent}, timeout=30, trust_env=False
+        configuration = Configuration(
+            host=server, ssl_ca_cert=str(authority), cert_file=str(certificate), key_file=str(key), no_proxy="*"
         )
+        configuration.retries = False
+        self._client = ApiClient(configuration)
+        self._client.user_agent = user_agent
 
     def __enter__(self) -> Self:
         return self
@@ -48,24 +52,24 @@ class Api:
         self.close()
 
     def close(self) -> None:
-        self._http.close()
+        self._client.close()
 
     def ready(self) -> bool:
-        """Whether the API server answers and says that it is ready."""
+        """Whether the API server answers that it is ready."""
         try:
-            return self._http.get("/readyz", timeout=5).status_code == httpx.codes.OK
-        except httpx.TransportError:
+            return self._send("GET", "/readyz", timeout=READY_TIMEOUT_S)[0] == 200
+        except ApiUnavailable:
             return False
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
         return self._call("GET", path, query=query)
 
     def gone(self, path: str) -> bool:
-        """Whether there is nothing at `path`; any other refusal says nothing about that."""
+        """Whether there is nothing at `path`; False for any other error."""
         try:
             self.get(path)
         except ApiError as error:
-            return error.code == httpx.codes.NOT_FOUND
+            return error.code == NOT_FOUND
         return False
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +79,7 @@ class Api:
         return self._call("PUT", path, body=body)
 
     def patch(self, path: str, body: Any, kind: str = "merge", **query: str) -> dict[str, Any]:
-        """Patch by `apply` (server-side, wants `fieldManager`), `merge` or `json`."""
+        """Patch by `apply` (server-side, needs `fieldManager`), `merge` or `json`."""
         return self._call("PATCH", path, body=body, query=query, content_type=PATCHES[kind])
 
     def delete(self, path: str, **query: str) -> dict[str, Any]:
@@ -90,18 +94,34 @@ class Api:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """One request.
+        """The answer to one request.
 
         Raises:
             ApiError: the answer is not a success.
             ApiUnavailable: there is no answer.
+            ValueError: the answer is not JSON.
         """
-        headers = {"Content-Type": content_type} if body is not None else {}
-        try:
-            answer = self._http.request(method, path, json=body, params=query or None, headers=headers)
-        except httpx.TransportError as error:
-            raise ApiUnavailable(f"{method} {path}: {error}") from error
-        content: dict[str, Any] = answer.json()
-        if answer.is_error:
-            raise ApiError(answer.status_code, content.get("reason", ""), content.get("message", answer.text[:500]))
+        code, text = self._send(method, path, body, query, content_type)
+        content: dict[str, Any] = json.loads(text)
+        if code >= 400:
+            raise ApiError(code, content.get("reason", ""), content.get("message", text[:500].decode()))
         return content
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        timeout: float = TIMEOUT_S,
+    ) -> tuple[int, bytes]:
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        request = self._client.param_serialize(
+            method, path, query_params=list((query or {}).items()), header_params=headers, body=body
+        )
+        try:
+            answer = self._client.call_api(*request, _request_timeout=timeout)
+            return answer.status, answer.read()
+        except (HTTPError, ApiException) as error:  # the package reports errors of TLS as an ApiException
+            raise ApiUnavailable(f"{method} {path}: {error}") from error

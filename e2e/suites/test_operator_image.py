@@ -25,7 +25,7 @@ from e2e.suites.test_chart_installed import ACCOUNT, NAME, SYSTEM, installed
 
 pytestmark = pytest.mark.bare
 
-ACCOUNT_FOLDER = "/run/account"
+ACCOUNT_FOLDER = "/run/secrets/kubernetes.io/serviceaccount"  # /var/run is a link to /run
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +55,18 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 
 def account_folder(plane: ControlPlane, folder: Path) -> Path:
-    """A folder that nobody's process can read, with the kubeconfig of the operator's account.
-
-    Not the files that a kubelet puts into a pod: with those kopf asks a name for the API server that only DNS knows.
-    """
+    """The operator's service account as a kubelet mounts it, readable for the image's user."""
     made = folder / "account"
     made.mkdir()
-    made.joinpath("config").write_bytes(plane.kubeconfig_of_account(SYSTEM, NAME).read_bytes())
-    for path in (folder, *folder.parents[:2], made):
-        path.chmod(0o755)
-    made.joinpath("config").chmod(0o644)
+    path = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{NAME}/token"
+    with plane.api("e2e-token") as api:
+        token = api.post(path, {"spec": {}})["status"]["token"]
+    authority = plane.authority.certificate.read_text()
+    for name, content in (("token", token), ("ca.crt", authority), ("namespace", SYSTEM)):
+        made.joinpath(name).write_text(content)
+        made.joinpath(name).chmod(0o644)
+    for parent in (folder, *folder.parents[:2], made):
+        parent.chmod(0o755)
     return made
 
 
@@ -96,14 +98,15 @@ def test_without_an_account_it_says_so(image: Unpacked, tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr.strip()) == (
         2,
-        "no service account in this pod, no KUBECONFIG, no ~/.kube/config",
+        "no credentials for the API server: KUBECONFIG is not set, and neither "
+        "/var/run/secrets/kubernetes.io/serviceaccount/token nor /.kube/config exists",
     )
 
 
 def test_it_runs_a_job_and_can_write_nowhere(
     image: Unpacked, plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variables = {"KUBECONFIG": f"{ACCOUNT_FOLDER}/config"}
+    variables = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(plane.layout.api_port)}
     mounted = {Path("/dev"): "/dev", account_folder(plane, tmp_path): ACCOUNT_FOLDER}
     runner = image.runner(tmp_path / "run", variables, mounted)
     code = (

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+from kubernetes.aio.client import ApiClient
 
 from omni_operator.api.names import FIELD_MANAGER
 
-from .credentials import Access
+from .credentials import Credentials, Loaded, NoCredentials
 from .errors import Conflict, KindAbsent, Unavailable, error_of
 from .kinds import TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import Identity, Listing
@@ -29,23 +31,22 @@ Meter = Callable[[str, str, int, float], None]
 class ApiServer:
     """A `Cluster` behind HTTP. Use as an async context manager."""
 
-    def __init__(self, access: Access, meter: Meter, *, version: str, timeout: float = 30.0) -> None:
-        self._access, self._meter = access, meter
+    def __init__(self, credentials: Credentials, meter: Meter, *, version: str, timeout: float = 30.0) -> None:
+        self._credentials, self._meter = credentials, meter
         self._agent, self._timeout = f"{FIELD_MANAGER}/{version}", aiohttp.ClientTimeout(total=timeout, connect=10.0)
-        self._session: aiohttp.ClientSession | None = None
+        self._used = credentials.loaded
+        self._client: ApiClient | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(ssl=self._access.tls or True, limit=CONNECTIONS)
-        self._session = aiohttp.ClientSession(
-            connector=connector, timeout=self._timeout, headers={"User-Agent": self._agent}
-        )
+        self._used = self._credentials.loaded
+        self._client = self._new_client()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session:
-            await self._session.close()
+        if self._client:
+            await self._client.close()
 
     async def apply(self, body: Body) -> Body:
         kind, meta = kind_of(body), body["metadata"]
@@ -140,43 +141,88 @@ class ApiServer:
         accept: str = "application/json",
         gone_is_fine: bool = False,
     ) -> Body:
-        """One request.
+        """Send a request; where its credentials are rejected, once more with new ones.
 
         Raises:
             ClusterError: of the kind that the answer means.
         """
-        assert self._session is not None, "used outside its context"
         what = f"{verb} {path.rsplit('/apis/', maxsplit=1)[-1]}"
+        headers = {"Accept": accept, "Content-Type": content}
+        rejected: Loaded | None = None
+        while True:
+            client = await self._authenticated_client(what, rejected)
+            used = self._used
+            request = await client.param_serialize(
+                method, path, query_params=list((parameters or {}).items()), header_params=dict(headers), body=body,
+                auth_settings=["BearerToken"],
+            )  # fmt: skip
+            answer = await self._exchange(verb, kind, client, request, what)
+            if answer.code != 401 or rejected is not None:
+                break
+            rejected = used
+        if answer.code < 300:
+            return answer.body or {}
+        if gone_is_fine and answer.code in (404, 409):  # 409: another object has the name by now
+            return {}
+        raise error_of(answer.code, answer.body, what, answer.retry_after)
+
+    async def _exchange(self, verb: str, kind: Kind, client: ApiClient, request: Any, what: str) -> _Answer:
+        """One request and its answer, which stays a dictionary: the package's models would copy every object."""
         begun, code = time.monotonic(), 0
-        headers = {**await self._access.headers(), "Content-Type": content, "Accept": accept}
         try:
-            async with self._session.request(
-                method,
-                self._access.server + path,
-                params=parameters,
-                data=json.dumps(body).encode() if body is not None else None,
-                headers=headers,
-            ) as response:
-                code, text = response.status, await response.text()
-                retry_after = response.headers.get("Retry-After")
+            response = await client.call_api(*request, _request_timeout=self._timeout)
+            code, data = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             self._meter(verb, kind.plural, code, time.monotonic() - begun)
-        reply = _json(text)
-        if code < 300:
-            return reply or {}
-        if gone_is_fine and code in (404, 409):  # 409: another object has the name by now
-            return {}
-        raise error_of(code, reply, what, retry_after)
+        return _Answer(code, _parse_json(data), response.headers.get("Retry-After"))
+
+    async def _authenticated_client(self, what: str, rejected: Loaded | None) -> ApiClient:
+        """The client, with credentials that are neither expired nor `rejected`."""
+        assert self._client is not None, "used outside its context"
+        try:
+            current = await self._credentials.current(rejected)
+        except NoCredentials as error:
+            raise Unavailable(f"{what}: {error}") from error
+        if current is not self._used:
+            before, self._used = self._used, current
+            if _endpoint(before) != _endpoint(current):
+                replaced, self._client = self._client, self._new_client()
+                await replaced.close()
+            else:
+                self._client.configuration = current.configuration
+        return self._client
+
+    def _new_client(self) -> ApiClient:
+        configuration = self._used.configuration
+        configuration.connection_pool_maxsize = CONNECTIONS
+        client = ApiClient(configuration)
+        client.user_agent = self._agent
+        return client
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer of the API server; `body` is None where it is not a JSON object."""
+
+    code: int
+    body: Body | None
+    retry_after: str | None
 
 
 _MINE = {"fieldManager": FIELD_MANAGER, "force": "true"}
 
 
-def _json(text: str) -> dict[str, Any] | None:
+def _endpoint(loaded: Loaded) -> tuple[object, ...]:
+    """What connections are made of; tokens are sent with each request."""
+    given = loaded.configuration
+    return given.host, given.proxy, given.verify_ssl, given.ssl_ca_cert, given.cert_file, given.key_file
+
+
+def _parse_json(data: bytes) -> Body | None:
     try:
-        value = json.loads(text)
+        value = json.loads(data)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -1,20 +1,20 @@
-"""How the operator proves who it is: the pod's service account, or a kubeconfig."""
+"""Credentials for the API server: the pod's service account, or a kubeconfig, both loaded by the kubernetes package."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import os
-import ssl
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from ruamel.yaml import YAML
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException, load_kube_config
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
+from yaml import YAMLError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+PLUGIN_SECONDS = 60.0  # for an exec plug-in, which may log in over the network
 
 
 class NoCredentials(RuntimeError):
@@ -22,94 +22,106 @@ class NoCredentials(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """Where the API server is and how to speak to it.
+class Loaded:
+    """Address and credentials as they were loaded once.
 
     Attributes:
-        token: read for every request, because kubelets replace it; None with client certificates.
+        configuration: with a service account it reads the token again every minute, because kubelets replace it.
         namespace: the operator's own.
+        expires: when an exec plug-in's token expires, if the plug-in says so.
     """
 
-    server: str
-    tls: ssl.SSLContext | None
-    token: Callable[[], str] | None
+    configuration: Configuration
     namespace: str
-
-    async def headers(self) -> dict[str, str]:
-        """Headers of a request."""
-        if self.token is None:
-            return {}
-        return {"Authorization": f"Bearer {await asyncio.to_thread(self.token)}"}
+    expires: datetime | None = None
 
 
-def find(environ: Mapping[str, str]) -> Access:
-    """The service account where the program runs in a pod, else the kubeconfig that KUBECONFIG names.
+@dataclass(slots=True)
+class Credentials:
+    """The operator's credentials, which its client and kopf share, and how to load them again."""
+
+    loaded: Loaded
+    _environ: Mapping[str, str]
+    _account: Path
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def current(self, rejected: Loaded | None = None) -> Loaded:
+        """Credentials that have not expired and are not those that the API server rejected.
+
+        Raises:
+            NoCredentials: they cannot be loaded again.
+        """
+        async with self._lock:  # one request of many runs the exec plug-in
+            expires = self.loaded.expires
+            if self.loaded is rejected or (expires is not None and expires <= datetime.now(UTC)):
+                self.loaded = await _load(self._environ, self._account)
+            return self.loaded
+
+
+async def load_credentials(environ: Mapping[str, str], account: Path = ACCOUNT) -> Credentials:
+    """Load the kubeconfig that KUBECONFIG names, else the pod's service account, else ~/.kube/config.
 
     Raises:
-        NoCredentials: there is neither.
+        NoCredentials: there is none of these, or it cannot be used.
     """
+    return Credentials(await _load(environ, account), environ, account)
+
+
+async def _load(environ: Mapping[str, str], account: Path) -> Loaded:
+    kubeconfig = _find_kubeconfig(environ, account)
+    return await _from_kubeconfig(kubeconfig) if kubeconfig else _from_account(environ, account)
+
+
+def _find_kubeconfig(environ: Mapping[str, str], account: Path) -> str | None:
+    """The kubeconfig to load; None for the service account."""
     if environ.get("KUBECONFIG"):
-        return from_kubeconfig(Path(environ["KUBECONFIG"].split(os.pathsep)[0]))
-    if (ACCOUNT / "token").exists():
-        return Access(
-            in_pod_server(environ),
-            ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt")),
-            (ACCOUNT / "token").read_text,
-            (ACCOUNT / "namespace").read_text().strip(),
-        )
-    default = Path.home() / ".kube" / "config"
-    if default.exists():
-        return from_kubeconfig(default)
-    raise NoCredentials("no service account in this pod, no KUBECONFIG, no ~/.kube/config")
-
-
-def in_pod_server(environ: Mapping[str, str]) -> str:
-    """The API server's address in a pod, by number: it answers where the cluster's name service does not."""
-    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
-def from_kubeconfig(path: Path) -> Access:
-    """The current context of a kubeconfig: certificates or a token; programs that make credentials are not run.
-
-    Raises:
-        NoCredentials: the file says nothing that can be used.
-    """
-    try:
-        config = YAML(typ="safe").load(path.read_text())
-        context = _named(config, "contexts", config["current-context"])["context"]
-        cluster = _named(config, "clusters", context["cluster"])["cluster"]
-        user = _named(config, "users", context["user"])["user"]
-        server = str(cluster["server"])
-    except (OSError, KeyError, TypeError, StopIteration) as error:
-        raise NoCredentials(f"{path}: no usable current context: {error!r}") from error
-    token, file = user.get("token"), user.get("tokenFile")
-    read = Path(file).read_text if file else (lambda: str(token)) if token else None
-    return Access(server, _tls(path, cluster, user), read, str(context.get("namespace") or "default"))
-
-
-def _named(config: Any, kind: str, name: str) -> Any:
-    return next(item for item in config[kind] if item["name"] == name)
-
-
-def _tls(path: Path, cluster: Any, user: Any) -> ssl.SSLContext | None:
-    if not str(cluster["server"]).startswith("https"):
+        return environ["KUBECONFIG"]
+    if (account / "token").exists():
         return None
-    context = ssl.create_default_context()
-    if cluster.get("insecure-skip-tls-verify"):
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    elif data := cluster.get("certificate-authority-data"):
-        context.load_verify_locations(cadata=base64.b64decode(data).decode())
-    elif file := cluster.get("certificate-authority"):
-        context.load_verify_locations(cafile=str(path.parent / file))
-    if data := user.get("client-certificate-data"):
-        # The ssl module loads certificates from files alone.
-        with tempfile.TemporaryDirectory() as folder:
-            certificate, key = Path(folder, "crt"), Path(folder, "key")
-            certificate.write_bytes(base64.b64decode(data))
-            key.touch(mode=0o600)
-            key.write_bytes(base64.b64decode(user["client-key-data"]))
-            context.load_cert_chain(certificate, key)
-    elif file := user.get("client-certificate"):
-        context.load_cert_chain(path.parent / file, path.parent / user["client-key"])
-    return context
+    home = Path(environ.get("HOME", "/"), ".kube", "config")
+    if home.exists():
+        return str(home)
+    raise NoCredentials(
+        f"no credentials for the API server: KUBECONFIG is not set, and neither {account}/token nor {home} exists"
+    )
+
+
+def _from_account(environ: Mapping[str, str], account: Path) -> Loaded:
+    """Load the service account. The server is an IP address, so it is reachable before the cluster's DNS is up."""
+    configuration = _new_configuration()
+    loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), environ=environ)
+    try:
+        loader.load_and_set(configuration)
+        return Loaded(configuration, (account / "namespace").read_text().strip())
+    except (ConfigException, OSError) as error:
+        raise NoCredentials(f"the service account in {account} cannot be used: {error}") from error
+
+
+async def _from_kubeconfig(paths: str) -> Loaded:
+    """Load the current context of a kubeconfig, or of several that are separated as in PATH."""
+    configuration = _new_configuration()
+    try:
+        async with asyncio.timeout(PLUGIN_SECONDS):
+            loader = await load_kube_config(config_file=paths, client_configuration=configuration, persist_config=False)
+    except TimeoutError as error:
+        raise NoCredentials(f"{paths}: the exec plug-in did not answer within {PLUGIN_SECONDS:.0f} s") from error
+    except (ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError) as error:
+        raise NoCredentials(f"{paths}: the current context cannot be used: {error}") from error
+    context = loader.current_context["context"]
+    if context.get("user") and not configuration.api_key and not configuration.cert_file:
+        raise NoCredentials(
+            f"{paths}: user {context['user']!r} has no credentials: a token, a client certificate, a password, or an "
+            "exec plug-in that works (the log says why one failed)"
+        )
+    expires: datetime | None = getattr(loader, "exec_plugin_expiry", None)
+    if expires is not None and expires <= datetime.now(UTC):
+        expires = None  # the clocks differ: the API server decides, else the plug-in would run for each request
+    return Loaded(configuration, str(context.get("namespace") or "default"), expires)
+
+
+def _new_configuration() -> Configuration:
+    configuration = Configuration()
+    # No proxies from the environment: aiohttp does not read ranges such as 10.96.0.0/12 in NO_PROXY, so requests of a
+    # pod would leave the cluster. A kubeconfig's proxy-url is used.
+    configuration.client_session_kwargs = {"trust_env": False}
+    return configuration

@@ -83,7 +83,7 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
         if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
             return NamespaceTerminating(text)
         return QuotaExceeded(text) if "exceeded quota" in said else Forbidden(text)
-    if code == 429 or code >= 500:
+    if code in (401, 429) or code >= 500:  # 401: about the operator's credentials, not about what it asked
         seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
         return Unavailable(text, seconds)
     return Refused(text)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 import kopf
 from prometheus_client import disable_created_metrics
 
 from omni_operator.cluster.client import ApiServer
-from omni_operator.cluster.credentials import Access, in_pod_server
+from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.cluster.kinds import RAYJOBS, Key
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.watch_liveness import WatchLiveness
@@ -28,8 +26,10 @@ from .http_server import probe_routes, serving
 from .job_workers import JobWorkers
 from .watches import Watches, configure
 
+LOGIN_PAUSE = 5.0  # until an exec plug-in that failed is run again
 
-async def run(settings: Settings, access: Access, version: str) -> bool:
+
+async def run(settings: Settings, credentials: Credentials, version: str) -> bool:
     """Run the operator until it is told to stop, or has to start anew; whether it has to.
 
     Raises:
@@ -39,7 +39,7 @@ async def run(settings: Settings, access: Access, version: str) -> bool:
     metrics, cache, reports = OperatorMetrics(), ObjectCache(), ReportStore()
     metrics.registry.register(JobMetrics(cache, settings.jobs_shown))
     liveness = WatchLiveness(settings.canary_deadline_seconds)
-    async with ApiServer(access, metrics.requested, version=version) as cluster:
+    async with ApiServer(credentials, metrics.requested, version=version) as cluster:
         reconciler = Reconciler(
             cluster=cluster, cache=cache, reports=reports, settings=settings.cluster, clock=utc_now,
             instance=settings.instance, timeouts=settings.timeouts, failed=metrics.failed,
@@ -63,7 +63,7 @@ async def run(settings: Settings, access: Access, version: str) -> bool:
             await missing.look()
             await sync.fill()
             watches = Watches(cache, liveness, workers.wake, metrics.watched)
-            await _together(_watch(settings, missing.served, watches, workers), loops)
+            await _together(_watch(settings, credentials, missing.served, watches, workers), loops)
     return missing.served.is_set()
 
 
@@ -73,18 +73,43 @@ def _unseen(cache: ObjectCache, key: Key) -> bool:
     return body is not None and not body.get("status")
 
 
-async def _watch(settings: Settings, enough: asyncio.Event, watches: Watches, workers: JobWorkers) -> None:
+def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) -> None:
+    """Have kopf log in with the operator's credentials, and again when they expire or are rejected."""
+    given: Loaded | None = None
+
+    @kopf.on.login(registry=registry, backoff=LOGIN_PAUSE)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        nonlocal given
+        given = await credentials.current(rejected=given)
+        return await _connection(given)
+
+
+async def _connection(loaded: Loaded) -> kopf.ConnectionInfo:
+    """Loaded credentials as kopf takes them."""
+    configuration = loaded.configuration
+    scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        scheme=scheme or None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        proxy_url=configuration.proxy,
+        default_namespace=loaded.namespace,
+        expiration=loaded.expires,
+    )
+
+
+async def _watch(
+    settings: Settings, credentials: Credentials, enough: asyncio.Event, watches: Watches, workers: JobWorkers
+) -> None:
     """kopf's part; ends when the process is told to stop or has had enough, after the workers have stopped."""
     registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
     configure(kopf_settings, settings)
     watches.register(registry)
-
-    @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        if found := kopf.login_with_kubeconfig(**kwargs):
-            return found
-        account = kopf.login_with_service_account(**kwargs)  # by name, which needs the cluster's name service
-        return account and replace(account, server=in_pod_server(os.environ))
+    register_login(registry, credentials)
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: object) -> None:

@@ -1,0 +1,258 @@
+"""The client of the API server, against a small HTTP server: requests as sent, errors, credentials, metering."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from omni_operator.cluster.client import ApiServer
+from omni_operator.cluster.credentials import Credentials, Loaded, NoCredentials
+from omni_operator.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    KindAbsent,
+    NamespaceTerminating,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+    Unavailable,
+)
+from omni_operator.cluster.kinds import JOBS, PODS, RAYJOBS
+
+JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": "ns", "name": "red"}}
+JOB_PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
+
+
+class RecordingServer:
+    """An API server that records requests and answers as told."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, dict[str, str], Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.answer: Callable[[web.Request], web.Response] = lambda request: web.json_response({})
+        self.metered: list[tuple[str, str, int]] = []
+        self.port = 0
+
+    async def handle(self, request: web.Request) -> web.Response:
+        text = await request.text()
+        query = dict(request.query)
+        self.requests.append((request.method, request.path, query, json.loads(text) if text else None))
+        self.headers.append(dict(request.headers))
+        return self.answer(request)
+
+    def loaded(self, token: str) -> Loaded:
+        configuration = Configuration(host=f"http://127.0.0.1:{self.port}", api_key={"BearerToken": f"Bearer {token}"})
+        return Loaded(configuration, "ns")
+
+    def meter(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        self.metered.append((verb, resource, code))
+
+
+class RotatingCredentials(Credentials):
+    """Credentials whose next tokens are known; loading them when there is none left fails."""
+
+    def __init__(self, server: RecordingServer, *tokens: str) -> None:
+        self._server, self._tokens, self._lock = server, list(tokens), asyncio.Lock()
+        self.loads = 0
+        self.loaded = server.loaded(self._tokens.pop(0))
+
+    async def current(self, rejected: Loaded | None = None) -> Loaded:
+        async with self._lock:
+            if self.loaded is rejected:
+                self.loads += 1
+                await asyncio.sleep(0.01)
+                if not self._tokens:
+                    raise NoCredentials("the plug-in failed")
+                self.loaded = self._server.loaded(self._tokens.pop(0))
+            return self.loaded
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RecordingServer]:
+    made = RecordingServer()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", made.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.port = runner.addresses[0][1]
+    yield made
+    await runner.cleanup()
+
+
+def client(server: RecordingServer, *tokens: str, timeout: float = 30.0) -> ApiServer:
+    credentials = RotatingCredentials(server, *(tokens or ("t",)))
+    return ApiServer(credentials, server.meter, version="1", timeout=timeout)
+
+
+def status(code: int, message: str = "no", **details: Any) -> Callable[[web.Request], web.Response]:
+    return lambda _: web.json_response({"kind": "Status", "message": message, "details": details}, status=code)
+
+
+async def test_server_side_apply_sends_the_body_unchanged(server: RecordingServer) -> None:
+    answered = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "7"}, "spec": {"x": [None, 1.5]}}
+    server.answer = lambda _: web.json_response(answered, status=201)
+    sent = {**JOB, "spec": {"empty": {}, "null": None, "list": [], "text": "ä"}}
+    async with client(server) as cluster:
+        assert await cluster.apply(sent) == answered
+        await cluster.apply_status(JOBS, "ns", "red", "u", {"attempts": 1})
+    mine = {"fieldManager": "diffusionrl-operator", "force": "true"}
+    assert server.requests[0] == ("PATCH", JOB_PATH, mine, sent)
+    method, path, query, body = server.requests[1]
+    assert (method, path, query) == ("PATCH", f"{JOB_PATH}/status", mine)
+    assert body["metadata"] == {"name": "red", "namespace": "ns", "uid": "u"}
+    assert {headers["Content-Type"] for headers in server.headers} == {"application/apply-patch+yaml"}
+    assert {headers["User-Agent"] for headers in server.headers} == {"diffusionrl-operator/1"}
+    assert server.metered == [("apply", "diffusionrljobs", 201), ("apply_status", "diffusionrljobs", 201)]
+
+
+async def test_finalizers_are_a_merge_patch_and_deletion_has_a_uid(server: RecordingServer) -> None:
+    body = {**JOB, "metadata": {**JOB["metadata"], "resourceVersion": "7"}}
+    async with client(server) as cluster:
+        await cluster.set_finalizers(JOBS, body, ["a"])
+        await cluster.delete(JOBS, "ns", "red", "u")
+        for code in (404, 409):
+            server.answer = status(code, name="red")
+            await cluster.delete(JOBS, "ns", "red", "u")
+    patch = {"metadata": {"resourceVersion": "7", "finalizers": ["a"]}}
+    assert server.requests[0] == ("PATCH", JOB_PATH, {"fieldManager": "diffusionrl-operator"}, patch)
+    assert server.headers[0]["Content-Type"] == "application/merge-patch+json"
+    options = {"propagationPolicy": "Background", "preconditions": {"uid": "u"}}
+    assert server.requests[1] == ("DELETE", JOB_PATH, {}, options)
+
+
+async def test_creation_of_an_object_that_exists_returns_false(server: RecordingServer) -> None:
+    async with client(server) as cluster:
+        assert await cluster.create(JOB)
+        server.answer = status(409)
+        assert not await cluster.create(JOB)
+
+
+async def test_lists_are_paged_and_a_listing_asks_for_metadata_alone(server: RecordingServer) -> None:
+    def page(request: web.Request) -> web.Response:
+        first = "continue" not in request.query
+        meta = {"resourceVersion": "9", **({"continue": "a+b/="} if first else {})}
+        name = "a" if first else "b"
+        return web.json_response({"metadata": meta, "items": [{"metadata": {"name": name}}]})
+
+    server.answer = page
+    async with client(server) as cluster:
+        listing = await cluster.listing(PODS, "ns", "x/y=z")
+        pages = [page async for page in cluster.pages(RAYJOBS, None, "")]
+    assert ([item["name"] for item in listing.items], listing.version) == (["a", "b"], 9)
+    assert [[item["kind"] for item in page] for page in pages] == [["RayJob"], ["RayJob"]]
+    selected = {"labelSelector": "x/y=z", "limit": "500"}
+    assert server.requests[0] == ("GET", "/api/v1/namespaces/ns/pods", selected, None)
+    assert server.requests[1][2] == {**selected, "continue": "a+b/="}
+    assert "as=PartialObjectMetadataList" in server.headers[0]["Accept"]
+    assert server.requests[2][:2] == ("GET", "/apis/ray.io/v1/rayjobs")
+    assert server.headers[2]["Accept"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (status(404, name="red"), NotFound), (status(404), KindAbsent), (status(409), Conflict),
+        (status(403), Forbidden), (status(403, "exceeded quota: q"), QuotaExceeded),
+        (status(403, causes=[{"reason": "NamespaceTerminating"}]), NamespaceTerminating),
+        (status(422), Refused), (status(500), Unavailable), (status(503), Unavailable), (status(429), Unavailable),
+        (lambda _: web.Response(text="404 page not found", status=404), KindAbsent),
+    ],
+)  # fmt: skip
+async def test_an_error_has_the_kind_that_the_answer_means(
+    server: RecordingServer, answer: Callable[[web.Request], web.Response], error: type[ClusterError]
+) -> None:
+    server.answer = answer
+    async with client(server) as cluster:
+        with pytest.raises(
+            error, match=r"^apply diffusionrl\.io/v1alpha1/namespaces/ns/diffusionrljobs/red: "
+        ) as found:
+            await cluster.apply(JOB)
+    assert type(found.value) is error
+    assert server.metered == [("apply", "diffusionrljobs", answer(None).status)]  # type: ignore[arg-type]
+
+
+async def test_retry_after_is_passed_on(server: RecordingServer) -> None:
+    server.answer = lambda _: web.json_response({}, status=429, headers={"Retry-After": "17"})
+    async with client(server) as cluster:
+        with pytest.raises(Unavailable) as found:
+            await cluster.apply(JOB)
+    assert found.value.after == 17.0
+    assert len(server.requests) == 1, "the package's own retries are off: the caller decides when to try again"
+
+
+async def test_a_server_that_does_not_answer_is_unavailable_and_metered_with_code_0(server: RecordingServer) -> None:
+    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    server.port = silent.sockets[0].getsockname()[1]
+    async with client(server, timeout=0.1) as cluster:
+        with pytest.raises(Unavailable, match="TimeoutError"):
+            await cluster.apply(JOB)
+    silent.close()
+    async with client(server) as cluster:
+        with pytest.raises(Unavailable, match="ClientConnectorError"):
+            await cluster.apply(JOB)
+    assert server.metered == [("apply", "diffusionrljobs", 0)] * 2
+
+
+def accept_only(token: str) -> Callable[[web.Request], web.Response]:
+    return lambda request: web.json_response(
+        {}, status=200 if request.headers.get("Authorization") == f"Bearer {token}" else 401
+    )
+
+
+async def test_rejected_credentials_are_renewed_once_for_all_requests(server: RecordingServer) -> None:
+    server.answer = accept_only("new")
+    credentials = RotatingCredentials(server, "old", "new")
+    async with ApiServer(credentials, server.meter, version="1") as cluster:
+        await asyncio.gather(*(cluster.apply(JOB) for _ in range(8)))
+        await cluster.apply(JOB)
+    assert credentials.loads == 1
+    assert [code for _, _, code in server.metered].count(401) == 8
+    assert [code for _, _, code in server.metered].count(200) == 9
+
+
+async def test_credentials_that_stay_rejected_are_an_error_after_one_retry(server: RecordingServer) -> None:
+    server.answer = status(401, "Unauthorized")
+    async with client(server, "a", "b", "c") as cluster:
+        with pytest.raises(Unavailable, match="Unauthorized"):
+            await cluster.apply(JOB)
+    assert [headers["Authorization"] for headers in server.headers] == ["Bearer a", "Bearer b"]
+
+
+async def test_credentials_that_cannot_be_renewed_make_the_server_unavailable(server: RecordingServer) -> None:
+    server.answer = status(401)
+    async with client(server, "only") as cluster:
+        with pytest.raises(Unavailable, match="the plug-in failed"):
+            await cluster.apply(JOB)
+
+
+async def test_a_server_that_moved_is_followed(server: RecordingServer) -> None:
+    moved = server.loaded("t")
+    moved.configuration.host = f"http://localhost:{server.port}"
+    credentials = RotatingCredentials(server, "t")
+    async with ApiServer(credentials, server.meter, version="1") as cluster:
+        await cluster.apply(JOB)
+        credentials.loaded = moved
+        await cluster.apply(JOB)
+    assert [headers["Host"] for headers in server.headers] == [f"127.0.0.1:{server.port}", f"localhost:{server.port}"]
+
+
+async def test_token_review(server: RecordingServer) -> None:
+    user = {"username": "system:serviceaccount:ns:a", "extra": {"authentication.kubernetes.io/pod-name": ["p"]}}
+    server.answer = lambda _: web.json_response(
+        {"status": {"authenticated": True, "audiences": ["mine"], "user": user}}, status=201
+    )
+    async with client(server) as cluster:
+        found = await cluster.identify("secret", "mine")
+        assert await cluster.identify("secret", "other") is None
+    assert found is not None
+    assert (found.user, found.pod) == ("system:serviceaccount:ns:a", "p")
+    assert server.requests[0][3]["spec"] == {"token": "secret", "audiences": ["mine"]}
