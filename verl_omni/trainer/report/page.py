@@ -31,8 +31,8 @@ ACTOR_LABELS = {
     "actor/lr": "Learning rate",
 }
 DIVERSITY_LABELS = {
-    "diversity/reward_std_within_prompt": "Standard deviation of the reward within a prompt's samples",
-    "diversity/pictures": "Difference between the images of an evaluation",
+    "diversity/reward_std_within_prompt": "Standard deviation of the rewards within a prompt",
+    "diversity/pictures": "Pixel standard deviation across held-out images",
 }
 DIFFERENCES = {"rollout_corr/mean_abs_diff": "mean", "rollout_corr/max_abs_diff": "largest"}
 

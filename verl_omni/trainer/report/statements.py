@@ -13,8 +13,8 @@ SIGNIFICANT = 2.0  # standard errors; a smaller difference is within noise
 PHASES = ("generate", "update", "sync")
 COLLAPSED = "SamplesCollapsed"
 EXPLANATIONS = {
-    COLLAPSED: "The samples of this run collapsed: the images of a prompt are almost identical, so their rewards "
-    "hardly differ and training learns nothing from them.",
+    COLLAPSED: "The samples of this run collapsed: the images of different prompts became alike, or the samples of a "
+    "prompt all got almost the same reward. The model learns nothing more from such samples.",
 }
 
 
