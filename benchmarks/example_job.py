@@ -1,10 +1,9 @@
-"""Train an example over several seeds, and a control at learning rate 0; print the held-out gain of each.
+"""Training of an example job with several seeds, and with learning rate 0 as a control.
 
     python benchmarks/example_job.py [--job examples/red-grpo.yaml] [--seeds 0 1 2] [--steps N] [--out FILE]
 
-Writes one JSON object: for each run the held-out reward and share of right pictures before and after with their
-standard errors, the seconds to the first step, of the whole run and of each phase, and the peak memory of all
-processes of the run together (proportional set size).
+Writes for each run: every held-out evaluation with its standard errors, the seconds of the whole run, of its steps and
+of each phase, and the peak memory of all processes together (proportional set size).
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -22,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memory import Peak
+from memory import PeakMemory
+from results import FIGURES, write
 from ruamel.yaml import YAML
 
 HERE = Path(__file__).resolve().parent
@@ -30,7 +28,7 @@ JOB = HERE.parent / "examples" / "red-grpo.yaml"
 
 
 def write_variant(job: Path, to: Path, *, control: bool) -> None:
-    """The same job, named as its new file, which may be in any folder; as a control it learns nothing."""
+    """Write the job under the name of its new file, with absolute paths; a control has learning rate 0."""
     yaml = YAML()
     made = yaml.load(job)
     made["metadata"]["name"] = to.stem
@@ -44,7 +42,7 @@ def write_variant(job: Path, to: Path, *, control: bool) -> None:
 
 
 def measure(example: Path, seed: int, steps: int | None, runs: Path, *, control: bool) -> dict[str, Any]:
-    """One run from the command to its end."""
+    """Run the job once."""
     name = f"bench-{example.stem}-{'control-' if control else ''}{seed}"
     job = runs / f"{name}.yaml"
     write_variant(example, job, control=control)
@@ -52,7 +50,7 @@ def measure(example: Path, seed: int, steps: int | None, runs: Path, *, control:
     command += [str(seed), *(["--steps", str(steps)] if steps else [])]
     began = time.time()
     process = subprocess.Popen(command)
-    with Peak(process.pid) as peak:
+    with PeakMemory(process.pid) as peak:
         try:
             code = process.wait()
         except KeyboardInterrupt:
@@ -81,9 +79,10 @@ def measure(example: Path, seed: int, steps: int | None, runs: Path, *, control:
 
 
 def gain(run: dict[str, Any], metric: str) -> tuple[float, float]:
-    """How much a held-out metric rose from first to last, and the standard error of the two means' difference.
+    """Increase of a held-out metric from the first to the last evaluation, and the standard error of the increase.
 
-    The same prompts and seeds are drawn both times, so this error, of independent draws, is an upper bound.
+    Both evaluations have the same prompts and seeds, so this error, which assumes independent samples, is an upper
+    bound.
     """
     first, last = run["held_out"][0], run["held_out"][-1]
     error = math.hypot(*(each.get(f"{metric}/stderr", 0.0) for each in (first, last)))
@@ -91,7 +90,7 @@ def gain(run: dict[str, Any], metric: str) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", type=Path, default=JOB)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
@@ -101,14 +100,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     job = chosen.job.resolve()
-    out = chosen.out or HERE.parent / "docs" / "figures" / f"{job.stem}.json"
+    out = chosen.out or FIGURES / f"{job.stem}.json"
     chosen.runs.mkdir(parents=True, exist_ok=True)
     found = [measure(job, seed, chosen.steps, chosen.runs, control=False) for seed in chosen.seeds]
     if not chosen.no_control:
         found.append(measure(job, chosen.seeds[0], chosen.steps, chosen.runs, control=True))
-    answer = {"machine": f"{os.cpu_count()} cores, {platform.machine()}, no accelerator", "runs": found}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(answer, indent=2) + "\n")
+    write(out, found)
     metrics = [m for m in ("reward", "correct") if f"{m}/mean" in found[0]["held_out"][0]]
     for each in found:
         said = []

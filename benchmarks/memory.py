@@ -1,20 +1,23 @@
-"""Memory of a run: what all of its processes take together."""
+"""Peak memory of a process tree."""
 
 from __future__ import annotations
 
 import threading
-from pathlib import Path
+
+import psutil
+
+SECONDS = 0.5  # between two samples
 
 
-class Peak:
-    """Largest sum of the proportional set sizes of a process and its descendants, sampled twice a second."""
+class PeakMemory:
+    """Largest sum of the proportional set sizes of a process and its descendants, in `bytes`."""
 
-    def __init__(self, session: int) -> None:
-        self.root, self.bytes = session, 0
+    def __init__(self, pid: int) -> None:
+        self.root, self.bytes = psutil.Process(pid), 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> Peak:
+    def __enter__(self) -> PeakMemory:
         self._thread.start()
         return self
 
@@ -22,31 +25,21 @@ class Peak:
         self._stop.set()
         self._thread.join()
 
-    def _watch(self) -> None:
-        while not self._stop.wait(0.5):
-            self.bytes = max(self.bytes, sum(_pss(pid) for pid in _descendants(self.root)))
+    def _sample(self) -> None:
+        while not self._stop.wait(SECONDS):
+            self.bytes = max(self.bytes, _proportional_set_size(self.root))
 
 
-def _descendants(root: int) -> set[int]:
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found, fresh = {root}, {root}
-    while fresh:
-        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
-        found |= fresh
-    return found
-
-
-def _pss(pid: int) -> int:
+def _proportional_set_size(root: psutil.Process) -> int:
+    """Bytes of a process and its descendants; processes that end meanwhile do not count."""
+    total = 0
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
+        processes = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
         return 0
-    return 0
+    for process in processes:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return total

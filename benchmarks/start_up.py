@@ -1,17 +1,14 @@
-"""Seconds from the command to the first weights in the engine and to the first step, and peak memory.
+"""Start-up: seconds from the command to the first weights and to the first step, and peak memory.
 
     python benchmarks/start_up.py [--repeats N] [--out FILE]
 
-The same job one step long, with workers that import for themselves and with forked ones, by turns, so that both meet
-the same machine; the first pair only warms the file cache and is not counted.
+A job of one step, with Ray workers that import their own modules and with forked workers. The two variants take turns;
+the first pair warms the file cache and is not counted.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memory import Peak
+from memory import PeakMemory
+from results import arguments, write
 
 HERE = Path(__file__).resolve().parent
 JOB = HERE.parent / "examples" / "red-grpo.yaml"
@@ -28,7 +26,7 @@ MARKS = {"weights": "publishing the first weights", "step": "step 1/"}
 
 
 def measure(fork: bool, runs: Path) -> dict[str, Any]:
-    """One run."""
+    """Run the job once."""
     job = JOB.with_name(f".start-up-{os.getpid()}.yaml")
     override = f"    - trainer.fork_workers={str(fork).lower()}\n"
     marker = "    overrides:\n"
@@ -41,7 +39,7 @@ def measure(fork: bool, runs: Path) -> dict[str, Any]:
         began = time.monotonic()
         process = subprocess.Popen([*command, "--fresh", "--plain", "--steps", "1"], stdout=subprocess.PIPE, text=True)
         found: dict[str, Any] = {"fork": fork}
-        with Peak(process.pid) as peak:
+        with PeakMemory(process.pid) as peak:
             for line in process.stdout or ():
                 for name, mark in MARKS.items():
                     if line.startswith(mark):
@@ -54,15 +52,11 @@ def measure(fork: bool, runs: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "figures" / "start_up.json")
-    chosen = parser.parse_args()
+    """Measure, write and print."""
+    chosen = arguments(__doc__, "start_up", repeats=3).parse_args()
     with tempfile.TemporaryDirectory() as runs:
         made = [measure(fork, Path(runs)) for _ in range(chosen.repeats + 1) for fork in (False, True)][2:]
-    answer = {"machine": f"{os.cpu_count()} cores, {platform.machine()}, no accelerator", "runs": made}
-    chosen.out.write_text(json.dumps(answer, indent=2) + "\n")
+    write(chosen.out, made)
     for name in ("weights", "step", "peak_bytes"):
         plain, forked = (statistics.median(run[name] for run in made if run["fork"] == fork) for fork in (False, True))
         scale, unit = (2**30, "GiB") if name == "peak_bytes" else (1, "s")
