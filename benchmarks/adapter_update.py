@@ -1,22 +1,22 @@
-"""A new adapter into the engine: in memory against through files, and one swap against a swap for each bucket.
+"""Adapter update: through memory compared with files, and one swap compared with one swap per bucket.
 
     python benchmarks/adapter_update.py [--repeats N] [--out FILE]
 
-On the real engine, with a Stable Diffusion 3 of 12 blocks and 768 features (random weights), and an adapter of all its
-attention. Both ways begin with the adapter's tensors in the trainer's process, and end when the engine has answered
-that the next request is drawn with them:
+On the real engine, with a Stable Diffusion 3 of 12 blocks and 768 features (random weights), and an adapter for all
+attention layers. Both variants start with the adapter's tensors in the trainer process, and end when the engine has
+confirmed that it uses them for the next request:
 
-- in memory: an update as training does it, with digests, checks of every name, shape and value, the swap, and every
+- through memory: an update as in training, with digests, checks of every name, shape and value, the swap, and every
   matrix read back from the engine's layers;
-- files: the tensors saved with peft's settings beside them, and one call of the worker, which drops the old adapter,
-  loads the folder and attaches it. Nothing is checked. On a tmpfs, on a disk (where the file stays in the system's
-  memory, too), and on a disk with `fsync`, as another host would need it.
+- through files: the tensors and peft's settings are saved, and one call of the worker drops the old adapter, loads the
+  folder and attaches it, without checks. On tmpfs, on a disk (the file stays in the page cache), and on a disk with
+  `fsync`, which another host would need.
 
-What no way can go below is measured beside them: the old adapter dropped, and one whose tensors are in the engine's
-process already added and attached, by vLLM-Omni's own calls alone.
+The lower bound of all variants is the swap alone: vLLM-Omni drops the old adapter, and adds and attaches one whose
+tensors are already in the engine's process.
 
-The reference adds an adapter for each bucket that arrives; that is played by an update for each part of the tensors.
-The ways take turns, after one of each that is not counted.
+The reference adds an adapter per bucket; an update per part of the tensors reproduces that. The variants take turns;
+the first turn is not counted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Adapter = dict[str, Any]
 
 
 def make_model(path: Path) -> None:
-    """The tiny model with a larger transformer."""
+    """Write the tiny model with a larger transformer."""
     from diffusers import SD3Transformer2DModel
 
     from verl_omni.models.tiny import make_tiny_sd3
@@ -61,7 +61,7 @@ def make_model(path: Path) -> None:
 
 
 def adapter(rank: int) -> Adapter:
-    """Tensors of an adapter, under the engine's names."""
+    """Tensors of an adapter, with the engine's names."""
     import torch
 
     made = {}
@@ -74,8 +74,8 @@ def adapter(rank: int) -> Adapter:
     return made
 
 
-def parts(tensors: Adapter, number: int) -> list[Adapter]:
-    """The same in so many parts, each with both matrices of its modules."""
+def split(tensors: Adapter, number: int) -> list[Adapter]:
+    """The tensors in `number` parts, each with both matrices of its modules."""
     items = iter(tensors.items())
     pairs = list(zip(items, items, strict=True))
     size = -(-len(pairs) // number)
@@ -83,19 +83,19 @@ def parts(tensors: Adapter, number: int) -> list[Adapter]:
 
 
 def peft_settings(rank: int) -> dict[str, Any]:
-    """What peft would write beside the tensors."""
+    """Settings that peft saves with the tensors."""
     return {"r": rank, "lora_alpha": rank, "target_modules": list(LAYERS), "peft_type": "LORA", "bias": "none"}
 
 
-def learn_the_yardsticks(_server: Any) -> None:
-    """Runs in the server's process, which is its worker's too: gives the worker methods for the yardsticks."""
+def add_worker_methods(_server: Any) -> None:
+    """Add methods for the comparisons to the worker; runs in the server process, which is also the worker's."""
     from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, OmniTensorLoRARequest
     from verl_omni.workers.rollout.vllm_rollout.utils import vLLMOmniColocateWorkerExtension
 
     def take_request(self: Any, request: Any) -> None:
         self.remove_lora(request.lora_int_id)
         if not self.add_lora(request):
-            raise RuntimeError("the engine did not take the adapter")
+            raise RuntimeError("the engine refused the adapter")
         self.lora_manager.set_active_adapter(request)
 
     def swap_alone(self: Any, folder: str) -> float:
@@ -115,13 +115,13 @@ def learn_the_yardsticks(_server: Any) -> None:
 
 
 class Trainer:
-    """The trainer's end of both ways."""
+    """The trainer's side of all variants; each method returns the seconds it took."""
 
     def __init__(self, server: Any) -> None:
         self.server, self.versions = server, itertools.count(1)
 
     def in_memory(self, tensors: Adapter, rank: int) -> float:
-        """An update; its seconds."""
+        """Update the adapter as training does."""
         import ray
 
         from verl_omni.weight_sync import names, transfer
@@ -140,12 +140,12 @@ class Trainer:
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         transfer.send(tensors.items(), handle=handle, bucket_bytes=BUCKET, device=None, deadline=DEADLINE)
         if (taken := ray.get(answer)[0])["bound"] * 2 != len(tensors):
-            raise RuntimeError(f"the engine took {taken} of {len(tensors)} tensors")
+            raise RuntimeError(f"the engine bound {taken} of {len(tensors)} tensors")
         ray.get(self.server.set_global_steps.remote(version))
         return time.perf_counter() - began
 
     def through_files(self, tensors: Adapter, rank: int, folder: Path, *, forced: bool = False) -> float:
-        """Save, and have it loaded; the seconds of both."""
+        """Save the adapter, and let the engine load it."""
         import ray
         from safetensors.torch import save_file
         from vllm.lora.request import LoRARequest
@@ -165,25 +165,25 @@ class Trainer:
         return time.perf_counter() - began
 
     def swap_alone(self, folder: Path) -> float:
-        """Seconds of vLLM-Omni's part, with the adapter that was saved there last."""
+        """Swap alone, with the adapter that was last saved in the folder."""
         import ray
 
         return ray.get(self.server.collective_rpc.remote("swap_alone", args=(str(folder),)))[0]
 
     def picture(self) -> Any:
-        """A sample of the same noise every time."""
+        """An image from the same noise each time."""
         import ray
 
         params = {"height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "seed": 5,
                   "max_sequence_length": 16, "logprobs": False}  # fmt: skip
-        drawn = self.server.generate.remote(
+        reply = self.server.generate.remote(
             prompt_ids=[2, 5, 7], sampling_params=params, request_id=f"draw-{next(self.versions)}"
         )
-        return ray.get(drawn).diffusion_output
+        return ray.get(reply).diffusion_output
 
 
 def against_files(trainer: Trainer, disk: Path, tmpfs: Path, repeats: int) -> list[dict[str, Any]]:
-    """A row for each rank."""
+    """A row per rank."""
     rows = []
     for rank in RANKS:
         tensors = adapter(rank)
@@ -206,8 +206,8 @@ def against_files(trainer: Trainer, disk: Path, tmpfs: Path, repeats: int) -> li
     return rows
 
 
-def for_each_part(trainer: Trainer, repeats: int) -> list[dict[str, Any]]:
-    """A row for each number of parts: seconds over those of one update, and whether the same picture is drawn."""
+def by_parts(trainer: Trainer, repeats: int) -> list[dict[str, Any]]:
+    """A row per number of parts: time over that of one update, and whether the image is the same."""
     import torch
 
     whole = adapter(PARTS_RANK)
@@ -215,17 +215,17 @@ def for_each_part(trainer: Trainer, repeats: int) -> list[dict[str, Any]]:
     expected = trainer.picture()
     rows = []
     for number in PARTS:
-        cut, ratios = parts(whole, number), []
+        pieces, ratios = split(whole, number), []
         for _ in range(repeats + 1):
             once = trainer.in_memory(whole, PARTS_RANK)
-            ratios.append(sum(trainer.in_memory(part, PARTS_RANK) for part in cut) / once)
+            ratios.append(sum(trainer.in_memory(part, PARTS_RANK) for part in pieces) / once)
         same = bool(torch.equal(trainer.picture(), expected))
         rows.append({"buckets": number, **spread("ratio", ratios[1:]), "same_picture": same})
     return rows
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, write and print."""
     chosen = arguments(__doc__, "adapter_update", repeats=7).parse_args()
     with (
         tempfile.TemporaryDirectory() as disk,
@@ -238,10 +238,10 @@ def main() -> int:
             import ray
 
             (server,) = run.stack.servers.server_handles
-            ray.get(server.__ray_call__.remote(learn_the_yardsticks))
+            ray.get(server.__ray_call__.remote(add_worker_methods))
             trainer = Trainer(server)
             rows = against_files(trainer, Path(disk), Path(tmpfs), chosen.repeats)
-            buckets = for_each_part(trainer, chosen.repeats)
+            buckets = by_parts(trainer, chosen.repeats)
     write(chosen.out, rows, buckets=buckets, modules=BLOCKS * len(LAYERS) - 1, buckets_rank=PARTS_RANK)
     table(rows, ["rank", "megabytes", "memory_s", "tmpfs_ratio", "disk_ratio", "forced_ratio", "tmpfs_over_swap"])
     table(buckets, ["buckets", "ratio", "same_picture"])

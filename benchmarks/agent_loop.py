@@ -1,11 +1,10 @@
-"""What the agent loop itself costs a sample: a worker with an engine and a reward worker that answer at once.
+"""CPU time of the agent loop per sample, with an engine and a reward worker that answer immediately.
 
     python benchmarks/agent_loop.py [--repeats N] [--out FILE]
 
-For each size, the processor's time of this process from a batch of prompts to the batch of samples, so that other work
-on the machine counts little. Small batches come one after another until they are 64 samples, as a larger batch's rows
-do; `first` is the first of them, which finds the processor's caches full of what ran before it. The first turn is not
-counted: it makes what is kept.
+For each size, the CPU time of this process from a batch of prompts to the batch of samples, so that other work on the
+machine matters little. Small batches follow one another until there are 64 samples; `first` is the first of them, which
+runs with cold CPU caches. The first turn fills caches and is not counted.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from results import arguments, spread, table, write
 from stack import MODEL, batch
 
 SIZES = (1, 4, 16, 64, 256, 1024, 4096)
-SAMPLES = 64  # at least so many in a turn of each size
+SAMPLES = 64  # least number of samples in a turn of a size
 
 
-class Answers:
-    """An engine, and the handle of a reward worker, whose answers are ready."""
+class InstantEngine:
+    """Engine client and reward-worker handle with prepared answers."""
 
     def __init__(self) -> None:
         import torch
@@ -44,18 +43,18 @@ class Answers:
         )  # fmt: skip
 
     async def generate(self, **_request: Any) -> Any:
-        """A sample; each has fields of its own, as one that has travelled."""
+        """A sample with its own `extra_fields`, like one that came through Ray."""
         await asyncio.sleep(0)
         return self.output.model_copy(update={"extra_fields": dict(self.output.extra_fields)})
 
     async def remote(self, _data: Any) -> dict[str, Any]:
-        """A score."""
+        """A reward."""
         await asyncio.sleep(0)
         return {"reward_score": 1.0, "reward_extra_info": {"acc": 1.0}}
 
 
 def worker(folder: Path) -> Any:
-    """The worker of the example's model."""
+    """An agent-loop worker for the example model."""
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
     from verl_omni.trainer import settings
 
@@ -67,12 +66,12 @@ def worker(folder: Path) -> Any:
             f"actor_rollout_ref.model.path='{MODEL}'", "actor_rollout_ref.rollout.max_prompt_embed_length=24",
         ]
     )  # fmt: skip
-    answers = Answers()
-    return DiffusionAgentLoopWorker(config, answers, None, [answers])
+    engine = InstantEngine()
+    return DiffusionAgentLoopWorker(config, engine, None, [engine])
 
 
-async def taken(made: Any, size: int) -> tuple[float, float]:
-    """Milliseconds of the processor a sample: over a turn, and of the turn's first batch."""
+async def measure_turn(made: Any, size: int) -> tuple[float, float]:
+    """CPU milliseconds per sample: mean of a turn, and of its first batch."""
     batches = [batch(size) for _ in range(max(1, SAMPLES // size))]
     found = []
     for prompts in batches:
@@ -83,8 +82,8 @@ async def taken(made: Any, size: int) -> tuple[float, float]:
 
 
 async def measure(made: Any, repeats: int) -> list[dict[str, Any]]:
-    """A row for each size; the sizes take turns."""
-    turns = [{size: await taken(made, size) for size in SIZES} for _ in range(repeats + 1)][1:]
+    """A row per size; the sizes take turns."""
+    turns = [{size: await measure_turn(made, size) for size in SIZES} for _ in range(repeats + 1)][1:]
     return [
         {
             "samples": size,
@@ -96,7 +95,7 @@ async def measure(made: Any, repeats: int) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, write and print."""
     chosen = arguments(__doc__, "agent_loop", repeats=5).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = asyncio.run(measure(worker(Path(folder)), chosen.repeats))

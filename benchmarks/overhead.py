@@ -1,12 +1,12 @@
-"""What the agent loop adds to a picture, over the engine called in its own process.
+"""Latency and CPU time that the agent loop adds to the engine.
 
     python benchmarks/overhead.py [--repeats N] [--out FILE]
 
-The same requests, all of them in flight at once, by turns: `AsyncOmni.generate` inside the server's process, with
-requests that are ready and outputs that nobody takes; and the whole way from rows to a `DataProto` in the driver
-(tokenize, seeds, Ray to the worker, the router and the server, the output, and back). Nothing is scored. The first turn
-is not counted. Beside the seconds, the processor's time of the server's and of the agent loop's process, which other
-work on the machine changes less.
+Two variants take turns with the same requests, all in flight at once: `AsyncOmni.generate` inside the server process,
+with prepared requests and discarded outputs; and the whole path from rows to a `DataProto` in the driver (tokenizing,
+seeds, Ray to the worker, the router and the server, the output, and back). No rewards are computed, and the first turn
+is not counted. Besides wall-clock time, the CPU time of the server and agent-loop processes is measured, which other
+work on the machine affects less.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from collections.abc import Callable
 from typing import Any
 
 from results import arguments, spread, table, write
-from stack import Direct, Running, batch, drawn, running
+from stack import DirectClient, Running, batch, running, timed_generation
 
 PICTURES = 64
-AT_ONCE = 8
+BATCH_SIZE = 8
 
 
-class Kept(Direct):
-    """Keeps the requests that pass."""
+class RecordingClient(DirectClient):
+    """Client that records its requests."""
 
     def __init__(self, servers: list[Any]) -> None:
         super().__init__(servers)
         self.requests: list[dict[str, Any]] = []
 
     async def generate(self, request_id: str, **request: Any) -> Any:
-        """As verl's client."""
+        """Send a request; the signature is that of verl's client."""
         self.requests.append(request)
         return await super().generate(request_id, **request)
 
 
 def raw_seconds(server: Any, requests: list[dict[str, Any]]) -> float:
-    """In the server's process, in a thread beside its loop: seconds to draw all of `requests`."""
+    """Seconds to generate all of `requests`; runs in the server process, in a thread besides its event loop."""
     import asyncio
     from uuid import uuid4
 
@@ -60,43 +60,43 @@ def raw_seconds(server: Any, requests: list[dict[str, Any]]) -> float:
     return asyncio.run_coroutine_threadsafe(draw(), server._server_task.get_loop()).result()
 
 
-def by_loop(loop: Any) -> float:
-    """Seconds of the same pictures by the agent loop."""
+def loop_seconds(loop: Any) -> float:
+    """Seconds of the agent loop for the same images."""
     rows = batch(PICTURES)
     began = time.perf_counter()
     loop.generate_sequences(rows)
     return time.perf_counter() - began
 
 
-def taken(draw: Callable[[], float], actors: list[Any]) -> list[float]:
-    """Milliseconds a picture: of the clock, and of each actor's processor."""
+def measure_turn(draw: Callable[[], float], actors: list[Any]) -> list[float]:
+    """Milliseconds per image: wall-clock time, and CPU time of each actor."""
     import ray
 
-    def processor() -> list[float]:
+    def cpu_seconds() -> list[float]:
         return ray.get([actor.__ray_call__.remote(lambda own: time.process_time()) for actor in actors])
 
-    before = processor()
+    before = cpu_seconds()
     seconds = draw()
-    spent = [after - first for after, first in zip(processor(), before, strict=True)]
+    spent = [after - first for after, first in zip(cpu_seconds(), before, strict=True)]
     return [each * 1e3 / PICTURES for each in (seconds, *spent)]
 
 
 def measure(on: Running, repeats: int) -> dict[str, Any]:
-    """Milliseconds a picture that the agent loop adds, turn by turn, and what that is of the engine's own."""
+    """Milliseconds per image that the agent loop adds, and their share of the engine's time, turn by turn."""
     import ray
 
     (server,) = on.stack.servers.server_handles
     worker = on.worker([server])
-    worker.server_manager = kept = Kept([server])
-    drawn(worker, PICTURES)
+    worker.server_manager = recorder = RecordingClient([server])
+    timed_generation(worker, PICTURES)
     loop = on.unscored()
     actors = [server, *loop.agent_loop_workers]
 
     def by_engine() -> float:
-        return float(ray.get(server.__ray_call__.remote(raw_seconds, kept.requests)))
+        return float(ray.get(server.__ray_call__.remote(raw_seconds, recorder.requests)))
 
     turns = [
-        (taken(by_engine, actors), taken(lambda: by_loop(loop), actors)) for _ in range(repeats + 1)
+        (measure_turn(by_engine, actors), measure_turn(lambda: loop_seconds(loop), actors)) for _ in range(repeats + 1)
     ][1:]  # fmt: skip
     return {
         **spread("added_ms_a_picture", [way[0] - raw[0] for raw, way in turns]),
@@ -108,11 +108,11 @@ def measure(on: Running, repeats: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, write and print."""
     chosen = arguments(__doc__, "overhead", repeats=9).parse_args()
-    with running(f"actor_rollout_ref.rollout.max_num_seqs={AT_ONCE}") as on:
+    with running(f"actor_rollout_ref.rollout.max_num_seqs={BATCH_SIZE}") as on:
         rows = [measure(on, chosen.repeats)]
-    write(chosen.out, rows, pictures=PICTURES, max_num_seqs=AT_ONCE)
+    write(chosen.out, rows, pictures=PICTURES, max_num_seqs=BATCH_SIZE)
     table(rows, [name for name in rows[0] if not name.endswith("_all")])
     return 0
 

@@ -1,9 +1,9 @@
-"""What pixels cost on their way from the agent loop's workers to the trainer: float32, uint8, or left behind.
+"""Pixel transfer from the agent-loop workers to the trainer: float32, uint8, or no pixels.
 
     python benchmarks/payload.py [--repeats N] [--out FILE]
 
-Two workers' halves of a batch of pictures of 512 x 512 with their scores, and nothing else: put into Ray's object
-store, taken out, and joined. The variants take turns; the first turn is not counted.
+Two workers each put half of a batch of 512 x 512 images with rewards into Ray's object store; the trainer gets and
+joins them. The variants take turns; the first turn is not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORKERS = 2
 
 
 def halves(pictures: int, variant: str) -> list[Any]:
-    """What each worker has made."""
+    """The batch of each worker."""
     import torch
     from verl import DataProto
 
@@ -36,8 +36,8 @@ def halves(pictures: int, variant: str) -> list[Any]:
     return made
 
 
-def carried(parts: list[Any]) -> float:
-    """Seconds from the workers' halves to the trainer's batch."""
+def transfer_seconds(parts: list[Any]) -> float:
+    """Seconds from the workers' batches to the trainer's batch."""
     import ray
     from verl import DataProto
 
@@ -50,7 +50,7 @@ def carried(parts: list[Any]) -> float:
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each size and variant; `relative` is its seconds over those of float32, turn by turn."""
+    """A row per size and variant; `relative` is its time over that of float32, turn by turn."""
     from ray import cloudpickle
 
     rows = []
@@ -59,7 +59,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         for _ in range(repeats + 1):
             for variant, parts in made.items():
-                seconds[variant].append(carried(parts))
+                seconds[variant].append(transfer_seconds(parts))
         for variant, parts in made.items():
             counted = list(zip(seconds[variant][1:], seconds["float32"][1:], strict=True))
             rows.append(
@@ -74,7 +74,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, write and print."""
     chosen = arguments(__doc__, "payload", repeats=9).parse_args()
     from verl_omni.trainer import startup
 

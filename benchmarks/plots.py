@@ -1,4 +1,4 @@
-"""Rows of numbers -> plots as SVG, the same bytes for the same numbers, readable on light and on dark paper."""
+"""Plots of benchmarks as SVG: reproducible bytes, readable in light and dark mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 COLORS = ("#4c8fd0", "#e5683c", "#49a86c", "#e0a030")
-INK = "#808890"  # a grey that both papers carry
+INK = "#808890"  # readable in light and dark mode
 STYLE = {
     "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.spines.right": False, "axes.spines.top": False, "legend.frameon": False, "svg.fonttype": "none",
@@ -21,10 +21,10 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line of a plot.
+    """One line of a plot.
 
     Attributes:
-        low, high: how far single turns lie from the median; empty for what is computed, as an ideal, and drawn dashed.
+        low, high: range of the turns; empty for a computed line such as a target, which is dashed.
     """
 
     label: str
@@ -35,7 +35,7 @@ class Series:
 
 
 def plot(series: Sequence[Series], x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> str:
-    """Lines over labelled axes; `y` begins at zero unless it is logarithmic."""
+    """Lines with labelled axes; a linear y axis starts at zero."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         axes = figure.add_subplot()

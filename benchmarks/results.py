@@ -1,4 +1,4 @@
-"""What programs that measure share: the machine, several values of one thing, the file of raw data."""
+"""Results of a benchmark: command line, machine, spread over the turns, file of raw data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FIGURES = ROOT / "docs" / "figures"
 
 
 def machine() -> str:
-    """What these numbers are of."""
+    """The machine of a measurement."""
     return f"{os.cpu_count()} cores, {platform.machine()}, no accelerator"
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, Any]:
-    """Median, and how far single values lie from it: `name`, `name_lowest`, `name_highest` and `name_all`."""
+    """Median, range and all values: `name`, `name_lowest`, `name_highest` and `name_all`."""
     return {
         name: statistics.median(values),
         f"{name}_lowest": min(values),
@@ -31,21 +31,21 @@ def spread(name: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def arguments(document: str | None, name: str, repeats: int) -> argparse.ArgumentParser:
-    """`--repeats` and `--out`, which every program has."""
+    """Parser with the options that every benchmark has: `--repeats` and `--out`."""
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=repeats, help="counted turns of each variant")
+    parser.add_argument("--repeats", type=int, default=repeats, help="turns of each variant, besides the first one")
     parser.add_argument("--out", type=Path, default=FIGURES / f"{name}.json")
     return parser
 
 
 def write(out: Path, runs: Sequence[dict[str, Any]], **conditions: Any) -> None:
-    """Write the raw data, and how it came about."""
+    """Write the raw data with the machine and the conditions of the measurement."""
     answer = {"machine": machine(), **conditions, "runs": list(runs)}
     out.write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
 
 
 def table(runs: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """Print some columns."""
+    """Print columns as a Markdown table."""
     for line in [list(columns), ["---"] * len(columns), *([_cell(run[name]) for name in columns] for run in runs)]:
         print(f"| {' | '.join(line)} |")
 

@@ -1,9 +1,9 @@
-"""Seconds a picture as the batch, the resolution and the number of replicas grow.
+"""Time per image for larger batches, higher resolutions and more replicas.
 
     python benchmarks/scaling.py [--repeats N] [--out FILE]
 
-Each against the smallest of its kind; the sizes take turns, and the first turn is not counted. Every batch of the
-engines is full, so that none waits for more requests.
+Each value is relative to the smallest size. The sizes take turns, and the first turn is not counted. Every batch is
+full, so no engine waits for more requests.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from results import arguments, spread, table, write
-from stack import Running, drawn, running
+from stack import Running, running, timed_generation
 
-BATCHES, PICTURES = (4, 8, 16, 32, 64), 64
+BATCH_SIZES, PICTURES = (4, 8, 16, 32, 64), 64
 RESOLUTIONS, FEW = (64, 128, 192, 256), 8
-REPLICAS, AT_ONCE = (1, 2), 16
+REPLICAS, REPLICA_BATCH_SIZE = (1, 2), 16
 
 
-def taken(variants: dict[int, Callable[[], float]], repeats: int, kind: str) -> list[dict[str, Any]]:
-    """A row for each variant; `relative` is its seconds a picture over those of the first, turn by turn."""
+def measure_variants(variants: dict[int, Callable[[], float]], repeats: int, kind: str) -> list[dict[str, Any]]:
+    """A row per variant; `relative` is its time per image over that of the first variant, turn by turn."""
     seconds: dict[int, list[float]] = {size: [] for size in variants}
     for _ in range(repeats + 1):
         for size, draw in variants.items():
@@ -38,28 +38,28 @@ def taken(variants: dict[int, Callable[[], float]], repeats: int, kind: str) -> 
 
 
 def measure(on: Running, repeats: int) -> list[dict[str, Any]]:
-    """Rows of the three kinds."""
-    engines = {size: on.add_engine(size) for size in BATCHES}
-    replicas = [engines[AT_ONCE], *(on.add_engine(AT_ONCE) for _ in REPLICAS[1:])]
+    """Rows for batch size, resolution and replicas."""
+    engines = {size: on.add_engine(size) for size in BATCH_SIZES}
+    replicas = [engines[REPLICA_BATCH_SIZE], *(on.add_engine(REPLICA_BATCH_SIZE) for _ in REPLICAS[1:])]
 
-    def drawing(servers: list[Any], pictures: int, pixels: int = 64) -> Callable[[], float]:
+    def generation(servers: list[Any], pictures: int, pixels: int = 64) -> Callable[[], float]:
         worker = on.worker(servers, pixels)
-        return lambda: drawn(worker, pictures)[0] / pictures
+        return lambda: timed_generation(worker, pictures)[0] / pictures
 
     kinds = {
-        "batch": {size: drawing([engine], PICTURES) for size, engine in engines.items()},
-        "resolution": {pixels: drawing([engines[FEW]], FEW, pixels) for pixels in RESOLUTIONS},
-        "replicas": {count: drawing(replicas[:count], PICTURES) for count in REPLICAS},
+        "batch": {size: generation([engine], PICTURES) for size, engine in engines.items()},
+        "resolution": {pixels: generation([engines[FEW]], FEW, pixels) for pixels in RESOLUTIONS},
+        "replicas": {count: generation(replicas[:count], PICTURES) for count in REPLICAS},
     }
-    return [row for kind, variants in kinds.items() for row in taken(variants, repeats, kind)]
+    return [row for kind, variants in kinds.items() for row in measure_variants(variants, repeats, kind)]
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, write and print."""
     chosen = arguments(__doc__, "growth", repeats=5).parse_args()
     with running() as on:
         rows = measure(on, chosen.repeats)
-    write(chosen.out, rows, pictures=PICTURES, pictures_of_resolutions=FEW, max_num_seqs_of_replicas=AT_ONCE)
+    write(chosen.out, rows, pictures=PICTURES, pictures_of_resolutions=FEW, max_num_seqs_of_replicas=REPLICA_BATCH_SIZE)
     table(rows, ["kind", "size", "relative", "relative_lowest", "relative_highest", "seconds_a_picture"])
     return 0
 

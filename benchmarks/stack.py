@@ -1,4 +1,4 @@
-"""A running stack with the example's model, more engines beside its own, and batches for them.
+"""A running training stack with the example model, additional engines, and batches of prompts.
 
 Ray must not be imported before it is started (docs/adr/0007), so modules are imported where they are used.
 """
@@ -20,29 +20,29 @@ from typing import Any
 from results import ROOT
 
 MODEL = ROOT / "examples" / "shapes-sd3"
-STEPS = 4  # of denoising: enough to be the engine's work, few enough to repeat it often
+STEPS = 4  # denoising steps: enough work for the engine, few enough for many repetitions
 
 
-class Direct:
-    """Requests straight to servers, in turn."""
+class DirectClient:
+    """Client that sends requests to the servers in turn, without a router."""
 
     def __init__(self, servers: list[Any]) -> None:
         self._next = itertools.cycle(servers)
 
     async def generate(self, request_id: str, **request: Any) -> Any:
-        """As verl's client."""
+        """Send a request; the signature is that of verl's client."""
         return await next(self._next).generate.remote(request_id=request_id, **request)
 
 
 @dataclass(frozen=True)
 class Running:
-    """A stack and its settings."""
+    """A running stack with its settings."""
 
     config: Any
     stack: Any
 
     def add_engine(self, max_num_seqs: int) -> Any:
-        """One more engine with the same weights, in a process of its own; its server."""
+        """Start another engine with the same weights in its own process; returns its server."""
         from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
 
         servers = self.stack.servers.server_handles
@@ -50,22 +50,22 @@ class Running:
         settings.rollout.max_num_seqs = max_num_seqs
         rank = len(servers)
         replica = vLLMOmniReplica(rank, settings.rollout, settings.model, gpus_per_node=1)
-        # A replica takes its workers by its rank, only to learn on which machine they are.
-        beside = SimpleNamespace(workers=[self.stack.workers.workers[0]] * (rank + 1))
-        asyncio.run(replica.init_hybrid(beside))
+        # A replica selects its workers by rank, and asks them only for their machine.
+        workers = SimpleNamespace(workers=[self.stack.workers.workers[0]] * (rank + 1))
+        asyncio.run(replica.init_hybrid(workers))
         servers.append(replica.servers[0])
         return servers[-1]
 
     def worker(self, servers: list[Any], pixels: int = 64) -> Any:
-        """An agent-loop worker in this process that draws squares of `pixels` on `servers`, and scores nothing."""
+        """An agent-loop worker in this process for square images of `pixels`, without rewards."""
         from verl_omni.agent_loop import DiffusionAgentLoopWorker
 
         config = copy.deepcopy(self.config)
         config.actor_rollout_ref.rollout.pipeline.height = config.actor_rollout_ref.rollout.pipeline.width = pixels
-        return DiffusionAgentLoopWorker(config, Direct(servers))
+        return DiffusionAgentLoopWorker(config, DirectClient(servers))
 
     def unscored(self) -> Any:
-        """An agent loop as the stack's own, without reward workers."""
+        """An agent loop like that of the stack, without reward workers."""
         from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
         from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
@@ -75,7 +75,7 @@ class Running:
 
 @contextmanager
 def running(*overrides: str) -> Iterator[Running]:
-    """Start a stack; it ends with the block."""
+    """Start a stack, and stop it at the end of the block."""
     from verl_omni.trainer import settings, startup
 
     startup.prepare_environment(startup.accelerator_present())
@@ -100,7 +100,7 @@ def running(*overrides: str) -> Iterator[Running]:
 
 
 def batch(size: int, ground_truth: Any = "") -> Any:
-    """Rows as a trainer makes them; the same seeds each time."""
+    """Training prompts with the same seeds each time."""
     from verl_omni.trainer.sample_generation import training_prompts
 
     rows = [
@@ -113,8 +113,8 @@ def batch(size: int, ground_truth: Any = "") -> Any:
     return training_prompts(rows, n=1, step=1, version=0, seed=0)
 
 
-def drawn(worker: Any, size: int) -> tuple[float, Any]:
-    """Seconds that a worker took for a batch, and what came back."""
+def timed_generation(worker: Any, size: int) -> tuple[float, Any]:
+    """Seconds of a worker for a batch, and the samples."""
     rows = batch(size)
     began = time.perf_counter()
     made = asyncio.run(worker.generate_sequences(rows))

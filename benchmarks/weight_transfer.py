@@ -1,12 +1,11 @@
-"""How fast weights reach another process, as a share of copying the same bytes within this one.
+"""Weight transfer to another process: bandwidth as a share of a copy within one process.
 
     python benchmarks/weight_transfer.py [--repeats N] [--out FILE]
 
-The receiver is a process of its own, and copies every tensor into memory that it has, as a model that loads its weights
-does. The yardstick copies the same tensors into memory of this process (`torch.Tensor.copy_`, one thread). Checking
-the tensors' digests is part of the transfer. What the transfer cannot go above is measured beside them: the sender
-alone, which packs the same into its buffer for a receiver that needs no time. All take turns, after one of each that
-is not counted.
+The receiver is a separate process that copies every tensor into existing memory, like a model that loads weights. The
+baseline copies the same tensors within this process (`torch.Tensor.copy_`, one thread). Checking the digests is part of
+the transfer. The upper bound is the sender alone, which packs the same tensors for a receiver that confirms
+immediately. The variants take turns; the first turn is not counted.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from verl_omni.weight_sync.packing import SHARED_MEMORY_BYTES, Packer
 
 MIB = 1 << 20
 BUCKETS = (1, 64, 512)  # MiB
-SOURCE, ROUNDS = 512, 4  # MiB of distinct weights, and how often an update sends them
+SOURCE, ROUNDS = 512, 4  # MiB of distinct weights, and how many times an update sends them
 DEADLINE = 120.0
 
 
 def layers(bucket: int) -> list[Tensor]:
-    """Weights: matrices of 4 MiB, or of a quarter of the bucket where that is less."""
+    """Weights: matrices of 4 MiB, or a quarter of the bucket if that is smaller."""
     size = min(4 * MIB, bucket * MIB // 4)
     return list(torch.randn(SOURCE * MIB // 4).view(-1, size // 4).unbind())
 
 
-def many(weights: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """An update: the same memory under new names in each round."""
+def updates(weights: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an update: the same memory under new names in each round."""
     for lap in range(ROUNDS):
         for index, tensor in enumerate(weights):
             yield f"{lap}.{index}", tensor
 
 
-def receiving(orders: Connection) -> None:
-    """The other process: a transfer for each handle that it is told, until there is none."""
+def receive_all(orders: Connection) -> None:
+    """Main function of the other process: a transfer per handle it receives, until the handle is empty."""
     torch.set_num_threads(1)
     model: dict[str, Tensor] = {}
 
@@ -64,8 +63,8 @@ def receiving(orders: Connection) -> None:
         orders.send(len(transfer.receive(load, handle=handle, device=torch.device("cpu"), deadline=DEADLINE)))
 
 
-def copying(weights: list[Tensor], targets: list[Tensor]) -> float:
-    """Seconds to copy an update within this process."""
+def copy_seconds(weights: list[Tensor], targets: list[Tensor]) -> float:
+    """Seconds of the baseline: an update copied within this process."""
     began = time.perf_counter()
     for _ in range(ROUNDS):
         for target, tensor in zip(targets, weights, strict=True):
@@ -73,40 +72,40 @@ def copying(weights: list[Tensor], targets: list[Tensor]) -> float:
     return time.perf_counter() - began
 
 
-class AtOnce:
-    """A receiver that confirms without reading."""
+class InstantChannel:
+    """Channel to a receiver that confirms immediately."""
 
     def send(self, message: Any) -> None:
-        """Needs no time."""
+        """Return immediately."""
 
     def wait_for_replies(self, pending: int) -> None:
-        """Needs no time."""
+        """Return immediately."""
 
 
-def packing(weights: list[Tensor], bucket: int) -> float:
-    """Seconds of the sender's own work in an update: copies, digests, and words about them."""
+def packing_seconds(weights: list[Tensor], bucket: int) -> float:
+    """Seconds of the sender alone: copies, digests and messages of an update."""
     began = time.perf_counter()
     with contextlib.closing(SendBuffer(None)) as buffer:
-        packer = Packer(buffer, AtOnce(), bucket * MIB, SHARED_MEMORY_BYTES)
-        for name, tensor in many(weights):
+        packer = Packer(buffer, InstantChannel(), bucket * MIB, SHARED_MEMORY_BYTES)
+        for name, tensor in updates(weights):
             packer.add(name, tensor)
         packer.finish()
     return time.perf_counter() - began
 
 
-def sending(weights: list[Tensor], bucket: int, orders: Connection, handle: str) -> float:
-    """Seconds of an update, from the first tensor to the last confirmation."""
+def transfer_seconds(weights: list[Tensor], bucket: int, orders: Connection, handle: str) -> float:
+    """Seconds of a transfer, from the first tensor to the last confirmation."""
     orders.send(handle)
     began = time.perf_counter()
-    sent = transfer.send(many(weights), handle=handle, bucket_bytes=bucket * MIB, device=None, deadline=DEADLINE)
+    sent = transfer.send(updates(weights), handle=handle, bucket_bytes=bucket * MIB, device=None, deadline=DEADLINE)
     took = time.perf_counter() - began
     if orders.recv() != sent:
-        raise RuntimeError("the other process took another number of tensors than were sent")
+        raise RuntimeError("the receiver got another number of tensors than were sent")
     return took
 
 
 def measure(orders: Connection, folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """One row for each size of bucket."""
+    """A row per bucket size."""
     rows = []
     gib = SOURCE * ROUNDS / 1024
     for bucket in BUCKETS:
@@ -115,8 +114,8 @@ def measure(orders: Connection, folder: Path, repeats: int) -> list[dict[str, An
         turns = []
         for number in range(repeats + 1):
             handle = f"ipc://{folder}/{bucket}-{number}.sock"
-            copied, packed = copying(weights, targets), packing(weights, bucket)
-            turns.append((copied, packed, sending(weights, bucket, orders, handle)))
+            copied, packed = copy_seconds(weights, targets), packing_seconds(weights, bucket)
+            turns.append((copied, packed, transfer_seconds(weights, bucket, orders, handle)))
         counted = turns[1:]
         rows.append(
             {
@@ -133,11 +132,11 @@ def measure(orders: Connection, folder: Path, repeats: int) -> list[dict[str, An
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, write and print."""
     chosen = arguments(__doc__, "weight_transfer", repeats=7).parse_args()
     torch.set_num_threads(1)
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=receiving, args=(theirs,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=receive_all, args=(theirs,), daemon=True)
     process.start()
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(ours, Path(folder), chosen.repeats)

@@ -97,7 +97,7 @@ def test_missed_weight_targets_are_listed_with_their_values(program: Any, tmp_pa
 
 
 def test_a_split_adapter_keeps_both_matrices_of_a_module_together(program: Any) -> None:
-    cut = program("adapter_update").parts
+    cut = program("adapter_update").split
     tensors = {f"{module}.lora_{half}": 0 for module in "abcde" for half in "AB"}
     for number in (1, 2, 5):
         found = cut(tensors, number)
@@ -123,7 +123,7 @@ def test_the_lower_bound_lies_between_the_ideal_and_the_sequential_time(
 def test_images_are_compared_value_by_value(program: Any) -> None:
     ours = torch.tensor([[0, 255, 7, 7]], dtype=torch.uint8)
     theirs = torch.tensor([[0, 254, 7, 9]], dtype=torch.uint8)
-    assert program("batching").compared(ours, theirs) == {"equal": 0.5, "largest_difference": 2}
+    assert program("batching").compare(ours, theirs) == {"equal": 0.5, "largest_difference": 2}
 
 
 def test_a_spread_keeps_the_value_of_every_turn(program: Any) -> None:
