@@ -91,7 +91,7 @@ def _nearest_or_all(name: str, valid: list[str]) -> str:
     if not valid:
         return ""
     more = ", ..." if len(valid) > NAMES else ""
-    return did_you_mean(name, valid) or f"; the fields here are {', '.join(valid[:NAMES])}{more}"
+    return did_you_mean(name, valid) or f"; valid fields: {', '.join(valid[:NAMES])}{more}"
 
 
 def fields_at(root: type[BaseModel], path: Path) -> list[str]:

@@ -36,6 +36,7 @@ def tiny(
 ) -> None:
     """Create a tiny model with random weights, for tests. Takes about half a minute."""
     _refuse_non_empty(path)
+    console.say(f"creating a tiny {family.value} model in {path} ...")
     training_stack.exec_module(PROGRAM, ["tiny", family.value, str(path), "--seed", str(seed)])
 
 
@@ -45,14 +46,17 @@ def shapes(
     steps: Annotated[int, typer.Option(help="Training steps.", min=1, metavar="N")] = 1000,
     seed: Seed = 0,
 ) -> None:
-    """Create the model of the examples: train a small SD3 to draw colored shapes. Takes minutes."""
+    """Train the model of the examples, a small SD3 that draws shapes. Takes minutes."""
     _refuse_non_empty(path)
     training_stack.exec_module(PROGRAM, ["shapes", str(path), "--steps", str(steps), "--seed", str(seed)])
 
 
 @app.command()
 def prompts(path: Annotated[Path, typer.Argument(help="Folder to write the two files to.", metavar="PATH")]) -> None:
-    """Write the prompts of the examples: shapes_train.jsonl and shapes_heldout.jsonl."""
+    """Write the prompts of the examples.
+
+    Writes shapes_train.jsonl and shapes_heldout.jsonl.
+    """
     if existing := [name for name in PROMPT_FILES if (path / name).exists()]:
         console.refuse(f"{path} already contains {' and '.join(existing)}; give another folder, or delete them first")
     training_stack.exec_module(PROGRAM, ["prompts", str(path)])

@@ -45,8 +45,12 @@ def pinned() -> dict[str, str]:
 
 
 def exec_module(module: str, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by `python -m module`, so that signals and the exit code are its own."""
+    """Replace this process by `python -m module`, so that signals and the exit code are its own.
+
+    Progress bars of libraries are off: they show internals, such as the shards of a model.
+    """
     if missing := missing_stack():
         console.refuse(missing_text(missing))
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    environment = {"TQDM_DISABLE": "1", **os.environ}
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environment)

@@ -44,22 +44,22 @@ def test_the_smallest_job_is_valid() -> None:
     assert job.spec.rollout.samples_per_prompt == 8
 
 
-def test_an_unknown_field_is_named_with_its_line_and_the_nearest_valid_one() -> None:
+def test_an_unknown_field_is_reported_with_line_and_nearest_name() -> None:
     text = GOOD + "  rollout:\n    samplesPerPrompt: 4\n    replcas: 1\n"
     assert problems(text) == ["job.yaml:17: spec.rollout.replcas: unknown field; did you mean 'replicas'?"]
 
 
-def test_an_unknown_field_that_resembles_nothing_gets_the_list_of_fields() -> None:
+def test_an_unknown_field_without_a_near_name_lists_the_valid_fields() -> None:
     (found,) = problems(GOOD + "  data2: {}\n".replace("data2", "zzzzzz"))
-    assert found.startswith("job.yaml:15: spec.zzzzzz: unknown field; the fields here are model, data, reward")
+    assert found.startswith("job.yaml:15: spec.zzzzzz: unknown field; valid fields: model, data, reward")
 
 
-def test_a_wrong_key_inside_a_list_has_the_line_of_the_key() -> None:
+def test_an_unknown_field_in_a_list_has_its_own_line() -> None:
     text = GOOD.replace("- name: jpeg", "- name: jpeg\n      wieght: 2")
     assert problems(text) == ["job.yaml:13: spec.reward.scorers[0].wieght: unknown field; did you mean 'weight'?"]
 
 
-def test_every_problem_is_shown_in_the_order_of_the_file() -> None:
+def test_problems_are_in_the_order_of_the_file() -> None:
     text = GOOD.replace("a-job", "A_job").replace("totalSteps: 3", "totalSteps: 0\n    replcas: 1") + "  sed: 1\n"
     found = problems(text)
     assert [line.split(": ")[1] for line in found] == [
@@ -91,7 +91,7 @@ def test_every_problem_is_shown_in_the_order_of_the_file() -> None:
         (("  trainer:\n", "  trainer:\n    accelerator: {vendor: Nvidia}\n"), "did you mean 'NVIDIA'?"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_refused_in_words(change: tuple[str, str], said: str) -> None:
+def test_an_invalid_value_is_explained(change: tuple[str, str], said: str) -> None:
     (found,) = problems(GOOD.replace(*change))
     assert said in found
 
@@ -136,7 +136,7 @@ def test_a_wrong_value_is_refused_in_words(change: tuple[str, str], said: str) -
         (["spec.algorithm.overrides=[verbose]"], "spec.algorithm.overrides[0]", "is not in the form name=value"),
     ],
 )
-def test_a_rule_between_fields_points_at_a_field(assignments: list[str], at: str, said: str) -> None:
+def test_a_violated_rule_names_a_field(assignments: list[str], at: str, said: str) -> None:
     (found,) = problems(GOOD, *assignments)
     assert f" {at}: " in found
     assert said in found
@@ -167,13 +167,13 @@ def test_a_rule_between_fields_points_at_a_field(assignments: list[str], at: str
         ("{name: x, function: {path: r.py}, settings: {weight: 1}}", "weight", "is a field of the scorer itself"),
     ],
 )
-def test_a_wrong_setting_of_a_scorer_is_refused_with_the_valid_ones(scorer: str, at: str, said: str) -> None:
+def test_an_invalid_scorer_setting_is_refused_with_the_valid_ones(scorer: str, at: str, said: str) -> None:
     (found,) = problems(GOOD.replace("- name: jpeg", f"- {scorer}"))
     assert found.startswith(f"job.yaml:12: spec.reward.scorers[0].settings.{at}: ")
     assert said in found
 
 
-def test_settings_of_a_scorer_reach_the_job_and_a_null_is_the_default() -> None:
+def test_a_null_scorer_setting_means_the_default() -> None:
     text = GOOD.replace(
         "- name: jpeg", "- {name: shapes, settings: {correct_weight: 1}}\n    - {name: jpeg, settings: {quality: null}}"
     )
@@ -197,14 +197,14 @@ def test_settings_of_a_scorer_reach_the_job_and_a_null_is_the_default() -> None:
         ),
     ],
 )
-def test_a_url_that_the_trainer_cannot_read_is_refused(scheme: str, field: str, value: str, fix: str) -> None:
+def test_a_url_instead_of_a_path_is_refused(scheme: str, field: str, value: str, fix: str) -> None:
     (found,) = problems(GOOD, value.format(scheme))
     assert f": {field}: {scheme}:// is not supported: " in found
     assert fix in found
 
 
 @pytest.mark.parametrize("setting", [*RESERVED, "reward", "+trainer.seed", "reward.custom_reward_function.path"])
-def test_an_override_of_what_a_field_sets_is_refused(setting: str) -> None:
+def test_an_override_of_a_reserved_setting_is_refused(setting: str) -> None:
     (found,) = problems(GOOD + f"  algorithm:\n    overrides:\n    - data.shuffle=false\n    - {setting}=1\n")
     assert found.startswith("job.yaml:18: spec.algorithm.overrides[1]: ")
     assert " is reserved: " in found
@@ -221,9 +221,7 @@ def test_an_override_of_what_a_field_sets_is_refused(setting: str) -> None:
         ("DiffusionNFT", "actor_rollout_ref.actor.diffusion_loss.clip_ratio=1", "this job runs diffusion_nft"),
     ],
 )  # fmt: skip
-def test_an_override_that_the_trainer_does_not_have_is_refused_with_the_nearest(
-    algorithm: str, override: str, said: str
-) -> None:
+def test_an_unknown_override_is_refused_with_the_nearest_setting(algorithm: str, override: str, said: str) -> None:
     (found,) = problems(GOOD + f"  algorithm:\n    name: {algorithm}\n    overrides:\n    - {override}\n")
     assert found.startswith("job.yaml:18: spec.algorithm.overrides[0]: ")
     assert said in found
@@ -236,12 +234,12 @@ def test_an_override_that_the_trainer_does_not_have_is_refused_with_the_nearest(
         "{entrypoint: [python3, -m, my.trainer], overrides: [anything.at.all=1]}",
     ],
 )
-def test_overrides_that_the_trainer_takes_are_valid(algorithm: str) -> None:
+def test_known_overrides_are_valid(algorithm: str) -> None:
     text = algorithm if algorithm.startswith("{") else f"{{{algorithm}}}"
     assert read_job(GOOD + f"  algorithm: {text}\n", "job.yaml").job.spec.algorithm.overrides
 
 
-def test_assigned_values_replace_the_file_and_are_named_when_they_are_wrong() -> None:
+def test_assignments_replace_values_and_are_named_in_errors() -> None:
     loaded = read_job(GOOD, "job.yaml", ["spec.trainer.totalSteps=9", "spec.rollout.pipeline.steps=4"])
     assert (loaded.job.spec.trainer.total_steps, loaded.job.spec.rollout.pipeline.steps) == (9, 4)
     assert problems(GOOD, "spec.trainer.totalStps=9") == [
@@ -267,7 +265,7 @@ def test_assigned_values_replace_the_file_and_are_named_when_they_are_wrong() ->
         ("a: \x07\n", "not valid YAML"),
     ],
 )
-def test_what_is_no_job_at_all_is_refused(text: str, said: str) -> None:
+def test_text_that_is_not_a_job_is_refused(text: str, said: str) -> None:
     (found,) = problems(text)
     assert said in found
 
@@ -287,7 +285,7 @@ def test_a_dumped_document_is_the_same_job_and_keeps_comments() -> None:
     assert "# small files" in loaded.document.dump()
 
 
-def test_what_a_cluster_adds_to_the_metadata_is_not_refused() -> None:
+def test_metadata_added_by_a_cluster_is_accepted() -> None:
     text = GOOD.replace("name: a-job", "name: a-job\n  uid: 1-2\n  managedFields: []") + "status: {attempts: 1}\n"
     assert read_job(text, "job.yaml").job.metadata.name == "a-job"
 
@@ -316,7 +314,7 @@ junk: st.SearchStrategy[Any] = st.recursive(
 @given(
     st.sampled_from(["spec", "spec.model", "spec.rollout", "spec.reward.scorers", "metadata", "spec.data.train"]), junk
 )
-def test_any_value_anywhere_gives_a_job_or_problems_in_words(path: str, value: Any) -> None:
+def test_any_value_gives_a_job_or_explained_problems(path: str, value: Any) -> None:
     import json
 
     found: tuple[Problem, ...] | None = None

@@ -1,4 +1,4 @@
-"""`drl` in a process of its own, and jobs whose trainer is a script."""
+"""Fixtures: `drl` as a process, and jobs whose trainer is a script."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A trainer for tests of `drl run`: writes a run folder as the real one does, and behaves as `test.behave` says.
+"""A fake trainer for tests of `drl run`: writes a run folder like the real one; `test.behave` selects its behavior.
 
-It waits for signals, never for time, so what a test sees does not depend on how busy the machine is.
+It waits for signals, never for a time, so that results do not depend on the load of the machine.
 """
 
 from __future__ import annotations

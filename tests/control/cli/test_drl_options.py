@@ -1,4 +1,4 @@
-"""Options of every command: help, version, completion, JSON, standard input, and options that would do nothing."""
+"""Options of every command: help, version, completion, JSON, standard input, and options without effect."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def commands(command: Any, name: str = "drl") -> Iterator[tuple[str, Any]]:
 EVERY = dict(commands(typer.main.get_command(app)))
 
 
-def test_the_walk_over_the_program_reaches_its_commands() -> None:
+def test_the_command_walk_finds_every_command() -> None:
     assert {"drl run", "drl render", "drl validate", "drl report", "drl doctor", "drl model tiny"} <= EVERY.keys()
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_command_and_each_of_its_options_has_help(name: str) -> None:
+def test_every_command_and_option_has_help(name: str) -> None:
     command = EVERY[name]
     assert command.help
     assert [parameter.name for parameter in command.params if not getattr(parameter, "help", None)] == []
@@ -56,7 +56,7 @@ def test_every_command_and_each_of_its_options_has_help(name: str) -> None:
         assert parameter.help.split()[0] in shown.stdout
 
 
-def test_every_command_and_option_is_in_the_reference() -> None:
+def test_every_command_and_option_is_in_docs_cli_md() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     names = {name for name, command in EVERY.items() if not getattr(command, "commands", None)}
     options = {option for command in EVERY.values() for found in command.params for option in found.opts}
@@ -102,13 +102,13 @@ def test_completion_suggests_commands_and_options(words: str, said: str) -> None
         (("render", CPU_JOB, "--set", "spec.seed=1", "--set", "spec.seed=1"), "already set by --set spec.seed=1"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(arguments: tuple[str | Path, ...], said: str) -> None:
+def test_an_option_without_effect_is_refused(arguments: tuple[str | Path, ...], said: str) -> None:
     result = drl(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
 
 
-def test_an_image_that_no_validated_job_would_run_is_refused(tmp_path: Path) -> None:
+def test_image_is_refused_if_every_job_names_an_image(tmp_path: Path) -> None:
     named = tmp_path / "job.yaml"
     named.write_text(CPU_JOB.read_text() + "  runtime: {image: i, rayVersion: 2.60.0}\n")
     assert drl("validate", named, "--cluster").exit_code == 0
@@ -117,7 +117,7 @@ def test_an_image_that_no_validated_job_would_run_is_refused(tmp_path: Path) -> 
     assert drl("validate", named, CPU_JOB, "--cluster", "--image", "j").exit_code == 0
 
 
-def test_the_runs_folder_is_refused_beside_the_path_of_a_run(tmp_path: Path) -> None:
+def test_report_refuses_runs_together_with_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     result = drl("report", tmp_path, "--runs", "runs")
     assert result.exit_code == 2
@@ -133,7 +133,7 @@ def test_the_runs_folder_is_refused_beside_the_path_of_a_run(tmp_path: Path) -> 
         ("run", EXAMPLE, "--runs", CPU_JOB), (),
     ],
 )  # fmt: skip
-def test_every_error_of_configuration_exits_with_2_and_says_why(arguments: tuple[str | Path, ...]) -> None:
+def test_configuration_errors_exit_with_code_2_and_a_message(arguments: tuple[str | Path, ...]) -> None:
     result = drl(*arguments)
     assert result.exit_code == 2
     assert result.exception is None or isinstance(result.exception, SystemExit)
@@ -151,7 +151,7 @@ def test_a_job_is_read_from_standard_input(write_job: WriteJob, monkeypatch: pyt
     assert "<stdin>:12: spec.trainer.totalStps: unknown field; did you mean 'totalSteps'?" in wrong.stderr.splitlines()
 
 
-def test_validate_names_what_a_run_on_this_machine_lacks(write_job: WriteJob) -> None:
+def test_validate_reports_missing_local_files(write_job: WriteJob) -> None:
     job = write_job()
     (job.parent / "train.jsonl").unlink()
     (job.parent / "model" / "model_index.json").unlink()
@@ -163,7 +163,7 @@ def test_validate_names_what_a_run_on_this_machine_lacks(write_job: WriteJob) ->
     assert drl("validate", job, "--cluster").exit_code == 0
 
 
-def test_a_model_id_is_for_a_cluster_only(write_job: WriteJob) -> None:
+def test_a_model_id_is_valid_on_a_cluster_only(write_job: WriteJob) -> None:
     job = write_job()
     job.write_text(job.read_text().replace("./model", "Qwen/Qwen-Image"))
     said = drl("validate", job).stderr
@@ -171,7 +171,7 @@ def test_a_model_id_is_for_a_cluster_only(write_job: WriteJob) -> None:
     assert drl("validate", job, "--cluster").exit_code == 0
 
 
-def test_prompts_in_a_format_that_the_trainer_cannot_read_are_refused(write_job: WriteJob) -> None:
+def test_prompt_files_of_an_unknown_format_are_refused(write_job: WriteJob) -> None:
     job = write_job()
     (job.parent / "train.csv").touch()
     job.write_text(job.read_text().replace("train.jsonl", "train.csv"))
@@ -181,7 +181,7 @@ def test_prompts_in_a_format_that_the_trainer_cannot_read_are_refused(write_job:
     assert drl("validate", job).exit_code == 0
 
 
-def test_validate_prints_json_for_programs(write_job: WriteJob, tmp_path: Path) -> None:
+def test_validate_prints_json(write_job: WriteJob, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     right = write_job()
     wrong.write_text(right.read_text().replace("jpeg", "jpg"))
@@ -195,7 +195,7 @@ def test_validate_prints_json_for_programs(write_job: WriteJob, tmp_path: Path) 
     assert "did you mean 'jpeg'?" in problem["text"]
 
 
-def test_render_prints_json_for_programs(write_job: WriteJob) -> None:
+def test_render_prints_json(write_job: WriteJob) -> None:
     job = write_job()
     found = json.loads(drl("render", "--json", job).stdout)
     assert found["overrides"] == drl("render", job).stdout.splitlines()
@@ -207,7 +207,7 @@ def test_render_prints_json_for_programs(write_job: WriteJob) -> None:
     }  # fmt: skip
 
 
-def test_doctor_prints_json_for_programs() -> None:
+def test_doctor_prints_json() -> None:
     result = drl("doctor", "--json")
     found = json.loads(result.stdout)
     assert found["ready"] is (result.exit_code == 0)
@@ -215,7 +215,7 @@ def test_doctor_prints_json_for_programs() -> None:
     assert found["runs_on"]
 
 
-def test_a_job_without_an_image_renders_with_a_placeholder_that_is_announced() -> None:
+def test_a_job_without_an_image_renders_with_a_placeholder_image_and_a_note() -> None:
     result = drl("render", "--cluster", CPU_JOB)
     assert result.exit_code == 0
     assert result.stderr.startswith(f"note: {PLACEHOLDER_IMAGE} is a placeholder")
@@ -227,7 +227,7 @@ def test_a_job_without_an_image_renders_with_a_placeholder_that_is_announced() -
     assert (noted.exit_code, "no image given" in noted.stderr) == (0, True)
 
 
-def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> None:
+def test_model_commands_do_not_overwrite_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     for arguments in (("tiny", "sd3"), ("shapes",)):
         result = drl("model", *arguments, tmp_path)
@@ -241,7 +241,7 @@ def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> Non
 
 @pytest.mark.slow  # starts a process on a terminal
 @pytest.mark.parametrize(("variables", "colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_no_color_is_honoured_on_a_terminal(write_job: WriteJob, variables: dict[str, str], colored: bool) -> None:
+def test_no_color_disables_colors_on_a_terminal(write_job: WriteJob, variables: dict[str, str], colored: bool) -> None:
     job = write_job()
     inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     environment = {**inherited, "PYTHONPATH": str(ROOT / "operator"), "TERM": "xterm-256color", **variables}

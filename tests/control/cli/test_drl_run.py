@@ -1,4 +1,4 @@
-"""`drl run`: shows progress, stops cleanly, explains failures, leaves nothing behind."""
+"""`drl run`: progress, stopping, failures, and clean-up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def test_a_run_is_shown_line_by_line_and_summed_up(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+def test_a_run_prints_a_line_per_step_and_a_summary(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     code, said = drl("run", write_job())
     lines = said.splitlines()
     assert code == 0, said
@@ -60,7 +60,7 @@ def test_a_run_is_shown_line_by_line_and_summed_up(write_job: WriteJob, drl: Drl
     ]
 
 
-def test_the_run_folder_holds_job_and_overrides(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+def test_the_run_folder_contains_job_and_overrides(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     job = write_job()
     drl("run", job, "--set", "spec.seed=7")
     folder = tmp_path / "runs" / "a-job"
@@ -75,7 +75,7 @@ def test_the_run_folder_holds_job_and_overrides(write_job: WriteJob, drl: Drl, t
     assert "is already finished" in said
 
 
-def test_the_trainers_variables_fit_the_machine_and_the_users_stay(
+def test_the_trainer_gets_defaults_for_variables_that_the_user_did_not_set(
     write_job: WriteJob, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -88,7 +88,7 @@ def test_the_trainers_variables_fit_the_machine_and_the_users_stay(
     assert {name: given[name] for name in wanted} == wanted
 
 
-def test_a_finished_run_is_not_run_again_until_it_is_made_longer(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+def test_a_finished_run_resumes_only_with_more_steps(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     job = write_job()
     drl("run", job)
     code, said = drl("run", job)
@@ -102,7 +102,7 @@ def test_a_finished_run_is_not_run_again_until_it_is_made_longer(write_job: Writ
     assert steps == [0, 1, 2, 3, 4, 5]
 
 
-def test_another_job_in_the_folder_is_refused_and_fresh_keeps_it_aside(
+def test_a_run_folder_of_another_job_is_refused_and_fresh_renames_it(
     write_job: WriteJob, drl: Drl, tmp_path: Path
 ) -> None:
     job = write_job()
@@ -116,14 +116,14 @@ def test_another_job_in_the_folder_is_refused_and_fresh_keeps_it_aside(
     assert (tmp_path / "runs" / "a-job-before-1" / "report.html").is_file()
 
 
-def test_what_only_a_cluster_reads_makes_no_other_job(write_job: WriteJob, drl: Drl) -> None:
+def test_fields_for_clusters_only_do_not_prevent_a_resume(write_job: WriteJob, drl: Drl) -> None:
     job = write_job()
     drl("run", job, "--set", "spec.trainer.totalSteps=2")
     code, said = drl("run", job, "--set", "spec.cleanupPolicy=Retain", "--set", "spec.checkpoint.claimName=runs")
     assert (code, "resuming" in said) == (0, True)
 
 
-def test_a_folder_that_is_no_run_is_refused(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     (tmp_path / "runs" / "a-job").mkdir(parents=True)
     (tmp_path / "runs" / "a-job" / "thesis.tex").write_text("years of work")
     code, said = drl("run", write_job())
@@ -132,7 +132,7 @@ def test_a_folder_that_is_no_run_is_refused(write_job: WriteJob, drl: Drl, tmp_p
     assert (tmp_path / "runs" / "a-job" / "thesis.tex").exists()
 
 
-def test_ctrl_c_ends_with_a_checkpoint_and_the_next_run_goes_on(
+def test_ctrl_c_writes_a_checkpoint_and_the_next_run_resumes(
     write_job: WriteJob, start: Start, drl: Drl, tmp_path: Path
 ) -> None:
     job = write_job("wait")
@@ -149,7 +149,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_next_run_goes_on(
     assert "resuming from the checkpoint of step 1 of 3" in said
 
 
-def test_a_trainer_that_will_not_stop_is_killed_with_all_it_started(
+def test_a_trainer_that_ignores_signals_is_killed_with_its_descendants(
     write_job: WriteJob, start: Start, tmp_path: Path
 ) -> None:
     process = start("run", write_job("stubborn"), "--patience", "0")
@@ -173,7 +173,9 @@ def test_a_trainer_that_will_not_stop_is_killed_with_all_it_started(
     assert not segment.exists()
 
 
-def test_a_process_that_outlives_a_good_run_is_ended_and_named(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+def test_a_process_left_by_a_successful_run_is_terminated_and_named(
+    write_job: WriteJob, drl: Drl, tmp_path: Path
+) -> None:
     code, said = drl("run", write_job("litter"), "--patience", "0")
     trainer, child = map(int, (tmp_path / "runs" / "a-job" / "pids").read_text().split())
     assert code == 0
@@ -182,7 +184,9 @@ def test_a_process_that_outlives_a_good_run_is_ended_and_named(write_job: WriteJ
     assert not (Path("/dev/shm") / f"psm_drltest{trainer}").exists()
 
 
-def test_a_failure_is_explained_with_the_lines_that_matter(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+def test_a_failure_without_an_error_event_shows_the_traceback_of_the_log(
+    write_job: WriteJob, drl: Drl, tmp_path: Path
+) -> None:
     code, said = drl("run", write_job("fail"))
     assert code == 1
     assert "  | RuntimeError: the reward server is away" in said
@@ -192,7 +196,7 @@ def test_a_failure_is_explained_with_the_lines_that_matter(write_job: WriteJob, 
     ]  # fmt: skip
 
 
-def test_the_error_that_the_trainer_reports_is_the_last_line_without_the_log(write_job: WriteJob, drl: Drl) -> None:
+def test_a_reported_error_is_the_last_line_and_hides_the_log(write_job: WriteJob, drl: Drl) -> None:
     code, said = drl("run", write_job("report-error"))
     assert code == 1
     assert said.splitlines()[-2:] == [
@@ -203,13 +207,13 @@ def test_the_error_that_the_trainer_reports_is_the_last_line_without_the_log(wri
     assert "  | " not in said
 
 
-def test_a_killed_trainer_is_called_killed(write_job: WriteJob, drl: Drl) -> None:
+def test_a_killed_trainer_is_reported_as_killed(write_job: WriteJob, drl: Drl) -> None:
     code, said = drl("run", write_job("die"))
     assert code == 1
     assert said.splitlines()[-1].startswith("failed: the trainer was killed (SIGKILL), usually because")
 
 
-def test_a_second_run_of_the_same_job_is_refused(write_job: WriteJob, start: Start, drl: Drl) -> None:
+def test_a_second_concurrent_run_of_a_job_is_refused(write_job: WriteJob, start: Start, drl: Drl) -> None:
     job = write_job("wait")
     process = start("run", job)
     until(process, "step 1/3")
@@ -222,9 +226,7 @@ def test_a_second_run_of_the_same_job_is_refused(write_job: WriteJob, start: Sta
     assert process.returncode == 130
 
 
-def test_a_reader_that_goes_away_does_not_leave_the_run_behind(
-    write_job: WriteJob, start: Start, tmp_path: Path
-) -> None:
+def test_a_closed_output_pipe_ends_the_trainer(write_job: WriteJob, start: Start, tmp_path: Path) -> None:
     process = start("run", write_job("stubborn"), "--patience", "0", stderr=subprocess.DEVNULL)
     until(process, "step 1/3")
     assert process.stdout is not None
@@ -237,7 +239,7 @@ def test_a_reader_that_goes_away_does_not_leave_the_run_behind(
     assert not alive(child)
 
 
-def test_a_terminal_gets_a_bar(write_job: WriteJob, start: Start) -> None:
+def test_a_terminal_shows_a_progress_bar(write_job: WriteJob, start: Start) -> None:
     ours, theirs = pty.openpty()
     process = start("run", write_job(), columns=70, stdout=theirs, stderr=theirs)
     os.close(theirs)
@@ -257,7 +259,7 @@ def test_a_terminal_gets_a_bar(write_job: WriteJob, start: Start) -> None:
     assert "held-out reward 0.595" in text
 
 
-def test_what_would_fail_later_is_refused_at_once(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+def test_missing_files_are_refused_before_the_run_starts(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     job = write_job()
     (tmp_path / "train.jsonl").unlink()
     (tmp_path / "model" / "model_index.json").unlink()
@@ -270,19 +272,19 @@ def test_what_would_fail_later_is_refused_at_once(write_job: WriteJob, drl: Drl,
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_trainer_that_cannot_be_started_is_said(write_job: WriteJob, drl: Drl) -> None:
+def test_an_unknown_entrypoint_program_is_refused(write_job: WriteJob, drl: Drl) -> None:
     code, said = drl("run", write_job(), "--set", "spec.algorithm.entrypoint=[no-such-program]")
     assert code == 2
     assert "spec.algorithm.entrypoint: no program 'no-such-program' on this machine" in said
 
 
-def test_steps_and_seed_have_short_options(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
+def test_steps_and_seed_options_set_the_fields(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
     assert drl("run", write_job(), "--steps", "1", "--seed", "9")[0] == 0
     overrides = (tmp_path / "runs" / "a-job" / "overrides.txt").read_text().splitlines()
     assert {"trainer.total_training_steps=1", "trainer.seed=9", "data.seed=9"} <= set(overrides)
 
 
-def test_a_trainer_ends_when_drl_is_killed(write_job: WriteJob, start: Start, tmp_path: Path) -> None:
+def test_the_trainer_stops_when_drl_is_killed(write_job: WriteJob, start: Start, tmp_path: Path) -> None:
     process = start("run", write_job("wait"))
     until(process, "step 1/3")
     trainer = os.pidfd_open(int((tmp_path / "runs" / "a-job" / "pids").read_text()))

@@ -35,7 +35,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_there_are_examples_for_this_machine_and_for_a_cluster() -> None:
+def test_there_are_local_and_cluster_examples() -> None:
     assert len(JOBS) >= 6
     assert any(path.stem.endswith("-cluster") for path in JOBS)
 
@@ -57,7 +57,7 @@ def test_an_example_renders(path: Path) -> None:
     assert [body["kind"] for body in YAML(typ="safe", pure=True).load_all(result.stdout)][-1] == "RayJob"
 
 
-def test_an_example_without_its_model_says_how_to_make_it(examples: Path, tmp_path: Path) -> None:
+def test_an_example_without_its_model_tells_how_to_create_it(examples: Path, tmp_path: Path) -> None:
     shutil.copytree(examples, tmp_path, ignore=shutil.ignore_patterns(TINY), dirs_exist_ok=True)
     code, said = drl("validate", tmp_path / "sd3-tiny-cpu.yaml")
     assert code == 2
@@ -65,7 +65,7 @@ def test_an_example_without_its_model_says_how_to_make_it(examples: Path, tmp_pa
 
 
 @pytest.mark.parametrize("path", [path for path in JOBS if path.stem.endswith("-cluster")], ids=lambda path: path.stem)
-def test_an_example_for_a_cluster_keeps_its_results_on_a_claim_that_the_examples_contain(path: Path) -> None:
+def test_a_cluster_example_keeps_its_results_on_a_claim_from_the_examples(path: Path) -> None:
     job = load_job(path).job
     claims = [YAML(typ="safe", pure=True).load(found) for found in (EXAMPLES / "claims").glob("*.yaml")]
     assert job.spec.checkpoint.claim_name in [claim["metadata"]["name"] for claim in claims]

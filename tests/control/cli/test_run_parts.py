@@ -1,4 +1,4 @@
-"""The parts of `drl run` that decide: following, progress, signals, logs, shared memory, diagnosis."""
+"""Units of `drl run` and `drl doctor`: JSON lines, run state, signals, failures, shared memory, diagnosis."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import json
 import mmap
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ GOOD = Machine(
     lines=st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=5), max_size=3), max_size=6),
     cuts=st.lists(st.integers(0, 400), max_size=8),
 )
-def test_a_follower_sees_every_line_once_however_the_writes_are_cut(
+def test_a_reader_returns_every_line_once_for_any_split_of_the_writes(
     tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]], cuts: list[int]
 ) -> None:
     path = tmp_path_factory.mktemp("follow") / "run_text.jsonl"
@@ -51,7 +52,7 @@ def test_a_follower_sees_every_line_once_however_the_writes_are_cut(
     assert seen == lines
 
 
-def test_a_follower_begins_at_the_end_and_mends_a_line_that_was_cut_off(tmp_path: Path) -> None:
+def test_a_reader_starts_at_the_end_and_ends_an_incomplete_line(tmp_path: Path) -> None:
     path = tmp_path / "run_text.jsonl"
     path.write_text('{"event": "old"}\n{"event": "cut o')
     reader = JsonLinesReader(path)
@@ -59,11 +60,11 @@ def test_a_follower_begins_at_the_end_and_mends_a_line_that_was_cut_off(tmp_path
         file.write('{"event": "new"}\n[1]\nnot json\n')
     assert list(reader.read_new()) == [{"event": "new"}, MalformedLine("[1]"), MalformedLine("not json")]
     assert list(reader.read_new()) == []
-    # Whoever reads the whole file later finds the new line too, not glued to the old half.
+    # A later reader of the whole file gets the new line as well, not appended to the incomplete one.
     assert {"event": "new"} in list(read_records(path))
 
 
-def test_what_is_state_follows_the_events() -> None:
+def test_events_update_the_run_state() -> None:
     state = RunState()
     for event in (
         {"event": "start", "total_steps": 9, "resumed_from": 4},
@@ -78,7 +79,7 @@ def test_what_is_state_follows_the_events() -> None:
     assert state.failure == "ValueError: broken"
 
 
-def test_a_step_without_some_numbers_still_has_a_line() -> None:
+def test_a_step_with_missing_metrics_has_a_line() -> None:
     assert run_text.step_line({"step": 3, "reward/mean": None}, 10) == "step  3/10  reward not finite  weights v?"
 
 
@@ -90,7 +91,7 @@ def test_a_step_without_some_numbers_still_has_a_line() -> None:
         (1e-6, 2e-7, "1.00e-06 ± 2.00e-07"), (0.5, None, "0.500"),
     ],
 )  # fmt: skip
-def test_mean_and_spread_have_the_same_decimals(mean: float, deviation: float | None, shown: str) -> None:
+def test_mean_and_deviation_have_the_same_decimals(mean: float, deviation: float | None, shown: str) -> None:
     assert run_text.spread(mean, deviation) == shown
 
 
@@ -101,7 +102,7 @@ def test_durations_and_numbers_are_short(value: float) -> None:
 
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=6), st.floats(0, 20))
-def test_requests_escalate_and_a_kill_comes_once(gaps: list[float], patience: float) -> None:
+def test_stop_requests_escalate_and_kill_once(gaps: list[float], patience: float) -> None:
     escalation, now, sent = StopEscalation(patience), 0.0, []
     for gap in gaps:
         now += gap
@@ -113,7 +114,7 @@ def test_requests_escalate_and_a_kill_comes_once(gaps: list[float], patience: fl
     assert escalation.overdue(late + 1) is None
 
 
-def test_nothing_is_overdue_before_its_time() -> None:
+def test_sigkill_is_due_only_after_the_patience() -> None:
     escalation = StopEscalation(patience=10)
     escalation.request(0)
     assert escalation.overdue(1e9) is None
@@ -126,7 +127,7 @@ def test_nothing_is_overdue_before_its_time() -> None:
     ("code", "asked", "stopped"),
     [(130, 1, True), (-2, 1, True), (1, 1, False), (1, 2, True), (-9, 1, False), (-9, 2, True), (130, 0, False)],
 )
-def test_a_failure_is_not_taken_for_a_stop(code: int, asked: int, stopped: bool) -> None:
+def test_a_failure_is_distinguished_from_a_stop(code: int, asked: int, stopped: bool) -> None:
     assert failure.was_stopped(code, asked) is stopped
 
 
@@ -145,14 +146,14 @@ def test_a_failure_is_not_taken_for_a_stop(code: int, asked: int, stopped: bool)
          ["failed: out of memory: the kernel killed a process of the run; a worker died"]),
     ],
 )  # fmt: skip
-def test_the_last_line_of_a_failure_is_its_cause_below_the_path_of_the_log(
+def test_the_last_line_of_a_failure_is_its_cause(
     code: int, reported: str | None, log: list[str], out_of_memory: bool, said: list[str]
 ) -> None:
     found = failure.explain(code, reported, log, "runs/a/train.log", out_of_memory=out_of_memory)
     assert found == [*said[:-1], "log: runs/a/train.log", said[-1]]
 
 
-def test_the_last_traceback_is_the_meaningful_part_of_a_log() -> None:
+def test_a_log_excerpt_is_the_last_traceback() -> None:
     log = [
         "INFO starting", "Traceback (most recent call last):", "  old", "ValueError: old",
         "\x1b[36m(WorkerDict pid=12)\x1b[0m Traceback (most recent call last):",
@@ -166,11 +167,11 @@ def test_the_last_traceback_is_the_meaningful_part_of_a_log() -> None:
 
 
 @given(st.lists(st.text(max_size=30)), st.integers(3, 20))
-def test_a_tail_is_never_longer_than_asked(lines: list[str], limit: int) -> None:
+def test_a_log_excerpt_respects_its_limit(lines: list[str], limit: int) -> None:
     assert len(failure.log_excerpt(lines, limit)) <= limit
 
 
-def test_only_new_segments_of_ours_that_nobody_uses_are_removed(tmp_path: Path) -> None:
+def test_only_new_unused_segments_of_the_stack_are_removed(tmp_path: Path) -> None:
     (tmp_path / "psm_old").touch()
     before = Snapshot.take(tmp_path)
     for name in ("psm_new", "torch_1_2_3", "verl_omni_weights_1", "someone_elses", "psm_used", "psm_mapped"):
@@ -184,12 +185,12 @@ def test_only_new_segments_of_ours_that_nobody_uses_are_removed(tmp_path: Path) 
     assert sorted(os.listdir(tmp_path)) == ["psm_mapped", "psm_old", "psm_used", "someone_elses"]
 
 
-def test_the_users_variables_win() -> None:
+def test_the_users_variables_are_kept() -> None:
     assert trainer_environment({"OMP_NUM_THREADS": "8"}, cpu=True)["OMP_NUM_THREADS"] == "8"
     assert "VERL_PLATFORM" not in trainer_environment({}, cpu=False)
 
 
-def test_a_good_machine_misses_nothing() -> None:
+def test_a_complete_machine_is_ready() -> None:
     found = list(diagnose(GOOD))
     assert {finding.level for finding in found} == {"ok"}
     assert found[-1].text == "jobs run on the CPU (suitable for tiny models)"
@@ -215,12 +216,26 @@ def test_a_good_machine_misses_nothing() -> None:
         ({"reference": "0.1"}, "missing", "remove verl-omni"),
     ],
 )
-def test_each_lack_is_named_with_its_remedy(change: dict[str, object], level: str, said: str) -> None:
+def test_each_finding_has_its_remedy(change: dict[str, object], level: str, said: str) -> None:
     found = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
     assert [finding.level for finding in found] == [level]
     assert said in f"{found[0].text} {found[0].remedy}"
 
 
-def test_a_local_build_of_the_tested_version_is_good() -> None:
+def test_remedies_name_only_commands_that_exist() -> None:
+    nothing = replace(
+        GOOD, python=(3, 9), memory_free=0, shared_memory=0, disk_free=0, compiler=None, reference="1",
+        installed=dict.fromkeys(STACK),
+    )  # fmt: skip
+    remedies = [finding.remedy for machine in (nothing, replace(GOOD, shared_memory_free=0)) for finding in
+                diagnose(machine) if finding.remedy]  # fmt: skip
+    assert len(remedies) >= 7 + len(STACK)
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text(encoding="utf-8")
+    for target in {found for remedy in remedies for found in re.findall(r"\bmake ([a-z-]+)", remedy)}:
+        assert f"\n{target}:" in makefile
+    assert not [remedy for remedy in remedies if "pip install" in remedy], "the distribution is on no package index"
+
+
+def test_a_local_build_of_the_pinned_version_is_accepted() -> None:
     built = replace(GOOD, installed={"vllm": "0.28.0+cpu"}, pinned={"vllm": "0.28.0"})
     assert {finding.level for finding in diagnose(built)} == {"ok"}

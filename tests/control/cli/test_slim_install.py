@@ -1,4 +1,4 @@
-"""`drl` works, and says what is missing, where only its own dependencies are installed."""
+"""`drl` with only its own dependencies installed: what works, and the errors of what does not."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_jobs_are_validated_and_rendered_without_the_training_stack(slim: Path) 
     assert "trainer.total_training_steps=120" in drl(slim, "render", example).stdout.splitlines()
 
 
-def test_the_doctor_names_what_is_missing_and_how_to_get_it(slim: Path) -> None:
+def test_doctor_names_missing_packages_with_the_remedy(slim: Path) -> None:
     result = drl(slim, "doctor")
     assert result.returncode == 1
     lines = result.stdout.splitlines()
@@ -81,7 +81,9 @@ def test_the_doctor_names_what_is_missing_and_how_to_get_it(slim: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("model", "tiny", "sd3", "m"), ("model", "shapes", "m"), ("report", "a-run")])
-def test_commands_of_the_training_stack_say_in_one_line_what_is_missing(slim: Path, arguments: tuple[str, ...]) -> None:
+def test_commands_that_need_the_training_stack_report_it_missing_in_one_line(
+    slim: Path, arguments: tuple[str, ...]
+) -> None:
     (slim / "runs" / "a-run").mkdir(parents=True, exist_ok=True)
     (slim / "runs" / "a-run" / "metrics.jsonl").touch()
     result = drl(slim, *arguments)
@@ -91,13 +93,13 @@ def test_commands_of_the_training_stack_say_in_one_line_what_is_missing(slim: Pa
     assert line.endswith("; run `make setup` in a clone of the repository")
 
 
-def test_a_run_without_the_training_stack_is_refused_in_words(slim: Path) -> None:
+def test_a_run_without_the_training_stack_is_refused(slim: Path) -> None:
     result = drl(slim, "run", str(ROOT / "examples" / "sd3-tiny-cpu.yaml"), "--runs", str(slim / "runs"))
     assert result.returncode == 2
     assert "this machine: not installed: torch, ray, " in result.stderr
 
 
-def test_the_report_of_an_unknown_run_names_the_known_ones(slim: Path) -> None:
+def test_report_of_an_unknown_run_lists_the_existing_runs(slim: Path) -> None:
     (slim / "runs" / "b-run").mkdir(parents=True, exist_ok=True)
     (slim / "runs" / "b-run" / "metrics.jsonl").touch()
     result = drl(slim, "report", "c-run")
@@ -106,7 +108,7 @@ def test_the_report_of_an_unknown_run_names_the_known_ones(slim: Path) -> None:
     assert "b-run" in result.stderr
 
 
-def test_every_wrong_job_is_reported_and_right_ones_too(slim: Path, tmp_path: Path) -> None:
+def test_validate_reports_valid_and_invalid_jobs(slim: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text((ROOT / "examples" / "shapes-jpeg.yaml").read_text().replace("  rollout:", "  rolout:"))
     right = str(ROOT / "examples" / "shapes-jpeg.yaml")
