@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SEED_STRIDE = 1_000_003
-SEED_RANGE = 2**63 - 1
+from verl_omni.utils.seeds import derived_seed
 
 
 def maybe_per_rollout_seeds(
@@ -26,4 +25,4 @@ def maybe_per_rollout_seeds(
     indices = range(batch_size) if global_indices is None else global_indices
     if len(indices) != batch_size:
         raise ValueError(f"Expected {batch_size} global rollout indices, got {len(indices)}")
-    return [(int(base) * SEED_STRIDE + int(index)) % SEED_RANGE for index in indices]
+    return [derived_seed(int(base), int(index)) for index in indices]

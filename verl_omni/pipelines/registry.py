@@ -14,7 +14,6 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 POST_PROCESS = "get_post_process_func"
-ALGORITHMS = ("flow_grpo", "diffusion_nft", "diffusion_dpo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +106,3 @@ def training_adapter(architecture: str | None) -> TrainingAdapter:
     """
     module = importlib.import_module(f"{__package__}.{family(architecture).folder}.training")
     return cast(TrainingAdapter, module)
-
-
-def rollout_family(architecture: str | None, algorithm: str) -> Family:
-    """The family of a model that is to be sampled for an algorithm.
-
-    Raises:
-        ValueError: there is no family for the architecture, or the algorithm is unknown.
-    """
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"No rollout pipeline for algorithm {algorithm!r}; one of {sorted(ALGORITHMS)}")
-    return family(architecture)

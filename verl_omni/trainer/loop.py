@@ -12,8 +12,10 @@ from omegaconf import DictConfig
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import checkpoints, data, learning, metrics, sample_generation
+from verl_omni.trainer import checkpoints, data, metrics, sample_generation
 from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.utils.seeds import derived_seed
+from verl_omni.workers.algorithms.base import training_algorithm
 
 
 class Interrupted(Exception):
@@ -44,6 +46,7 @@ class DiffusionTrainer:
         self.stop_requested, self.checkpoint_wanted, self.tracking = stop_requested, checkpoint_wanted, tracking
         self.checkpoints = folder.path / "checkpoints"
         self.loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
+        self.algorithm = training_algorithm(self.loss.loss_mode)
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
         self._drawn = 0  # samples of this process
@@ -111,9 +114,10 @@ class DiffusionTrainer:
         return samples
 
     def _update(self, samples: sample_generation.ScoredSamples, step: int) -> dict[str, float]:
+        seed = derived_seed(self.config.trainer.seed, step)
         proto = DataProto.from_dict(
-            tensors=learning.training_batch(self.loss, samples, self.config, step),
-            meta_info={"request": learning.request(self.loss, self.config, step)},
+            tensors=self.algorithm.training_batch(samples, self.loss, self.config, seed),
+            meta_info={"request": self.algorithm.update_arguments(self.config, step)},
         )
         return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
 

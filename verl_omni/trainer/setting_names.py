@@ -17,8 +17,8 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from verl_omni.trainer import algorithms
 from verl_omni.trainer.settings import CONFIG_NAME, OPEN
+from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 FILE = Path("operator/omni_operator/api/setting_names.py")
 HEADER = '''\
@@ -46,7 +46,7 @@ def _walk(node: Any, prefix: str) -> Iterator[str]:
 
 def render() -> str:
     """Text of the operator's module."""
-    by_loss = {loss: setting_names(loss) for loss in algorithms.NAMES}
+    by_loss = {loss: setting_names(loss) for loss in ALGORITHMS}
     common = frozenset.intersection(*by_loss.values())
     parts = [
         "# Settings of every algorithm.\n",

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_omni.trainer import algorithms
+from verl_omni.workers.algorithms import registry
 
 CONFIG_NAME = "diffusion_trainer"
 # Its value is the name of a file in config/loss.
@@ -57,22 +57,24 @@ def load(overrides: Sequence[str]) -> DictConfig:
             raise SettingsError(str(error)) from error
     if missing := sorted(name for name in known if _is_missing(config, name)):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
-    if wrong := algorithms.contradictions(config):
+    if wrong := registry.setting_conflicts(config):
         raise SettingsError("\n".join(wrong))
     return config
 
 
 def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
     """The algorithm's name, and the overrides that do not say it. Each algorithm has settings of its own."""
-    loss, others = algorithms.FLOW_GRPO, []
+    loss, others = registry.DEFAULT, []
     for override in overrides:
         name, _, value = override.partition("=")
         if name.lstrip("+") == LOSS:
             loss = value
         else:
             others.append(override)
-    if loss not in algorithms.NAMES:
-        raise SettingsError(f"{LOSS}: no algorithm {loss!r}; one of {', '.join(algorithms.NAMES)}")
+    try:
+        registry.check_name(loss)
+    except ValueError as error:
+        raise SettingsError(f"{LOSS}: {error}") from error
     return loss, others
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import itertools
 import os
 import time
 from pathlib import Path
@@ -31,14 +30,13 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
     def __init__(self, config: DictConfig) -> None:
         super().__init__()
         self.config = config
-        self._syncs = itertools.count()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> str:
         """Load the model and the weight sender. Returns the kind of device that trains: `cuda`, `npu` or `cpu`."""
         from verl.workers.rollout.base import get_rollout_class
 
-        from verl_omni.workers.actor import DiffusionActor
+        from verl_omni.workers.actor.actor import DiffusionActor
 
         rollout = omega_conf_to_dataclass(self.config.rollout)
         model = omega_conf_to_dataclass(self.config.model)

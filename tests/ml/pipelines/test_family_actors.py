@@ -14,7 +14,9 @@ import torch
 
 from verl_omni.models.tiny import MAKERS
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
-from verl_omni.workers.actor import DiffusionActor, build
+from verl_omni.workers.actor import build
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import DiffusionActorConfig
 
 pytestmark = pytest.mark.slow
@@ -33,7 +35,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
         fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",), attn_backend="native",
     )  # fmt: skip
-    return family.folder, folder, DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=2), 1)
+    config = DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2)
+    return family.folder, folder, DiffusionActor(model, config, 1)
 
 
 def test_the_familys_names_are_those_of_its_transformer(made: tuple[str, Path, DiffusionActor]) -> None:

@@ -19,7 +19,8 @@ from tests.ml.workers import test_actor as grpo
 from tests.ml.workers import test_objectives as others
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
-from verl_omni.workers.actor import DiffusionActor, build
+from verl_omni.workers.actor import build
+from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.config import DiffusionFSDPConfig
 
 HOST = torch.device("cpu")

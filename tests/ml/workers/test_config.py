@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import (
     DiffusionActorConfig,
     DiffusionModelConfig,
@@ -79,7 +80,14 @@ def test_documented_defaults(config: type, documented: dict[str, Any]) -> None:
             DiffusionRolloutAlgoConfig, {"sample_strategy": "progressive", "iters_per_group": 0}, ValueError,
             "iters_per_group must be positive",
         ),
-        (DiffusionActorConfig, {"strategy": "megatron"}, ValueError, "Unknown strategy: 'megatron'"),
+        (
+            DiffusionModelConfig, {"path": str(MODEL), "algorithm": "ppo"}, ValueError,
+            "no algorithm 'ppo'; one of flow_grpo, diffusion_nft, diffusion_dpo",
+        ),
+        (
+            DiffusionActorConfig, {"diffusion_loss": FlowGRPOLossConfig(), "strategy": "megatron"}, ValueError,
+            "Unknown strategy: 'megatron'",
+        ),
         (DiffusionModelConfig, {"path": str(MODEL), "attn_backend": "fast"}, ValueError, "attn_backend: 'fast'"),
         (DiffusionModelConfig, {"path": str(MODEL), "target_modules": 3}, TypeError, "must be a string or a list"),
         (DiffusionModelConfig, {"path": str(MODEL), "target_modules": ["a", 3]}, TypeError, "or a list of strings"),

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from verl_omni.models.tiny import make_tiny_sd3
-from verl_omni.workers.actor import DiffusionActor
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
+from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig
 from verl_omni.workers.config import (
     DiffusionActorConfig,
-    DiffusionDPOLossConfig,
     DiffusionFSDPConfig,
-    DiffusionNFTLossConfig,
     DiffusionOptimizerConfig,
 )
 

@@ -1,5 +1,1 @@
-"""The trained model: transformer, LoRA, optimiser, checkpoints."""
-
-from .actor import DiffusionActor
-
-__all__ = ["DiffusionActor"]
+"""The trained model: transformer, LoRA adapter, optimizer, checkpoints."""

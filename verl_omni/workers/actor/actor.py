@@ -13,11 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from verl_omni.algos import agreement
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.workers.actor import build, export, optim, state
-from verl_omni.workers.actor.objectives import GRPOObjective, Objective, objective_of
+from verl_omni.workers.actor import build, export, optim
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig, FlowGRPOLossConfig
+from verl_omni.workers.actor.training_state import TrainingState
+from verl_omni.workers.algorithms.base import Objective, training_algorithm
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig
 
 
 class DiffusionActor:
@@ -44,7 +45,8 @@ class DiffusionActor:
         self.model_config, self.config, self.mesh = model, actor, mesh
         self.device = device or torch.device("cpu")
         self.ranks = mesh.size() if mesh is not None else 1
-        per_prompt = actor.diffusion_loss.rows_per_prompt(rollout_n)
+        self.algorithm = training_algorithm(actor.diffusion_loss.loss_mode)
+        per_prompt = self.algorithm.rows_per_prompt(rollout_n)
         self.mini_batch = actor.ppo_mini_batch_size * per_prompt // self.ranks
         if self.mini_batch <= 0:
             raise ValueError(f"{actor.ppo_mini_batch_size} x {per_prompt} rows do not reach {self.ranks} ranks")
@@ -65,6 +67,7 @@ class DiffusionActor:
         self.optimizer = optim.optimizer(self.trained, actor.optim)
         self.scheduler = optim.scheduler(self.optimizer, actor.optim)
         self.generator = torch.Generator().manual_seed(actor.seed)
+        self._state = TrainingState(self.policy, self.optimizer, self.scheduler, self.generator, mesh)
         self.offload = Offload(self.policy, self.optimizer, self.device, actor.fsdp_config)
         self.offload.rest()
 
@@ -86,7 +89,7 @@ class DiffusionActor:
         """
         totals: dict[str, list[float]] = {}
         with self.offload.loaded(states=True):
-            objective = objective_of(self.policy, self.config, request)
+            objective = self.algorithm.objective(self.policy, self.config.diffusion_loss, self.config, request)
             for _ in range(self.config.ppo_epochs):
                 for chosen in self._order(_size(batch)).split(self.mini_batch):
                     prepared = objective.prepared(_rows(batch, chosen))
@@ -138,22 +141,6 @@ class DiffusionActor:
         self.optimizer.zero_grad()
         return {"actor/grad_norm": norm, "actor/lr": rate}
 
-    @torch.no_grad()
-    def log_probs(self, batch: Batch, **sampler: Any) -> Tensor:
-        """Log-probabilities of the recorded steps under the current policy, float32 [B, T].
-
-        Args:
-            sampler: `noise_level`, `sde_type` and `guidance_scale` of what drew them.
-        """
-        density = GRPOObjective(self.policy, FlowGRPOLossConfig(), kl_loss_coef=None, **sampler).density
-        rows, steps = batch["rollout_log_probs"].shape
-        parts = []
-        with self.offload.loaded():
-            for chosen in torch.arange(rows).split(self.config.ppo_micro_batch_size_per_gpu or rows):
-                part = _rows(batch, chosen, self.device)
-                parts.append(torch.stack([density(part, step)[2] for step in range(steps)], dim=1).cpu())
-        return torch.cat(parts)
-
     # --- what leaves and enters ---------------------------------------------------------------------------
 
     def weights(
@@ -185,12 +172,12 @@ class DiffusionActor:
     def save(self, folder: Path) -> None:
         """Write model, optimiser, schedule and generator, so that `load` continues bit-exactly."""
         with self.offload.loaded(states=True):
-            state.save(self, folder)
+            self._state.save(folder)
 
     def load(self, folder: Path) -> None:
         """Read back what `save` wrote."""
         with self.offload.loaded(states=True):
-            state.load(self, folder)
+            self._state.load(folder)
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter as `load_lora_weights` of diffusers' pipelines reads it; nothing for full weights."""

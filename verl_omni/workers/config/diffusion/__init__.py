@@ -2,12 +2,9 @@
 
 from .actor import (
     DiffusionActorConfig,
-    DiffusionDPOLossConfig,
     DiffusionFSDPConfig,
     DiffusionLossConfig,
-    DiffusionNFTLossConfig,
     DiffusionOptimizerConfig,
-    FlowGRPOLossConfig,
 )
 from .model import DiffusionModelConfig
 from .rollout import (
@@ -19,15 +16,12 @@ from .rollout import (
 
 __all__ = [
     "DiffusionActorConfig",
-    "DiffusionDPOLossConfig",
     "DiffusionFSDPConfig",
     "DiffusionLossConfig",
     "DiffusionModelConfig",
-    "DiffusionNFTLossConfig",
     "DiffusionOptimizerConfig",
     "DiffusionPipelineConfig",
     "DiffusionRolloutAlgoConfig",
     "DiffusionRolloutConfig",
     "DiffusionSamplingConfig",
-    "FlowGRPOLossConfig",
 ]

@@ -11,80 +11,22 @@ STRATEGIES = ("fsdp", "fsdp2")
 
 
 @dataclass
-class FlowGRPOLossConfig(BaseConfig):
-    """Flow-GRPO (arXiv:2505.05470). `clip_ratio` bounds |ratio - 1|; `adv_clip_max` bounds |advantage|."""
-
-    loss_mode: Literal["flow_grpo"] = "flow_grpo"
-    clip_ratio: float = 1e-4
-    adv_clip_max: float = 5.0
-
-    def rows_per_prompt(self, samples: int) -> int:
-        """A row is a sample."""
-        return samples
-
-
-@dataclass
-class DiffusionNFTLossConfig(BaseConfig):
-    """DiffusionNFT (arXiv:2509.16117).
+class DiffusionLossConfig(BaseConfig):
+    """Settings of a loss; each training algorithm has a type of its own (`verl_omni/workers/algorithms`).
 
     Attributes:
-        beta: how far the implicit policies are from the old one, as a share of the trained one's distance; > 0.
-        adv_clip_max: advantage from which on a sample is certainly good; its negative, certainly bad; > 0.
-        draws: noise levels at which each sample is trained on in an update; > 0.
-        old_decay_rate, old_decay_max: after the update of step s, min(rate (s - 1), max) of the old policy stays.
-
-    Raises:
-        ValueError: a number is not in its range.
+        loss_mode: name of the algorithm.
     """
 
-    loss_mode: Literal["diffusion_nft"] = "diffusion_nft"
-    beta: float = 1.0
-    adv_clip_max: float = 5.0
-    draws: int = 4
-    old_decay_rate: float = 1e-3
-    old_decay_max: float = 0.5
-
-    def __post_init__(self) -> None:
-        _positive("diffusion_nft", beta=self.beta, adv_clip_max=self.adv_clip_max, draws=self.draws)
-        if self.old_decay_rate < 0 or not 0 <= self.old_decay_max < 1:
-            raise ValueError(
-                f"diffusion_nft: old_decay_rate must not be negative and old_decay_max lie in [0, 1): "
-                f"{self.old_decay_rate}, {self.old_decay_max}"
-            )
-
-    def rows_per_prompt(self, samples: int) -> int:
-        """A row is a sample."""
-        return samples
+    loss_mode: str = field(kw_only=True)
 
 
-@dataclass
-class DiffusionDPOLossConfig(BaseConfig):
-    """Online Diffusion-DPO (arXiv:2311.12908).
-
-    Attributes:
-        beta: how much the policy is held to the base; > 0.
-        draws: noise levels at which each pair is trained on in an update; > 0.
+def require_positive(loss: str, **numbers: float) -> None:
+    """Refuse settings of a loss that are not positive.
 
     Raises:
-        ValueError: a number is not in its range.
+        ValueError: one is not; the message names it.
     """
-
-    loss_mode: Literal["diffusion_dpo"] = "diffusion_dpo"
-    beta: float = 2000.0
-    draws: int = 4
-
-    def __post_init__(self) -> None:
-        _positive("diffusion_dpo", beta=self.beta, draws=self.draws)
-
-    def rows_per_prompt(self, samples: int) -> int:
-        """A row is a pair: the best and the worst of the samples."""
-        return 1
-
-
-DiffusionLossConfig = FlowGRPOLossConfig | DiffusionNFTLossConfig | DiffusionDPOLossConfig
-
-
-def _positive(loss: str, **numbers: float) -> None:
     for name, number in numbers.items():
         if number <= 0:
             raise ValueError(f"{loss}: {name} must be positive: {number}")
@@ -146,7 +88,7 @@ class DiffusionActorConfig(BaseConfig):
     kl_loss_coef: float = 0.0
     dtype: str = "float32"
     seed: int = 0
-    diffusion_loss: DiffusionLossConfig = field(default_factory=FlowGRPOLossConfig)
+    diffusion_loss: DiffusionLossConfig = field(kw_only=True)
     optim: DiffusionOptimizerConfig = field(default_factory=DiffusionOptimizerConfig)
     fsdp_config: DiffusionFSDPConfig = field(default_factory=DiffusionFSDPConfig)
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from verl.base_config import BaseConfig
 
+from verl_omni.workers.algorithms import registry
+
 ATTN_BACKENDS = ("native", "_native_npu", "_flash_3_varlen_hub")
 
 
@@ -20,7 +22,7 @@ class DiffusionModelConfig(BaseConfig):
     Attributes:
         path: folder with `model_index.json`.
         architecture: the pipeline's class name, read from `model_index.json` when not given.
-        algorithm: chooses the rollout pipeline together with the architecture.
+        algorithm: training algorithm that the samples are for; the pipeline of a family samples for all of them.
         tokenizer_path: defaults to `<path>/tokenizer`, else `path`.
         lora_rank: 0 trains all weights of the transformer.
         target_modules: names (suffixes) that LoRA wraps.
@@ -31,7 +33,7 @@ class DiffusionModelConfig(BaseConfig):
 
     Raises:
         FileNotFoundError: the folder or its `model_index.json` is missing.
-        ValueError: one of `extra_tokenizers` has no path, or `attn_backend` is unknown.
+        ValueError: `algorithm` or `attn_backend` is unknown, or one of `extra_tokenizers` has no path.
         TypeError: `target_modules` is neither a string nor a list of strings.
     """
 
@@ -71,6 +73,7 @@ class DiffusionModelConfig(BaseConfig):
         listed = isinstance(targets, Sequence) and all(isinstance(name, str) for name in targets)
         if targets is not None and not listed:
             raise TypeError(f"target_modules must be a string or a list of strings, not {targets!r}")
+        registry.check_name(self.algorithm)
         if self.attn_backend not in ATTN_BACKENDS:
             raise ValueError(f"Unknown attn_backend: {self.attn_backend!r}; one of {ATTN_BACKENDS}")
         for name, entry in self.extra_tokenizers.items():

@@ -8,10 +8,11 @@ from typing import Any, Literal
 from verl.base_config import BaseConfig
 from verl.workers.config import RolloutConfig
 
+from verl_omni.algos.sde import SDE_TYPES
+
 ROLLOUT_ADAPTERS = ("default", "old")
 SAMPLE_STRATEGIES = ("random", "progressive")
 REPLICA_DEADLINE_SECONDS = 1800.0
-SDE_TYPES = ("sde", "cps", "dance_sde")
 
 
 @dataclass

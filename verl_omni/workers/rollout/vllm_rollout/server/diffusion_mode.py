@@ -10,7 +10,8 @@ from typing import Any
 from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.pipelines.registry import POST_PROCESS, rollout_family
+from verl_omni.pipelines.registry import POST_PROCESS
+from verl_omni.pipelines.registry import family as family_of
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
@@ -44,7 +45,7 @@ class DiffusionMode(ModelMode):
     ) -> None:
         from vllm_omni.diffusion.registry import register_diffusion_model
 
-        family = rollout_family(model_config.architecture, model_config.algorithm)
+        family = family_of(model_config.architecture)
         # The engine looks up post-processing by architecture; workers load the pipeline class by its name.
         register_diffusion_model(
             model_config.architecture, family.engine_module, family.pipeline,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import learning, settings
+from verl_omni.trainer import settings
 from verl_omni.trainer.sample_generation import ScoredSamples
-from verl_omni.workers.config import DiffusionDPOLossConfig, DiffusionNFTLossConfig, FlowGRPOLossConfig
+from verl_omni.workers.algorithms.base import training_algorithm
+from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
@@ -27,19 +29,18 @@ def loss_of(config: Any) -> Any:
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("flow_grpo", FlowGRPOLossConfig),
-        ("diffusion_nft", DiffusionNFTLossConfig),
-        ("diffusion_dpo", DiffusionDPOLossConfig),
-    ],
-)
-def test_each_algorithm_loads_as_a_type_of_its_own(name: str, kind: type) -> None:
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_settings_file_of_an_algorithm_has_the_defaults_of_its_type(name: str) -> None:
     config = load(f"{LOSS}.loss_mode={name}", "actor_rollout_ref.model.lora_rank=4")
-    assert type(loss_of(config)) is kind
-    assert loss_of(config) == kind(), "the defaults are written in two places"
+    algorithm = training_algorithm(name)
+    assert type(loss_of(config)) is algorithm.settings
+    assert loss_of(config) == algorithm.settings()
     assert config.actor_rollout_ref.model.algorithm == name
+
+
+def test_each_settings_file_belongs_to_a_registered_algorithm() -> None:
+    files = (Path(settings.__file__).parent / "config" / "loss").glob("*.yaml")
+    assert {file.stem for file in files} == set(ALGORITHMS)
 
 
 def test_a_setting_of_another_algorithm_is_unknown() -> None:
@@ -57,14 +58,15 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
     ("overrides", "said"),
     [
         (["actor_rollout_ref.rollout.calculate_log_probs=false"], "it compares log-probabilities"),
-        (["actor_rollout_ref.rollout.rollout_adapter=old"], "the policy that is trained must draw"),
+        (["actor_rollout_ref.rollout.rollout_adapter=old"], "the trained policy must sample"),
         (["actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: flow_grpo learns from noise"),
         (["trainer.max_log_prob_difference=null"], "flow_grpo needs a number"),
-        ([NFT, "trainer.max_log_prob_difference=0.1"], "the check does not apply"),
-        ([NFT, "actor_rollout_ref.rollout.rollout_adapter=default"], "the old policy must draw"),
+        ([NFT, "trainer.max_log_prob_difference=0.1"], "there are no log-probabilities to compare"),
+        ([NFT, "actor_rollout_ref.rollout.rollout_adapter=default"], "the old policy must sample"),
         ([NFT, "actor_rollout_ref.model.policy_state_adapters=[default]"], "keeps an old policy"),
-        ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "the KL is of Flow-GRPO"),
-        ([DPO], "needs LoRA, to know the base"),
+        ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo has a KL loss"),
+        ([DPO], "needs LoRA: its base is the model with the adapter disabled"),
+        ([NFT, "actor_rollout_ref.model.algorithm=flow_grpo"], "must sample for the algorithm that is trained"),
         ([DPO, "actor_rollout_ref.rollout.n=1"], "at least 2 are needed"),
         ([DPO, "trainer.n_gpus_per_node=3"], "3 ranks cannot share 8 pairs evenly"),
     ],
@@ -72,6 +74,15 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
 def test_what_does_not_go_together_is_said_at_the_start(overrides: list[str], said: str) -> None:
     with pytest.raises(settings.SettingsError, match=said):
         load(*overrides)
+
+
+def batch(config: Any, samples: ScoredSamples, seed: int) -> dict[str, torch.Tensor]:
+    loss = loss_of(config)
+    return training_algorithm(loss.loss_mode).training_batch(samples, loss, config, seed)
+
+
+def arguments(config: Any, step: int) -> dict[str, Any]:
+    return training_algorithm(loss_of(config).loss_mode).update_arguments(config, step)
 
 
 @pytest.mark.parametrize("wrong", ["draws=0", "beta=-1", "old_decay_max=1"])
@@ -96,27 +107,27 @@ def test_flow_grpo_is_told_the_sampler_and_the_advantages() -> None:
         "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", f"{rollout}.pipeline.guidance_scale=1.5",
         f"{rollout}.algo.sde_type=dance_sde", f"{rollout}.algo.noise_level=0.3",
     )  # fmt: skip
-    made = learning.training_batch(loss_of(config), scored([1.0, 0.0, 3.0, 0.0]), config, 1)
+    made = batch(config, scored([1.0, 0.0, 3.0, 0.0]), seed=1)
     assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
-    assert learning.request(loss_of(config), config, 7) == {
+    assert arguments(config, step=7) == {
         "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
     }  # fmt: skip
 
 
 def test_nft_learns_from_every_sample_by_how_good_it_is() -> None:
     config = load(NFT, f"{LOSS}.adv_clip_max=0.5")
-    made = learning.training_batch(loss_of(config), scored([1.0, 5.0, 3.0, 5.0]), config, 1)
+    made = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=1)
     assert made["optimality"].tolist() == [0.0, 0.5, 1.0, 0.5]
     assert made["clean_latents"].shape == (4, 2, 2, 2) and len(set(made["draw_seeds"].tolist())) == 4
-    other = learning.training_batch(loss_of(config), scored([1.0, 5.0, 3.0, 5.0]), config, 2)
+    other = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=2)
     assert not set(other["draw_seeds"].tolist()) & set(made["draw_seeds"].tolist()), "each step has noise of its own"
-    assert learning.request(loss_of(config), config, 7) == {"step": 7}
+    assert arguments(config, step=7) == {"step": 7}
 
 
 def test_dpo_learns_from_the_best_and_the_worst_of_each_prompt() -> None:
     config = load(DPO, "actor_rollout_ref.model.lora_rank=4")
-    made = learning.training_batch(loss_of(config), scored([1.0, 5.0, 3.0, 5.0, 2.0, 5.0]), config, 1)
+    made = batch(config, scored([1.0, 5.0, 3.0, 5.0, 2.0, 5.0]), seed=1)
     assert made["prompt_embeds"].flatten().tolist() == [2, 0, 1, 1], "prompt a: row 2 over row 0; prompt b: all equal"
     assert made["preferred"].tolist() == [1, 0]
     assert made["clean_latents"].shape == (2, 2, 2, 2, 2) and made["draw_seeds"].shape == (2,)
-    assert learning.request(loss_of(config), config, 7) == {}
+    assert arguments(config, step=7) == {}

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
+from typing_extensions import override
 
 from verl_omni.algos import dpo, flow_matching
-from verl_omni.workers.actor.objectives.nft import with_draws
 from verl_omni.workers.actor.policy import Batch, Policy
-from verl_omni.workers.config import DiffusionDPOLossConfig
+from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgorithm, draw_seeds, with_draws
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
+from verl_omni.workers.config.diffusion.actor import require_positive
 
 OF_PAIRS = frozenset({"preferred", "draw_seeds", "times", "noise"})  # tensors with one entry a pair, not two
+
+
+@dataclass
+class DiffusionDPOLossConfig(DiffusionLossConfig):
+    """Online Diffusion-DPO (arXiv:2311.12908).
+
+    Attributes:
+        beta: how much the policy is held to the base; > 0.
+        draws: noise levels at which each pair is trained on in an update; > 0.
+
+    Raises:
+        ValueError: a number is not in its range.
+    """
+
+    loss_mode: Literal["diffusion_dpo"] = "diffusion_dpo"
+    beta: float = 2000.0
+    draws: int = 4
+
+    def __post_init__(self) -> None:
+        require_positive("diffusion_dpo", beta=self.beta, draws=self.draws)
 
 
 class DPOObjective:
@@ -57,3 +84,29 @@ class DPOObjective:
 
     def finished(self) -> None:
         pass
+
+
+class DiffusionDPO(TrainingAlgorithm[DiffusionDPOLossConfig]):
+    """Compares the best and the worst sample of each prompt. A row is such a pair."""
+
+    settings = DiffusionDPOLossConfig
+
+    @override
+    def rows_per_prompt(self, samples: int) -> int:
+        return 1
+
+    @override
+    def training_batch(self, samples: Samples, loss: DiffusionDPOLossConfig, config: DictConfig, seed: int) -> Batch:
+        best, worst = dpo.pairs(samples.scores, samples.groups)
+        pairs = {name: torch.stack([tensor[best], tensor[worst]], dim=1) for name, tensor in samples.tensors.items()}
+        preferred = (samples.scores[best] > samples.scores[worst]).float()
+        return {**pairs, "preferred": preferred, "draw_seeds": draw_seeds(len(best), seed)}
+
+    @override
+    def objective(
+        self, policy: Policy, loss: DiffusionDPOLossConfig, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
+    ) -> Objective:
+        return DPOObjective(policy, loss, **arguments)
+
+
+ALGORITHM = DiffusionDPO()

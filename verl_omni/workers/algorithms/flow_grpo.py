@@ -1,12 +1,29 @@
-"""Flow-GRPO, and DanceGRPO and MixGRPO, which differ from it in how samples are drawn."""
+"""Flow-GRPO (arXiv:2505.05470); DanceGRPO and MixGRPO are the same loss on samples that are drawn in another way."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from omegaconf import DictConfig
 from torch import Tensor
+from typing_extensions import override
 
 from verl_omni.algos import agreement, losses, sde
+from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor.policy import Batch, Policy
-from verl_omni.workers.config import FlowGRPOLossConfig
+from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgorithm, group_advantages
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
+
+
+@dataclass
+class FlowGRPOLossConfig(DiffusionLossConfig):
+    """Flow-GRPO (arXiv:2505.05470). `clip_ratio` bounds |ratio - 1|; `adv_clip_max` bounds |advantage|."""
+
+    loss_mode: Literal["flow_grpo"] = "flow_grpo"
+    clip_ratio: float = 1e-4
+    adv_clip_max: float = 5.0
 
 
 class GRPOObjective:
@@ -82,3 +99,34 @@ class GRPOObjective:
 
     def finished(self) -> None:
         pass
+
+
+class FlowGRPO(TrainingAlgorithm[FlowGRPOLossConfig]):
+    """Compares the likelihoods of recorded steps under the trained policy and under the one that sampled."""
+
+    settings = FlowGRPOLossConfig
+
+    @override
+    def training_batch(self, samples: Samples, loss: FlowGRPOLossConfig, config: DictConfig, seed: int) -> Batch:
+        return {**samples.tensors, "advantages": group_advantages(samples, config)}
+
+    @override
+    def update_arguments(self, config: DictConfig, step: int) -> dict[str, Any]:
+        rollout = config.actor_rollout_ref.rollout
+        family = training_adapter(config.actor_rollout_ref.model.architecture)
+        return {
+            "noise_level": rollout.algo.noise_level,
+            "sde_type": rollout.algo.sde_type,
+            "guidance_scale": family.guidance(rollout.pipeline),
+            "tolerance": config.trainer.max_log_prob_difference,
+        }
+
+    @override
+    def objective(
+        self, policy: Policy, loss: FlowGRPOLossConfig, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
+    ) -> Objective:
+        coefficient = actor.kl_loss_coef if actor.use_kl_loss else None
+        return GRPOObjective(policy, loss, kl_loss_coef=coefficient, **arguments)
+
+
+ALGORITHM = FlowGRPO()

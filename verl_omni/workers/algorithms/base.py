@@ -1,0 +1,144 @@
+"""Interfaces of a training algorithm: what the trainer makes of scored samples, and the loss of one update."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from verl_omni.algos import advantages, flow_matching
+from verl_omni.workers.actor.policy import Batch, Policy
+from verl_omni.workers.algorithms import registry
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
+
+Loss = TypeVar("Loss", bound=DiffusionLossConfig)
+
+
+class Samples(Protocol):
+    """Scored samples of one step, in the order of their rows."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Recorded tensors by name, [B, ...]."""
+
+    @property
+    def scores(self) -> Tensor:
+        """Rewards, float32 [B]."""
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The prompt that each sample belongs to."""
+
+
+class Objective(Protocol):
+    """The loss of one update, over a batch whose tensors all have one entry a row.
+
+    Attributes:
+        samples_per_row: samples that one row holds.
+    """
+
+    samples_per_row: int
+
+    def prepared(self, batch: Batch) -> Batch:
+        """The mini-batch with the random draws that all its terms share."""
+
+    def passes(self, batch: Batch) -> int:
+        """Number of terms that a row's loss is the mean of; each is a forward pass of its own."""
+
+    def learning(self, batch: Batch) -> Tensor:
+        """Rows that have a gradient, bool [B]."""
+
+    def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Term `place` of each row's loss, [B], with its gradient; and measurements, [B] each."""
+
+    def summary(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
+        """Metrics of an optimizer step, before it is taken; metrics whose names end in `_max` are maxima.
+
+        Args:
+            measured: the measurements of all terms, concatenated.
+            count: number of terms of the mini-batch, with those of rows that have no gradient.
+
+        Raises:
+            LogProbMismatch: engine and trainer disagree about log-probabilities; the step must not be taken.
+        """
+
+    def finished(self) -> None:
+        """Called after the last optimizer step of the update."""
+
+
+class TrainingAlgorithm(ABC, Generic[Loss]):
+    """A training algorithm.
+
+    Attributes:
+        settings: type of `actor_rollout_ref.actor.diffusion_loss`.
+    """
+
+    settings: type[Loss]
+
+    def rows_per_prompt(self, samples: int) -> int:
+        """Rows of a training batch that the samples of one prompt make; one a sample unless overridden."""
+        return samples
+
+    @abstractmethod
+    def training_batch(self, samples: Samples, loss: Loss, config: DictConfig, seed: int) -> Batch:
+        """The tensors of one update, as `objective` takes them.
+
+        Args:
+            config: all settings of the trainer.
+            seed: of the random draws of this update.
+
+        Raises:
+            ValueError: a reward is not finite.
+        """
+
+    def update_arguments(self, config: DictConfig, step: int) -> dict[str, Any]:
+        """Arguments of `objective` for the update of training step `step`, from 1; plain values."""
+        return {}
+
+    @abstractmethod
+    def objective(
+        self, policy: Policy, loss: Loss, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
+    ) -> Objective:
+        """The objective of one update.
+
+        Args:
+            arguments: what `update_arguments` returned in the trainer.
+        """
+
+
+def training_algorithm(name: str) -> TrainingAlgorithm[Any]:
+    """Import the implementation of a registered algorithm.
+
+    Raises:
+        ValueError: there is none of this name; the message lists the names.
+    """
+    registry.check_name(name)
+    found: TrainingAlgorithm[Any] = importlib.import_module(f"{__package__}.{name}").ALGORITHM
+    return found
+
+
+def group_advantages(samples: Samples, config: DictConfig) -> Tensor:
+    """Advantages [B], normalised as `algorithm.norm_adv_by_std_in_grpo` and `algorithm.global_std` say."""
+    return advantages.group_advantages(
+        samples.scores,
+        samples.groups,
+        normalize=config.algorithm.norm_adv_by_std_in_grpo,
+        global_std=config.algorithm.global_std,
+    )
+
+
+def draw_seeds(rows: int, seed: int) -> Tensor:
+    """A seed for each row, int64 [rows], of the noise that it is trained on."""
+    return torch.randint(2**62, (rows,), generator=torch.Generator().manual_seed(seed))
+
+
+def with_draws(batch: Batch, count: int, shape: tuple[int, ...]) -> Batch:
+    """The batch with `times` [B, count] and `noise` [B, count, *shape] drawn from its `draw_seeds`, on its device."""
+    times, noise = flow_matching.draws(batch["draw_seeds"], count, shape)
+    device = batch["draw_seeds"].device
+    return {**batch, "times": times.to(device), "noise": noise.to(device)}

@@ -1,0 +1,123 @@
+"""DiffusionNFT (arXiv:2509.16117)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from typing_extensions import override
+
+from verl_omni.algos import flow_matching, nft
+from verl_omni.workers.actor.policy import Batch, Policy
+from verl_omni.workers.algorithms.base import (
+    Objective,
+    Samples,
+    TrainingAlgorithm,
+    draw_seeds,
+    group_advantages,
+    with_draws,
+)
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
+from verl_omni.workers.config.diffusion.actor import require_positive
+
+
+@dataclass
+class DiffusionNFTLossConfig(DiffusionLossConfig):
+    """DiffusionNFT (arXiv:2509.16117).
+
+    Attributes:
+        beta: how far the implicit policies are from the old one, as a share of the trained one's distance; > 0.
+        adv_clip_max: advantage from which on a sample is certainly good; its negative, certainly bad; > 0.
+        draws: noise levels at which each sample is trained on in an update; > 0.
+        old_decay_rate, old_decay_max: after the update of step s, min(rate (s - 1), max) of the old policy stays.
+
+    Raises:
+        ValueError: a number is not in its range.
+    """
+
+    loss_mode: Literal["diffusion_nft"] = "diffusion_nft"
+    beta: float = 1.0
+    adv_clip_max: float = 5.0
+    draws: int = 4
+    old_decay_rate: float = 1e-3
+    old_decay_max: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_positive("diffusion_nft", beta=self.beta, adv_clip_max=self.adv_clip_max, draws=self.draws)
+        if self.old_decay_rate < 0 or not 0 <= self.old_decay_max < 1:
+            raise ValueError(
+                f"diffusion_nft: old_decay_rate must not be negative and old_decay_max lie in [0, 1): "
+                f"{self.old_decay_rate}, {self.old_decay_max}"
+            )
+
+
+class NFTObjective:
+    """Flow matching of the implicit positive and negative policies on clean samples of the old one.
+
+    Batch: `clean_latents` [B, ...], `optimality` [B] in [0, 1], `draw_seeds` int64 [B], and the embeddings.
+
+    Args:
+        step: training step, from 1; says how far the old policy follows afterwards.
+
+    Raises:
+        ValueError: the policy keeps no old one.
+    """
+
+    samples_per_row = 1
+
+    def __init__(self, policy: Policy, config: DiffusionNFTLossConfig, *, step: int) -> None:
+        self.policy, self.config, self.step, self.old = policy, config, step, policy.require_old()
+
+    def prepared(self, batch: Batch) -> Batch:
+        return with_draws(batch, self.config.draws, batch["clean_latents"].shape[1:])
+
+    def passes(self, batch: Batch) -> int:
+        return self.config.draws
+
+    def learning(self, batch: Batch) -> Tensor:
+        # At r = 1/2 both implicit policies weigh the same, and the loss still pulls the policy to the old one.
+        return torch.ones(len(batch["optimality"]), dtype=torch.bool)
+
+    def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:
+        time = part["times"][:, place]
+        x, target = flow_matching.noised(part["clean_latents"], part["noise"][:, place], time)
+        with self.policy.as_old():
+            old = self.policy.velocity_at(part, x, time)
+        velocity = self.policy.velocity_at(part, x, time)
+        loss = nft.loss(velocity, old, target, part["optimality"], beta=self.config.beta)
+        return loss, {"distance_to_old": flow_matching.error(velocity.detach(), old)}
+
+    def summary(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
+        return {"actor/distance_to_old": measured["distance_to_old"].sum().item() / count}
+
+    def finished(self) -> None:
+        decay = nft.old_decay(self.step - 1, rate=self.config.old_decay_rate, most=self.config.old_decay_max)
+        self.old.follow(self.policy.trained, decay)
+
+
+class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
+    """Trains on final latents at random noise levels; the old policy samples."""
+
+    settings = DiffusionNFTLossConfig
+
+    @override
+    def training_batch(self, samples: Samples, loss: DiffusionNFTLossConfig, config: DictConfig, seed: int) -> Batch:
+        optimality = nft.optimality(group_advantages(samples, config), loss.adv_clip_max)
+        return {**samples.tensors, "optimality": optimality, "draw_seeds": draw_seeds(len(optimality), seed)}
+
+    @override
+    def update_arguments(self, config: DictConfig, step: int) -> dict[str, Any]:
+        return {"step": step}
+
+    @override
+    def objective(
+        self, policy: Policy, loss: DiffusionNFTLossConfig, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
+    ) -> Objective:
+        return NFTObjective(policy, loss, **arguments)
+
+
+ALGORITHM = DiffusionNFT()

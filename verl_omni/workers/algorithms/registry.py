@@ -1,0 +1,117 @@
+"""Registry of the training algorithms: the settings that each requires, and the module that implements it.
+
+To add one: a module of this package and an entry in `ALGORITHMS`, both named like its `loss_mode`, and its settings
+with their defaults in `verl_omni/trainer/config/loss/<loss_mode>.yaml`.
+
+Importing the registry imports neither torch nor verl: the trainer checks its settings before it sets the environment
+variables that they read when they are imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
+DEFAULT = "flow_grpo"
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredSetting:
+    """A setting that must have one value with an algorithm, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+
+def _no_conflicts(config: DictConfig) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredAlgorithm:
+    """What is known of an algorithm without importing it.
+
+    Attributes:
+        required: settings that must have one value.
+        conflicts: settings -> a message for each that the algorithm cannot use.
+    """
+
+    required: tuple[RequiredSetting, ...]
+    conflicts: Callable[[DictConfig], Sequence[str]] = _no_conflicts
+
+
+def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
+    found = []
+    if config.actor_rollout_ref.rollout.algo.noise_level <= 0:
+        found.append(f"{ROLLOUT}.algo.noise_level: must be positive: flow_grpo learns from noise")
+    if config.trainer.max_log_prob_difference is None:
+        found.append("trainer.max_log_prob_difference: flow_grpo needs a number")
+    return found
+
+
+def _diffusion_dpo_conflicts(config: DictConfig) -> Sequence[str]:
+    prompts, ranks = config.data.train_batch_size, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    found = []
+    if config.actor_rollout_ref.model.lora_rank <= 0:
+        found.append(f"{MODEL}.lora_rank: diffusion_dpo needs LoRA: its base is the model with the adapter disabled")
+    if config.actor_rollout_ref.rollout.n < 2:
+        found.append(f"{ROLLOUT}.n: diffusion_dpo compares samples of one prompt: at least 2 are needed")
+    if prompts % ranks != 0:
+        found.append(f"data.train_batch_size: {ranks} ranks cannot share {prompts} pairs evenly")
+    return found
+
+
+_TRAINED_POLICY_SAMPLES = RequiredSetting(f"{ROLLOUT}.rollout_adapter", "default", "the trained policy must sample")
+_WITHOUT_LIKELIHOOD = (
+    RequiredSetting(f"{ROLLOUT}.calculate_log_probs", False, "it uses no log-probabilities"),
+    RequiredSetting("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare"),
+    RequiredSetting(f"{ROLLOUT}.algo.clean_latents", True, "it learns from final latents"),
+    RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo has a KL loss"),
+)
+ALGORITHMS = {
+    "flow_grpo": RegisteredAlgorithm(
+        (
+            RequiredSetting(f"{ROLLOUT}.calculate_log_probs", True, "it compares log-probabilities"),
+            _TRAINED_POLICY_SAMPLES,
+        ),
+        _flow_grpo_conflicts,
+    ),
+    "diffusion_nft": RegisteredAlgorithm(
+        (
+            *_WITHOUT_LIKELIHOOD,
+            RequiredSetting(f"{ROLLOUT}.rollout_adapter", "old", "the old policy must sample"),
+            RequiredSetting(f"{MODEL}.policy_state_adapters", ["default", "old"], "it keeps an old policy"),
+        )
+    ),
+    "diffusion_dpo": RegisteredAlgorithm((*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES), _diffusion_dpo_conflicts),
+}
+
+
+def check_name(name: str) -> None:
+    """Refuse an algorithm that is not registered.
+
+    Raises:
+        ValueError: there is none of this name; the message lists the names.
+    """
+    if name not in ALGORITHMS:
+        raise ValueError(f"no algorithm {name!r}; one of {', '.join(ALGORITHMS)}")
+
+
+def setting_conflicts(config: DictConfig) -> list[str]:
+    """Settings that the chosen algorithm cannot use: a message for each, with its value and the value it needs."""
+    name = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
+    entry = ALGORITHMS[name]
+    same_name = RequiredSetting(f"{MODEL}.algorithm", name, "the engine must sample for the algorithm that is trained")
+    found = []
+    for required in (same_name, *entry.required):
+        value = OmegaConf.select(config, required.name)
+        if (OmegaConf.to_container(value) if OmegaConf.is_config(value) else value) != required.value:
+            found.append(
+                f"{required.name}: {value} does not go with {name}: {required.reason}; it needs {required.value}"
+            )
+    return [*found, *entry.conflicts(config)]
