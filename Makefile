@@ -46,7 +46,7 @@ $(UV):
 
 $(STAMP): | $(UV)
 	@command -v cc >/dev/null || { echo "a C compiler is missing: install one (Debian: apt-get install gcc)"; exit 1; }
-	@echo "installing the locked environment into .venv (4 GB to download the first time, then seconds)"
+	@echo "installing the locked environment into .venv (the first time 4 GB to download and 10 GB of disk)"
 	@$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or print("no Python 3.11 here: using", sys.version.split()[0])'
 	@[[ -x $(BIN)/python ]] || $(UV) venv --quiet --python "$(PYTHON)" .venv
 	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/all.txt

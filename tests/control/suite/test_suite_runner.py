@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -30,11 +29,20 @@ def appending(log: Path, word: str) -> str:
     return f"open({str(log)!r}, 'a').write('{word} ')"
 
 
-def collected(stage: Stage) -> set[str]:
-    """The tests that pytest finds for a stage."""
-    command = [sys.executable, *stage.command, "--collect-only"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
-    return {line for line in found.stdout.splitlines() if "::" in line}
+MARKS = ("slow", "engine", "cluster", "bare", "gpu", "npu")
+
+
+def runs(stage: Stage, path: str, marks: set[str]) -> bool:
+    """Whether pytest chooses a test of this file with these marks in a stage."""
+    arguments = stage.command[stage.command.index("-m", 1) + 1 :]
+    roots = [argument for argument in arguments if argument.startswith(("tests", "e2e"))]
+    ignored = [argument.partition("=")[2] for argument in arguments if argument.startswith("--ignore=")]
+    below = [any(path.startswith(root) for root in chosen) for chosen in (roots, ignored)]
+    return below == [True, False] and bool(eval(arguments[0], {name: name in marks for name in MARKS}))
+
+
+def files(*roots: str) -> list[str]:
+    return [path.relative_to(ROOT).as_posix() for root in roots for path in sorted((ROOT / root).rglob("test_*.py"))]
 
 
 @pytest.mark.parametrize("target", Target)
@@ -57,17 +65,32 @@ def test_all_is_the_other_two_together() -> None:
     assert IMAGES not in named[Target.TEST], "`make test` needs no root"
 
 
-@pytest.mark.slow  # pytest collects everything, once for each stage and once for all
-def test_each_test_is_in_one_stage() -> None:
+FOLDERS = ("tests/control", "tests/architecture", "tests/ml/trainer", "e2e/suites")
+MARKED = (set(), {"slow"}, {"cluster"}, {"bare"}, {"slow", "cluster"}, {"cluster", "bare"})
+# Tests in `e2e` without such a mark are refused by the next test.
+PLACES = [(path, marks) for path in FOLDERS for marks in MARKED if path != "e2e/suites" or marks & {"cluster", "bare"}]
+
+
+@pytest.mark.parametrize(("folder", "marks"), PLACES)
+def test_a_test_is_in_one_stage(folder: str, marks: set[str]) -> None:
     stages = [stage for lane in lanes(Target.ALL, ENGINE) for stage in lane if stage.is_pytest]
-    found = [test for stage in stages for test in collected(stage)]
-    devices = Stage("devices", ("-m", "pytest", "-q", "-m", "gpu or npu", "e2e", "tests"))
-    # The files of the engine are collected one by one: together they are refused.
-    rest = Stage("rest", ("-m", "pytest", "-q", "--ignore=tests/ml/engine", "e2e", "tests"))
-    assert len(found) == len(set(found))
-    engine = {test for test in found if test.startswith("tests/ml/engine/")}
-    assert set(found) - engine == collected(rest) - collected(devices)
-    assert {test.partition("::")[0] for test in engine} == {path.as_posix() for path in ENGINE}
+    assert len([stage for stage in stages if runs(stage, f"{folder}/test_a.py", marks)]) == 1
+
+
+def test_marks_are_where_a_stage_looks_for_them() -> None:
+    """Tests of `e2e` are all on a cluster, and tests on the engine all in the folder of which every file is a stage."""
+    for path in files("e2e"):
+        assert re.search(r"pytest\.mark\.(cluster|bare)", (ROOT / path).read_text(encoding="utf-8")), path
+    for path in files("tests"):
+        marked = re.search(r"^pytestmark = .*mark\.engine", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        assert bool(marked) == path.startswith("tests/ml/engine/"), path
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=lambda path: path.stem)
+def test_a_file_on_the_engine_is_in_one_stage(path: Path) -> None:
+    stages = [stage for lane in lanes(Target.TEST, ENGINE) for stage in lane if stage.is_pytest]
+    (stage,) = [stage for stage in stages if runs(stage, path.as_posix(), {"engine"})]
+    assert stage.name.startswith("engine: ")
 
 
 def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Path) -> None:
