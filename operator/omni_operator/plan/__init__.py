@@ -1,4 +1,4 @@
-"""Pure: a job to the trainer's overrides and the objects it needs."""
+"""PURE: the trainer's overrides and the Kubernetes objects of a job."""
 
 from .cluster_settings import ClusterSettings
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods

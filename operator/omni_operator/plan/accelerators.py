@@ -1,4 +1,4 @@
-"""PURE: an accelerator -> what pods need for it. What is known of vendors and kinds of nodes is data, here."""
+"""PURE: resources, environment and node labels that accelerators need, by vendor and node type."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from omni_operator.api.pods import Accelerator
 from .cluster_settings import ClusterSettings
 
 Object = dict[str, Any]
-# Names of verl's platforms.
+# Vendor -> name of verl's platform.
 PLATFORMS = {"NVIDIA": "nvidia", "Ascend": "huawei", "Mock": "cpu", "CPU": "cpu"}
-HOST: Mapping[str, str] = {
-    # Two threads on two busy cores cost seven times one thread's seconds (docs/adr/0005).
+CPU_ENV: Mapping[str, str] = {
+    # On two busy cores, two threads take seven times as long as one (docs/adr/0005).
     "OMP_NUM_THREADS": "1",
-    # Ray runs workers at nice 15, where they starve beside any busy process.
+    # Ray's default, nice 15, starves workers next to any busy process.
     "RAY_worker_niceness": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-# Collective communication of Ascend devices binds to an address: the pod's, which is known when it starts.
-ASCEND: Mapping[str, str] = {
+# Collective communication on Ascend binds to the pod's address, which is known when the pod starts.
+ASCEND_ENV: Mapping[str, str] = {
     "HCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0",
     "HCCL_CONNECT_TIMEOUT": "600", "HCCL_ASYNC_ERROR_HANDLING": "0",
 }  # fmt: skip
@@ -29,7 +29,7 @@ ASCEND: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """A kind of node, as its plug-in and scheduler know it."""
+    """A node type: RuntimeClass, pod labels and node selector."""
 
     runtime_class: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -44,13 +44,13 @@ NODE_KINDS: Mapping[str, NodeKind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
-    """What the pods of one role need for their devices.
+class AcceleratorNeeds:
+    """What a pod needs for its accelerators.
 
     Attributes:
-        resource: what the pods ask the cluster for, `count` of it; None: nothing.
-        ray_resource: what Ray counts the devices as.
-        env: variables of every container, as a pod's spec has them.
+        resource: resource that the pod requests `count` times; None: none.
+        ray_resource: Ray resource that the accelerators count as.
+        env: environment variables, as in a pod spec.
     """
 
     resource: str | None
@@ -62,25 +62,25 @@ class Devices:
     node_selector: Mapping[str, str]
 
     def limits(self) -> dict[str, str]:
-        """The devices as a container's limits."""
+        """The accelerators as limits of a container."""
         return {self.resource: str(self.count)} if self.resource else {}
 
 
-def resolve_devices(accelerator: Accelerator, settings: ClusterSettings) -> Devices:
-    """What an accelerator means on a cluster. One that names no vendor is the processor."""
+def resolve_accelerator(accelerator: Accelerator, settings: ClusterSettings) -> AcceleratorNeeds:
+    """What a pod needs for an accelerator; without a vendor it trains on the CPU."""
     vendor = accelerator.vendor or "CPU"
     like_ascend = vendor == "Ascend" or (accelerator.preset or "").startswith("Atlas")
-    # A mock's nodes have the resource alone: neither a RuntimeClass nor labels of real ones.
+    # Nodes for Mock have the resource, but neither the RuntimeClass nor the labels of real ones.
     kind = NODE_KINDS[accelerator.preset] if accelerator.preset and vendor != "Mock" else NodeKind()
     ray_resource = accelerator.ray_resource or ("NPU" if like_ascend else "GPU")
     variables = {"VERL_PLATFORM": PLATFORMS[vendor]}
     if PLATFORMS[vendor] == "cpu":
-        variables |= {**HOST, "VERL_OMNI_RAY_RESOURCE": ray_resource}
+        variables |= {**CPU_ENV, "VERL_OMNI_RAY_RESOURCE": ray_resource}
     env: list[Object] = [{"name": name, "value": value} for name, value in variables.items()]
     if like_ascend:
         env.append({"name": "HCCL_IF_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
-        env += [{"name": name, "value": value} for name, value in ASCEND.items()]
-    return Devices(
+        env += [{"name": name, "value": value} for name, value in ASCEND_ENV.items()]
+    return AcceleratorNeeds(
         resource=accelerator.resource_name or settings.resource_names.get(vendor),
         count=accelerator.count,
         ray_resource=ray_resource,

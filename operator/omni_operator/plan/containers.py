@@ -1,4 +1,4 @@
-"""PURE: what the pods of head and workers have in common."""
+"""PURE: pod template that head and workers share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .merge import merge_templates
 
 Object = dict[str, Any]
 CONTAINER = "ray"
-USER = 1000  # of our images, and of Ray's
+USER = 1000  # user of the project's images and of Ray's
 SHARED_MEMORY = "shared-memory"
 METRICS_PORT = 8080
 
@@ -23,10 +23,10 @@ def render_pod_template(
     job: DiffusionRLJob, settings: ClusterSettings, *, labels: Mapping[str, str], env: Sequence[Object],
     resources: Resources, default_requests: Mapping[str, str], shared_memory: str, probe: Object,
 ) -> Object:  # fmt: skip
-    """A pod with one container and what every pod of a job has.
+    """Pod template with one container and the settings of every pod of a job.
 
     Args:
-        default_requests: of a container that names none.
+        default_requests: requests of a job that names none.
         shared_memory: size of /dev/shm.
     """
     runtime, scheduling = job.spec.runtime, job.spec.scheduling
@@ -36,7 +36,7 @@ def render_pod_template(
         "imagePullPolicy": runtime.image_pull_policy,
         "env": [*_variables(job), *env],
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
-        # Soon ready, and not lost for being busy.
+        # Ready soon, and tolerant of slow answers while busy.
         "readinessProbe": {
             "httpGet": probe, "initialDelaySeconds": 1, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 60,
         },
@@ -45,7 +45,7 @@ def render_pod_template(
         "volumeMounts": [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}],
     }  # fmt: skip
     spec: Object = {
-        "automountServiceAccountToken": False,  # nothing in the pod talks to the API server
+        "automountServiceAccountToken": False,  # no program in the pod uses the API server
         "containers": [container],
         "restartPolicy": "Never",
         "securityContext": {
@@ -65,16 +65,16 @@ def render_pod_template(
 
 
 def volume(name: str, claim: str | None) -> Object:
-    """A volume of the claim, or one that lives as long as the pod."""
+    """A volume with the claim, or an emptyDir, which is deleted with the pod."""
     return {"name": name, "persistentVolumeClaim": {"claimName": claim}} if claim else {"name": name, "emptyDir": {}}
 
 
 def add_shared_memory(resources: Resources, default_requests: Mapping[str, str], size: str) -> Object:
-    """Requests and limits; shared memory is memory of the pod, so it comes on top of what the container may use."""
+    """Requests and limits with the size of shared memory added, because it counts as the container's memory."""
     made: Object = {"requests": {**default_requests, **resources.requests}}
     if resources.limits:
         made["limits"] = dict(resources.limits)
-        # As the API server does it: what is limited and not requested is requested as it is limited.
+        # Like the API server: a limit without a request is also the request.
         for name, value in resources.limits.items():
             if name not in resources.requests:
                 made["requests"][name] = value
@@ -85,18 +85,18 @@ def add_shared_memory(resources: Resources, default_requests: Mapping[str, str],
 
 
 def secret_env(variable: str, name: str, key: str) -> Object:
-    """A variable with the value of a Secret's key."""
+    """An environment variable with the value of a Secret's key."""
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
 
 
 def apply_user_template(template: Object, patch: Object, labels: Mapping[str, str]) -> Object:
-    """The template with the user's merged in; what the operator depends on stays as it is."""
+    """Merge the user's template; fields that the operator depends on stay."""
     made = merge_templates(template, patch)
     made["metadata"]["labels"] |= labels
     containers = made["spec"]["containers"]
-    # KubeRay takes the first container for Ray's.
+    # KubeRay expects Ray in the first container.
     made["spec"]["containers"] = sorted(containers, key=lambda container: container["name"] != CONTAINER)
-    # A container that starts again would run the job a second time, unseen.
+    # A restarted container would run the job a second time, unnoticed.
     made["spec"]["restartPolicy"] = "Never"
     return made
 

@@ -1,4 +1,4 @@
-"""PURE: a job -> what it runs in its pods: the same command as on one machine, in the claim's run folder."""
+"""PURE: entry point of a job's RayJob: the command of a local run, in the run folder of the claim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOIN_RAY = "ray_kwargs.ray_init.address=auto"
 
 
 def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
-    """The job with the paths that it has in its pods, and where it runs there."""
+    """The job with the paths of its pods, and its layout there."""
     made = resolve_paths(job, job.spec.runtime.working_dir)
     if not job.spec.model.base_is_folder:
         model = job.spec.model.model_copy(update={"base": model_path(job.spec.model.base)})
@@ -27,20 +27,20 @@ def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
 
 
 def render_pod_overrides(job: DiffusionRLJob) -> list[str]:
-    """The trainer's settings: those of `drl run`, and the Ray cluster that is there already."""
+    """The trainer's overrides: those of `drl run`, and the address of the RayCluster."""
     return [*render_overrides(*resolve_for_pods(job)), JOIN_RAY]
 
 
 def render_entrypoint(job: DiffusionRLJob) -> str:
-    """`spec.entrypoint` of a RayJob, for a shell: the run folder gets what a local one has, then the trainer starts.
+    """`spec.entrypoint` of a RayJob, a shell command: fill the run folder like a local one, then start the trainer.
 
-    What the trainer prints goes to Ray's log of the job, to the run folder, and to the container's own output, where
-    `kubectl logs` finds it.
+    The trainer's output goes to Ray's log of the job, to the run folder, and to the container's output for
+    `kubectl logs`.
     """
     made, layout = resolve_for_pods(job)
     folder = shlex.quote(layout.run_folder)
     copied = " ".join(f"{JOB_FOLDER}/{name}" for name in (JOB, OVERRIDES))
-    # Ray stops a job by signals to its whole process group: the copier stays until the trainer has said its last word.
+    # Ray signals the whole process group to stop a job; the copier ignores it, to copy the trainer's last output.
     copier = f'(trap \'\' INT TERM; exec <"$pipe"; rm "$pipe"; exec tee -a {folder}/{LOG} {CONTAINER_OUTPUT})'
     trainer = shlex.join([*render_command(made, layout), JOIN_RAY])
     return (

@@ -1,4 +1,4 @@
-"""PURE: a job -> the group of Ray's head, which does no work of the job."""
+"""PURE: head group of a job's RayCluster; the head runs no part of the training."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def render_head_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettin
         shared_memory=SHARED_MEMORY, probe={"path": "/api/gcs_healthz", "port": DASHBOARD},
     )  # fmt: skip
     ports = {"gcs-server": GCS, "dashboard": DASHBOARD, "client": CLIENT, "metrics": METRICS_PORT}
-    ours = {"name": CONTAINER, "ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}
-    template = merge_templates(template, {"spec": {"containers": [ours]}})
+    container = {"name": CONTAINER, "ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}
+    template = merge_templates(template, {"spec": {"containers": [container]}})
     return {
         "rayStartParams": {
             "dashboard-host": "0.0.0.0",
-            "num-cpus": "0",  # nothing is scheduled beside Ray's own servers
+            "num-cpus": "0",  # Ray schedules no task on the head
             "num-gpus": "0",
             "object-store-memory": str(OBJECT_STORE_BYTES),
         },

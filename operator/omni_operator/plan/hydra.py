@@ -1,4 +1,4 @@
-"""PURE: names and values -> assignments in Hydra's notation, so that every value arrives as it left."""
+"""PURE: Hydra overrides from names and values, quoted so that Hydra parses the same values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 Value: TypeAlias = "str | int | float | bool | Sequence[Value] | None"
-# What Hydra's grammar reads as a text without quotes; words and numbers (`.5`) that mean something else are left out.
+# Strings that Hydra's grammar reads without quotes, except keywords and numbers such as `.5`.
 _PLAIN = re.compile(r"^(?!\.[0-9])[A-Za-z_/.][A-Za-z0-9_./-]*$")
 _WORDS = {"null", "true", "false", "nan", "inf"}
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
@@ -16,15 +16,15 @@ _BEFORE_INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 def format_assignment(name: str, value: Value) -> str:
-    """`name=value`."""
+    """Format `name=value`."""
     return f"{name}={format_literal(value)}"
 
 
 def format_literal(value: Value) -> str:
-    """A value as Hydra writes it.
+    """Format a value in Hydra's syntax.
 
     Raises:
-        ValueError: a number is not finite.
+        ValueError: the value is not a finite number.
     """
     match value:
         case None:
@@ -44,7 +44,7 @@ def format_literal(value: Value) -> str:
 
 
 def _text(value: str) -> str:
-    """Quoted where needed. Backslashes count only before a quote (Hydra) and before `${` (OmegaConf)."""
+    """Quote a string if needed. Backslashes escape only before a quote (Hydra) and before `${` (OmegaConf)."""
     if _PLAIN.match(value) and value.lower() not in _WORDS:
         return value
     escaped = _BEFORE_INTERPOLATION.sub(lambda found: found[1] * 2 + r"\${", value)

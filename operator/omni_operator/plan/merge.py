@@ -1,11 +1,11 @@
-"""PURE: a pod template with a user's merged into it as Kubernetes does it: mappings by key, lists by name."""
+"""PURE: strategic merge of pod templates, as in Kubernetes: mappings by key, lists by name."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-# What tells the items of a list apart; other lists are replaced.
+# Merge keys of lists; other lists are replaced.
 KEYS = {
     "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "volumes": "name", "env": "name",
     "imagePullSecrets": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort",
@@ -14,7 +14,7 @@ KEYS = {
 
 
 def merge_templates(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `patch` in it. Null removes; an item whose key `base` has is merged, another one is appended."""
+    """Merge `patch` into `base`. Null removes a field; a list item with a known key is merged, others are appended."""
     made = copy.deepcopy(base)
     for name, value in patch.items():
         if value is None:
@@ -40,7 +40,7 @@ def _by_key(key: str, base: list[Any], patch: list[Any]) -> list[Any]:
 
 
 def _item(key: str, base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """One item; a volume or variable of another kind replaces ours instead of having two sources."""
+    """Merge one item; a volume or variable of another kind replaces the base's, so that it has one source."""
     kinds = {"value", "valueFrom"} if "value" in {*base, *patch} or "valueFrom" in {*base, *patch} else set()
     if kinds and kinds & patch.keys():
         base = {name: value for name, value in base.items() if name not in kinds}
@@ -56,7 +56,7 @@ def _is_volume(item: dict[str, Any]) -> bool:
 
 
 def _one_source(name: str, old: dict[str, Any], new: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """A probe asks in one way: the user's, where it names one."""
+    """A probe has one handler: the user's, if it names one."""
     if name.endswith("Probe"):
         ways = {"httpGet", "exec", "tcpSocket", "grpc"}
         if ways & patch.keys():

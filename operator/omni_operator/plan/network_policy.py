@@ -1,4 +1,4 @@
-"""PURE: a job -> who may reach its pods, and whom they may reach."""
+"""PURE: NetworkPolicy of a job's pods."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .head import DASHBOARD
 
 Object = dict[str, Any]
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
-# Its chart and its manifests name it differently.
+# KubeRay's chart and manifests use different names.
 KUBERAY: Object = {"key": "app.kubernetes.io/name", "operator": "In", "values": ["kuberay", "kuberay-operator"]}
 DNS = 53
 HTTPS = 443
 
 
 def render_network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Object | None:
-    """None where the job has it disabled."""
+    """The NetworkPolicy; None if the job disables it."""
     mode = job.spec.security.network_policy
     if mode == "Disabled":
         return None
@@ -43,7 +43,7 @@ def render_network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Obj
 
 
 def _from_kuberay(settings: ClusterSettings) -> Object:
-    """KubeRay submits the job and asks for its state at the dashboard."""
+    """KubeRay submits the job and polls its status at the dashboard."""
     known = settings.kuberay_namespace
     namespace: Object = {"matchLabels": {NAMESPACE_LABEL: known}} if known else {}
     kuberay = {
@@ -58,7 +58,7 @@ def _from_scrapers() -> Object:
 
 
 def _outside(job: DiffusionRLJob) -> list[Object]:
-    """Ports of reward servers, the hub and trackers: a policy cannot name hosts."""
+    """Ports of reward servers, model hub and trackers; a NetworkPolicy cannot name hosts."""
     wanted = {_port(scorer.http.url) for scorer in job.spec.reward.scorers if scorer.http}
     if not job.spec.model.base_is_folder or "wandb" in job.spec.observability.tracking.loggers:
         wanted.add(HTTPS)
@@ -69,7 +69,7 @@ def _to_operator(settings: ClusterSettings) -> list[Object]:
     if settings.report_url is None:
         return []
     to = [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}}}]
-    # Any port: behind a Service, the pod's differs from the one in the address.
+    # Any port: behind a Service, the port of the pod differs from that of the URL.
     return [{"to": to}]
 
 

@@ -1,4 +1,4 @@
-"""PURE: a job -> every object that the operator applies for it, in order."""
+"""PURE: all objects that the operator applies for a job, in order."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Object = dict[str, Any]
 
 
 def render_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
-    """All of them, in the order to apply."""
+    """All objects, in the order to apply."""
     return [*render_job_objects(job, settings), *render_attempt_objects(job, attempt, settings)]
 
 
 def render_job_objects(job: DiffusionRLJob, settings: ClusterSettings) -> list[Object]:
-    """What lives as long as the job and is the operator's alone: kept as rendered."""
+    """Objects of the whole job; the operator corrects changes by others."""
     labels = Names(job.metadata.name).labels()
     made = [render_head_service(job), render_network_policy(job, settings), render_pod_monitor(job)]
     return [_complete(body, job, labels) for body in made if body is not None]
 
 
 def render_attempt_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
-    """What one attempt consists of: the ConfigMap, then the RayJob, which is applied once and then left alone."""
+    """Objects of an attempt: the ConfigMap, then the RayJob, which is applied once and never changed."""
     labels = Names(job.metadata.name).attempt_labels(attempt)
     return [
         _complete(body, job, labels)
@@ -45,10 +45,10 @@ def render_attempt_objects(job: DiffusionRLJob, attempt: int, settings: ClusterS
 
 
 def render_config_map(job: DiffusionRLJob, attempt: int) -> Object:
-    """The job and its overrides as the attempt was started with, for the run folder.
+    """The job and its overrides for the run folder of the attempt.
 
-    Not marked immutable: where its RayJob is refused (no KubeRay, a quota) and the spec is changed meanwhile, the
-    attempt is made from the changed spec, and this with it.
+    Not immutable: if the RayJob is refused (no KubeRay, a quota) and the spec changes before it is accepted, the
+    attempt uses the new spec, and so must the ConfigMap.
     """
     spec, layout = resolve_for_pods(job)
     document = {
@@ -67,12 +67,12 @@ def render_config_map(job: DiffusionRLJob, attempt: int) -> Object:
 
 
 def compute_digest(body: Object) -> str:
-    """Of an object, whatever the order of its keys."""
+    """Digest of an object, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def dump_yaml(*bodies: Object) -> str:
-    """YAML; several objects are several documents."""
+    """Format objects as YAML documents."""
     stream = io.StringIO()
     yaml = YAML()
     yaml.width = 4096
@@ -83,7 +83,7 @@ def dump_yaml(*bodies: Object) -> str:
 
 
 def _readable(value: Any) -> Any:
-    """Texts of several lines as such."""
+    """Block style for strings of several lines."""
     match value:
         case dict():
             return {name: _readable(item) for name, item in value.items()}
@@ -96,7 +96,7 @@ def _readable(value: Any) -> Any:
 
 
 def _complete(body: Object, job: DiffusionRLJob, labels: dict[str, str]) -> Object:
-    """With namespace, labels, owner and the digest of all that."""
+    """Add namespace, labels, owner, and the digest of the object."""
     metadata = body["metadata"]
     metadata["namespace"] = job.metadata.namespace or "default"
     metadata["labels"] = {**metadata.get("labels", {}), **labels}

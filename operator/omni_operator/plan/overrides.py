@@ -1,4 +1,4 @@
-"""PURE: a job -> the trainer's settings, and those as Hydra overrides. The operator and `drl run` use the same."""
+"""PURE: trainer settings of a job, as Hydra overrides; the operator and `drl run` use the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTOR = "actor_rollout_ref.actor"
 
 
 def render_overrides(job: DiffusionRLJob, layout: RunLayout) -> list[str]:
-    """All overrides in order: what the spec's fields say, then the user's own, which cannot contradict them."""
+    """All overrides in order: those of the spec's fields, then the user's, which cannot contradict them."""
     made = render_settings(job, layout)
     return [*(format_assignment(name, value) for name, value in made.items()), *job.spec.algorithm.overrides]
 
@@ -28,14 +28,14 @@ def render_command(job: DiffusionRLJob, layout: RunLayout, python: str = "python
     """The trainer's command line.
 
     Args:
-        python: what runs where the entry point says `python` or `python3`.
+        python: interpreter for an entry point that begins with `python` or `python3`.
     """
     first, *rest = job.spec.algorithm.entrypoint or ENTRYPOINT
     return [python if first in PYTHONS else first, *rest, *render_overrides(job, layout)]
 
 
 def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
-    """What the fields of the job say; a field that is not given leaves the trainer's default alone."""
+    """Settings that the job's fields set; a field without a value keeps the trainer's default."""
     spec = job.spec
     return {
         **_model(spec),
@@ -112,7 +112,7 @@ def _actor(spec: Spec) -> Settings:
 
 
 def _reward(scorers: Sequence[Scorer]) -> Settings:
-    """One scorer of the project, or one function, alone; several, or one that may fail, by the manager of several."""
+    """A single required scorer is set directly; several, or one that may fail, need the manager of several."""
     if len(scorers) == 1 and scorers[0].required:
         scorer = scorers[0]
         if scorer.function is None:
@@ -136,7 +136,7 @@ def _arguments(scorer: Scorer) -> Settings:
     server: Settings = {}
     if scorer.http:
         server = {"url": scorer.http.url, "timeout": scorer.http.timeout_seconds, "attempts": scorer.http.attempts}
-    # Their models refuse mappings, which is what `JsonValue` has beyond `Value`.
+    # The models refuse mappings, the only values that `JsonValue` has and `Value` has not.
     return {**server, **cast(Settings, scorer.settings)}
 
 

@@ -1,4 +1,4 @@
-"""PURE: a job -> its PodMonitor, for the Prometheus operator."""
+"""PURE: PodMonitor of a job, for the Prometheus operator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import ATTEMPT_LABEL, JOB_LABEL
 
 Object = dict[str, Any]
-# Pods' labels that every series carries.
+# Pod labels -> labels of every time series.
 RELABELLED = {JOB_LABEL: "diffusionrl_job", ATTEMPT_LABEL: "attempt", "ray.io/node-type": "ray_node_type"}
 
 
 def render_pod_monitor(job: DiffusionRLJob) -> Object | None:
-    """Scrapes Ray's metrics; None where it is off."""
+    """PodMonitor that scrapes Ray's metrics; None if it is disabled."""
     wanted = job.spec.observability.pod_monitor
     if not wanted.enabled:
         return None
@@ -31,5 +31,5 @@ def render_pod_monitor(job: DiffusionRLJob) -> Object | None:
 
 
 def _escaped(label: str) -> str:
-    """As Prometheus writes a label of Kubernetes."""
+    """The name of a Kubernetes label in Prometheus."""
     return "".join(letter if letter.isalnum() else "_" for letter in label)

@@ -1,4 +1,4 @@
-"""PURE: Kubernetes quantities, as far as memory and processors need them."""
+"""PURE: Kubernetes quantities of memory and CPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNITS: dict[str | None, Fraction] = {
 
 
 def value(quantity: str) -> Fraction:
-    """The number that `quantity` stands for: bytes, processors.
+    """Parse a quantity: bytes or CPUs.
 
     Raises:
-        ValueError: it is not a quantity.
+        ValueError: `quantity` is malformed.
     """
     match = _FORM.match(quantity)
     if match is None:
@@ -32,7 +32,7 @@ def whole(quantity: str) -> int:
 
 
 def add(one: str, other: str) -> str:
-    """The sum of two amounts of memory, in the largest binary unit that divides it."""
+    """Add two amounts of memory; the sum is in the largest binary unit that divides it."""
     total = whole(one) + whole(other)
     for power, unit in ((3, "Gi"), (2, "Mi"), (1, "Ki")):
         if total and total % 1024**power == 0:

@@ -1,4 +1,4 @@
-"""PURE: a job -> the RayJob of an attempt."""
+"""PURE: RayJob of an attempt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .head import render_head_group
 from .workers import DRIVER_RESOURCE, render_worker_group
 
 Object = dict[str, Any]
-# Queues and gangs are named by labels and annotations of these groups, which schedulers look for on the RayJob.
+# Schedulers read labels and annotations of these groups from the RayJob (queue, gang).
 SCHEDULERS = (
     "kueue.x-k8s.io/", "volcano.sh/", "scheduling.volcano.sh/", "kai.scheduler/", "runai/", "yunikorn.apache.org/",
     "scheduling.k8s.io/",
@@ -23,21 +23,21 @@ SCHEDULER_KEYS = frozenset({
     "ray.io/scheduler-name", "ray.io/priority-class-name", "ray.io/gang-scheduling-enabled", "applicationId", "queue",
     "ring-controller.atlas", "fault-scheduling",
 })  # fmt: skip
-DEADLINE_SLACK_SECONDS = 60  # the operator's own deadline comes first, and says why
+DEADLINE_SLACK_SECONDS = 60  # the operator's own deadline comes first, and reports the reason
 
 
 def render_ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
-    """The RayJob; labels, owner and namespace are the caller's.
+    """The RayJob, without labels, owner and namespace, which the caller adds.
 
-    KubeRay submits it once and never again: a lost head ends the attempt, which the operator sees by itself, because
-    KubeRay would say `Running` for ever.
+    KubeRay submits it once. A lost head ends the attempt; the operator detects that, because KubeRay would report
+    `Running` forever.
     """
     spec: Object = {
         "submissionMode": "HTTPMode",
         "backoffLimit": 0,
         **_end(job, settings),
         "entrypoint": render_entrypoint(job),
-        # The training program runs beside its workers: the head has neither devices nor memory for it.
+        # The training program runs in a trainer pod: the head has neither accelerators nor memory for it.
         "entrypointResources": json.dumps({DRIVER_RESOURCE: 0.001}),
         "rayClusterSpec": _cluster(job, attempt, settings),
     }
@@ -55,7 +55,7 @@ def render_ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
 
 
 def scheduler_entries(entries: dict[str, str]) -> dict[str, str]:
-    """Labels or annotations of a job that schedulers read on its RayJob."""
+    """Labels or annotations that schedulers read from the RayJob."""
     return {name: value for name, value in entries.items() if name.startswith(SCHEDULERS) or name in SCHEDULER_KEYS}
 
 
@@ -71,7 +71,7 @@ def _cluster(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Ob
 
 
 def _end(job: DiffusionRLJob, settings: ClusterSettings) -> Object:
-    """What becomes of the pods when the attempt has ended; they linger for a moment, for their exit codes."""
+    """Deletion of the pods after the attempt; they stay for a moment, for reading exit codes."""
     match job.spec.cleanup_policy:
         case "DeleteCluster":
             return {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": settings.linger_seconds}

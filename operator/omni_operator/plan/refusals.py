@@ -1,4 +1,4 @@
-"""PURE: what makes a valid job impossible on this cluster, in words; a job on one machine may have all of it."""
+"""PURE: why the operator refuses a valid job on this cluster, and what it warns of."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY
 from .storage import MODELS, RUNS
 
-OUR_VOLUMES = {RUNS, MODELS, SHARED_MEMORY}  # mounted whatever the template's containers say
+OUR_VOLUMES = {RUNS, MODELS, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violation]:
-    """Every reason not to start the job here; `at` starts below the job."""
+    """All reasons to refuse the job; `at` is relative to the job."""
     return [
         *_image(job, settings),
         *_devices(job, settings),
@@ -32,7 +32,9 @@ def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violat
 
 def _image(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
     if not (job.spec.runtime.image or settings.image):
-        yield Violation(("spec", "runtime", "image"), "must be given: the operator has no default image")
+        yield Violation(
+            ("spec", "runtime", "image"), "must be given: the operator has no default image (jobs.image of the chart)"
+        )
 
 
 def _devices(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
@@ -41,25 +43,27 @@ def _devices(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violati
     if given.vendor in ("NVIDIA", "Ascend") and not (given.resource_name or settings.resource_names.get(given.vendor)):
         yield Violation(
             ("spec", "trainer", "accelerator", "resourceName"),
-            f"must be given: the operator's settings have no resource of {given.vendor} devices",
+            f"must be given: the operator has no resource name for {given.vendor} accelerators",
         )
     if given.count % parallel:
         yield Violation(
             ("spec", "rollout", "engine", "tensorParallelSize"),
-            f"an engine gets its weights over IPC, so its {parallel} devices must be in one pod, "
-            f"which has {given.count}",
+            f"is {parallel}: must divide spec.trainer.accelerator.count, which is {given.count}, because the "
+            f"accelerators of "
+            "an engine must be in one pod",
         )
 
 
 def _storage(job: DiffusionRLJob) -> Iterator[Violation]:
     if job.spec.trainer.replicas > 1 and job.spec.checkpoint.claim_name is None:
         yield Violation(
-            ("spec", "checkpoint", "claimName"), "must be given with several pods: they write one run folder (RWX)"
+            ("spec", "checkpoint", "claimName"),
+            "must be given with several trainer pods: they share one run folder (ReadWriteMany)",
         )
 
 
 def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
-    """Claims in a pod template that no container mounts: nothing would be read from them or written to them."""
+    """Claims of a pod template that no container mounts."""
     for role, template in (("head", job.spec.head.pod_template), ("trainer", job.spec.trainer.pod_template)):
         spec: Mapping[str, Any] = template.get("spec", {})  # type: ignore[assignment]
         containers = [*spec.get("containers", ()), *spec.get("initContainers", ())]
@@ -74,7 +78,7 @@ def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
 
 
 def find_warnings(job: DiffusionRLJob) -> list[Violation]:
-    """What the author of a job on a cluster should know before it runs; it runs all the same."""
+    """Warnings for the author of a job on a cluster, which runs all the same."""
     made = []
     if not job.spec.keeps_results:
         made.append(Violation(("spec", "checkpoint", "claimName"), RESULTS_LOST))
@@ -94,7 +98,7 @@ def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:
 
 
 def _variables(template: Mapping[str, Any]) -> set[str]:
-    """Names of the variables that a pod template gives the container of Ray."""
+    """Names of the environment variables that a pod template adds to Ray's container."""
     containers = template.get("spec", {}).get("containers", ())
     return {
         entry["name"]
@@ -108,5 +112,6 @@ def _queue(job: DiffusionRLJob) -> Iterator[Violation]:
     if KUEUE_QUEUE in job.metadata.labels and job.spec.cleanup_policy != "DeleteCluster":
         yield Violation(
             ("spec", "cleanupPolicy"),
-            f"is {job.spec.cleanup_policy}, but Kueue takes back what a job has used: write DeleteCluster",
+            f"is {job.spec.cleanup_policy}: must be DeleteCluster in a Kueue queue, which counts only deleted pods as "
+            f"free",
         )

@@ -1,4 +1,4 @@
-"""PURE: where a job runs, and its relative paths there."""
+"""PURE: layout of a run: its folder, nodes and accelerators, and absolute paths of the job."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from omni_operator.api import DiffusionRLJob
 
 @dataclass(frozen=True, slots=True)
 class RunLayout:
-    """Where a job runs.
+    """Layout of a run.
 
     Attributes:
-        run_folder: absolute path of the folder that the run writes.
-        nodes, devices_per_node: how the trainer's devices are laid out.
+        run_folder: absolute path of the run folder.
+        nodes, devices_per_node: nodes and accelerators of the trainer.
     """
 
     run_folder: str
@@ -23,12 +23,12 @@ class RunLayout:
 
 
 def local_layout(job: DiffusionRLJob, runs: str) -> RunLayout:
-    """All of the job's devices on one machine; the run folder is `<runs>/<name of the job>`."""
+    """All accelerators on one machine; the run folder is `<runs>/<name of the job>`."""
     return RunLayout(posixpath.join(runs, job.metadata.name), nodes=1, devices_per_node=job.spec.trainer.devices)
 
 
 def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:
-    """The job with absolute paths: relative ones start at `folder`, the folder of its YAML file."""
+    """The job with absolute paths; relative ones start at `folder`, the folder of its YAML file."""
 
     def absolute(path: str) -> str:
         return posixpath.normpath(posixpath.join(folder, path))

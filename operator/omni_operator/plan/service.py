@@ -1,4 +1,4 @@
-"""PURE: a job -> the Service that finds its head, whichever attempt runs."""
+"""PURE: Service of the running attempt's head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD_LABELS = {"ray.io/node-type": "head"}
 
 
 def render_head_service(job: DiffusionRLJob) -> Object:
-    """Headless: `kubectl port-forward service/<job>-head 8265` works in every attempt; KubeRay's own has its name."""
+    """Headless Service: `kubectl port-forward service/<job>-head 8265` works for every attempt."""
     ports = {"dashboard": DASHBOARD, "metrics": METRICS_PORT}
     return {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""PURE: folders of a job that outlive a container: the run folder, and models of a hub."""
+"""PURE: volumes of a job: the run folder and downloaded models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MODELS_PATH = "/var/lib/diffusionrl/models"
 
 
 def run_folder_path(job: DiffusionRLJob) -> str:
-    """The job's run folder in its pods."""
+    """Path of the job's run folder in its pods."""
     return posixpath.join(job.spec.checkpoint.path, job.metadata.name)
 
 
 def add_run_folder(template: Object, job: DiffusionRLJob) -> Object:
-    """A pod that has the folder of the run folders: a claim, or one that ends with the pod."""
+    """Add the volume of the run folder: the claim, or an emptyDir, which is deleted with the pod."""
     checkpoint = job.spec.checkpoint
     added = {
         "containers": [{"name": CONTAINER, "volumeMounts": [{"name": RUNS, "mountPath": checkpoint.path}]}],
@@ -31,7 +31,7 @@ def add_run_folder(template: Object, job: DiffusionRLJob) -> Object:
 
 
 def add_model(template: Object, job: DiffusionRLJob) -> Object:
-    """A pod that fetches the job's model before it starts, where the model is an id of a hub."""
+    """Add an init container that downloads the model, if it is a model id."""
     model = job.spec.model
     if model.base_is_folder:
         return template
@@ -43,8 +43,8 @@ def add_model(template: Object, job: DiffusionRLJob) -> Object:
         "imagePullPolicy": container["imagePullPolicy"],
         "command": ["hf", "download", model.base, "--local-dir", model_path(model.base)],
         "env": [{"name": "HF_HOME", "value": f"{MODELS_PATH}/.cache"}],
-        # A quota refuses a pod with a container that has none. It costs nothing: a pod requests the larger of its
-        # init container's and its containers' sum.
+        # A ResourceQuota refuses pods with a container without resources. These add nothing to the pod's request,
+        # which is the larger one of init container and containers.
         "resources": _without_devices(container["resources"]),
         "securityContext": container["securityContext"],
         "volumeMounts": [mount],
@@ -69,5 +69,5 @@ def _without_devices(resources: Object) -> Object:
 
 
 def model_path(base: str) -> str:
-    """Where a model of a hub lies in a pod."""
+    """Path of a downloaded model in a pod."""
     return f"{MODELS_PATH}/{base}"

@@ -1,4 +1,4 @@
-"""PURE: a job -> the group of its workers: trainer and engine take turns on the devices of the same pods."""
+"""PURE: worker group of a job's RayCluster; trainer and engines share the accelerators of its pods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import REPORTS_PATH, TRAINER_GROUP, Names, report_audience
 
 from . import quantity
-from .accelerators import Devices, resolve_devices
+from .accelerators import AcceleratorNeeds, resolve_accelerator
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, apply_user_template, render_pod_template, secret_env
 from .merge import merge_templates
@@ -16,18 +16,18 @@ from .storage import add_model, add_run_folder, run_folder_path
 
 Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
-# Ray's count of processors is book-keeping: every agent, reward, server and router actor asks for one.
+# Ray's CPUs only count actors: every agent-loop, reward, server and router actor requests one.
 LOGICAL_CPUS = 16
 JOB_FOLDER = "/etc/diffusionrl/job"
 TOKEN_FOLDER, TOKEN_FILE = "/var/run/secrets/diffusionrl.io/report", "token"
-TOKEN_SECONDS = 3600  # the kubelet renews it long before
-DRIVER_RESOURCE = "trainer"  # where the training program may run: beside its workers, with their devices
+TOKEN_SECONDS = 3600  # the kubelet renews the token before it expires
+DRIVER_RESOURCE = "trainer"  # Ray resource that places the training program in a trainer pod
 
 
 def render_worker_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
-    """The one entry of `spec.rayClusterSpec.workerGroupSpecs` of a RayJob."""
+    """The entry of `spec.rayClusterSpec.workerGroupSpecs` of a RayJob."""
     trainer, names = job.spec.trainer, Names(job.metadata.name)
-    needs = resolve_devices(trainer.accelerator, settings)
+    needs = resolve_accelerator(trainer.accelerator, settings)
     labels = names.attempt_labels(attempt)
     variables = [*needs.env, {"name": "DIFFUSIONRL_ATTEMPT", "value": str(attempt)}]
     template = render_pod_template(
@@ -60,7 +60,7 @@ def _logical_cpus(job: DiffusionRLJob) -> int:
     return max(LOGICAL_CPUS, actors, quantity.whole(given))
 
 
-def _placement(job: DiffusionRLJob, needs: Devices) -> Object:
+def _placement(job: DiffusionRLJob, needs: AcceleratorNeeds) -> Object:
     scheduling = job.spec.scheduling
     limits = needs.limits()
     spec: Object = {}
@@ -84,7 +84,7 @@ def _job_folder(config: str) -> Object:
 
 
 def _tracking(job: DiffusionRLJob) -> Object:
-    """Where trackers write, which is the run folder, and the key that they need."""
+    """Environment of experiment trackers: they write to the run folder."""
     tracking = job.spec.observability.tracking
     folder = run_folder_path(job)
     env: list[Object] = []
@@ -98,7 +98,7 @@ def _tracking(job: DiffusionRLJob) -> Object:
 
 
 def _reports(job: DiffusionRLJob, settings: ClusterSettings) -> Object:
-    """Where and as whom the training program reports; the token is good for this job's reports and nothing else."""
+    """Address and token for the trainer's reports; the token is valid only for reports of this job."""
     if settings.report_url is None:
         return {}
     audience = report_audience(job.metadata.namespace or "default", job.metadata.name)

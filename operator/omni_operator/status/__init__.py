@@ -1,1 +1,1 @@
-"""PURE: what is observed of a job -> what to do next, and what its status says."""
+"""PURE: next steps and status of a job, from what was observed."""

@@ -1,4 +1,4 @@
-"""PURE: whether an object still is as it was rendered."""
+"""PURE: comparison of a live object with the rendered one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def covers(live: Any, rendered: Any) -> bool:
-    """Whether everything that was rendered stands in the live object; what others added besides does not count."""
+    """Whether the live object has everything that was rendered; additions by others do not count."""
     if isinstance(rendered, Mapping):
         return isinstance(live, Mapping) and all(covers(live.get(name), value) for name, value in rendered.items())
     if isinstance(rendered, list):

@@ -1,4 +1,4 @@
-"""PURE: where a job stands -> its conditions, all of them every time."""
+"""PURE: conditions of a job, derived from its situation; every pass derives all of them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .situation import (
 from .timestamps import format_timestamp, parse_timestamp
 from .verdict import InProgress, Stage
 
-Truth = Literal["True", "False", "Unknown"]
+ConditionStatus = Literal["True", "False", "Unknown"]
 MESSAGE_LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionValue:
-    """A condition without its times."""
+    """Status, reason and message of a condition, without times."""
 
-    status: Truth
+    status: ConditionStatus
     reason: str
     message: str = ""
 
@@ -58,12 +58,13 @@ def unknown_because(reason: str, message: str = "") -> ConditionValue:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """When the trainer of the running attempt was last heartbeat, and how long it may be silent.
+    """Last report of the running attempt's trainer, and the limits that apply to it.
 
     Attributes:
-        at: None: never in this attempt.
-        max_lag: versions that an engine may be behind.
-        max_age: how long ago weights may have been sent.
+        at: time of the report; None if there is none in this attempt.
+        silence: time without a report after which the job counts as stalled.
+        max_lag: versions that an engine may be behind the trainer.
+        max_age: time since the last weight sync after which weights are too old.
     """
 
     at: datetime | None
@@ -83,7 +84,7 @@ def derive_conditions(
     heartbeat: Heartbeat,
     now: datetime,
 ) -> Table | None:
-    """What every condition says; None where all stay as they are."""
+    """All conditions; None if they do not change."""
     match situation:
         case Finished() | Deleting():
             return None
@@ -107,12 +108,12 @@ def derive_conditions(
                 updated,
             )
         case Suspended():
-            has_finalizer = false_because("Suspended", "spec.suspend is true")
+            suspended = false_because("Suspended", "spec.suspend is true")
             return _table(
-                has_finalizer,
-                has_finalizer,
+                suspended,
+                suspended,
                 unknown_because("Suspended"),
-                true_because("Suspended", "it holds nothing"),
+                true_because("Suspended", "all pods are deleted"),
                 updated,
             )
         case Succeeding(attempt=attempt):
@@ -120,11 +121,11 @@ def derive_conditions(
             return _table(over, over, true_because("AttemptSucceeded", f"attempt {attempt}"), updated=updated)
         case Failing(attempt=attempt, reason=reason, text=text, final=final, why=why):
             over = false_because(reason.value, text)
-            said = f"attempt {attempt}: {text}"
+            message = f"attempt {attempt}: {text}"
             if not final:
-                return _table(over, over, unknown_because("BetweenAttempts", said), updated=updated)
-            failed = true_because(reason.value, f"{said}; {why}")
-            return _table(over, over, false_because(reason.value, said), updated=updated, failed=failed)
+                return _table(over, over, unknown_because("BetweenAttempts", message), updated=updated)
+            failed = true_because(reason.value, f"{message}; {why}")
+            return _table(over, over, false_because(reason.value, message), updated=updated, failed=failed)
 
 
 NOT_SUSPENDED = false_because("NotRequested")
@@ -150,7 +151,7 @@ def _table(
 
 
 def review_spec(facts: JobFacts | None) -> Table:
-    """Conditions about what a spec asks for, before any pod runs; without facts, of a spec that cannot be read."""
+    """Conditions that warn of a spec before any pod runs; `facts` is None for an invalid spec."""
     if facts is None:
         unread = unknown_because("InvalidSpec")
         return {"ResultsKept": unread, "AcceleratorChosen": unread}
@@ -180,7 +181,7 @@ def _active(
     now: datetime,
 ) -> Table:
     if going.stage is Stage.QUEUED:
-        queued = false_because("Queued", "a queue holds the RayJob back (its spec.suspend is true)")
+        queued = false_because("Queued", "the queue has not admitted the RayJob (its spec.suspend is true)")
         return _table(queued, false_because("Queued"), unknown_because("Queued"), updated=updated)
     admitted = true_because("ChildUnsuspended")
     problem = false_because(going.problem_reason, going.problem) if going.problem_reason else None
@@ -203,7 +204,7 @@ def _active(
 def _serving(observed: Observation, attempt: int) -> ConditionValue:
     cluster = observed.cluster(attempt)
     if cluster is None:
-        return false_because("PodsNotReady", "KubeRay has not made the RayCluster yet")
+        return false_because("PodsNotReady", "KubeRay has not created the RayCluster yet")
     ready, desired = cluster.ready_workers, cluster.desired_workers
     if cluster.head_ready and ready >= desired:
         return true_because("TrainerAndRolloutsServing")
@@ -216,15 +217,17 @@ def _weights(report: TrainerReport | None, heartbeat: Heartbeat, now: datetime) 
         return unknown_because("NoReports", "the trainer has not reported a weight version")
     if report.min_version is None:
         return ConditionValue(
-            "Unknown", "ReplicasUnknown", f"trainer at {report.version}; no engine reported its version"
+            "Unknown",
+            "ReplicasUnknown",
+            f"the trainer is at version {report.version}; no engine has reported its version",
         )
     lag = report.version - report.min_version
     if lag > heartbeat.max_lag:
         return ConditionValue(
-            "False", "ReplicaBehind", f"an engine is at {report.min_version}, the trainer at {report.version}"
+            "False", "ReplicaBehind", f"an engine is at version {report.min_version}, the trainer at {report.version}"
         )
     if report.synced_at and now - report.synced_at >= heartbeat.max_age:
-        return false_because("WeightsOld", f"weights were last sent at {format_timestamp(report.synced_at)}")
+        return false_because("WeightsOld", f"the last weight sync was at {format_timestamp(report.synced_at)}")
     return true_because("InSync")
 
 
@@ -232,15 +235,15 @@ def _stalled(heartbeat: Heartbeat, now: datetime) -> ConditionValue:
     if heartbeat.at is None:
         return unknown_because("NoReports", "the trainer has not reported")
     if now >= heartbeat.at + heartbeat.silence:
-        return true_because("HeartbeatStopped", f"the last report came at {format_timestamp(heartbeat.at)}")
+        return true_because("HeartbeatStopped", f"the trainer last reported at {format_timestamp(heartbeat.at)}")
     return false_because("StepAdvancing")
 
 
-def update_conditions(previous: Status, said: Table, generation: int, now: datetime) -> tuple[Condition, ...]:
-    """The conditions with their times: a transition's time moves only when the status flips."""
+def update_conditions(previous: Status, table: Table, generation: int, now: datetime) -> tuple[Condition, ...]:
+    """Conditions with times; lastTransitionTime changes only when the status changes."""
     made = []
     for kind in CONDITION_TYPES:
-        new, old = said[kind], previous.condition(kind)
+        new, old = table[kind], previous.condition(kind)
         flipped = old is None or old.status != new.status or parse_timestamp(old.last_transition_time) is None
         made.append(
             Condition(

@@ -1,11 +1,11 @@
-"""PURE: what to do next about a job.
+"""PURE: next steps of a job.
 
-Rules that hold in every state:
-- at most one attempt exists: the next one is made when nothing of the last one is left (both would write the same
-  checkpoints), or when leftovers outlast `Timeouts.leftovers`;
-- a failure is written to the status before anything is done about it, so a crash in between repeats nothing;
-- attempts are numbered without gaps from what exists and what the status remembers, so no name is used twice;
-- nothing is made while the job is being deleted, is finished, or is suspended.
+Invariants:
+- At most one attempt exists. The next one is created when nothing of the last one is left, because both would write
+  the same checkpoints, or after `Timeouts.leftovers`.
+- A failure is written to the status before the operator reacts to it, so a crash in between repeats nothing.
+- Attempts are numbered without gaps, from existing objects and the status, so no name is used twice.
+- Nothing is created while the job is being deleted, has ended, or is suspended.
 """
 
 from __future__ import annotations
@@ -45,46 +45,50 @@ SUSPENDING = frozenset({"CheckpointRequested", "Stopping"})
 
 
 def decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Timeouts, now: datetime) -> Decision:
-    """The next steps of a job whose spec can be used.
+    """Next steps of a job with a valid spec.
 
     Args:
-        status: as it was last written.
+        status: the last written status.
     """
     if facts.deleting is not None:
         return _deleting(facts, facts.deleting, observed, timeouts, now)
     if status.finished:
         return _finished(facts, observed, status, now)
-    hold: tuple[Step, ...] = () if facts.has_finalizer else (AddFinalizer(),)
+    finalizer: tuple[Step, ...] = () if facts.has_finalizer else (AddFinalizer(),)
     current = max(status.attempts, observed.newest)
     verdict = _verdict(facts, observed, status, current, timeouts, now)
     if isinstance(verdict, Succeeded):
-        return Decision(Succeeding(current, verdict.at), hold, now)
+        return Decision(Succeeding(current, verdict.at), finalizer, now)
     if isinstance(verdict, AttemptFailed) and verdict.reason is FailureReason.DEADLINE_EXCEEDED:
-        return Decision(_failing(facts, status, current, verdict), hold, now)
+        return Decision(_failing(facts, status, current, verdict), finalizer, now)
     if facts.suspend:
         return _suspend(facts, observed, status, current, verdict, now)
     if verdict is None:
         return _next(facts, observed, status, current, timeouts, now)
     if isinstance(verdict, AttemptFailed):
-        return Decision(_failing(facts, status, current, verdict), hold, now)
+        return Decision(_failing(facts, status, current, verdict), finalizer, now)
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status)) if at), default=None)
-    return Decision(Active(current, verdict), (*hold, ApplyShared()), wake)
+    return Decision(Active(current, verdict), (*finalizer, ApplyShared()), wake)
 
 
 def _verdict(
     facts: JobFacts, observed: Observation, status: Status, current: int, timeouts: Timeouts, now: datetime
 ) -> Verdict | None:
-    """How the current attempt stands; None where there is none that could run: the first, or the next, is due."""
+    """State of the current attempt; None if the first or the next attempt is due."""
     deadline = _active_deadline(facts, status)
     over = deadline is not None and now >= deadline
-    late = AttemptFailed(FailureReason.DEADLINE_EXCEEDED, f"ran longer than activeDeadlineSeconds ({_seconds(facts)})")
+    late = AttemptFailed(
+        FailureReason.DEADLINE_EXCEEDED, f"ran longer than spec.activeDeadlineSeconds ({_seconds(facts)})"
+    )
     if current == 0 or any(failure.attempt == current for failure in status.failures):
         return late if over and current else None
     rayjob = observed.rayjob(current)
     if _was_suspended(status) and (rayjob is None or rayjob.deleting):
         return None
     admitted = status.condition("Admitted")
-    queued = admitted is not None and admitted.reason == "Queued"  # as last written: it may be admitted just now
+    queued = (
+        admitted is not None and admitted.reason == "Queued"
+    )  # as last written; the queue may have admitted it since
     since = now if queued else parse_timestamp(admitted.last_transition_time) if admitted else None
     verdict = classify_attempt(facts, observed, current, since, timeouts, now)
     return late if over and isinstance(verdict, InProgress) else verdict
@@ -93,47 +97,47 @@ def _verdict(
 def _next(
     facts: JobFacts, observed: Observation, status: Status, current: int, timeouts: Timeouts, now: datetime
 ) -> Decision:
-    """Make the next attempt, once nothing of the last one is left and the pause between attempts is over."""
-    hold: tuple[Step, ...] = () if facts.has_finalizer else (AddFinalizer(),)
+    """Create the next attempt, after the last one is gone and the pause between attempts is over."""
+    finalizer: tuple[Step, ...] = () if facts.has_finalizer else (AddFinalizer(),)
     failure = next((found for found in status.failures if found.attempt == current), None)
     failed_at = parse_timestamp(failure.at) if failure else None
     deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
     patient_until = (failed_at or _resumed(status) or facts.created) + timeouts.leftovers
     if not observed.empty and (deletes or now < patient_until):
-        text = f"attempt {current + 1} starts when nothing of the one before it is left"
-        return Decision(BetweenAttempts(text), (*hold, *deletes), patient_until)
+        text = f"attempt {current + 1} starts when all objects of attempt {current} are deleted"
+        return Decision(BetweenAttempts(text), (*finalizer, *deletes), patient_until)
     due = failed_at + _pause(status.failures_counted, timeouts) if failed_at and current else None
     if due and now < due:
-        return Decision(BetweenAttempts(f"attempt {current + 1} starts after a pause"), hold, due)
-    return Decision(Creating(current + 1), (*hold, ApplyShared(), CreateAttempt(current + 1)))
+        return Decision(BetweenAttempts(f"attempt {current + 1} starts after a pause"), finalizer, due)
+    return Decision(Creating(current + 1), (*finalizer, ApplyShared(), CreateAttempt(current + 1)))
 
 
 def _pause(counted: int, timeouts: Timeouts) -> timedelta:
-    """Doubled for each counted failure, up to a limit."""
+    """Pause before the next attempt: doubled for each counted failure, up to a limit."""
     return min(timeouts.retry * 2 ** min(max(counted - 1, 0), 16), timeouts.retry_most)
 
 
-def _failing(facts: JobFacts, status: Status, attempt: int, broke: AttemptFailed) -> Failing:
-    """What follows the failure of an attempt."""
-    action = action_for(facts, broke.reason)
+def _failing(facts: JobFacts, status: Status, attempt: int, failed: AttemptFailed) -> Failing:
+    """Consequences of a failed attempt."""
+    action = action_for(facts, failed.reason)
     over_limit = action is Action.RETRY and status.failures_counted >= facts.backoff_limit
-    # The job's own deadline bounds all attempts together, so no other one could follow.
-    deadline = broke.reason is FailureReason.DEADLINE_EXCEEDED
+    # The job's deadline covers all attempts, so no other attempt can follow.
+    deadline = failed.reason is FailureReason.DEADLINE_EXCEEDED
     why = ""
     if deadline:
-        why = "the deadline is for all attempts together"
+        why = "no retry: the deadline covers all attempts"
     elif action is Action.FAIL:
-        why = f"a rule says {Action.FAIL.value} for {broke.reason.value}"
+        why = f"no retry: spec.failurePolicy says {Action.FAIL.value} for {failed.reason.value}"
     elif over_limit:
-        why = f"backoffLimit is {facts.backoff_limit}"
+        why = f"no retry: spec.backoffLimit is {facts.backoff_limit}"
     counted = action is not Action.RETRY_IGNORE_LIMIT
-    return Failing(attempt, broke.reason, broke.text, action, counted, bool(why), why)
+    return Failing(attempt, failed.reason, failed.text, action, counted, bool(why), why)
 
 
 def _suspend(
     facts: JobFacts, observed: Observation, status: Status, current: int, verdict: Verdict | None, now: datetime
 ) -> Decision:
-    """Ask for a checkpoint, wait for it as long as the policy says, then delete the attempt."""
+    """Request a checkpoint, wait for it up to suspendPolicy.graceSeconds, then delete the attempt."""
     if observed.empty:
         return Decision(Suspended())
     condition = status.condition("Suspended")
@@ -145,16 +149,16 @@ def _suspend(
     if facts.grace and running and report and not stopping and now < since + facts.grace:
         answered = report.checkpoint_at is not None and report.checkpoint_at >= since
         if not answered:
-            text = "the trainer was asked for a checkpoint"
+            text = "waiting for the trainer to save a checkpoint"
             return Decision(
                 Suspending("CheckpointRequested", text, since), (RequestCheckpoint(since),), since + facts.grace
             )
     deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
-    return Decision(Suspending("Stopping", "its pods are being stopped", since), deletes)
+    return Decision(Suspending("Stopping", "deleting the pods", since), deletes)
 
 
 def _resumed(status: Status) -> datetime | None:
-    """When the wait after a suspension began, as far as the status tells."""
+    """Time at which the wait after a suspension began, from the status."""
     condition = status.condition("Admitted")
     return parse_timestamp(condition.last_transition_time) if condition and _was_suspended(status) else None
 
@@ -165,7 +169,7 @@ def _was_suspended(status: Status) -> bool:
 
 
 def _finished(facts: JobFacts, observed: Observation, status: Status, now: datetime) -> Decision:
-    """Stop what KubeRay does not stop by itself, and delete the job when its time to live is over."""
+    """Delete RayJobs that KubeRay does not stop itself, and the job after ttlSecondsAfterFinished."""
     ended = parse_timestamp(status.completion_time) or now
     expires = ended + facts.ttl if facts.ttl is not None else None
     if expires is not None and now >= expires:
@@ -175,7 +179,7 @@ def _finished(facts: JobFacts, observed: Observation, status: Status, now: datet
 
 
 def _deleting(facts: JobFacts, since: datetime, observed: Observation, timeouts: Timeouts, now: datetime) -> Decision:
-    """Delete the attempts, and let the job go when they are gone or after a while, whatever is left."""
+    """Delete the attempts, and remove the finalizer when they are gone or after `Timeouts.deletion`."""
     if not facts.has_finalizer:
         return Decision(Deleting())
     deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)

@@ -1,4 +1,4 @@
-"""PURE: two statuses, the old and the new one -> the events that tell people what happened."""
+"""PURE: Kubernetes events that report the difference between two statuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_operator.api.status import Condition, Status, TrainerWarning
 
 from .reasons import EventReason
 
-# Why a job is not ready, where people can do something about it.
+# Reasons of Ready=False that users can act on.
 _TROUBLES = {
     "InvalidSpec": EventReason.INVALID_SPEC,
     "KubeRayNotInstalled": EventReason.KUBERAY_MISSING,
@@ -27,10 +27,10 @@ _WARNINGS = {reason.value: reason for reason in (EventReason.SAMPLES_COLLAPSED,)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job.
+    """An event about a job.
 
     Attributes:
-        key: tells it from other events of the job; the same happening has the same key, so it is written once.
+        key: identifies the event within the job, so that it is written once.
     """
 
     kind: Literal["Normal", "Warning"]
@@ -40,10 +40,10 @@ class Event:
 
 
 def find_events(previous: Status, new: Status) -> tuple[Event, ...]:
-    """What happened between two statuses."""
+    """Events for the difference between two statuses."""
     made: list[Event] = []
-    if new.attempts > max(1, previous.attempts):  # the first one is no news to whoever made the job
-        resumes = f", goes on from {new.checkpoint.last}" if new.checkpoint.last else ""
+    if new.attempts > max(1, previous.attempts):  # the first attempt is not news
+        resumes = f", resumes from {new.checkpoint.last}" if new.checkpoint.last else ""
         note = f"attempt {new.attempts}{resumes}"
         made.append(Event("Normal", EventReason.ATTEMPT_CREATED, note, f"a{new.attempts}"))
     old = {failure.attempt for failure in previous.failures}
@@ -62,14 +62,14 @@ def find_events(previous: Status, new: Status) -> tuple[Event, ...]:
 
 
 def _of_warning(warning: TrainerWarning) -> Event:
-    """The event of a trainer's warning; a reason that events do not have is part of the note."""
+    """Event for a warning of the trainer; an unknown reason becomes part of the note."""
     reason = _WARNINGS.get(warning.reason, EventReason.TRAINER_WARNING)
     named = f"{warning.reason}: {warning.message}" if reason is EventReason.TRAINER_WARNING else warning.message
     return Event("Warning", reason, f"attempt {warning.attempt}: {named}", f"w{warning.attempt}-{warning.reason}")
 
 
 def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[Event]:
-    """Events of one condition's change of status or reason."""
+    """Events for a change of one condition's status or reason."""
     before = (old.status, old.reason) if old else ("", "")
     if before == (new.status, new.reason):
         return []
@@ -92,7 +92,7 @@ def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[E
         case "WeightsInSync", "False":
             return [Event("Warning", EventReason.WEIGHTS_BEHIND, new.message, key)]
         case "WeightsInSync", "True" if before[0] == "False":
-            return [Event("Normal", EventReason.WEIGHTS_IN_SYNC, "every engine has the trainer's weights", key)]
+            return [Event("Normal", EventReason.WEIGHTS_IN_SYNC, "all engines have the trainer's weights", key)]
         case "Ready", "True" if before[0] != "True":
             return [Event("Normal", EventReason.RUNNING, f"attempt {attempt}", key)]
         case "Ready", "False" if new.reason in _TROUBLES:

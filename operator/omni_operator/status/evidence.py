@@ -1,4 +1,4 @@
-"""PURE: what pods and messages say about a failure."""
+"""PURE: reasons of failures, from the state of pods and the text of errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from .observation import Evidence, ObservedPod
 from .reasons import FailureReason
 
-# Words of drivers and collective libraries, most telling first.
+# Error messages of drivers and libraries, the most specific first.
 _SIGNS = (
     (FailureReason.ACCELERATOR_FAULT, r"\bXid\b|uncorrectable ECC|CUDA error: (an illegal|unspecified|device)|"
      r"cudaErrorECC|device lost|NPU (is )?lost|aclrt\w* .*50\d{4}|ACL_ERROR_RT_(DEV|AICORE)|HBM (UCE|error)"),
@@ -29,7 +29,7 @@ PERMANENT_PULL_ERRORS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
-    """One line of at most `limit` characters, with its begin and its end: an error is named at one of the two."""
+    """Shorten to one line of at most `limit` characters: one of beginning and end, which are kept, names the error."""
     line = " ".join(text.split())
     if len(line) <= limit:
         return line
@@ -38,19 +38,19 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def reason_from_text(text: str) -> FailureReason | None:
-    """The reason that an error's words betray; None where they say nothing known."""
+    """Reason that matches the text of an error; None if none does."""
     return next((reason for reason, pattern in _COMPILED if pattern.search(text)), None)
 
 
 def find_evidence(pod: ObservedPod) -> Evidence | None:
-    """What this pod's state says about a failure, if it says something that outlives the pod."""
+    """Reason of a failure in a pod's state, kept after the pod is gone; None if there is none."""
     if pod.disrupted:
         return Evidence(reason=FailureReason.PREEMPTED, text=shorten(f"pod {pod.name}: {pod.disrupted}"))
     for end in pod.ended:
         if end.reason == "OOMKilled":
             return Evidence(
                 reason=FailureReason.OUT_OF_MEMORY,
-                text=f"container {end.container} of pod {pod.name} was killed: out of memory",
+                text=f"container {end.container} of pod {pod.name} was killed because it ran out of memory",
             )
         found = reason_from_text(end.message) if end.exit_code else None
         if found:
@@ -59,7 +59,7 @@ def find_evidence(pod: ObservedPod) -> Evidence | None:
 
 
 def image_pull_error(pod: ObservedPod) -> str:
-    """Words about an image that this pod cannot pull; empty where it can."""
+    """Why the pod cannot pull an image; empty if it can."""
     for wait in pod.waiting:
         if wait.reason in PULL_ERRORS:
             return shorten(f"pod {pod.name}, container {wait.container}: {wait.reason}: {wait.message}".rstrip(": "))
@@ -67,7 +67,7 @@ def image_pull_error(pod: ObservedPod) -> str:
 
 
 def container_config_error(pod: ObservedPod) -> str:
-    """Why the kubelet cannot create a container, e.g. a Secret that does not exist; empty where it can."""
+    """Why the kubelet cannot create a container, e.g. a missing Secret; empty if it can."""
     for wait in pod.waiting:
         if wait.reason == CONFIG_ERROR:
             return shorten(f"pod {pod.name}, container {wait.container}: {wait.message}; correct it and the pod starts")
@@ -75,13 +75,13 @@ def container_config_error(pod: ObservedPod) -> str:
 
 
 def missing_claim(pod: ObservedPod) -> str:
-    """A PersistentVolumeClaim that the pod waits for and that does not exist; empty where there is none."""
+    """Which missing PersistentVolumeClaim the pod waits for; empty if none."""
     found = _MISSING_CLAIM.search(pod.unschedulable)
     return f"pod {pod.name}: {found[0]}; create it, or correct its name in the job" if found else ""
 
 
 def crash_loop_error(pod: ObservedPod, restarts: int) -> str:
-    """Words about a container that keeps failing; empty where none does."""
+    """Why a container keeps restarting; empty if none does."""
     if pod.restarts < restarts or not any(wait.reason == "CrashLoopBackOff" for wait in pod.waiting):
         return ""
     said = "; ".join(f"{end.container} exit code {end.exit_code} {end.message}".rstrip() for end in pod.ended)

@@ -1,4 +1,4 @@
-"""PURE: the few things about a job that decisions rest on."""
+"""PURE: the facts about a job that decisions depend on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .reasons import Action, FailureReason
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of `spec.failurePolicy`: the first whose reasons hold the failure's decides."""
+    """A rule of `spec.failurePolicy`; the first rule with the reason of the failure applies."""
 
     reasons: frozenset[str]
     action: Action
@@ -18,18 +18,18 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What decisions read of a job.
+    """Facts about a job, from its metadata and spec.
 
     Attributes:
         deleting: `metadata.deletionTimestamp`.
-        has_finalizer: our finalizer is on it.
-        grace: how long a suspension waits for a checkpoint; None: it does not ask for one.
-        devices: accelerators that a running attempt holds.
+        has_finalizer: the job has the operator's finalizer.
+        grace: how long a suspension waits for a checkpoint; None: it requests none.
+        devices: accelerators of a running attempt.
         workers: pods besides the head.
         max_lag: versions that an engine may be behind the trainer.
-        max_age: how long ago the engines' weights may have been sent.
+        max_age: time since the last weight sync after which weights are too old.
         keeps_results: the run folder outlives the pods.
-        vendor: of the accelerators; None: the job does not say.
+        vendor: vendor of the accelerators; None if the job does not name it.
         retain: `cleanupPolicy: Retain`: what an attempt leaves is kept for inspection.
     """
 
@@ -56,9 +56,9 @@ class JobFacts:
 
 
 def action_for(facts: JobFacts, reason: FailureReason) -> Action:
-    """The action that the job's rules name for a failure; `Retry` where none does.
+    """Action of the first matching rule; `Retry` if none matches.
 
-    A child that somebody deleted is no failure of the job, so it is made again without being counted.
+    A RayJob that a user deleted is not a failure: it is created again and not counted.
     """
     if reason is FailureReason.CHILD_DELETED:
         return Action.RETRY_IGNORE_LIMIT

@@ -1,7 +1,7 @@
-"""PURE: the whole status of a job, from where it stands and what was observed and heartbeat.
+"""PURE: status of a job, derived from its situation, the observed objects and the trainer's reports.
 
-The status is a function of the last written one and of what is there now: deriving twice from the same gives the same,
-so a resync at rest writes nothing.
+The status depends only on the last written status and the current observation, so a resync of an idle job writes
+nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ STEPS_OF_SILENCE = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a status rests on besides the job.
+    """Inputs of a status besides the job.
 
     Attributes:
-        digest: of the RayJob that the spec renders to now; None where the spec has not changed.
-        refusal: the API server's answer, where it refused a step of this pass.
-        listening: since when reports can arrive at this process.
+        digest: digest of the RayJob rendered from the current spec; None if the spec has not changed.
+        refusal: the API server's answer, if it refused a step of this pass.
+        listening: time since which this process accepts reports.
     """
 
     timeouts: Timeouts
@@ -51,7 +51,7 @@ class Context:
 def derive_status(
     facts: JobFacts, observed: Observation, previous: Status, situation: Situation, context: Context
 ) -> Status:
-    """The status of a job; `previous` is the one that was written last."""
+    """Status of a job; `previous` is the last written one."""
     if isinstance(situation, Deleting):
         return previous
     if isinstance(situation, Finished):
@@ -62,7 +62,7 @@ def derive_status(
     base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
     report = observed.report_of(attempt)
     heartbeat = find_heartbeat(facts, base, report, context)
-    said = derive_conditions(
+    table = derive_conditions(
         situation,
         observed,
         context.refusal,
@@ -70,18 +70,18 @@ def derive_status(
         heartbeat,
         now,
     )
-    assert said is not None  # those situations have returned above
-    said = {**said, **review_spec(facts)}
+    assert table is not None  # the other situations returned above
+    table = {**table, **review_spec(facts)}
     weights = base.condition("WeightsInSync")
-    if report is None and heartbeat.at and weights and said["ProgressStalled"].reason != "NotRunning":
-        # A process before this one heartbeat the trainer: what it found holds until the next report.
-        said = {**said, "WeightsInSync": ConditionValue(weights.status, weights.reason, weights.message)}
+    if report is None and heartbeat.at and weights and table["ProgressStalled"].reason != "NotRunning":
+        # An earlier process received the last report: its result stays until the next report.
+        table = {**table, "WeightsInSync": ConditionValue(weights.status, weights.reason, weights.message)}
     running = _running_since(base, observed, attempt, situation)
     until = _counted_until(situation, report, base, now)
     made = base.model_copy(
         update={
             "observed_generation": facts.generation,
-            "conditions": update_conditions(previous, said, facts.generation, now),
+            "conditions": update_conditions(previous, table, facts.generation, now),
             "attempts": attempt,
             "progress": update_progress(base.progress, report, facts),
             "weights": update_weights(base.weights, report),
@@ -98,18 +98,18 @@ def derive_status(
 
 
 def find_heartbeat(facts: JobFacts, status: Status, report: TrainerReport | None, context: Context) -> Heartbeat:
-    """When the running attempt's trainer was last heartbeat: by this process, or else by the one before it."""
+    """Last report of the running attempt's trainer, to this process or an earlier one."""
     step = (report.step_seconds or 0.0) if report else 0.0
     silence = max(context.timeouts.stall, timedelta(seconds=STEPS_OF_SILENCE * step))
     at = report.at if report else parse_timestamp(status.progress.heartbeat_time)
-    # While no process of ours listened, silence says nothing; what was found to be silent before stays so.
+    # Silence counts only while the operator listened; a stall that was found before stays.
     if at and not status.is_true("ProgressStalled"):
         at = max(at, context.listening)
     return Heartbeat(at, silence, facts.max_lag, facts.max_age)
 
 
 def _finished(facts: JobFacts, observed: Observation, previous: Status) -> Status:
-    """What still can come in after the end: the last report, pods that go, and a generation that was looked at."""
+    """Status after the end: only the last report, remaining pods and the observed generation can still change."""
     report = observed.report_of(previous.attempts)
     return previous.model_copy(
         update={
@@ -124,7 +124,7 @@ def _finished(facts: JobFacts, observed: Observation, previous: Status) -> Statu
 
 
 def _new_attempt(previous: Status) -> Status:
-    """The status with what is of one attempt alone set back."""
+    """The status with the fields of a single attempt reset."""
     progress = previous.progress.model_copy(
         update={"samples": None, "heartbeat_time": None, "estimated_remaining_seconds": None}
     )
@@ -134,7 +134,7 @@ def _new_attempt(previous: Status) -> Status:
 
 
 def _running_since(status: Status, observed: Observation, attempt: int, situation: Situation) -> datetime | None:
-    """Since when the attempt's trainer runs; remembered, because its RayJob may be gone by now."""
+    """Start of the attempt's trainer; remembered, because its RayJob may be gone."""
     rayjob = observed.rayjob(attempt)
     if rayjob and rayjob.started:
         return rayjob.started
@@ -144,7 +144,7 @@ def _running_since(status: Status, observed: Observation, attempt: int, situatio
 
 
 def _counted_until(situation: Situation, report: TrainerReport | None, base: Status, now: datetime) -> datetime | None:
-    """Until when usage is counted: reports bring it forward while the attempt runs, its end closes it."""
+    """Time up to which usage is counted: the last report while the attempt runs, then its end."""
     match situation:
         case Succeeding(at=at):
             return at
@@ -161,7 +161,7 @@ def _counted_until(situation: Situation, report: TrainerReport | None, base: Sta
 def _times(
     status: Status, observed: Observation, attempt: int, situation: Situation, now: datetime
 ) -> dict[str, str | None]:
-    """Times of the job and of its attempt. A suspension sets the clock of activeDeadlineSeconds back, as Jobs do."""
+    """Times of the job and its attempt. A suspension restarts activeDeadlineSeconds, as for Jobs."""
     rayjob = observed.rayjob(attempt)
     begun = format_timestamp(rayjob.created) if rayjob else status.attempt_start_time
     ended = isinstance(situation, Succeeding) or (isinstance(situation, Failing) and situation.final)
@@ -175,7 +175,7 @@ def _times(
 
 
 def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
-    """Add the failure, unless the attempt has one already: it ended once."""
+    """Add the failure, unless the attempt already has one."""
     if any(failure.attempt == failing.attempt for failure in status.failures):
         return status
     failure = Failure(
@@ -203,7 +203,7 @@ def _children(observed: Observation, attempt: int) -> Children:
 
 
 def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutStatus:
-    """Colocated engines run in the workers, so the workers' pods are what draws."""
+    """Engines run in the trainer's pods, so these are counted."""
     cluster = observed.cluster(attempt)
     ready = min(cluster.ready_workers, facts.workers) if cluster else 0
     return RolloutStatus(
@@ -215,26 +215,28 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
 
 
 def _updated(status: Status, observed: Observation, attempt: int, generation: int, context: Context) -> ConditionValue:
-    """Whether the attempt is what the spec says now; with the spec unchanged, what was found of it before."""
+    """Whether the attempt matches the current spec; for an unchanged spec, the previous result."""
     rayjob, before = observed.rayjob(attempt), status.condition("Updated")
     if before and attempt == status.attempts and generation == status.observed_generation:
         return ConditionValue(before.status, before.reason, before.message)
     if rayjob and rayjob.digest and context.digest and rayjob.digest != context.digest:
-        return false_because("NextAttempt", "the spec changed; the running attempt goes on as it was made")
+        return false_because(
+            "NextAttempt", "the spec changed; the running attempt keeps the old spec, the next one gets the new"
+        )
     return true_because("AsRequested")
 
 
 def derive_invalid_status(
     facts: JobFacts, observed: Observation, previous: Status, text: str, context: Context
 ) -> Status:
-    """The status of a job whose spec cannot be used.
+    """Status of a job with an invalid spec.
 
-    While an attempt runs only `Updated` says so, because what runs is left alone.
+    While an attempt runs, only `Updated` changes, because the attempt continues.
     """
     if previous.finished:
         return previous.model_copy(update={"observed_generation": facts.generation})
     situation = Invalid(text)
-    said = derive_conditions(
+    table = derive_conditions(
         situation,
         observed,
         None,
@@ -242,10 +244,10 @@ def derive_invalid_status(
         Heartbeat(None, timedelta()),
         context.now,
     )
-    assert said is not None
-    said = {**said, **review_spec(None)}
-    if observed.rayjobs and len(previous.conditions) == len(said):
+    assert table is not None
+    table = {**table, **review_spec(None)}
+    if observed.rayjobs and len(previous.conditions) == len(table):
         kept = {found.type: ConditionValue(found.status, found.reason, found.message) for found in previous.conditions}
-        said = {kind: said[kind] if kind == "Updated" else kept.get(kind, said[kind]) for kind in said}
-    made = update_conditions(previous, said, facts.generation, context.now)
+        table = {kind: table[kind] if kind == "Updated" else kept.get(kind, table[kind]) for kind in table}
+    made = update_conditions(previous, table, facts.generation, context.now)
     return previous.model_copy(update={"observed_generation": facts.generation, "conditions": made})

@@ -1,4 +1,4 @@
-"""PURE: what was observed of a job's children and heartbeat from its trainer, as values."""
+"""PURE: observed state of a job's objects and the reports of its trainer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class ObservedRayJob:
     """An attempt's RayJob.
 
     Attributes:
-        digest: of what was rendered when it was made.
-        deployment: `status.jobDeploymentStatus`, empty before KubeRay looked at it.
-        job: `status.jobStatus`, Ray's own word.
-        reason: `status.reason`, KubeRay's word for a failure.
-        suspended: `spec.suspend`, which a queue (Kueue) owns.
-        started: when Ray's job started; None before.
+        digest: digest of the rendered object at its creation.
+        deployment: `status.jobDeploymentStatus`, empty before KubeRay's first pass.
+        job: `status.jobStatus`, Ray's status of the job.
+        reason: `status.reason`, KubeRay's reason of a failure.
+        suspended: `spec.suspend`, which the queue (Kueue) sets.
+        started: start of Ray's job; None before.
     """
 
     name: str
@@ -47,9 +47,9 @@ class ObservedRayCluster:
     """An attempt's RayCluster.
 
     Attributes:
-        head_ready: condition `HeadPodReady`; None where KubeRay has not said it yet.
-        head_since: when that condition last changed.
-        provisioned: condition `RayClusterProvisioned`: all pods were ready once.
+        head_ready: condition `HeadPodReady`; None until KubeRay sets it.
+        head_since: last change of that condition.
+        provisioned: condition `RayClusterProvisioned`: all pods have been ready.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ObservedRayCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingContainer:
-    """A container that does not run: KubeRay's and the kubelet's words."""
+    """A container that is not running, with reason and message of the kubelet."""
 
     container: str
     reason: str
@@ -77,7 +77,7 @@ class WaitingContainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminatedContainer:
-    """A container's last end."""
+    """Last termination of a container."""
 
     container: str
     reason: str
@@ -91,9 +91,9 @@ class ObservedPod:
 
     Attributes:
         group: the role: `head`, or the worker group's name.
-        disrupted: reason and message of the condition `DisruptionTarget`, empty where it is not set.
-        unschedulable: the scheduler's message, empty once a node is found.
-        restarts: of the container that restarted most.
+        disrupted: reason and message of the condition `DisruptionTarget`, empty if it is not set.
+        unschedulable: the scheduler's message, empty once the pod has a node.
+        restarts: restarts of the container with the most.
     """
 
     name: str
@@ -114,7 +114,7 @@ class ObservedPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Why an attempt may have failed, remembered because the pod that showed it may be gone by then."""
+    """Possible reason of a failure, remembered because its pod may be deleted by then."""
 
     reason: FailureReason
     text: str
@@ -122,17 +122,17 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerReport:
-    """The trainer's newest report of an attempt; None where it said nothing of that.
+    """The trainer's newest report of an attempt; fields that it never reported are None.
 
     Attributes:
-        at: when it arrived here, by this process's clock.
-        version: weights that the trainer published last.
-        samples: drawn since this attempt began.
-        checkpoint: name of the newest one that can be resumed from.
-        checkpoint_at: when the report of it arrived here.
-        phase: what it waits for, before and between steps.
-        error: what ended the trainer, in its words.
-        warnings: of the trainer, the last one of each reason.
+        at: time of arrival, by this process's clock.
+        version: version of the last published weights.
+        samples: samples generated in this attempt.
+        checkpoint: name of the newest checkpoint.
+        checkpoint_at: arrival of the report of that checkpoint.
+        phase: what the trainer waits for, before and between steps.
+        error: the trainer's message about the error that ended it.
+        warnings: the last warning of each reason.
     """
 
     attempt: int
@@ -161,7 +161,7 @@ class TrainerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What the API server answered to the last apply of a child.
+    """The API server's refusal of the last apply.
 
     Attributes:
         kind: `KubeRayNotInstalled`, `QuotaExceeded`, `ChildRefused`, `Forbidden`, `NamespaceTerminating` or
@@ -174,10 +174,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything that is known about a job besides the job itself.
+    """All observations about a job.
 
     Attributes:
-        leftovers: objects of an earlier job of the same name, which may still write its checkpoints.
+        leftovers: number of objects of an earlier job of the same name, which may still write its checkpoints.
     """
 
     rayjobs: tuple[ObservedRayJob, ...] = ()
@@ -192,7 +192,7 @@ class Observation:
         return next((observed for observed in self.rayjobs if observed.attempt == attempt), None)
 
     def cluster(self, attempt: int) -> ObservedRayCluster | None:
-        """The attempt's RayCluster; of several (KubeRay replaces one that it deleted), one that stays."""
+        """The attempt's RayCluster; of several, one that is not being deleted (KubeRay replaces deleted ones)."""
         found = sorted(
             (observed for observed in self.clusters if observed.attempt == attempt),
             key=lambda observed: observed.deleting,
@@ -210,11 +210,11 @@ class Observation:
 
     @property
     def newest(self) -> int:
-        """Number of the newest attempt of which anything exists; 0 without any."""
+        """Number of the newest attempt with existing objects; 0 if there is none."""
         numbers = [*(job.attempt for job in self.rayjobs), *(cluster.attempt for cluster in self.clusters)]
         return max(numbers, default=0)
 
     @property
     def empty(self) -> bool:
-        """Nothing that holds accelerators or writes checkpoints is left."""
+        """Whether no object is left that uses accelerators or writes checkpoints."""
         return not (self.rayjobs or self.clusters or self.pods or self.leftovers)

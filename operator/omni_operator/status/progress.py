@@ -1,4 +1,4 @@
-"""PURE: what the trainer reported -> progress, weights, checkpoint and usage."""
+"""PURE: progress, weights, checkpoint and usage in the status, from the trainer's reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .timestamps import format_timestamp, parse_timestamp
 
 
 def update_progress(previous: Progress, report: TrainerReport | None, facts: JobFacts) -> Progress:
-    """How far the job is; unchanged without a report."""
+    """Progress of the run; unchanged without a report."""
     if report is None:
         return previous
     step = report.step if report.step is not None else previous.global_step
@@ -42,7 +42,7 @@ def update_progress(previous: Progress, report: TrainerReport | None, facts: Job
 
 
 def update_weights(previous: Weights, report: TrainerReport | None) -> Weights:
-    """Versions of the weights; unchanged without a report that names one."""
+    """Versions of the weights; unchanged without a report of a version."""
     if report is None or report.version is None:
         return previous
     lag = max(0, report.version - report.min_version) if report.min_version is not None else None
@@ -57,7 +57,7 @@ def update_weights(previous: Weights, report: TrainerReport | None) -> Weights:
 
 
 def update_checkpoint(previous: CheckpointStatus, report: TrainerReport | None) -> CheckpointStatus:
-    """The newest checkpoint; an attempt that has not saved one goes on from the last attempt's."""
+    """Newest checkpoint; an attempt that has not saved one resumes from that of an earlier attempt."""
     if report is None or report.checkpoint is None or report.checkpoint == previous.last:
         return previous
     return CheckpointStatus(
@@ -70,12 +70,12 @@ def update_checkpoint(previous: CheckpointStatus, report: TrainerReport | None) 
 def update_usage(
     previous: Status, report: TrainerReport | None, running: datetime | None, until: datetime | None, facts: JobFacts
 ) -> Usage:
-    """Devices x seconds and pictures, summed over all attempts.
+    """Accelerator seconds and samples, summed over all attempts.
 
     Args:
-        previous: the status as written; its heartbeat is until when seconds are counted in it.
-        running: since when the running attempt's trainer runs; None: it does not.
-        until: until when to count now; None: nothing new.
+        previous: the last written status; it counts seconds up to its heartbeat.
+        running: start of the running attempt's trainer; None if it does not run.
+        until: end of the seconds to count; None if there are none to add.
     """
     seconds = previous.usage.accelerator_seconds
     if running is not None and until is not None:

@@ -1,4 +1,4 @@
-"""PURE: the closed lists of words that statuses, events and metrics use."""
+"""PURE: reasons that statuses, events and metrics use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class FailureReason(str, Enum):
-    """Why an attempt ended without success: what `spec.failurePolicy` can name, and `ChildDeleted`, which it cannot."""
+    """Reasons of failed attempts: those of `spec.failurePolicy`, and `ChildDeleted`, which it cannot name."""
 
     IMAGE_PULL_FAILED = "ImagePullFailed"
     INVALID_CONFIG = "InvalidConfig"
@@ -27,7 +27,7 @@ class FailureReason(str, Enum):
 
 
 class Action(str, Enum):
-    """What follows a failed attempt."""
+    """What the operator does after a failed attempt."""
 
     FAIL = "Fail"
     RETRY = "Retry"
@@ -35,7 +35,7 @@ class Action(str, Enum):
 
 
 class EventReason(str, Enum):
-    """Reasons of the events that are written about a job."""
+    """Reasons of events about a job."""
 
     ATTEMPT_CREATED = "AttemptCreated"
     ATTEMPT_FAILED = "AttemptFailed"

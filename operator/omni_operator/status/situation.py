@@ -1,6 +1,6 @@
-"""PURE: where a job stands, as one value of several kinds, and the steps that bring it on.
+"""PURE: situations that a job can be in, and the steps of a pass.
 
-A situation is worked out in every pass from what is there; it is never stored, so nothing can be stuck in one.
+Every pass determines the situation from the observed objects. It is never stored, so a job cannot get stuck in one.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from .verdict import InProgress
 
 @dataclass(frozen=True, slots=True)
 class AddFinalizer:
-    """Put our finalizer on the job."""
+    """Add the operator's finalizer to the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveFinalizer:
-    """Take our finalizer off the job."""
+    """Remove the operator's finalizer from the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyShared:
-    """Make, or put right, the objects that all attempts share."""
+    """Create or correct the objects that all attempts share."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateAttempt:
-    """Make the RayJob of an attempt."""
+    """Create the RayJob of an attempt."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteRayJob:
-    """Delete a RayJob; KubeRay and garbage collection take the rest of the attempt."""
+    """Delete a RayJob; KubeRay and garbage collection delete the rest of the attempt."""
 
     name: str
     uid: str
@@ -44,12 +44,12 @@ class DeleteRayJob:
 
 @dataclass(frozen=True, slots=True)
 class DeleteSelf:
-    """Delete the job: its time to live is over."""
+    """Delete the job after ttlSecondsAfterFinished."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCheckpoint:
-    """Tell the trainer, in the answer to its next report, to save a checkpoint."""
+    """Request a checkpoint in the answer to the trainer's next report."""
 
     since: datetime
 
@@ -59,7 +59,7 @@ Step = AddFinalizer | RemoveFinalizer | ApplyShared | CreateAttempt | DeleteRayJ
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """The spec cannot be used; what runs is left alone."""
+    """The spec is invalid; a running attempt continues."""
 
     text: str
 
@@ -71,19 +71,19 @@ class Deleting:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The job succeeded or failed for good in an earlier pass."""
+    """The job succeeded or finally failed in an earlier pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Creating:
-    """An attempt is being made."""
+    """An attempt is being created."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """An attempt goes on."""
+    """An attempt is in progress."""
 
     attempt: int
     going: InProgress
@@ -91,18 +91,18 @@ class Active:
 
 @dataclass(frozen=True, slots=True)
 class BetweenAttempts:
-    """Between two attempts: leftovers of the last one, or the pause before the next one."""
+    """Between two attempts: objects of the last one are being deleted, or the pause before the next one."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Suspending:
-    """The job gives its devices back.
+    """The job is being suspended.
 
     Attributes:
         reason: `CheckpointRequested` while the trainer saves, then `Stopping`.
-        since: when the suspension began.
+        since: start of the suspension.
     """
 
     reason: str
@@ -112,12 +112,12 @@ class Suspending:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The job holds nothing."""
+    """The job is suspended: it has no pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Succeeding:
-    """The running attempt succeeded just now."""
+    """The running attempt succeeded in this pass."""
 
     attempt: int
     at: datetime
@@ -125,12 +125,12 @@ class Succeeding:
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """An attempt failed just now.
+    """An attempt failed in this pass.
 
     Attributes:
         counted: whether it counts against `spec.backoffLimit`.
-        final: no other attempt follows.
-        why: why none follows; empty where one does.
+        final: whether no other attempt follows.
+        why: why none follows; empty if one does.
     """
 
     attempt: int
@@ -149,10 +149,10 @@ Situation = (
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a pass does: the steps, in their order, and where the job stands.
+    """Result of a decision: the situation, and the steps of the pass in order.
 
     Attributes:
-        wake: when to look again though nothing was heartbeat; None: at the next resync.
+        wake: time of the next pass if no event comes first; None: at the next resync.
     """
 
     situation: Situation

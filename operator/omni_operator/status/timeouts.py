@@ -8,16 +8,16 @@ from datetime import timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long the operator waits for what may mend itself.
+    """How long the operator waits for problems that may resolve themselves.
 
     Attributes:
-        head: a head that exists but is not ready, after it once was.
-        image: an image that cannot be pulled, from the pod's creation.
-        restarts: of one container before the attempt counts as failed.
-        stall: without a report, after the first one.
-        deletion: before our finalizer is removed whatever is left.
-        leftovers: of a failed attempt, such as pods of a node that is gone, before the next one is made beside them.
-        retry: before the second attempt; doubled for each further one up to `retry_most`.
+        head: for a head pod that is not ready after it once was.
+        image: for an image that cannot be pulled, from the creation of the pod.
+        restarts: restarts of one container before the attempt counts as failed.
+        stall: without a report before the job counts as stalled.
+        deletion: before the finalizer is removed even if objects remain.
+        leftovers: for objects of a failed attempt to go, e.g. pods of a lost node, before the next attempt is created.
+        retry: pause before the second attempt; doubled for each further one up to `retry_most`.
     """
 
     head: timedelta = timedelta(seconds=60)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def parse_timestamp(text: object) -> datetime | None:
-    """The time that a timestamp names; None where there is none or it is not one."""
+    """Parse a Kubernetes timestamp; None if it is absent or malformed."""
     if not isinstance(text, str):
         return None
     try:
@@ -17,5 +17,5 @@ def parse_timestamp(text: object) -> datetime | None:
 
 
 def format_timestamp(value: datetime) -> str:
-    """A Kubernetes timestamp, whole seconds."""
+    """Format a time as a Kubernetes timestamp, in whole seconds."""
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

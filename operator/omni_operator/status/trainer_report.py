@@ -1,8 +1,8 @@
-"""PURE: what a trainer posts -> what is remembered of it.
+"""PURE: reports of trainers.
 
-A post is one event of the run folder's `progress.jsonl`, with the number of the attempt:
+A report is one event of the run folder's `progress.jsonl`, with the number of the attempt:
 `{"attempt": 1, "event": "step", "step": 7, "reward/mean": 0.4, "weights/version": 7, "timing_s/sync": 0.2, ...}`.
-Unknown fields are left aside, so a newer trainer can talk to an older operator.
+Unknown fields are ignored, so a newer trainer can report to an older operator.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .timestamps import format_timestamp
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# Exit words of the trainer that are reasons of their own.
+# Reasons in the trainer's error events that are reasons of failures.
 _KINDS = {reason.value: reason for reason in FailureReason}
 
 
 class ReportEvent(BaseModel):
-    """One event of a trainer."""
+    """An event of a trainer."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -54,58 +54,58 @@ class ReportEvent(BaseModel):
 
 
 def parse_event(body: Mapping[str, Any]) -> ReportEvent:
-    """A post.
+    """Parse an event.
 
     Raises:
-        pydantic.ValidationError: it is not one.
+        pydantic.ValidationError: it is not valid.
     """
     return ReportEvent.model_validate(body)
 
 
-def merge_event(previous: TrainerReport | None, post: ReportEvent, now: datetime) -> TrainerReport:
-    """The newest report, with this post in it; what the post says nothing of stays, within one attempt."""
-    base = previous if previous and previous.attempt == post.attempt else TrainerReport(attempt=post.attempt, at=now)
-    said: dict[str, Any] = {
+def merge_event(previous: TrainerReport | None, event: ReportEvent, now: datetime) -> TrainerReport:
+    """Merge an event into the newest report; within an attempt, fields that it does not have stay."""
+    base = previous if previous and previous.attempt == event.attempt else TrainerReport(attempt=event.attempt, at=now)
+    values: dict[str, Any] = {
         name: value
         for name in (
             "step", "total_steps", "reward_mean", "validation_reward", "version", "min_version", "max_version",
             "images_per_second", "sync_seconds", "step_seconds", "samples",
         )
-        if (value := getattr(post, name)) is not None
+        if (value := getattr(event, name)) is not None
     }  # fmt: skip
-    if post.event in ("phase", "step", "done"):
-        said["phase"] = post.text if post.event == "phase" else None
-    if post.eta_s is not None:
-        said["eta_seconds"] = post.eta_s
-    if post.sync_seconds is not None and post.version is not None:
-        said["synced_at"] = now
-    if post.event == "checkpoint" and post.path:
-        name = PurePosixPath(post.path).name
-        step = post.step if post.step is not None else _step_of(name)
-        said.update(checkpoint=name, checkpoint_at=now, checkpoint_step=step)
-        said.pop("step", None)  # of the checkpoint, which may have been written late
-    if post.event == "done":
-        said["eta_seconds"] = 0.0
-    if post.event == "error":
-        said["error"] = evidence.shorten(post.message or "the trainer gave no reason")
-        said["error_kind"] = _KINDS.get(post.reason or "")
-    if post.event == "warning":
-        said["warnings"] = _add_warning(base.warnings, post, now)
-    return replace(base, at=now, **said)
+    if event.event in ("phase", "step", "done"):
+        values["phase"] = event.text if event.event == "phase" else None
+    if event.eta_s is not None:
+        values["eta_seconds"] = event.eta_s
+    if event.sync_seconds is not None and event.version is not None:
+        values["synced_at"] = now
+    if event.event == "checkpoint" and event.path:
+        name = PurePosixPath(event.path).name
+        step = event.step if event.step is not None else _step_of(name)
+        values.update(checkpoint=name, checkpoint_at=now, checkpoint_step=step)
+        values.pop("step", None)  # the step of the checkpoint, which may be older
+    if event.event == "done":
+        values["eta_seconds"] = 0.0
+    if event.event == "error":
+        values["error"] = evidence.shorten(event.message or "the trainer reported no message")
+        values["error_kind"] = _KINDS.get(event.reason or "")
+    if event.event == "warning":
+        values["warnings"] = _add_warning(base.warnings, event, now)
+    return replace(base, at=now, **values)
 
 
-def _add_warning(kept: tuple[TrainerWarning, ...], post: ReportEvent, now: datetime) -> tuple[TrainerWarning, ...]:
-    """The warnings with this one in the place of an earlier one of its reason."""
+def _add_warning(kept: tuple[TrainerWarning, ...], event: ReportEvent, now: datetime) -> tuple[TrainerWarning, ...]:
+    """The warnings with this one instead of an earlier one with its reason."""
     warning = TrainerWarning(
-        attempt=post.attempt, reason=post.reason or "Warning", message=evidence.shorten(post.message or ""),
+        attempt=event.attempt, reason=event.reason or "Warning", message=evidence.shorten(event.message or ""),
         time=format_timestamp(now),
     )  # fmt: skip
     return (*(other for other in kept if other.reason != warning.reason), warning)[-WARNINGS_KEPT:]
 
 
-def is_current(previous: TrainerReport | None, post: ReportEvent) -> bool:
-    """Whether a post is of the attempt that is remembered, or of a later one."""
-    return previous is None or post.attempt >= previous.attempt
+def is_current(previous: TrainerReport | None, event: ReportEvent) -> bool:
+    """Whether an event belongs to the newest known attempt or to a later one."""
+    return previous is None or event.attempt >= previous.attempt
 
 
 def _step_of(name: str) -> int | None:

@@ -1,7 +1,7 @@
-"""PURE: how an attempt stands.
+"""PURE: state of an attempt: in progress, succeeded or failed, and why.
 
-KubeRay says nothing about a lost head (its RayJob stays `Running`) and keeps `state: ready` on the RayCluster, so a
-lost head is read from the RayCluster's condition `HeadPodReady`, after it was once true.
+KubeRay does not report a lost head: its RayJob stays `Running` and its RayCluster `ready`. The operator detects it from
+the RayCluster's condition `HeadPodReady` turning False after it was True once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .timeouts import Timeouts
 
 
 class Stage(str, Enum):
-    """How far an attempt came."""
+    """Stage of an attempt."""
 
     QUEUED = "Queued"
     STARTING = "Starting"
@@ -27,11 +27,11 @@ class Stage(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """The attempt goes on.
+    """The attempt is in progress.
 
     Attributes:
-        problem: what keeps it from running, in words; empty where nothing does.
-        wake: when to look again though nothing was heartbeat.
+        problem_reason, problem: what keeps it from running; empty if nothing does.
+        wake: time of the next pass if no event comes first.
     """
 
     stage: Stage
@@ -42,14 +42,14 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """The attempt did what it was to do."""
+    """The attempt succeeded."""
 
     at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
-    """The attempt ended without success, or has to be ended."""
+    """The attempt failed, or must be stopped."""
 
     reason: FailureReason
     text: str
@@ -67,20 +67,20 @@ _LATE = {"Unschedulable": FailureReason.UNSCHEDULABLE, "QuotaExceeded": FailureR
 def classify_attempt(
     facts: JobFacts, observed: Observation, attempt: int, admitted: datetime | None, timeouts: Timeouts, now: datetime
 ) -> Verdict:
-    """How attempt number `attempt` stands.
+    """State of attempt number `attempt`.
 
     Args:
-        admitted: since when a queue lets it run; None: from its creation.
+        admitted: time at which a queue admitted it; None: when it was created.
     """
     rayjob = observed.rayjob(attempt)
     if rayjob is None:
         return AttemptFailed(
-            FailureReason.CHILD_DELETED, f"the RayJob of attempt {attempt} is gone; nothing of ours deleted it"
+            FailureReason.CHILD_DELETED, f"the RayJob of attempt {attempt} was deleted, not by the operator"
         )
     if rayjob.deployment == "Complete" and rayjob.job == "SUCCEEDED":
         return Succeeded(rayjob.ended or now)
     if rayjob.deleting:
-        return AttemptFailed(FailureReason.CHILD_DELETED, f"somebody deleted RayJob {rayjob.name}")
+        return AttemptFailed(FailureReason.CHILD_DELETED, f"RayJob {rayjob.name} was deleted, not by the operator")
     if rayjob.deployment in ("Failed", "Complete", "ValidationFailed"):
         return _ended(rayjob, observed)
     queued = rayjob.suspended or rayjob.deployment in _QUEUED
@@ -92,32 +92,34 @@ def classify_attempt(
 
 
 def _ended(rayjob: ObservedRayJob, observed: Observation) -> AttemptFailed:
-    """Why KubeRay ended the RayJob."""
-    said = evidence.shorten(rayjob.message or rayjob.reason or rayjob.job or "KubeRay gave no reason")
+    """Reason why KubeRay ended the RayJob."""
+    message = evidence.shorten(rayjob.message or rayjob.reason or rayjob.job or "KubeRay gave no reason")
     report = observed.report_of(rayjob.attempt)
     if rayjob.deployment == "ValidationFailed":
-        return AttemptFailed(FailureReason.INVALID_CONFIG, f"KubeRay refused the RayJob: {said}")
+        return AttemptFailed(FailureReason.INVALID_CONFIG, f"KubeRay refused the RayJob: {message}")
     if rayjob.reason == "DeadlineExceeded":
-        return AttemptFailed(FailureReason.DEADLINE_EXCEEDED, said)
+        return AttemptFailed(FailureReason.DEADLINE_EXCEEDED, message)
     if rayjob.reason == "PreRunningDeadlineExceeded":
-        return AttemptFailed(FailureReason.PRE_RUNNING_DEADLINE_EXCEEDED, said)
-    # A pod that was killed explains more than what the trainer saw of it.
+        return AttemptFailed(FailureReason.PRE_RUNNING_DEADLINE_EXCEEDED, message)
+    # A killed pod explains more than the error that the trainer saw.
     for found in observed.evidence_of(rayjob.attempt):
         return AttemptFailed(found.reason, found.text)
     if rayjob.reason in _LOST:
-        return AttemptFailed(FailureReason.HEAD_LOST, f"KubeRay lost touch with the Ray head: {said}")
+        return AttemptFailed(FailureReason.HEAD_LOST, f"KubeRay lost contact to the Ray head: {message}")
     if report and report.error:
         kind = report.error_kind or evidence.reason_from_text(report.error) or FailureReason.APPLICATION_ERROR
         return AttemptFailed(kind, evidence.shorten(report.error))
     if rayjob.job == "STOPPED":
-        return AttemptFailed(FailureReason.APPLICATION_ERROR, f"somebody stopped the Ray job: {said}")
-    return AttemptFailed(evidence.reason_from_text(said) or FailureReason.APPLICATION_ERROR, said)
+        return AttemptFailed(
+            FailureReason.APPLICATION_ERROR, f"the Ray job was stopped, not by the operator: {message}"
+        )
+    return AttemptFailed(evidence.reason_from_text(message) or FailureReason.APPLICATION_ERROR, message)
 
 
 def _head_lost(
     rayjob: ObservedRayJob, observed: Observation, timeouts: Timeouts, now: datetime
 ) -> AttemptFailed | tuple[str, datetime] | None:
-    """A verdict on a head that once was ready and is not; words and a time to look again while it may come back."""
+    """Verdict on a head that was ready and is not; message and time of the next pass while it may recover."""
     cluster = observed.cluster(rayjob.attempt)
     if cluster is None or cluster.head_ready is not False or not _head_once_ready(rayjob, cluster):
         return None
@@ -133,7 +135,7 @@ def _head_lost(
 
 
 def _head_once_ready(rayjob: ObservedRayJob, cluster: ObservedRayCluster) -> bool:
-    """KubeRay submits a job, and calls a cluster provisioned, only after the head was ready."""
+    """KubeRay submits a job, and marks a cluster provisioned, only after the head was ready."""
     return cluster.provisioned or rayjob.deployment == "Running"
 
 
@@ -152,7 +154,7 @@ def _starting(
     timeouts: Timeouts,
     now: datetime,
 ) -> Verdict:
-    """An attempt whose job Ray does not run yet: what its pods wait for, and for how long that may go on."""
+    """State of an attempt that Ray does not run yet: what its pods wait for, and until when they may."""
     wakes: list[datetime] = []
     kind = problem = ""
     for pod in observed.pods_of(rayjob.attempt):
@@ -178,7 +180,7 @@ def _starting(
         deadline = max(rayjob.created, admitted or rayjob.created) + facts.running_deadline
         if now >= deadline:
             because = f": {problem}" if problem else ""
-            text = f"not running after preRunningDeadlineSeconds ({_seconds(facts.running_deadline)}){because}"
+            text = f"not running after spec.preRunningDeadlineSeconds ({_seconds(facts.running_deadline)}){because}"
             return AttemptFailed(_LATE.get(kind, FailureReason.PRE_RUNNING_DEADLINE_EXCEEDED), evidence.shorten(text))
         wakes.append(deadline)
     return InProgress(Stage.STARTING, kind, problem, min(wakes, default=None))

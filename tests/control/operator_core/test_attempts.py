@@ -175,7 +175,7 @@ async def test_rules_decide_in_their_order(world: Any) -> None:
     world.end(3, "FAILED", "AppFailed", "exit code 1")
     await world.after(400)
     assert world.condition("Failed").status == "True"
-    assert "a rule says Fail" in world.condition("Failed").message
+    assert "spec.failurePolicy says Fail" in world.condition("Failed").message
 
 
 async def test_only_the_last_failures_are_kept_and_all_are_counted(world: Any) -> None:

@@ -308,13 +308,13 @@ def test_owners_are_named_once_the_job_is_on_a_cluster(make_job: MakeJob) -> Non
          "resourceName: must be given"),
         (["spec.trainer.replicas=2", "spec.rollout.replicas=2"], SETTINGS, "spec.checkpoint.claimName: must be given"),
         (["spec.trainer={totalSteps: 1, replicas: 2}", "spec.checkpoint.claimName=c",
-          "spec.rollout.engine.tensorParallelSize=2"], SETTINGS, "must be in one pod"),
+          "spec.rollout.engine.tensorParallelSize=2"], SETTINGS, "an engine must be in one pod"),
         (["spec.observability.tracking.loggers=[wandb]"], SETTINGS,
          "spec.observability.tracking.wandbSecretRef: must be given"),
         (["spec.trainer.podTemplate={spec: {volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]}}"], SETTINGS,
          "spec.trainer.podTemplate.spec.volumes.0: no container mounts 'd'"),
         (["metadata.labels={kueue.x-k8s.io/queue-name: q}", "spec.cleanupPolicy=Retain"], SETTINGS,
-         "Kueue takes back"),
+         "must be DeleteCluster in a Kueue queue"),
     ],
 )  # fmt: skip
 def test_what_this_cluster_cannot_do_is_refused_in_words(
