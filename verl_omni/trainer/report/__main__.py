@@ -1,4 +1,4 @@
-"""`python -m verl_omni.trainer.report RUN_DIR`: write report.html of a run folder."""
+"""Command line of the report: `python -m verl_omni.trainer.report RUN_DIR` writes report.html into the run folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from verl_omni.trainer.report import write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report and print its path. Returns 0, or 1 for files that cannot be read."""
+    """Write the report and print its path. Returns 0, or 1 if a file of the folder is malformed."""
     parser = argparse.ArgumentParser(prog="python -m verl_omni.trainer.report", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run folder")
     folder: Path = parser.parse_args(arguments).run
     if not folder.is_dir():
-        parser.error(f"no folder {folder}")
+        parser.error(f"{folder} is not a folder: give a run folder, such as runs/NAME")
     try:
         print(write(folder))
     except ValueError as error:

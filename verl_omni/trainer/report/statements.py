@@ -135,7 +135,10 @@ def warnings(run: Run) -> list[WarningGroup]:
             by_reason.setdefault(event.reason or "", {})[f"{where}{event.message or 'no message'}"] = None
     reasons = sorted(by_reason, key=lambda reason: reason != COLLAPSED)
     return [
-        WarningGroup(reason or "Warning", EXPLANATIONS.get(reason, ""), list(by_reason[reason])) for reason in reasons
+        WarningGroup(
+            f"Warning: {reason}" if reason else "Warning", EXPLANATIONS.get(reason, ""), list(by_reason[reason])
+        )
+        for reason in reasons
     ]
 
 

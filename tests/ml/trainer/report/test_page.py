@@ -137,7 +137,7 @@ def test_a_collapsed_run_says_so_at_the_top(begun: Callable[..., Any]) -> None:
     folder.event("warning", **WARNING)
     folder.event("warning", message="no report: disk full")
     top = above_the_results(report.write(folder.path).read_text())
-    assert "<h2>SamplesCollapsed</h2>" in top
+    assert "<h2>Warning: SamplesCollapsed</h2>" in top
     assert "The samples of this run collapsed: the images of different prompts became alike" in top
     assert "<li>Step 3: the reward&#39;s standard deviation is 0.0001 &lt;for 3 steps&gt;</li>" in top
     assert "<li>no report: disk full</li>" in top

@@ -125,9 +125,9 @@ def test_warnings_are_grouped_by_reason_with_the_collapse_first() -> None:
     ]
     found = statements.warnings(Run("r", events=events))
     assert [(each.title, each.messages) for each in found] == [
-        ("SamplesCollapsed", ["Step 3: std 0.0001", "Step 4: std 0.0000"]),
+        ("Warning: SamplesCollapsed", ["Step 3: std 0.0001", "Step 4: std 0.0000"]),
         ("Warning", ["no report: disk full"]),
-        ("RewardSlow", ["Step 2: the scorer is slow"]),
+        ("Warning: RewardSlow", ["Step 2: the scorer is slow"]),
     ]
     assert found[0].explanation.startswith("The samples of this run collapsed")
     assert {each.explanation for each in found[1:]} == {""}
