@@ -1,4 +1,4 @@
-"""The operator on a real API server: what it asks of it, counted, and what survives what."""
+"""The operator on a real API server: its requests, counted, and the lifecycle of jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def api(installed: ControlPlane) -> Iterator[Api]:
         yield made
 
 
-def test_create_rest_and_delete_are_counted(
+def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
 ) -> None:
     job, mark = JobOnPlane(api, namespace), installed.audit.mark()
@@ -52,7 +52,7 @@ def test_create_rest_and_delete_are_counted(
     job.await_condition("Ready", "True")
     installed.audit.settled(expected + Counter({("create", "events"): 1}), user_agent=AGENT, since=mark)
     mark = installed.audit.mark()
-    # A change of no meaning makes passes; they ask for nothing.
+    # Irrelevant changes cause passes, which make no requests.
     for number in range(5):
         api.patch(f"{job.path}/{job.name}", {"metadata": {"annotations": {"example.com/touched": str(number)}}})
         api.patch(job.ray("rayjobs", job.attempt(1)), {"metadata": {"annotations": {"example.com/n": str(number)}}})
@@ -82,7 +82,7 @@ def test_a_job_succeeds_and_its_conditions_carry_the_generation(
     assert {"Running", "Succeeded"} <= {event["reason"] for event in events}
 
 
-def test_a_lost_head_ends_in_a_second_attempt(running: RunningOperator, api: Api, namespace: str) -> None:
+def test_a_lost_head_is_followed_by_a_second_attempt(running: RunningOperator, api: Api, namespace: str) -> None:
     job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
     job.run_and_lose_a_head()
     assert [failure["reason"] for failure in job.status()["failures"]] == ["HeadLost"]
@@ -101,7 +101,7 @@ def test_suspend_and_resume(running: RunningOperator, api: Api, namespace: str) 
     job.await_condition("Ready", "True")
 
 
-def test_reports_need_the_jobs_own_token(
+def test_reports_need_a_token_for_the_job(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
 ) -> None:
     job = JobOnPlane(api, namespace)

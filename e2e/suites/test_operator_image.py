@@ -1,4 +1,4 @@
-"""The operator's image: what is in it, and that it runs a job on a read-only root, as nobody, by the pod's account."""
+"""The operator's image: its content, and a job run as an unprivileged user on a read-only root file system."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unpacked]:
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    """A control plane with the chart on it."""
+    """A control plane with the chart installed."""
     try:
         program = helm.helm()
         with control_plane({"node-0": {}}, parent=tmp_path) as running:
@@ -70,27 +70,27 @@ def account_folder(plane: ControlPlane, folder: Path) -> Path:
     return made
 
 
-def test_it_holds_what_is_locked_and_nothing_else(image: Unpacked) -> None:
+def test_it_contains_the_locked_packages_and_no_others(image: Unpacked) -> None:
     locked = re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements" / "operator.txt").read_text(), re.MULTILINE)
     (site,) = (image.root / "opt/omni/env/lib").glob("python3.*/site-packages")
     found = {path.name.removesuffix(".dist-info").replace("_", "-").lower() for path in site.glob("*.dist-info")}
-    wanted = {f"{name}-{version}" for name, version in locked}
+    expected = {f"{name}-{version}" for name, version in locked}
     assert {name.replace(".", "-") for name in found if not name.startswith("omni-operator-")} == {
-        name.replace(".", "-") for name in wanted
+        name.replace(".", "-") for name in expected
     }
     assert (site / "omni_operator/main.py").exists()
     assert list((site / "omni_operator/__pycache__").glob("main.*.pyc"))
     assert not (site / "verl_omni").exists()
 
 
-def test_it_says_who_runs_it_and_how(image: Unpacked) -> None:
+def test_its_configuration_names_user_entrypoint_and_ports(image: Unpacked) -> None:
     assert image.config["User"] == "65532:65532"
     assert image.config["Entrypoint"] == ["python", "-m", "omni_operator.main"]
     assert set(image.config["ExposedPorts"]) == {"8080/tcp", "8090/tcp"}
     assert "PYTHONSAFEPATH=1" in image.config["Env"]
 
 
-def test_without_an_account_it_says_so(image: Unpacked, tmp_path: Path) -> None:
+def test_without_credentials_it_exits_with_an_error(image: Unpacked, tmp_path: Path) -> None:
     runner = image.runner(tmp_path / "run", {}, {Path("/dev"): "/dev"})
     done = subprocess.run(
         [runner, *image.config["Entrypoint"]], capture_output=True, text=True, timeout=deadlines.COMMAND, check=False,
@@ -103,7 +103,7 @@ def test_without_an_account_it_says_so(image: Unpacked, tmp_path: Path) -> None:
     )
 
 
-def test_it_runs_a_job_and_can_write_nowhere(
+def test_it_runs_a_job_without_writable_folders(
     image: Unpacked, plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(plane.layout.api_port)}

@@ -1,4 +1,4 @@
-"""Operators that are killed, doubled, short of rights, or older than KubeRay."""
+"""Operators that are killed, run twice, have minimal permissions, or start before KubeRay is installed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def api(installed: ControlPlane) -> Iterator[Api]:
         yield made
 
 
-def test_a_killed_operator_makes_no_second_child(
+def test_a_killed_operator_creates_no_second_child(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     job = JobOnPlane(api, namespace)
@@ -49,7 +49,7 @@ def test_a_killed_operator_makes_no_second_child(
         assert installed.audit.counts(user_agent=AGENT, since=mark)["patch", "rayjobs"] <= 1
 
 
-def test_what_happened_while_no_operator_ran_is_caught_up_with(
+def test_a_new_operator_handles_what_happened_while_none_ran(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     names = ("red", "blue", "green")
@@ -69,7 +69,7 @@ def test_what_happened_while_no_operator_ran_is_caught_up_with(
         deleted.await_gone()
 
 
-def test_two_operators_at_once_make_one_child(
+def test_two_concurrent_operators_create_one_child(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     folders = [tmp_path / name for name in ("a", "b")]
@@ -88,7 +88,7 @@ def test_two_operators_at_once_make_one_child(
 
 
 def grant(api: Api, namespace: str, kind: str, rules: tuple[Rule, ...]) -> None:
-    """A role with these rules for the namespace's default account."""
+    """Bind a role with these rules to the namespace's default service account."""
     where = f"namespaces/{namespace}/" if kind == "Role" else ""
     name = f"operator-{namespace}"
     root = f"/apis/rbac.authorization.k8s.io/v1/{where}"
@@ -100,7 +100,7 @@ def grant(api: Api, namespace: str, kind: str, rules: tuple[Rule, ...]) -> None:
 
 
 @pytest.mark.parametrize("scope", ["everywhere", "one-namespace"])
-def test_the_least_rights_are_enough(
+def test_the_minimal_permissions_are_sufficient(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, scope: str
 ) -> None:
     settings: dict[str, Any] = {"NAMESPACE": namespace, **QUICK}
@@ -131,7 +131,7 @@ def test_the_least_rights_are_enough(
     assert not refused
 
 
-def test_kuberay_may_come_after_the_operator(tmp_path: Path) -> None:
+def test_kuberay_can_be_installed_after_the_operator(tmp_path: Path) -> None:
     with control_plane({}, parent=tmp_path) as plane, plane.api() as api:
         install(plane, kuberay=False)
         with operator(plane, tmp_path):
@@ -139,7 +139,7 @@ def test_kuberay_may_come_after_the_operator(tmp_path: Path) -> None:
             job.submit()
             said = job.await_condition("Ready", "False", "KubeRayNotInstalled")
             assert "install KubeRay" in said["message"]
-            api.patch(f"{job.path}/{job.name}", {"spec": {"seed": 17}})  # the attempt's ConfigMap is there already
+            api.patch(f"{job.path}/{job.name}", {"spec": {"seed": 17}})  # the attempt's ConfigMap exists already
             install(plane)
             job.run(1)
             job.await_condition("Ready", "True")
@@ -147,7 +147,7 @@ def test_kuberay_may_come_after_the_operator(tmp_path: Path) -> None:
             assert "seed: 17" in made["data"]["job.yaml"]
 
 
-def test_the_rights_hold_no_secret_and_no_shell() -> None:
+def test_the_permissions_exclude_secrets_and_exec() -> None:
     text = json.dumps([*WATCHED, *CLUSTER])
     for word in ("secrets", "exec", "roles", "*", "escalate", "impersonate"):
         assert word not in text

@@ -1,4 +1,4 @@
-"""The operator's metrics as Prometheus sees them: promtool finds nothing wrong, and a real Prometheus scrapes them."""
+"""The operator's metrics: promtool reports no problems, and a real Prometheus scrapes them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def running(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def job(plane: ControlPlane, running: RunningOperator, namespace: str) -> Iterator[JobOnPlane]:
-    """A job that runs, so that every family of a job has series."""
+    """A running job, so that every metric family of jobs has series."""
     with plane.api() as api:
         made = JobOnPlane(api, namespace)
         made.submit()
@@ -45,11 +45,11 @@ def job(plane: ControlPlane, running: RunningOperator, namespace: str) -> Iterat
         yield made
 
 
-def test_promtool_finds_nothing_wrong(programs: prometheus.Programs, running: RunningOperator, job: JobOnPlane) -> None:
+def test_promtool_reports_no_problems(programs: prometheus.Programs, running: RunningOperator, job: JobOnPlane) -> None:
     page = running.page("/metrics").text
     assert f'name="{job.name}"' in page
     assert programs.check(page) == ""
-    # That it would find something:
+    # It does report problems:
     assert "no help text" in programs.check("nameless_total 1\n")
 
 

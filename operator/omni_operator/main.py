@@ -1,4 +1,4 @@
-"""`python -m omni_operator.main`: the operator. Its settings are variables of the environment (docs/operator.md)."""
+"""Entry point of the operator, `python -m omni_operator.main`; settings: environment variables (docs/operator.md)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Run until told to stop; 0 then, 2 where the operator cannot start."""
+    """Run until stopped. Return 0, or 2 if credentials or settings are invalid."""
     try:
         while asyncio.run(operate(os.environ)):
             log.info("Omni Operator restarts its watches")
     except (NoCredentials, SettingsError) as error:
-        print(error, file=sys.stderr)  # noqa: T201 - logging is set up by what could not be read
+        print(error, file=sys.stderr)  # noqa: T201 - logging is not configured yet
         return 2
     return 0
 
 
 async def operate(environ: Mapping[str, str]) -> bool:
-    """Run with settings and credentials of the environment; whether to run again."""
+    """Run with credentials and settings from the environment. Return whether to restart."""
     credentials = await load_credentials(environ)
     settings = from_environ(environ, credentials.loaded.namespace)
     kopf.configure(log_format=kopf.LogFormat[settings.log_format.upper()], verbose=settings.verbose)

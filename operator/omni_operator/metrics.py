@@ -1,7 +1,7 @@
-"""Metrics of the operator and of its jobs, for Prometheus.
+"""Prometheus metrics of the operator and of its jobs.
 
-Cardinality is bounded: labels come from closed lists, and at most `shown` jobs have series of their own, running ones
-first; how many have none is a metric too.
+Cardinality is bounded: label values come from closed lists, and at most `shown` jobs have their own series, running
+jobs first; another metric counts the rest.
 """
 
 from __future__ import annotations
@@ -29,27 +29,31 @@ JOB = ["namespace", "name"]
 
 
 class OperatorMetrics:
-    """What the operator counts about itself."""
+    """Metrics of the operator itself."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._passes = Histogram(
-            f"{OPERATOR}_reconcile_seconds", "Passes over jobs.", ["result"], buckets=_SECONDS, registry=self.registry
+            f"{OPERATOR}_reconcile_seconds",
+            "Duration of reconcile passes over jobs.",
+            ["result"],
+            buckets=_SECONDS,
+            registry=self.registry,
         )
         self._answers = Histogram(
-            f"{OPERATOR}_api_request_seconds", "Requests to the API server.", ["verb"], buckets=_SECONDS,
+            f"{OPERATOR}_api_request_seconds", "Duration of requests to the API server.", ["verb"], buckets=_SECONDS,
             registry=self.registry,
         )  # fmt: skip
         self._requests = self._counter(
-            "api_requests", "Requests to the API server; code 0: no answer.", ["verb", "resource", "code"]
+            "api_requests", "Requests to the API server by status code; 0: no answer.", ["verb", "resource", "code"]
         )
-        self._reports = self._counter("reports", "Reports of trainers.", ["result"])
-        self._failures = self._counter("attempts_failed", "Attempts that failed.", ["reason"])
+        self._reports = self._counter("reports", "Reports received from trainers.", ["result"])
+        self._failures = self._counter("attempts_failed", "Failed attempts.", ["reason"])
         self._watched = self._gauge(
-            "watch_last_event_timestamp_seconds", "When a watch last told of anything.", ["resource"]
+            "watch_last_event_timestamp_seconds", "Time of the last event of a watch.", ["resource"]
         )
-        self._depth = self._gauge("queue_depth", "Passes that are due and wait for their turn.")
-        self._late = self._gauge("watch_late_writes", "Own writes that the watch should have told of and has not.")
+        self._depth = self._gauge("queue_depth", "Reconcile passes that wait for a worker.")
+        self._late = self._gauge("watch_late_writes", "Writes of the operator whose watch event is overdue.")
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counted:
         return Counted(f"{OPERATOR}_{name}", text, labels, registry=self.registry)
@@ -74,17 +78,17 @@ class OperatorMetrics:
         self._failures.labels(reason).inc()
 
     def follow(self, depth: Callable[[], int], late: Callable[[], int]) -> None:
-        """Read these when asked."""
+        """Read these values at every scrape."""
         self._depth.set_function(depth)
         self._late.set_function(late)
 
     def page(self) -> bytes:
-        """The exposition, in Prometheus's text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class JobMetrics(Collector):
-    """Series of jobs, made from their statuses when asked, so that none outlives its job."""
+    """Series of jobs, derived from their statuses at every scrape, so deleted jobs have none."""
 
     def __init__(self, cache: ObjectCache, shown: int) -> None:
         self._cache, self._shown = cache, shown
@@ -93,18 +97,18 @@ class JobMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         statuses = dict(self._statuses())
         states = Counter(map(_state, statuses.values()))
-        total = GaugeMetricFamily("diffusionrl_jobs", "Jobs.", labels=["state"])
+        total = GaugeMetricFamily("diffusionrl_jobs", "Jobs by state.", labels=["state"])
         for state in ("Running", "Waiting", "Suspended", "Succeeded", "Failed"):
             total.add_metric([state], states[state])
         yield total
         order = sorted(statuses, key=lambda key: (_state(statuses[key]) != "Running", statuses[key].finished, key))
-        hidden = GaugeMetricFamily("diffusionrl_jobs_not_shown", "Jobs without series of their own.")
+        hidden = GaugeMetricFamily("diffusionrl_jobs_not_shown", "Jobs without their own series.")
         hidden.add_metric([], max(0, len(order) - self._shown))
         yield hidden
         yield from _series({key: statuses[key] for key in order[: self._shown]}, self._cache)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: asked at registration, when there are no jobs to tell names from."""
+        """Nothing: Prometheus' client asks at registration, when there are no jobs."""
         return iter(())
 
     def _statuses(self) -> Iterator[tuple[Key, Status]]:
@@ -113,7 +117,7 @@ class JobMetrics(Collector):
             try:
                 yield key, Status.model_validate(body.get("status") or {})
             except ValidationError:
-                yield key, Status()  # the next pass writes it anew
+                yield key, Status()  # invalid; the next pass overwrites it
 
 
 def _state(status: Status) -> str:
@@ -124,11 +128,15 @@ def _state(status: Status) -> str:
 
 
 def _series(jobs: dict[Key, Status], cache: ObjectCache) -> Iterator[Metric]:
-    info = GaugeMetricFamily("diffusionrl_job_info", "A job.", labels=[*JOB, "uid"])
+    info = GaugeMetricFamily("diffusionrl_job_info", "1 for every job, with its uid.", labels=[*JOB, "uid"])
     conditions = GaugeMetricFamily(
-        "diffusionrl_job_condition", "1 where a condition has this status.", labels=[*JOB, "type", "status"]
+        "diffusionrl_job_condition", "1 if the condition has this status.", labels=[*JOB, "type", "status"]
     )
-    versions = GaugeMetricFamily("diffusionrl_job_weight_version", "Version of the weights.", labels=[*JOB, "role"])
+    versions = GaugeMetricFamily(
+        "diffusionrl_job_weight_version",
+        "Weight version of the trainer and of the rollout replicas.",
+        labels=[*JOB, "role"],
+    )
     for key, status in jobs.items():
         info.add_metric([*key, str((cache.job(key) or {}).get("metadata", {}).get("uid", ""))], 1)
         for kind in CONDITION_TYPES:
@@ -158,16 +166,20 @@ def _series(jobs: dict[Key, Status], cache: ObjectCache) -> Iterator[Metric]:
 
 
 _FIGURES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
-    ("step", "Last step that is done.", lambda status: status.progress.global_step),
-    ("steps", "Steps of the whole run.", lambda status: status.progress.total_steps),
+    ("step", "Last completed step.", lambda status: status.progress.global_step),
+    ("steps", "Total steps of the run.", lambda status: status.progress.total_steps),
     ("reward", "Mean reward of the last step.", lambda status: status.progress.reward),
     ("validation_reward", "Mean reward of the last evaluation.", lambda status: status.progress.validation_reward),
-    ("weight_lag", "Versions that the engine furthest behind lacks.", lambda status: status.weights.lag),
-    ("sync_seconds", "How long the last update of the engines took.", lambda status: status.weights.last_sync_seconds),
+    (
+        "weight_lag",
+        "Weight versions that the slowest rollout replica is behind the trainer.",
+        lambda status: status.weights.lag,
+    ),
+    ("sync_seconds", "Seconds of the last weight sync.", lambda status: status.weights.last_sync_seconds),
     ("attempts", "Attempts so far.", lambda status: status.attempts),
-    ("failures_counted", "Failures that backoffLimit counts.", lambda status: status.failures_counted),
+    ("failures_counted", "Failures counted against backoffLimit.", lambda status: status.failures_counted),
 )
 _SUMS: tuple[tuple[str, str, Callable[[Status], float]], ...] = (
-    ("samples", "Pictures drawn, all attempts together.", lambda status: status.usage.samples),
-    ("accelerator_seconds", "Devices x seconds, all attempts together.", lambda s: s.usage.accelerator_seconds),
+    ("samples", "Samples generated in all attempts.", lambda status: status.usage.samples),
+    ("accelerator_seconds", "Accelerators x seconds in all attempts.", lambda s: s.usage.accelerator_seconds),
 )

@@ -1,7 +1,7 @@
-"""The one pass over a job: observe, decide, apply, derive; then one write of the status, if it says something new.
+"""Reconciler: one pass over a job observes, decides, applies and derives, then writes the status if it changed.
 
-Any trigger ends here: a change of the job or of a child, a report, a timer, a resync. A pass rests on what is there
-now and on the status as written, so it may be repeated, be cut short anywhere, or run in another process.
+Every trigger leads here: a change of the job or of a child, a report, a timer, a resync. A pass depends only on the
+observed objects and the written status, so it can be repeated, interrupted anywhere, or continued by another process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from omni_operator.cluster.errors import (
 from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_facts
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.protocol import Cluster, reference
+from omni_operator.cluster.protocol import Cluster, object_reference
 from omni_operator.plan import ClusterSettings, find_refusals, render_attempt_objects, render_job_objects
 from omni_operator.status.comparison import covers
 from omni_operator.status.decision import decide
@@ -56,27 +56,27 @@ from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.write_throttle import next_write_time
 
 SOON = timedelta(seconds=1)
-ABSENT_FOR = timedelta(seconds=15)
-REFUSED_FIRST, REFUSED_MOST = timedelta(seconds=5), timedelta(minutes=5)
+KIND_BACKOFF = timedelta(seconds=15)
+BACKOFF_FIRST, BACKOFF_MOST = timedelta(seconds=5), timedelta(minutes=5)
 log = logging.getLogger(__name__)
 
 
 class ReportSource(Protocol):
-    """What trainers reported, and what they are to be told."""
+    """Reports of trainers, and requests for them."""
 
     def newest(self, key: Key) -> TrainerReport | None:
-        """The newest attempt's report."""
+        """The newest report of a job."""
 
     def ask_checkpoint(self, key: Key, since: datetime) -> None:
-        """Have the next answer ask for a checkpoint."""
+        """Request a checkpoint in the answer to the next report."""
 
     def forget(self, key: Key) -> None:
-        """The job is gone."""
+        """Drop what is stored of a deleted job."""
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What passes over one job remember; losing it costs a repeated request, nothing else."""
+    """State between passes over one job; if it is lost, a request may be repeated."""
 
     written: datetime | None = None
     refusal: Refusal | None = None
@@ -87,11 +87,11 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What came of a pass.
+    """Result of a pass.
 
     Attributes:
-        gone: there is no such job any more.
-        wake: when to look again; None: at the next resync.
+        gone: whether the job does not exist any more.
+        wake: time of the next pass; None: the next resync.
         result: for metrics: `ok`, `wrote`, `refused`, `conflict` or `gone`.
     """
 
@@ -106,8 +106,8 @@ class Reconciler:
 
     Attributes:
         instance: name of this process.
-        failed: told the reason of every attempt that failed.
-        made: told of every RayJob that was made, as the API server answered.
+        failed: called with the reason of every failed attempt.
+        made: called with every RayJob that was created, as the API server returned it.
     """
 
     cluster: Cluster
@@ -124,10 +124,10 @@ class Reconciler:
     _listening: datetime | None = None
 
     async def reconcile(self, key: Key) -> ReconcileResult:
-        """One pass.
+        """Make one pass.
 
         Raises:
-            Unavailable: the API server did not answer; try again later.
+            Unavailable: the API server did not answer; retry later.
         """
         body = self.cache.job(key)
         if body is None:
@@ -140,7 +140,7 @@ class Reconciler:
         try:
             job = DiffusionRLJob.model_validate({**body, "status": {}})
         except ValidationError as error:
-            return await self._without_spec(key, body, status, _words(error), now)
+            return await self._without_spec(key, body, status, _describe_errors(error), now)
         if job.spec.managed_by != "diffusionrl.io/operator":
             return ReconcileResult()
         if (impossible := find_refusals(job, self.settings)) and not body["metadata"].get("deletionTimestamp"):
@@ -160,12 +160,12 @@ class Reconciler:
             try:
                 await self._perform(step, key, job, facts)
             except (Conflict, NotFound) as error:
-                # The watch has not told yet what the API server knows.
+                # The cache is older than the API server's state; the watch will update it.
                 log.info("%s/%s: %s", *key, error)
                 conflict = True
                 break
             except (Refused, KindAbsent) as error:
-                log.warning("%s/%s: refused: %s", *key, error)
+                log.warning("%s/%s: the API server rejected a request: %s", *key, error)
                 refusal = self._refused(memory, facts, error, now)
                 break
         else:
@@ -182,12 +182,12 @@ class Reconciler:
         written = await self._write(key, body, facts, status, derived, memory, now)
         wakes = [decision.wake, written.wake, memory.refused_until if refusal else None]
         wakes.append(now + SOON if conflict else None)
-        wakes.extend(self._silences(facts, decision, derived, after, context))
+        wakes.extend(self._deadlines(facts, decision, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else written.result
         return ReconcileResult(wake=min((at for at in wakes if at), default=None), result=result)
 
     async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
-        """A pass over a job whose spec cannot be read: it can be deleted, and its status says what is wrong."""
+        """A pass over a job with an invalid spec: the status names the errors, and deletion works."""
         facts = parse_metadata_facts(body)
         memory = self._memories.setdefault(key, _Memory())
         observed = self._observe(key, facts.uid)
@@ -205,16 +205,16 @@ class Reconciler:
         return replace(self.cache.observed(key, uid), report=self.reports.newest(key))
 
     def _digest(self, job: DiffusionRLJob, facts: JobFacts, status: Status, attempt: int) -> str | None:
-        """Of the RayJob as the spec renders now. Rendering takes milliseconds, so only after the spec changed."""
+        """Digest of the RayJob that the spec renders now. Rendering takes milliseconds: only after the spec changed."""
         if not attempt or status.observed_generation == facts.generation:
             return None
         rayjob = next(body for body in render_attempt_objects(job, attempt, self.settings) if kind_of(body) == RAYJOBS)
         return str(rayjob["metadata"]["annotations"][RENDERED_ANNOTATION])
 
-    def _silences(
+    def _deadlines(
         self, facts: JobFacts, decision: Decision, status: Status, observed: Observation, context: Context
     ) -> Iterator[datetime]:
-        """When silence turns into a stall, or weights are too old, which no event tells."""
+        """Times at which a job counts as stalled or its weights as too old, if no report arrives."""
         if not isinstance(decision.situation, Active):
             return
         report = observed.report_of(status.attempts)
@@ -226,7 +226,7 @@ class Reconciler:
             yield report.synced_at + heartbeat.max_age
 
     async def _perform(self, step: Step, key: Key, job: DiffusionRLJob | None, facts: JobFacts) -> None:
-        """Carry out one step, and remember at once what the API server answered."""
+        """Carry out one step and cache the API server's answer."""
         match step:
             case AddFinalizer() | RemoveFinalizer():
                 await self._set_finalizer(key, isinstance(step, AddFinalizer))
@@ -253,17 +253,17 @@ class Reconciler:
         if body is None:
             return
         others = [name for name in body["metadata"].get("finalizers") or () if name != FINALIZER]
-        wanted = [*others, FINALIZER] if has_finalizer else others
+        finalizers = [*others, FINALIZER] if has_finalizer else others
         try:
-            answer = await self.cluster.set_finalizers(JOBS, body, wanted)
+            answer = await self.cluster.set_finalizers(JOBS, body, finalizers)
         except NotFound:
             if has_finalizer:
                 raise
-            return  # gone already: nothing holds it
+            return  # deleted already
         self.cache.put(JOBS, answer)
 
     async def _apply_shared(self, key: Key, job: DiffusionRLJob) -> None:
-        """Apply the shared objects that are missing or differ. Monitoring that is not installed stops nothing."""
+        """Apply shared objects that are missing or differ. PodMonitors are optional."""
         for body in render_job_objects(job, self.settings):
             kind, name = kind_of(body), body["metadata"]["name"]
             if self._absent.get(kind, self.clock()) > self.clock():
@@ -276,8 +276,8 @@ class Reconciler:
             except KindAbsent as error:
                 if kind.group != "monitoring.coreos.com":
                     raise
-                log.warning("%s/%s: no PodMonitor is made: %s", *key, error)
-                self._absent[kind] = self.clock() + REFUSED_MOST
+                log.warning("%s/%s: PodMonitor not created, next try in %s: %s", *key, BACKOFF_MOST, error)
+                self._absent[kind] = self.clock() + BACKOFF_MOST
 
     def _standing_refusal(self, memory: _Memory, facts: JobFacts, now: datetime) -> Refusal | None:
         """A refusal that need not be heartbeat again yet: what is asked has not changed."""
@@ -287,16 +287,16 @@ class Reconciler:
 
     def _refused(self, memory: _Memory, facts: JobFacts, error: ClusterError, now: datetime) -> Refusal:
         memory.refusals += 1
-        pause = min(REFUSED_FIRST * 2 ** min(memory.refusals - 1, 16), REFUSED_MOST)
-        if isinstance(error, KindAbsent):  # whoever installs KubeRay waits to see it work
-            pause = min(pause, ABSENT_FOR)
+        pause = min(BACKOFF_FIRST * 2 ** min(memory.refusals - 1, 16), BACKOFF_MOST)
+        if isinstance(error, KindAbsent):  # users who install KubeRay wait for it
+            pause = min(pause, KIND_BACKOFF)
         memory.refusal, memory.refused_until, memory.refused_generation = _refusal(error), now + pause, facts.generation
         return memory.refusal
 
     async def _write(
         self, key: Key, body: Body, facts: JobFacts, status: Status, derived: Status, memory: _Memory, now: datetime
     ) -> ReconcileResult:
-        """Write the status if it is due, and tell what happened once it is written."""
+        """Write the status if it is due, then create events for what changed."""
         due = next_write_time(status, derived, memory.written, now)
         if due is None or due > now:
             return ReconcileResult(wake=due)
@@ -313,13 +313,13 @@ class Reconciler:
             if failure.attempt not in known:
                 self.failed(failure.reason)
         for event in find_events(status, derived):
-            await self._tell(body, event, now)
-        # What follows from the new status (after a failure the next attempt) need not wait for the watch.
+            await self._create_event(body, event, now)
+        # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
         return ReconcileResult(wake=now, result="wrote")
 
-    async def _tell(self, body: Body, event: Event, now: datetime) -> None:
-        """Write an event. Its name comes from what happened, so telling twice writes once."""
-        about = reference(body)
+    async def _create_event(self, body: Body, event: Event, now: datetime) -> None:
+        """Create a Kubernetes Event. Its name is a hash of its key, so a repeated pass creates it once."""
+        about = object_reference(body)
         name = hashlib.sha256(f"{about['uid']}/{event.key}".encode()).hexdigest()[:16]
         made = {
             "apiVersion": "events.k8s.io/v1",
@@ -337,21 +337,21 @@ class Reconciler:
         try:
             await self.cluster.create(made)
         except ClusterError as error:
-            # Events are for people and expire; the status says the same.
+            # Events expire anyway, and the status has the same information.
             log.warning("%s/%s: no event %s: %s", about["namespace"], about["name"], event.reason.value, error)
 
 
 def _status_of(body: Body) -> Status:
-    """The status as written; one that cannot be read is written anew."""
+    """The written status; an invalid one is replaced by an empty one."""
     try:
         return Status.model_validate(body.get("status") or {})
     except ValidationError as error:
-        log.warning("%s: the status cannot be read and is made anew: %s", body["metadata"]["name"], error)
+        log.warning("%s: invalid status, derived again: %s", body["metadata"]["name"], error)
         return Status()
 
 
 def _comparable(body: Body) -> dict[str, Any]:
-    """What of a rendered object can be compared with the live one."""
+    """The parts of a rendered object that are compared with the live one."""
     meta = {name: body["metadata"].get(name) or {} for name in ("labels", "annotations")}
     return {
         **{name: value for name, value in body.items() if name not in ("apiVersion", "kind", "metadata", "status")},
@@ -374,6 +374,6 @@ def _refusal(error: ClusterError) -> Refusal:
             return Refusal(kind="ChildRefused", text=text)
 
 
-def _words(error: ValidationError) -> str:
-    """What is wrong with a spec: each problem with the field that it is about."""
+def _describe_errors(error: ValidationError) -> str:
+    """All errors of a spec, each with its field."""
     return "; ".join(f"{format_path(at)}: {text}" for at, text in describe_errors(error, DiffusionRLJob))

@@ -1,9 +1,8 @@
-"""Where running jobs report progress.
+"""HTTP endpoint for progress reports of trainers.
 
-`POST /v1/reports` with a service account's token whose audience is the job's own, which also says what job it is:
-a token that was made for something else, such as the API server, is refused. TokenReview says whose it is; it must be a
-service account of the job's namespace, and where the token is bound to a pod, one of the job's pods. The answer may
-ask for something: `{"checkpoint": true}` wants a checkpoint now.
+`POST /v1/reports` with a service account token whose audience names the job; tokens with another audience, such as the
+API server's, are rejected. A TokenReview returns the identity: it must be a service account of the job's namespace, and
+a token bound to a pod must belong to one of the job's pods. The answer `{"checkpoint": true}` requests a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from omni_operator.status.observation import TrainerReport
 from omni_operator.status.trainer_report import ReportEvent, is_current, merge_event, parse_event
 
 BODY_LIMIT = 64 * 1024
-TOKENS_KEPT = 4096
-TOKEN_TRUSTED = timedelta(seconds=60)
+MAX_TOKENS = 4096
+TOKEN_LIFETIME = timedelta(seconds=60)
 log = logging.getLogger(__name__)
 
 
@@ -43,9 +42,9 @@ _AUDIENCE = re.compile(
 
 
 def job_of(token: str) -> Key | None:
-    """The job whose audience an unchecked token names; None where it names none, or is no token.
+    """The job that a token's audience names; None without one, or if it is not a token.
 
-    Only the audience is read here: TokenReview then says whether the token is good for it.
+    The token is not verified here: a TokenReview checks it for this audience.
     """
     try:
         _, payload, _ = token.split(".")
@@ -60,7 +59,7 @@ def job_of(token: str) -> Key | None:
 
 
 class ReportStore:
-    """The newest report of every job, and what its trainer is to be told."""
+    """The newest report of every job, and requests for its trainer."""
 
     def __init__(self) -> None:
         self._newest: dict[Key, TrainerReport] = {}
@@ -77,7 +76,7 @@ class ReportStore:
         self._asked.pop(key, None)
 
     def take(self, key: Key, post: ReportEvent, now: datetime) -> dict[str, Any]:
-        """Remember a post, and answer it. A post of an attempt that is over changes nothing."""
+        """Store an event and return the answer. Events of earlier attempts are ignored."""
         before = self._newest.get(key)
         if not is_current(before, post):
             return {"stale": True}
@@ -91,61 +90,61 @@ class ReportStore:
 
 
 class ReportDenied(Exception):
-    """The token does not entitle its bearer to report about this job."""
+    """The token does not allow reports about this job."""
 
 
 @dataclass(slots=True)
 class ReportAuthorizer:
-    """Whether a token may report about a job; answers are remembered for a while, so steps cost no TokenReview."""
+    """Checks whether a token may report about a job; results are cached, so steps need no TokenReview."""
 
     cluster: Cluster
     cache: ObjectCache
     clock: Callable[[], datetime]
     _known: OrderedDict[str, tuple[datetime, Identity | None]] = field(default_factory=OrderedDict)
 
-    async def admit(self, key: Key, token: str) -> None:
-        """Let the bearer report.
+    async def authorize(self, key: Key, token: str) -> None:
+        """Check a token.
 
         Raises:
-            ReportDenied: the token is not good for it.
-            ClusterError: the API server could not say.
+            ReportDenied: the token does not allow it.
+            ClusterError: the TokenReview failed.
         """
         identity = await self._identify(token, report_audience(*key))
         if identity is None:
-            raise ReportDenied("the token is not valid for this job's audience")
+            raise ReportDenied(f"the token is not valid for the audience {report_audience(*key)}")
         if not identity.user.startswith(f"system:serviceaccount:{key[0]}:"):
-            raise ReportDenied("the token is not of a service account of the job's namespace")
+            raise ReportDenied(f"{identity.user} is not a service account of namespace {key[0]}")
         pods = self.cache.pod_names(key)
         if identity.pod and pods and identity.pod not in pods:
-            raise ReportDenied("the token belongs to a pod of something else")
+            raise ReportDenied(f"pod {identity.pod} does not belong to job {key[1]}")
 
-    async def _identify(self, token: str, wanted: str) -> Identity | None:
-        name = hashlib.sha256(f"{wanted}\n{token}".encode()).hexdigest()
+    async def _identify(self, token: str, audience: str) -> Identity | None:
+        name = hashlib.sha256(f"{audience}\n{token}".encode()).hexdigest()
         now = self.clock()
         if name in self._known and now < self._known[name][0]:
             return self._known[name][1]
-        identity = await self.cluster.identify(token, wanted)
-        self._known[name] = (now + TOKEN_TRUSTED, identity)
+        identity = await self.cluster.review_token(token, audience)
+        self._known[name] = (now + TOKEN_LIFETIME, identity)
         self._known.move_to_end(name)
-        while len(self._known) > TOKENS_KEPT:
+        while len(self._known) > MAX_TOKENS:
             self._known.popitem(last=False)
         return identity
 
 
 @dataclass(frozen=True, slots=True)
 class ReportEndpoint:
-    """The HTTP side.
+    """HTTP routes of reports.
 
     Attributes:
-        heard: told the job after every report.
-        counted: told the result of every request, for metrics.
+        wake: called with the job after every report.
+        counted: called with the result of every request, for metrics.
     """
 
     reports: ReportStore
-    gatekeeper: ReportAuthorizer
+    authorizer: ReportAuthorizer
     cache: ObjectCache
     clock: Callable[[], datetime]
-    heard: Callable[[Key], None]
+    wake: Callable[[Key], None]
     counted: Callable[[str], None]
 
     def routes(self) -> list[web.RouteDef]:
@@ -155,23 +154,25 @@ class ReportEndpoint:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         key = job_of(token.strip()) if scheme.lower() == "bearer" else None
         if key is None:
-            return self._answer(401, "unauthenticated", {"error": "a token with a job's audience is needed"})
+            return self._answer(
+                401, "unauthenticated", {"error": "a bearer token with the audience of a job is required"}
+            )
         try:
-            await self.gatekeeper.admit(key, token.strip())
+            await self.authorizer.authorize(key, token.strip())
         except ReportDenied as error:
             return self._answer(403, "denied", {"error": str(error)})
         except ClusterError as error:
-            log.warning("a report of %s/%s cannot be checked: %s", *key, error)
-            return self._answer(503, "unavailable", {"error": "the token cannot be checked now; try again"})
+            log.warning("%s/%s: a report cannot be authorized: %s", *key, error)
+            return self._answer(503, "unavailable", {"error": "the token cannot be checked now; retry later"})
         if self.cache.job(key) is None:
-            return self._answer(404, "unknown", {"error": "there is no such job"})
+            return self._answer(404, "unknown", {"error": f"job {key[0]}/{key[1]} does not exist"})
         try:
             body = json.loads(await request.text())
             post = parse_event(body if isinstance(body, dict) else {})
         except (ValidationError, ValueError, RecursionError) as error:
             return self._answer(400, "invalid", {"error": str(error)[:1024]})
         answer = self.reports.take(key, post, self.clock())
-        self.heard(key)
+        self.wake(key)
         return self._answer(200, "stale" if "stale" in answer else "taken", answer)
 
     def _answer(self, code: int, result: str, body: dict[str, Any]) -> web.Response:

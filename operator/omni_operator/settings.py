@@ -1,4 +1,4 @@
-"""Settings of the operator, from its environment: `OMNI_OPERATOR_...`."""
+"""Settings of the operator from environment variables: `OMNI_OPERATOR_...`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ PREFIX = "OMNI_OPERATOR_"
 
 
 class SettingsError(ValueError):
-    """Variables of the environment that cannot be used; the message names all of them."""
+    """Invalid environment variables; the message names all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the operator runs.
+    """Settings of the operator's process.
 
     Attributes:
-        namespaces: that are watched; none: all.
-        namespace: the operator's own.
+        namespaces: namespaces to watch; empty: all.
+        namespace: the operator's own namespace.
         instance: name of this process, in events and in the Lease.
-        http_port: of `/healthz`, `/readyz` and `/metrics`.
-        reports_port: where running jobs report.
-        resync_seconds: between two looks at a job of which nothing was heard; each one varies by a tenth.
-        prune_seconds: between two lists that find what a broken watch missed.
-        canary_seconds: between two writes of the Lease.
-        canary_deadline_seconds: how long the watch may take to tell of one before the process counts as dead. More
-            than the 70 seconds after which a silent watch is opened again.
-        passes: that run at the same time.
-        jobs_shown: with metrics of their own.
-        stop_seconds: that running passes have to end, less than the pod's grace period.
+        http_port: port of `/healthz`, `/readyz` and `/metrics`.
+        reports_port: port of the report endpoint.
+        resync_seconds: interval between passes over a job without events, with 10% jitter.
+        prune_seconds: interval between lists that find deletions missed by a watch.
+        canary_seconds: interval between writes of the Lease.
+        canary_deadline_seconds: seconds within which the watch must deliver such a write, or `/healthz` fails. Longer
+            than the 70 seconds after which a silent watch is reopened.
+        passes: maximum number of concurrent passes.
+        jobs_shown: maximum number of jobs with their own metrics.
+        stop_seconds: time for running passes at shutdown; less than the pod's grace period.
     """
 
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
@@ -58,15 +58,15 @@ class Settings:
 
     @property
     def lease_namespace(self) -> str:
-        """Where the Lease lies: it must be where the watches look."""
+        """Namespace of the Lease: one that the operator watches."""
         return self.namespace if not self.namespaces or self.namespace in self.namespaces else self.namespaces[0]
 
 
 def from_environ(environ: Mapping[str, str], namespace: str) -> Settings:
-    """The settings; `namespace` is the operator's own unless a variable says otherwise.
+    """Read the settings. `namespace` is the operator's own namespace unless a variable sets it.
 
     Raises:
-        SettingsError: a variable is unknown or cannot be used.
+        SettingsError: a variable is unknown or invalid.
     """
     given = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
     problems: list[str] = []
@@ -74,7 +74,9 @@ def from_environ(environ: Mapping[str, str], namespace: str) -> Settings:
     for name, value in sorted(given.items()):
         reader = _READERS.get(name)
         if reader is None:
-            problems.append(f"{PREFIX}{name} is unknown; there are {', '.join(PREFIX + known for known in _READERS)}")
+            problems.append(
+                f"{PREFIX}{name} is unknown; known variables: {', '.join(PREFIX + known for known in _READERS)}"
+            )
             continue
         try:
             read[name] = reader(value.strip())
@@ -99,42 +101,42 @@ def from_environ(environ: Mapping[str, str], namespace: str) -> Settings:
     )
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise ValueError("write a whole number")
+        raise ValueError("expected a whole number")
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not float(text):
-        raise ValueError("write a number of seconds, more than 0")
+        raise ValueError("expected a number of seconds greater than 0")
     return float(text)
 
 
-def _span(text: str) -> timedelta:
-    return timedelta(seconds=_seconds(text))
+def _parse_duration(text: str) -> timedelta:
+    return timedelta(seconds=_parse_seconds(text))
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _pairs(text: str) -> dict[str, str]:
-    pairs = [item.partition("=") for item in _names(text)]
+def _parse_pairs(text: str) -> dict[str, str]:
+    pairs = [item.partition("=") for item in _parse_list(text)]
     if any(not (name and equals and value) for name, equals, value in pairs):
-        raise ValueError("write VENDOR=resource,VENDOR=resource")
+        raise ValueError("expected VENDOR=resource,VENDOR=resource")
     return {name: value for name, _, value in pairs}
 
 
-def _truth(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise ValueError("write true or false")
+        raise ValueError("expected true or false")
     return text.lower() == "true"
 
 
-def _format(text: str) -> str:
+def _parse_log_format(text: str) -> str:
     if text not in ("plain", "full", "json"):
-        raise ValueError("write plain, full or json")
+        raise ValueError("expected plain, full or json")
     return text
 
 
@@ -143,10 +145,11 @@ _TIMEOUTS = {
     "DELETION_SECONDS": "deletion", "RETRY_SECONDS": "retry",
 }  # fmt: skip
 _READERS: Mapping[str, Callable[[str], Any]] = {
-    "NAMESPACES": _names, "NAMESPACE": str, "IMAGE": str, "RAY_VERSION": str, "REPORT_URL": str,
-    "RESOURCE_NAMES": _pairs, "KUBERAY_NAMESPACE": str, "HTTP_PORT": _whole, "REPORTS_PORT": _whole,
-    "RESYNC_SECONDS": _seconds, "PRUNE_SECONDS": _seconds, "CANARY_SECONDS": _seconds,
-    "CANARY_DEADLINE_SECONDS": _seconds, "PASSES": _whole, "JOBS_SHOWN": _whole, "STOP_SECONDS": _seconds,
-    "LOG_FORMAT": _format, "VERBOSE": _truth, **dict.fromkeys(_TIMEOUTS, _span),
+    "NAMESPACES": _parse_list, "NAMESPACE": str, "IMAGE": str, "RAY_VERSION": str, "REPORT_URL": str,
+    "RESOURCE_NAMES": _parse_pairs, "KUBERAY_NAMESPACE": str, "HTTP_PORT": _parse_int, "REPORTS_PORT": _parse_int,
+    "RESYNC_SECONDS": _parse_seconds, "PRUNE_SECONDS": _parse_seconds, "CANARY_SECONDS": _parse_seconds,
+    "CANARY_DEADLINE_SECONDS": _parse_seconds, "PASSES": _parse_int, "JOBS_SHOWN": _parse_int,
+    "STOP_SECONDS": _parse_seconds, "LOG_FORMAT": _parse_log_format, "VERBOSE": _parse_bool,
+    **dict.fromkeys(_TIMEOUTS, _parse_duration),
 }  # fmt: skip
 _PLAIN = [spec.name for spec in fields(Settings) if spec.name.upper() in _READERS and spec.name != "namespace"]

@@ -1,1 +1,1 @@
-"""The only door to the API server, and what is remembered of it."""
+"""Access to the API server: client, credentials, errors, and the cache of observed objects."""

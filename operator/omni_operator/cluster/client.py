@@ -1,4 +1,4 @@
-"""The API server, over HTTP."""
+"""Client of the API server over HTTP, on the official kubernetes package."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE, SMALL_PAGE = 500, 100
-CONNECTIONS = 24  # each holds 128 KiB for TLS
-# verb, resource, code (0: no answer), seconds
+CONNECTIONS = 24  # each takes 128 KiB for TLS
+# called with verb, resource, status code (0: no answer) and seconds
 Meter = Callable[[str, str, int, float], None]
 
 
 class ApiServer:
-    """A `Cluster` behind HTTP. Use as an async context manager."""
+    """A `Cluster` over HTTP. Use as an async context manager."""
 
     def __init__(self, credentials: Credentials, meter: Meter, *, version: str, timeout: float = 30.0) -> None:
         self._credentials, self._meter = credentials, meter
@@ -51,17 +51,19 @@ class ApiServer:
     async def apply(self, body: Body) -> Body:
         kind, meta = kind_of(body), body["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
-        return await self._send("apply", kind, "PATCH", path, body, APPLY, _MINE)
+        return await self._send("apply", kind, "PATCH", path, body, APPLY, _APPLY_PARAMETERS)
 
     async def apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body) -> Body:
         body = {
             "apiVersion": kind.api_version,
             "kind": kind.kind,
-            # With the uid, a job that was made again in the meantime is a conflict, not another job's status.
+            # The uid makes the write fail with a conflict if the job was deleted and created again in the meantime.
             "metadata": {"name": name, "namespace": namespace, "uid": uid},
             "status": status,
         }
-        return await self._send("apply_status", kind, "PATCH", kind.path(namespace, name, "status"), body, APPLY, _MINE)
+        return await self._send(
+            "apply_status", kind, "PATCH", kind.path(namespace, name, "status"), body, APPLY, _APPLY_PARAMETERS
+        )
 
     async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
         meta = body["metadata"]
@@ -71,7 +73,7 @@ class ApiServer:
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        await self._send("delete", kind, "DELETE", kind.path(namespace, name), options, gone_is_fine=True)
+        await self._send("delete", kind, "DELETE", kind.path(namespace, name), options, ignore_missing=True)
 
     async def create(self, body: Body) -> bool:
         kind = kind_of(body)
@@ -82,7 +84,7 @@ class ApiServer:
             return False
         return True
 
-    async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
+    async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         found: list[Meta] = []
         version = 0
         async for page in self._pages(kind, namespace, selector, METADATA, PAGE):
@@ -90,8 +92,8 @@ class ApiServer:
             version = int(page["metadata"].get("resourceVersion") or 0)
         return Listing(found, version)
 
-    async def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
-        names = {"apiVersion": kind.api_version, "kind": kind.kind}  # items of a list do not say what they are
+    async def list_pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
+        names = {"apiVersion": kind.api_version, "kind": kind.kind}  # items of a list have neither
         async for page in self._pages(kind, namespace, selector, "application/json", SMALL_PAGE):
             yield [{**names, **item} for item in page.get("items") or ()]
 
@@ -114,7 +116,7 @@ class ApiServer:
             return False
         return any(resource["name"] == kind.plural for resource in found.get("resources") or ())
 
-    async def identify(self, token: str, audience: str) -> Identity | None:
+    async def review_token(self, token: str, audience: str) -> Identity | None:
         body = {
             "apiVersion": TOKEN_REVIEWS.api_version,
             "kind": TOKEN_REVIEWS.kind,
@@ -139,12 +141,12 @@ class ApiServer:
         parameters: Mapping[str, str] | None = None,
         *,
         accept: str = "application/json",
-        gone_is_fine: bool = False,
+        ignore_missing: bool = False,
     ) -> Body:
-        """Send a request; where its credentials are rejected, once more with new ones.
+        """Send a request; if its credentials are rejected, send it once more with renewed ones.
 
         Raises:
-            ClusterError: of the kind that the answer means.
+            ClusterError: the subclass for the answer, or Unavailable without one.
         """
         what = f"{verb} {path.rsplit('/apis/', maxsplit=1)[-1]}"
         headers = {"Accept": accept, "Content-Type": content}
@@ -162,12 +164,12 @@ class ApiServer:
             rejected = used
         if answer.code < 300:
             return answer.body or {}
-        if gone_is_fine and answer.code in (404, 409):  # 409: another object has the name by now
+        if ignore_missing and answer.code in (404, 409):  # 409: a new object has that name
             return {}
         raise error_of(answer.code, answer.body, what, answer.retry_after)
 
     async def _exchange(self, verb: str, kind: Kind, client: ApiClient, request: Any, what: str) -> _Answer:
-        """One request and its answer, which stays a dictionary: the package's models would copy every object."""
+        """Send one request. The answer stays a dictionary: the package's models would copy every object."""
         begun, code = time.monotonic(), 0
         try:
             response = await client.call_api(*request, _request_timeout=self._timeout)
@@ -179,7 +181,7 @@ class ApiServer:
         return _Answer(code, _parse_json(data), response.headers.get("Retry-After"))
 
     async def _authenticated_client(self, what: str, rejected: Loaded | None) -> ApiClient:
-        """The client, with credentials that are neither expired nor `rejected`."""
+        """The client, with credentials that have neither expired nor been rejected."""
         assert self._client is not None, "used outside its context"
         try:
             current = await self._credentials.current(rejected)
@@ -204,18 +206,18 @@ class ApiServer:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer of the API server; `body` is None where it is not a JSON object."""
+    """An answer of the API server; `body` is None if it is not a JSON object."""
 
     code: int
     body: Body | None
     retry_after: str | None
 
 
-_MINE = {"fieldManager": FIELD_MANAGER, "force": "true"}
+_APPLY_PARAMETERS = {"fieldManager": FIELD_MANAGER, "force": "true"}
 
 
 def _endpoint(loaded: Loaded) -> tuple[object, ...]:
-    """What connections are made of; tokens are sent with each request."""
+    """The settings of connections. Tokens are not among them: they are sent with each request."""
     given = loaded.configuration
     return given.host, given.proxy, given.verify_ssl, given.ssl_ca_cert, given.cert_file, given.key_file
 

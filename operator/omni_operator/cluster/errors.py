@@ -1,11 +1,11 @@
-"""What an API server's refusals mean.
+"""Errors of the API server by meaning.
 
 ClusterError
-├── Unavailable       it did not answer, or said to come back later; trying again may help
-├── Conflict          the object changed, or is another one of the same name; look again, then try again
-├── NotFound          the object, or its namespace, is gone
-├── KindAbsent        it does not serve this kind (a CRD is not installed)
-└── Refused           it understood and said no, in words; trying the same again does not help
+├── Unavailable       no answer, rejected credentials, or too many requests; a retry may succeed
+├── Conflict          the object changed or was created again; read it, then retry
+├── NotFound          the object or its namespace does not exist
+├── KindAbsent        the kind is not served (a CRD is not installed)
+└── Refused           the request is invalid or not allowed; the same request fails again
     ├── Forbidden
     ├── QuotaExceeded
     └── NamespaceTerminating
@@ -20,14 +20,14 @@ TEXT_LIMIT = 1024
 
 
 class ClusterError(Exception):
-    """The API server did not do what it was asked."""
+    """A request to the API server failed."""
 
 
 class Unavailable(ClusterError):
-    """It did not answer, or said to come back later.
+    """The API server did not answer, rejected the credentials, or asked to retry later.
 
     Attributes:
-        after: seconds to wait, where it said so.
+        after: seconds to wait, from the Retry-After header.
     """
 
     def __init__(self, text: str, after: float | None = None) -> None:
@@ -36,11 +36,11 @@ class Unavailable(ClusterError):
 
 
 class Conflict(ClusterError):
-    """The object changed since it was read, or is another one of the same name."""
+    """The object changed since it was read, or was deleted and created again."""
 
 
 class NotFound(ClusterError):
-    """The object, or its namespace, is gone."""
+    """The object or its namespace does not exist."""
 
 
 class KindAbsent(ClusterError):
@@ -48,32 +48,32 @@ class KindAbsent(ClusterError):
 
 
 class Refused(ClusterError):
-    """It understood and said no."""
+    """The API server rejected the request as invalid or not allowed."""
 
 
 class Forbidden(Refused):
-    """The operator's rights do not reach so far."""
+    """The operator lacks the permission."""
 
 
 class QuotaExceeded(Refused):
-    """The namespace's quota is used up."""
+    """The namespace's ResourceQuota is exhausted."""
 
 
 class NamespaceTerminating(Refused):
-    """Nothing can be made in a namespace that is being deleted."""
+    """The namespace is being deleted and accepts no new objects."""
 
 
 def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after: str | None = None) -> ClusterError:
-    """The error that an answer means.
+    """The error for an answer.
 
     Args:
-        reply: the answer's `Status` object; None where the body was something else.
-        what: what was asked, for the message.
+        reply: the answer's `Status` object; None if the body is something else.
+        what: the request, for the message.
     """
     said = str((reply or {}).get("message") or f"HTTP {code}")[:TEXT_LIMIT]
     text = f"{what}: {said}"
     if code == 404:
-        # The API server answers for kinds that it does not know with a page, not with a Status about an object.
+        # For a kind that is not served the answer has no details about an object.
         details = (reply or {}).get("details") or {}
         return NotFound(text) if details.get("name") else KindAbsent(text)
     if code == 409:
@@ -83,7 +83,7 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
         if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
             return NamespaceTerminating(text)
         return QuotaExceeded(text) if "exceeded quota" in said else Forbidden(text)
-    if code in (401, 429) or code >= 500:  # 401: about the operator's credentials, not about what it asked
+    if code in (401, 429) or code >= 500:  # 401 is about the operator's credentials, not about the object
         seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
         return Unavailable(text, seconds)
     return Refused(text)

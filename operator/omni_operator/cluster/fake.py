@@ -1,5 +1,5 @@
-"""An API server in memory, for tests: versions, server-side apply as far as the operator needs it, finalizers,
-garbage collection by owner, watch events in order. It keeps a log of requests, and refuses on demand.
+"""In-memory API server for tests: resource versions, the part of server-side apply that the operator uses, finalizers,
+garbage collection by owner, ordered watch events. It records requests and fails on demand.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class FakeCluster:
 
     Attributes:
         log: (verb, plural) of every request of the operator, in order.
-        events: (type, kind, object) of every change, in order, as a watch would tell it.
-        refusals: asked before every request of the operator; what it returns is raised.
+        events: (type, kind, object) of every change, in order, as a watch would send it.
+        failures: called before every request of the operator; an error that it returns is raised.
         absent: kinds that are not served.
         terminating: namespaces that are being deleted.
-        tokens: (token, audience) -> whose it is.
+        tokens: identity by (token, audience).
     """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
@@ -39,58 +39,58 @@ class FakeCluster:
         self._objects: dict[Place, Body] = {}
         self.log: list[tuple[str, str]] = []
         self.events: list[tuple[str, Kind, Body]] = []
-        self.refusals: Callable[[str, Kind, str], ClusterError | None] = lambda verb, kind, name: None
+        self.failures: Callable[[str, Kind, str], ClusterError | None] = lambda verb, kind, name: None
         self.absent: set[Kind] = set()
         self.terminating: set[str] = set()
         self.tokens: dict[tuple[str, str], Identity] = {}
 
-    # What the operator asks.
+    # Requests of the operator.
 
     async def apply(self, body: Body) -> Body:
         kind, meta = kind_of(body), body["metadata"]
-        self._asked("apply", kind, meta["name"])
-        there = self._objects.get((kind, meta["namespace"], meta["name"]))
-        if there is None:
+        self._record("apply", kind, meta["name"])
+        current = self._objects.get((kind, meta["namespace"], meta["name"]))
+        if current is None:
             return self.make(body, manager=FIELD_MANAGER)
-        wanted = meta.get("uid")
-        if wanted and wanted != there["metadata"]["uid"]:
+        uid = meta.get("uid")
+        if uid and uid != current["metadata"]["uid"]:
             raise Conflict(f"{kind.plural} {meta['name']}: uid")
-        changed = _merge(there, {name: value for name, value in body.items() if name != "status"})
+        changed = _merge(current, {name: value for name, value in body.items() if name != "status"})
         if len([one for one in changed["metadata"].get("ownerReferences") or () if one.get("controller")]) > 1:
             raise ClusterError("only one controller")
         return self._store(kind, changed)
 
     async def apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body) -> Body:
-        self._asked("apply_status", kind, name)
-        there = self._get(kind, namespace, name)
-        if there["metadata"]["uid"] != uid:
+        self._record("apply_status", kind, name)
+        current = self._get(kind, namespace, name)
+        if current["metadata"]["uid"] != uid:
             raise Conflict(f"{kind.plural} {name}: uid")
-        return self._store(kind, {**there, "status": copy.deepcopy(status)})
+        return self._store(kind, {**current, "status": copy.deepcopy(status)})
 
     async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
         meta = body["metadata"]
-        self._asked("patch", kind, meta["name"])
-        there = self._get(kind, meta["namespace"], meta["name"])
-        if there["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+        self._record("patch", kind, meta["name"])
+        current = self._get(kind, meta["namespace"], meta["name"])
+        if current["metadata"]["resourceVersion"] != meta["resourceVersion"]:
             raise Conflict(f"{kind.plural} {meta['name']}: resourceVersion")
-        return self._store(kind, {**there, "metadata": {**there["metadata"], "finalizers": list(finalizers)}})
+        return self._store(kind, {**current, "metadata": {**current["metadata"], "finalizers": list(finalizers)}})
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        self._asked("delete", kind, name)
-        there = self._objects.get((kind, namespace, name))
-        if there and there["metadata"]["uid"] == uid:
+        self._record("delete", kind, name)
+        current = self._objects.get((kind, namespace, name))
+        if current and current["metadata"]["uid"] == uid:
             self.remove(kind, namespace, name)
 
     async def create(self, body: Body) -> bool:
         kind, meta = kind_of(body), body["metadata"]
-        self._asked("create", kind, meta["name"])
+        self._record("create", kind, meta["name"])
         if (kind, meta["namespace"], meta["name"]) in self._objects:
             return False
         self.make(body)
         return True
 
-    async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
-        self._asked("list", kind, "")
+    async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
+        self._record("list", kind, "")
         name, _, value = selector.partition("=")
         found = [
             copy.deepcopy(body["metadata"])
@@ -99,22 +99,22 @@ class FakeCluster:
         ]
         return Listing(found, next(self._versions))
 
-    async def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
-        for meta in (await self.listing(kind, namespace, selector)).items:
+    async def list_pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
+        for meta in (await self.list_metadata(kind, namespace, selector)).items:
             yield [copy.deepcopy(self._objects[kind, meta["namespace"], meta["name"]])]
 
     async def serves(self, kind: Kind) -> bool:
         self.log.append(("get", kind.plural))
         return kind not in self.absent
 
-    async def identify(self, token: str, audience: str) -> Identity | None:
+    async def review_token(self, token: str, audience: str) -> Identity | None:
         self.log.append(("create", "tokenreviews"))
         return self.tokens.get((token, audience))
 
-    # What users, KubeRay and kubelets do.
+    # Changes by users, KubeRay and kubelets.
 
     def make(self, body: Body, manager: str = "") -> Body:
-        """Make an object, whoever asks."""
+        """Create an object as any client."""
         kind, meta = kind_of(body), body["metadata"]
         if meta["namespace"] in self.terminating:
             raise NamespaceTerminating(f"namespace {meta['namespace']} is being terminated")
@@ -132,16 +132,16 @@ class FakeCluster:
         return self._store(kind, _merge(self._get(kind, namespace, name), parts))
 
     def remove(self, kind: Kind, namespace: str, name: str) -> None:
-        """Delete an object: at once, or when its finalizers are gone."""
-        there = self._objects.get((kind, namespace, name))
-        if there is None or there["metadata"].get("deletionTimestamp"):
+        """Delete an object: now, or when its last finalizer is removed."""
+        current = self._objects.get((kind, namespace, name))
+        if current is None or current["metadata"].get("deletionTimestamp"):
             return
         self._store(
-            kind, {**there, "metadata": {**there["metadata"], "deletionTimestamp": format_timestamp(self._clock())}}
+            kind, {**current, "metadata": {**current["metadata"], "deletionTimestamp": format_timestamp(self._clock())}}
         )
 
     def collect(self) -> None:
-        """What the garbage collector does: delete whatever has lost its owner."""
+        """Delete every object whose owner no longer exists, as the garbage collector does."""
         while True:
             alive = {body["metadata"]["uid"] for body in self._objects.values()}
             orphans = [
@@ -156,7 +156,7 @@ class FakeCluster:
                 self.remove(*place)
 
     def all(self, kind: Kind) -> list[Body]:
-        """Every object of a kind, in the order in which they were made."""
+        """All objects of a kind, oldest first."""
         return [copy.deepcopy(body) for (found, _, _), body in self._objects.items() if found == kind]
 
     def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
@@ -170,11 +170,11 @@ class FakeCluster:
         self.log.clear()
         return made
 
-    def _asked(self, verb: str, kind: Kind, name: str) -> None:
+    def _record(self, verb: str, kind: Kind, name: str) -> None:
         self.log.append((verb, kind.plural))
         if kind in self.absent:
             raise KindAbsent(f"{verb} {kind.plural}: the server could not find the requested resource")
-        if error := self.refusals(verb, kind, name):
+        if error := self.failures(verb, kind, name):
             raise error
 
     def _get(self, kind: Kind, namespace: str, name: str) -> Body:
@@ -187,7 +187,7 @@ class FakeCluster:
         meta = body["metadata"]
         place = (kind, meta["namespace"], meta["name"])
         old = self._objects.get(place)
-        if old is not None and _essence(old) == _essence(body):
+        if old is not None and _without_version(old) == _without_version(body):
             return copy.deepcopy(old)
         if old is not None and any(old.get(part) != body.get(part) for part in {*old, *body} - {*WITHOUT_GENERATION}):
             meta = {**meta, "generation": meta.get("generation", 1) + 1}
@@ -201,7 +201,7 @@ class FakeCluster:
         return copy.deepcopy(body)
 
 
-def _essence(body: Body) -> Body:
+def _without_version(body: Body) -> Body:
     meta = {name: value for name, value in body["metadata"].items() if name != "resourceVersion"}
     return {**body, "metadata": meta}
 
@@ -211,14 +211,14 @@ def _label(body: Body, name: str) -> str | None:
     return None if found is None else str(found)
 
 
-def _merge(there: Any, wanted: Any) -> Any:
-    """`wanted` laid over `there`; lists and scalars are replaced, None removes."""
-    if not isinstance(there, dict) or not isinstance(wanted, dict):
-        return copy.deepcopy(wanted)
-    made = dict(there)
-    for name, value in wanted.items():
+def _merge(current: Any, applied: Any) -> Any:
+    """Merge `applied` into `current`: lists and scalars are replaced, None removes."""
+    if not isinstance(current, dict) or not isinstance(applied, dict):
+        return copy.deepcopy(applied)
+    merged = dict(current)
+    for name, value in applied.items():
         if value is None:
-            made.pop(name, None)
+            merged.pop(name, None)
         else:
-            made[name] = _merge(made.get(name), value)
-    return made
+            merged[name] = _merge(merged.get(name), value)
+    return merged

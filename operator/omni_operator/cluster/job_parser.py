@@ -1,4 +1,4 @@
-"""A job as the API server has it -> the facts that decisions depend on."""
+"""Parser of job objects: JSON of the API server -> the facts that decisions use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def parse_metadata_facts(body: Body) -> JobFacts:
-    """What is known of a job whose spec cannot be used."""
+    """Facts from a job's metadata alone, for a job with an invalid spec."""
     meta = body["metadata"]
     return JobFacts(
         uid=str(meta.get("uid") or ""),
@@ -28,7 +28,7 @@ def parse_metadata_facts(body: Body) -> JobFacts:
 
 
 def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
-    """What decisions read of a job."""
+    """Facts from a job's metadata and spec."""
     bare, patient = parse_metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
     accelerated = spec.trainer.accelerator.vendor != "CPU"

@@ -1,4 +1,4 @@
-"""Kinds of objects that the operator reads or writes, and where the API server has them."""
+"""Kinds of objects that the operator reads or writes, and their URLs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Body: TypeAlias = dict[str, Any]
-Meta: TypeAlias = dict[str, Any]  # namespace, name, uid, resourceVersion and whatever else metadata holds
+Meta: TypeAlias = dict[str, Any]  # namespace, name, uid, resourceVersion and the rest of an object's metadata
 Key: TypeAlias = tuple[str, str]  # namespace and name of a job
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object.
+    """A kind of object and its API group.
 
     Attributes:
         group: empty for the core group.
@@ -31,11 +31,11 @@ class Kind:
 
     @property
     def root(self) -> str:
-        """The URL's path of its group and version, where the API server says which kinds there are."""
+        """URL path of the group and version; a GET lists the kinds that are served."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """Its URL's path; without a namespace, that of all namespaces or of a kind that has none."""
+        """URL path of objects; without a namespace, of all namespaces or of a cluster-scoped kind."""
         parts = [self.root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
         return "/".join(part for part in parts if part)
 
@@ -59,14 +59,14 @@ _BY_NAME = {(kind.api_version, kind.kind): kind for kind in ALL}
 
 
 class UnknownKind(ValueError):
-    """An object of a kind that the operator has no business with."""
+    """An object of a kind that the operator does not handle."""
 
 
 def kind_of(body: Mapping[str, Any]) -> Kind:
-    """The kind that an object says it is.
+    """The kind of an object, from its `apiVersion` and `kind`.
 
     Raises:
-        UnknownKind: it is none of ours.
+        UnknownKind: the operator does not handle it.
     """
     name = str(body.get("apiVersion")), str(body.get("kind"))
     if name not in _BY_NAME:

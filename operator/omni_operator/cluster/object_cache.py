@@ -1,9 +1,9 @@
-"""What is known of the API server's objects: jobs, and their children by job. Filled by watches, lists and answers.
+"""Cache of observed objects: jobs, and their children by job. Watches, lists and answers to writes fill it.
 
 Invariants:
-- of two versions of one object the newer one stays, so an answer to a write is not undone by an older watch event;
-- an object that was deleted and made again under its name is another object: events of the old one change nothing;
-- a child belongs to the job that its label names; what is older than that job was a namesake's.
+- the newer of two versions of an object stays: an older watch event does not overwrite the answer to a write;
+- an object that was deleted and created again under its name is a different object: events of the old one are ignored;
+- a child belongs to the job that its label names; a child older than that job belonged to a deleted job of that name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Seen: TypeAlias = ObservedRayJob | ObservedRayCluster | ObservedPod | bytes
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """An object of a job: a value where decisions read it, its JSON where only its content is compared."""
+    """A child of a job: a parsed value if decisions read it, its JSON if only its content is compared."""
 
     uid: str
     version: int
@@ -37,7 +37,7 @@ class Child:
 
 @dataclass(slots=True)
 class _Job:
-    """What is known of one job; `raw` is None while only children are known."""
+    """Cache entry of one job; `raw` is None while only its children are known."""
 
     uid: str = ""
     version: int = 0
@@ -48,13 +48,13 @@ class _Job:
 
 
 class ObjectCache:
-    """The operator's view of the cluster."""
+    """Jobs and their children as last observed."""
 
     def __init__(self) -> None:
         self._jobs: dict[Key, _Job] = {}
 
     def put(self, kind: Kind, body: Body) -> Key | None:
-        """Remember an object; the job that it matters to, or None where nothing changed or it is nobody's."""
+        """Add or update an object. Return its job, or None if nothing changed or it belongs to no job."""
         key = self._key(kind, body)
         if key is None:
             return None
@@ -75,11 +75,11 @@ class ObjectCache:
         child = Child(uid, version, _owner(body), str(meta.get("creationTimestamp") or ""), _seen(kind, body))
         entry.children[kind, meta["name"]] = child
         if isinstance(child.seen, ObservedPod):
-            self._remember(entry, child.seen)
+            self._add_evidence(entry, child.seen)
         return key if old is None or old.seen != child.seen or old.uid != uid else None
 
     def remove(self, kind: Kind, body: Body) -> Key | None:
-        """Forget an object that was deleted; the job that it matters to."""
+        """Remove a deleted object. Return its job, or None if it was not cached."""
         key = self._key(kind, body)
         entry = self._jobs.get(key) if key else None
         if key is None or entry is None:
@@ -94,38 +94,38 @@ class ObjectCache:
             if child is None or child.uid != uid:
                 return None
             if kind == PODS and "status" in body:
-                self._remember(entry, object_parser.parse_pod(body, object_parser.attempt_of(body) or 0))
+                self._add_evidence(entry, object_parser.parse_pod(body, object_parser.attempt_of(body) or 0))
             del entry.children[kind, name]
         if entry.raw is None and not entry.children:
             del self._jobs[key]
         return key
 
     def forget(self, kind: Kind, key: Key, name: str, uid: str) -> Key | None:
-        """Forget an object of a job that the API server said is gone, though no event said so."""
+        """Remove an object of a job for which no deletion event arrived."""
         meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
         return self.remove(kind, {"metadata": meta})
 
     def prune(self, kind: Kind, alive: Iterable[Meta], listed: int, namespace: str | None = None) -> set[Key]:
-        """Forget what a list, as it was at version `listed`, does not hold; the jobs that this changes something for.
+        """Remove objects that are missing from a list at version `listed`. Return the jobs that changed.
 
-        A watch that was broken off may have missed deletions, of which no event ever tells.
+        An interrupted watch may miss deletions, for which no event follows.
 
         Args:
-            namespace: that was listed; None: all.
+            namespace: the listed namespace; None: all.
         """
-        there = {(meta["namespace"], meta["name"], meta["uid"]) for meta in alive}
+        listed_objects = {(meta["namespace"], meta["name"], meta["uid"]) for meta in alive}
         touched = set()
         for key, entry in list(self._jobs.items()):
             if namespace not in (None, key[0]):
                 continue
-            for name, uid, version in list(_held(entry, kind, key)):
-                if (key[0], name, uid) not in there and version <= listed:
+            for name, uid, version in list(_cached(entry, kind, key)):
+                if (key[0], name, uid) not in listed_objects and version <= listed:
                     self.forget(kind, key, name, uid)
                     touched.add(key)
         return touched
 
     def job(self, key: Key) -> Body | None:
-        """The job as the API server has it."""
+        """The job's object, or None."""
         entry = self._jobs.get(key)
         return json.loads(entry.raw) if entry and entry.raw is not None else None
 
@@ -134,7 +134,7 @@ class ObjectCache:
         return [key for key, entry in self._jobs.items() if entry.raw is not None]
 
     def observed(self, key: Key, uid: str) -> Observation:
-        """Children of the job with this uid, without reports and refusals."""
+        """Children of the job with this uid, without the trainer's report and refusals."""
         entry = self._jobs.get(key, _Job())
         attempts = [child for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
         mine = [child for child in attempts if child.owner in ("", uid) and child.created >= entry.created]
@@ -147,7 +147,7 @@ class ObjectCache:
         )
 
     def shared(self, key: Key, kind: Kind, name: str) -> Body | None:
-        """An object that a job's attempts share, as far as it is remembered: labels, annotations and content."""
+        """An object that all attempts of a job share (Service, NetworkPolicy, PodMonitor), or None."""
         entry = self._jobs.get(key)
         child = entry.children.get((kind, name)) if entry else None
         return json.loads(child.seen) if child and isinstance(child.seen, bytes) else None
@@ -167,15 +167,15 @@ class ObjectCache:
             return (namespace, str(job)) if kind not in ATTEMPT_KINDS or meta.get("uid") else None
         return None
 
-    def _remember(self, entry: _Job, pod: ObservedPod) -> None:
+    def _add_evidence(self, entry: _Job, pod: ObservedPod) -> None:
         found = evidence.find_evidence(pod)
         if found and (pod.attempt, found) not in entry.evidence:
             entry.evidence.append((pod.attempt, found))
             del entry.evidence[:-EVIDENCE_KEPT]
 
 
-def _held(entry: _Job, kind: Kind, key: Key) -> Iterator[tuple[str, str, int]]:
-    """Name, uid and version of what is remembered of a kind."""
+def _cached(entry: _Job, kind: Kind, key: Key) -> Iterator[tuple[str, str, int]]:
+    """Name, uid and version of a job's cached objects of a kind."""
     if kind == JOBS and entry.raw is not None:
         yield key[1], entry.uid, entry.version
     for (found, name), child in entry.children.items():
@@ -189,7 +189,7 @@ def _version(meta: Body) -> int:
 
 
 def _owner(body: Body) -> str:
-    """Uid of the job that owns an object; empty where something between them does."""
+    """Uid of the job that owns an object; empty if the owner is another child."""
     for owner in body["metadata"].get("ownerReferences") or ():
         if owner.get("kind") == JOBS.kind and owner.get("controller"):
             return str(owner.get("uid"))
@@ -208,7 +208,7 @@ def _seen(kind: Kind, body: Body) -> Seen:
 
 
 def _trim(body: Body) -> bytes:
-    """The object without what the API server keeps for itself, which can be most of it."""
+    """The object's JSON without `managedFields` and the last-applied annotation, which can be most of it."""
     meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
     annotations = {
         name: value

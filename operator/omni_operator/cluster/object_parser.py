@@ -1,4 +1,4 @@
-"""Objects as the API server has them -> values. Nothing after this door reads their dictionaries."""
+"""Parser of child objects: JSON of the API server -> observed values. Later code reads no dictionaries."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _EPOCH = "1970-01-01T00:00:00Z"
 
 
 def attempt_of(body: Body) -> int | None:
-    """The attempt that an object belongs to, by its label; None where it belongs to none."""
+    """Number of the attempt that an object belongs to, from its label; None without one."""
     return names.attempt_of(body["metadata"].get("labels") or {})
 
 
 def parse_rayjob(body: Body, attempt: int) -> ObservedRayJob:
-    """A RayJob."""
+    """Parse a RayJob."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
     return ObservedRayJob(
         name=meta["name"],
@@ -45,7 +45,7 @@ def parse_rayjob(body: Body, attempt: int) -> ObservedRayJob:
         message=str(status.get("message") or ""),
         cluster=str(status.get("rayClusterName") or ""),
         dashboard=str(status.get("dashboardURL") or ""),
-        # `startTime` is when the cluster began to be made; the job's own time is nested where KubeRay knows it.
+        # `startTime` is when KubeRay began to create the cluster; the job's own start is in `rayJobInfo`, if known.
         started=_job_started(status),
         ended=parse_timestamp(status.get("endTime")),
     )
@@ -59,7 +59,7 @@ def _job_started(status: Mapping[str, Any]) -> datetime | None:
 
 
 def parse_raycluster(body: Body, attempt: int) -> ObservedRayCluster:
-    """A RayCluster; its `state` is not read, because it stays `ready` whatever happens to the head."""
+    """Parse a RayCluster. Its `state` is not used: it stays `ready` when the head pod is lost."""
     meta, status = body["metadata"], _map(body.get("status"))
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
     head, failure = conditions.get("HeadPodReady"), conditions.get("ReplicaFailure")
@@ -81,7 +81,7 @@ def parse_raycluster(body: Body, attempt: int) -> ObservedRayCluster:
 
 
 def parse_pod(body: Body, attempt: int) -> ObservedPod:
-    """A pod of a Ray cluster."""
+    """Parse a pod of a Ray cluster."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
     labels = _map(meta.get("labels"))
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
@@ -99,7 +99,7 @@ def parse_pod(body: Body, attempt: int) -> ObservedPod:
         ready=_map(conditions.get("Ready")).get("status") == "True",
         deleting=bool(meta.get("deletionTimestamp")),
         node=str(spec.get("nodeName") or ""),
-        disrupted=_words(disruption) if disrupted and disruption else "",
+        disrupted=_describe(disruption) if disrupted and disruption else "",
         unschedulable=str(scheduled.get("message") or "Unschedulable") if refused else "",
         restarts=max((_count(item.get("restartCount")) for item in containers), default=0),
         waiting=tuple(_waiting(containers)),
@@ -128,7 +128,7 @@ def _ended(containers: Iterable[Mapping[str, Any]]) -> Iterable[TerminatedContai
             )
 
 
-def _words(condition: Mapping[str, Any]) -> str:
+def _describe(condition: Mapping[str, Any]) -> str:
     return f"{condition.get('reason') or 'disrupted'}: {condition.get('message') or ''}".rstrip(": ")
 
 

@@ -1,4 +1,4 @@
-"""The seam between the operator and an API server: a real one, and the one in memory of the tests."""
+"""Interface between the operator and the API server; a real client and an in-memory fake implement it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .kinds import Body, Kind, Meta
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose token it is, as TokenReview says.
+    """The identity behind a token, from a TokenReview.
 
     Attributes:
         user: e.g. `system:serviceaccount:team-a:runner`.
-        pod: the pod that the token is bound to; None where it is bound to none.
+        pod: the pod that the token is bound to; None for a token that is not bound to a pod.
     """
 
     user: str
@@ -24,45 +24,45 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Metadata of objects, as it was at one version of the whole."""
+    """Metadata of all objects of a kind at one resource version."""
 
     items: list[Meta]
     version: int
 
 
 class Cluster(Protocol):
-    """What the operator asks of an API server. Every method may raise a ClusterError."""
+    """Requests that the operator makes. Every method may raise a ClusterError."""
 
     async def apply(self, body: Body) -> Body:
-        """Server-side apply of an object of ours, whoever else owned its fields; the object as it is then."""
+        """Apply an object server-side, taking over fields of other managers; return the object afterwards."""
 
     async def apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body) -> Body:
-        """Make `status` what we say of the object with this uid; the object as it is then."""
+        """Apply the status of the object with this uid; return the object afterwards."""
 
     async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
-        """Replace the finalizers of an object that has not changed since `body`; the object as it is then."""
+        """Replace the finalizers of an object that has not changed since `body`; return the object afterwards."""
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete the object with this uid, in the background; none is fine."""
+        """Delete the object with this uid, children in the background; no error if it does not exist."""
 
     async def create(self, body: Body) -> bool:
-        """Make an object unless one of its name is there; whether it was made."""
+        """Create an object; False if one of its name exists."""
 
-    async def listing(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
-        """Metadata of all objects with these labels."""
+    async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
+        """Metadata of all objects that match a label selector."""
 
-    def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
-        """All objects with these labels, some at a time, so that they need not be in memory together."""
+    def list_pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
+        """All objects that match a label selector, page by page, to limit memory."""
 
     async def serves(self, kind: Kind) -> bool:
-        """Whether the API server says that there is such a kind."""
+        """Whether the API server serves a kind."""
 
-    async def identify(self, token: str, audience: str) -> Identity | None:
-        """Whose token this is; None where it is not good for this audience."""
+    async def review_token(self, token: str, audience: str) -> Identity | None:
+        """Identity of a token; None if it is not valid for the audience."""
 
 
-def reference(body: Body) -> dict[str, Any]:
-    """An object, as an Event refers to it."""
+def object_reference(body: Body) -> dict[str, Any]:
+    """Reference to an object, for an Event."""
     meta = body["metadata"]
     return {
         "apiVersion": body["apiVersion"],

@@ -1,8 +1,8 @@
-"""WatchLiveness that the watches live: what the operator writes comes back to it by its own watch.
+"""Liveness of the watches: the operator's own writes must arrive as watch events.
 
-A watch can die in silence while every other part answers. So the process is alive only if each of its proving writes
-(its own Lease, and every RayJob that it makes) was seen by the watch within the deadline. Writes that failed prove
-nothing: an API server that is away is no reason to start again.
+A watch can stop delivering events while the rest of the process works. The process therefore counts as alive only if
+the watch delivers each tracked write (the operator's Lease, every RayJob that it creates) within the deadline. Failed
+writes are not tracked: an unreachable API server is no reason to restart.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 
 from .kinds import Body, Kind
 
-KEPT = 4096
+MAX_TRACKED = 4096
 Place = tuple[Kind, str, str]
 
 
 @dataclass(slots=True)
 class WatchLiveness:
-    """Writes that the watch has not told of yet.
+    """Writes for which no watch event has arrived yet.
 
     Attributes:
-        deadline: seconds that the watch may take.
+        deadline: seconds within which the watch must deliver a write.
+        ready: whether the first event of the Lease has arrived.
     """
 
     deadline: float
@@ -29,29 +30,29 @@ class WatchLiveness:
     _newest: dict[Place, int] = field(default_factory=dict)
 
     def expect(self, kind: Kind, body: Body, at: float) -> None:
-        """A write succeeded at `at`; `body` is the answer."""
+        """Track a write that succeeded at `at`; `body` is the API server's answer."""
         place, version = _place(kind, body), _version(body)
-        if self._newest.get(place, 0) >= version or len(self._waiting) >= KEPT:
+        if self._newest.get(place, 0) >= version or len(self._waiting) >= MAX_TRACKED:
             return
-        # The oldest write that was not seen counts, so that a stream of them cannot hide a dead watch.
+        # The oldest undelivered write counts, so that a stream of writes cannot hide a dead watch.
         since = self._waiting.get(place, (0, at))[1]
         self._waiting[place] = (version, since)
 
     def confirm(self, kind: Kind, body: Body) -> None:
-        """The watch told of an object, or of its deletion."""
+        """Record a watch event of an object, or of its deletion."""
         place, version = _place(kind, body), _version(body)
         waited = self._waiting.get(place)
         if waited is None:
             self._newest[place] = version
-            while len(self._newest) > KEPT:
+            while len(self._newest) > MAX_TRACKED:
                 del self._newest[next(iter(self._newest))]
         elif version >= waited[0]:
             del self._waiting[place]
 
     def overdue(self, now: float) -> list[str]:
-        """What the watch should have told of by now, in words; nothing while it lives."""
+        """One message for each write whose event is overdue; empty while the watch works."""
         return [
-            f"{place[0].plural} {place[1]}/{place[2]} was written {now - since:.0f} s ago and not seen"
+            f"{place[0].plural} {place[1]}/{place[2]}: written {now - since:.0f} s ago, no watch event since"
             for place, (_, since) in self._waiting.items()
             if now - since > self.deadline
         ]

@@ -1,1 +1,1 @@
-"""Glue: kopf's watches, workers of jobs, HTTP, the process."""
+"""The operator's process: kopf's watches, the queue of jobs, background tasks, HTTP."""

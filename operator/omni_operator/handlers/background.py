@@ -1,4 +1,4 @@
-"""Background tasks beside kopf's watches: the Lease that is written to test them, lists, and kinds that come later."""
+"""Background tasks next to kopf's watches: the Lease heartbeat, periodic lists, and kinds that are installed later."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .watches import CHILDREN
 
 LEASE = "omni-operator-canary"
 LIST_PAUSE, AFTER_START = 5.0, 30.0
-LOOK_FIRST, LOOK_MOST, SETTLE = 5.0, 60.0, 2.0
+CHECK_FIRST, CHECK_MOST, SETTLE = 5.0, 60.0, 2.0
 log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
-    """The wall clock, which statuses are written by."""
+    """The current time, as statuses use it."""
     return datetime.now(UTC)
 
 
 @dataclass(slots=True)
 class LeaseHeartbeat:
-    """Writes the operator's own Lease, for the watch to tell of."""
+    """Writes the operator's Lease periodically; the watch must deliver each write."""
 
     cluster: Cluster
     liveness: WatchLiveness
@@ -45,7 +45,7 @@ class LeaseHeartbeat:
             await asyncio.sleep(self.settings.canary_seconds)
 
     async def beat(self, now: datetime) -> None:
-        """One write. One that fails proves nothing, and is no reason to stop."""
+        """Write the Lease once. A failed write is logged and not tracked."""
         body: Body = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
@@ -60,14 +60,20 @@ class LeaseHeartbeat:
         try:
             answer = await self.cluster.apply(body)
         except ClusterError as error:
-            log.warning("the Lease cannot be written: %s", error)
+            log.warning(
+                "Lease %s/%s: write failed, retry in %.0f s: %s",
+                self.settings.lease_namespace,
+                LEASE,
+                self.settings.canary_seconds,
+                error,
+            )
         else:
             self.liveness.expect(LEASES, answer, time.monotonic())
 
 
 @dataclass(slots=True)
 class CacheSync:
-    """Fills the cache at the start, and finds, now and then, what was deleted while no watch told of it."""
+    """Fills the cache at startup, and periodically removes objects whose deletion the watches missed."""
 
     cluster: Cluster
     cache: ObjectCache
@@ -75,9 +81,9 @@ class CacheSync:
     wake: Callable[[Key], None]
 
     async def fill(self) -> None:
-        """Read everything once, jobs last: whoever sees a job sees its children.
+        """List everything once, jobs last, so that a cached job has its children.
 
-        Kinds that are not served have no objects; while anything else goes wrong it is tried again.
+        Kinds that are not served are skipped; other errors are retried.
         """
         for kind in (*CHILDREN, JOBS):
             while True:
@@ -86,19 +92,19 @@ class CacheSync:
                 except KindAbsent:
                     break
                 except ClusterError as error:
-                    log.warning("%s cannot be listed; again in %.0f s: %s", kind.plural, LIST_PAUSE, error)
+                    log.warning("%s: list failed, retry in %.0f s: %s", kind.plural, LIST_PAUSE, error)
                     await asyncio.sleep(LIST_PAUSE)
                 else:
                     break
 
     async def _fill(self, kind: Kind) -> None:
         for namespace in self.settings.namespaces or (None,):
-            async for page in self.cluster.pages(kind, namespace, _selector(kind)):
+            async for page in self.cluster.list_pages(kind, namespace, _selector(kind)):
                 for body in page:
                     self.cache.put(kind, body)
 
     async def run(self) -> None:
-        pause = AFTER_START  # between our first list and kopf's something may have been deleted
+        pause = AFTER_START  # objects may be deleted between the first list and kopf's own
         while True:
             await asyncio.sleep(pause)
             for kind in (JOBS, *CHILDREN):
@@ -106,54 +112,55 @@ class CacheSync:
             pause = self.settings.prune_seconds * random.uniform(0.9, 1.1)
 
     async def prune(self, kind: Kind) -> None:
-        """Compare what is remembered of a kind with what there is."""
+        """Remove cached objects of a kind that the API server no longer has."""
         try:
             for namespace in self.settings.namespaces or (None,):
-                listing = await self.cluster.listing(kind, namespace, _selector(kind))
+                listing = await self.cluster.list_metadata(kind, namespace, _selector(kind))
                 for key in self.cache.prune(kind, listing.items, listing.version, namespace):
-                    log.info("%s/%s: the watch had missed a deletion among %s", *key, kind.plural)
+                    log.info("%s/%s: the watch missed a deletion of %s; reconciling", *key, kind.plural)
                     self.wake(key)
         except KindAbsent:
-            return  # nothing of it is remembered either
+            return  # nothing of it is cached either
         except ClusterError as error:
-            log.warning("%s cannot be listed: %s", kind.plural, error)
+            log.warning("%s: list failed, retry at the next interval: %s", kind.plural, error)
 
 
 @dataclass(slots=True)
 class MissingKinds:
-    """Kinds that are not served yet, as where KubeRay is installed after the operator: kopf watches only what it finds
-    at its start, so it has to start anew for them.
+    """Kinds that are not served yet, for example because KubeRay is installed after the operator.
+
+    kopf watches only the kinds that exist when it starts, so the watches restart when one is installed.
 
     Attributes:
-        served: set once one of them is served.
+        served: set when one of them is served.
     """
 
     cluster: Cluster
     served: asyncio.Event = field(default_factory=asyncio.Event)
     absent: set[Kind] = field(default_factory=set)
 
-    async def look(self) -> None:
-        """See what is served before kopf looks. Jobs are waited for: without them there is nothing to do."""
+    async def await_jobs(self) -> None:
+        """Wait until DiffusionRLJobs are served, then record which other kinds are not."""
         while not await self._serves(JOBS):
-            log.warning("there are no jobs here yet: the CRD is missing (crds/)")
-            await asyncio.sleep(LOOK_FIRST)
+            log.warning("DiffusionRLJobs are not served: install the CRD (crds/); next check in %.0f s", CHECK_FIRST)
+            await asyncio.sleep(CHECK_FIRST)
         self.absent = {kind for kind in CHILDREN if not await self._serves(kind)}
 
     async def run(self) -> None:
-        pause = LOOK_FIRST
+        pause = CHECK_FIRST
         while True:
             await asyncio.sleep(pause)
-            pause = min(pause * 1.5, LOOK_MOST)
+            pause = min(pause * 1.5, CHECK_MOST)
             if found := {kind for kind in self.absent if await self._serves(kind)}:
-                await asyncio.sleep(SETTLE)  # kinds of one project come together
-                log.info("%s can be watched now: starting anew", ", ".join(sorted(kind.plural for kind in found)))
+                await asyncio.sleep(SETTLE)  # the kinds of one project are installed together
+                log.info("%s: now served; restarting the watches", ", ".join(sorted(kind.plural for kind in found)))
                 self.served.set()
 
     async def _serves(self, kind: Kind) -> bool:
         try:
             return await self.cluster.serves(kind)
         except ClusterError as error:
-            log.warning("nobody says whether there are %s: %s", kind.plural, error)
+            log.warning("%s: discovery failed: %s", kind.plural, error)
             return False
 
 

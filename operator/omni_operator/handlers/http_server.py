@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz` and `/metrics` on one port, reports on another one."""
+"""HTTP servers of the operator: `/healthz`, `/readyz` and `/metrics` on one port, reports of trainers on another."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from omni_operator.metrics import CONTENT_TYPE, OperatorMetrics
 
 
 def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Callable[[], float]) -> list[web.RouteDef]:
-    """Routes for kubelets and Prometheus."""
+    """Routes for the kubelet's probes and Prometheus."""
 
     async def alive(_: web.Request) -> web.Response:
-        late = liveness.overdue(clock())
-        return web.Response(text="\n".join(late) or "alive", status=503 if late else 200)
+        overdue = liveness.overdue(clock())
+        return web.Response(text="\n".join(overdue) or "alive", status=503 if overdue else 200)
 
     async def ready(_: web.Request) -> web.Response:
         if liveness.ready:
             return web.Response(text="ready")
-        return web.Response(text="the first lists are not read", status=503)
+        return web.Response(text="not ready: the first watch event has not arrived", status=503)
 
-    async def figures(_: web.Request) -> web.Response:
+    async def scrape(_: web.Request) -> web.Response:
         return web.Response(body=metrics.page(), headers={"Content-Type": CONTENT_TYPE})
 
-    return [web.get("/healthz", alive), web.get("/readyz", ready), web.get("/metrics", figures)]
+    return [web.get("/healthz", alive), web.get("/readyz", ready), web.get("/metrics", scrape)]
 
 
 @asynccontextmanager
-async def serving(
+async def serve(
     routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024, host: str | None = None
 ) -> AsyncIterator[int]:
-    """Serve on all addresses, or on one; the port, which is a free one of that address for 0.
+    """Serve routes while the context is open. Yields the port; `port=0` picks a free one.
+
+    Args:
+        host: address to listen on; None: all.
 
     Raises:
         OSError: the port is taken.

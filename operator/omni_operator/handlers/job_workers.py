@@ -1,4 +1,4 @@
-"""One worker for each job: passes over a job never overlap, and any number of triggers makes one pass."""
+"""Queue of jobs, one worker each: passes over a job never overlap, and several triggers are merged into one pass."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from omni_operator.cluster.errors import ClusterError, Unavailable
 from omni_operator.cluster.kinds import Key
 from omni_operator.reconciler import ReconcileResult
 
-PAUSE_FIRST, PAUSE_MOST = 1.0, 300.0
+BACKOFF_FIRST, BACKOFF_MOST = 1.0, 300.0
 log = logging.getLogger(__name__)
 
 
 class PrioritySemaphore:
-    """Lets a number in at a time; those who are urgent go first, the others in the order in which they came."""
+    """Semaphore with priorities: urgent waiters go first, others in order of arrival."""
 
     def __init__(self, places: int) -> None:
         self._free, self._order = places, itertools.count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def turn(self, urgent: bool) -> AsyncIterator[None]:
-        """A place, for as long as the context lasts."""
+    async def acquire(self, urgent: bool) -> AsyncIterator[None]:
+        """Hold a place while the context is open."""
         await self._enter(urgent)
         try:
             yield
@@ -51,7 +51,7 @@ class PrioritySemaphore:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._leave()  # the place was given in the same moment
+                self._leave()  # cancelled after it got the place
             raise
 
     def _leave(self) -> None:
@@ -70,13 +70,13 @@ class _Worker:
 
 
 class JobWorkers:
-    """JobWorkers of all jobs.
+    """Workers of all jobs.
 
     Args:
-        reconcile: one pass.
-        urgent: whether a job goes before the others: those that nobody has looked at yet.
-        resync: seconds until the next look at a job of which nothing is heard, with its jitter.
-        measured: told result and seconds of every pass.
+        reconcile: makes one pass over a job.
+        urgent: whether a job goes first; new jobs do.
+        resync: seconds until the next pass over a job without events, with jitter.
+        measured: called with result and seconds of every pass.
     """
 
     def __init__(
@@ -84,70 +84,70 @@ class JobWorkers:
         resync: Callable[[], float], measured: Callable[[str, float], None], clock: Callable[[], datetime], passes: int,
     ) -> None:  # fmt: skip
         self._reconcile, self._urgent, self._resync = reconcile, urgent, resync
-        self._measured, self._clock, self._gate = measured, clock, PrioritySemaphore(passes)
+        self._measured, self._clock, self._semaphore = measured, clock, PrioritySemaphore(passes)
         self._workers: dict[Key, _Worker] = {}
         self._stopping = asyncio.Event()
 
     def wake(self, key: Key) -> None:
-        """Something happened to a job: a pass is due, at once or after the one that runs."""
+        """Schedule a pass over a job: now, or after the current one."""
         if self._stopping.is_set():
             return
         worker = self._workers.get(key)
         if worker is None:
             worker = self._workers[key] = _Worker()
-            # A context of its own: the caller's, kopf's, would keep the event's object for as long as the worker lives.
+            # A new context: kopf's would keep the event's object in memory as long as the worker lives.
             name, context = f"job {key[0]}/{key[1]}", contextvars.Context()
             worker.task = asyncio.create_task(self._work(key, worker), name=name, context=context)
         worker.woken.set()
 
     @property
     def depth(self) -> int:
-        """Passes that are due and have to wait."""
-        return self._gate.waiting
+        """Number of passes that wait for a place."""
+        return self._semaphore.waiting
 
     async def stop(self, seconds: float) -> None:
-        """No new passes; those that run may end within `seconds`."""
+        """Start no new passes; cancel running ones after `seconds`."""
         self._stopping.set()
         tasks = [worker.task for worker in self._workers.values() if worker.task]
         for worker in self._workers.values():
             worker.woken.set()
         if not tasks:
             return
-        _, late = await asyncio.wait(tasks, timeout=seconds)
-        for task in late:
+        _, running = await asyncio.wait(tasks, timeout=seconds)
+        for task in running:
             task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def _work(self, key: Key, worker: _Worker) -> None:
         failures = 0
         while not self._stopping.is_set():
             worker.woken.clear()
-            async with self._gate.turn(self._urgent(key)):
+            async with self._semaphore.acquire(self._urgent(key)):
                 if self._stopping.is_set():
                     break
                 outcome = await self._pass(key, failures)
             if isinstance(outcome, float):
                 failures += 1
-                # What happens meanwhile waits: the API server asked for quiet, or passes fail again and again.
-                await _first_of(self._stopping, outcome)
+                # Backoff: triggers do not shorten it.
+                await _wait_at_most(self._stopping, outcome)
                 continue
             failures = 0
             if outcome.gone and not worker.woken.is_set():
                 break
-            await _first_of(worker.woken, self._until_next(outcome))
+            await _wait_at_most(worker.woken, self._until_next(outcome))
         del self._workers[key]
 
     async def _pass(self, key: Key, failures: int) -> ReconcileResult | float:
-        """One pass; where it failed, the seconds to pause."""
-        begun, pause = time.monotonic(), min(PAUSE_FIRST * 2 ** min(failures, 16), PAUSE_MOST)
+        """Make one pass; if it fails, return the seconds to wait before the next."""
+        begun, pause = time.monotonic(), min(BACKOFF_FIRST * 2 ** min(failures, 16), BACKOFF_MOST)
         try:
             result = await self._reconcile(key)
         except ClusterError as error:
-            log.warning("%s/%s: again in %.0f s: %s", *key, pause, error)
+            log.warning("%s/%s: pass failed, retry in %.0f s: %s", *key, pause, error)
             self._measured("unavailable", time.monotonic() - begun)
             return max(pause, (error.after if isinstance(error, Unavailable) else None) or 0.0)
         except Exception:
-            log.exception("%s/%s: a pass failed; again in %.0f s", *key, pause)
+            log.exception("%s/%s: pass failed with an unexpected error, retry in %.0f s", *key, pause)
             self._measured("error", time.monotonic() - begun)
             return pause
         self._measured(result.result, time.monotonic() - begun)
@@ -158,8 +158,8 @@ class JobWorkers:
         return min(resync, max(0.0, (result.wake - self._clock()).total_seconds())) if result.wake else resync
 
 
-async def _first_of(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, but not longer."""
+async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, at most `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

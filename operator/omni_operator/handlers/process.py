@@ -1,4 +1,4 @@
-"""The process: what runs beside kopf's watches, from the start to a graceful stop."""
+"""The operator's process: watches, background tasks and HTTP servers, from startup to a graceful stop."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from omni_operator.report_endpoint import BODY_LIMIT, ReportAuthorizer, ReportEn
 from omni_operator.settings import Settings
 
 from .background import CacheSync, LeaseHeartbeat, MissingKinds, utc_now
-from .http_server import probe_routes, serving
+from .http_server import probe_routes, serve
 from .job_workers import JobWorkers
 from .watches import Watches, configure
 
-LOGIN_PAUSE = 5.0  # until an exec plug-in that failed is run again
+LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login
 
 
 async def run(settings: Settings, credentials: Credentials, version: str) -> bool:
-    """Run the operator until it is told to stop, or has to start anew; whether it has to.
+    """Run the operator until it is stopped, or must restart its watches. Return whether it must restart.
 
     Raises:
-        OSError: a port is taken.
+        OSError: a port is in use.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]
     metrics, cache, reports = OperatorMetrics(), ObjectCache(), ReportStore()
@@ -46,7 +46,7 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
         )  # fmt: skip
         workers = JobWorkers(
-            reconciler.reconcile, urgent=lambda key: _unseen(cache, key), measured=metrics.passed, clock=utc_now,
+            reconciler.reconcile, urgent=lambda key: _is_new(cache, key), measured=metrics.passed, clock=utc_now,
             resync=lambda: settings.resync_seconds * random.uniform(0.9, 1.1), passes=settings.passes,
         )  # fmt: skip
         metrics.follow(lambda: workers.depth, lambda: len(liveness.overdue(time.monotonic())))
@@ -57,35 +57,35 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         missing = MissingKinds(cluster)
         loops = [LeaseHeartbeat(cluster, liveness, settings).run(), sync.run(), missing.run()]
         async with (
-            serving(probe_routes(liveness, metrics, time.monotonic), settings.http_port),
-            serving(endpoint.routes(), settings.reports_port, BODY_LIMIT),
+            serve(probe_routes(liveness, metrics, time.monotonic), settings.http_port),
+            serve(endpoint.routes(), settings.reports_port, BODY_LIMIT),
         ):
-            await missing.look()
+            await missing.await_jobs()
             await sync.fill()
             watches = Watches(cache, liveness, workers.wake, metrics.watched)
-            await _together(_watch(settings, credentials, missing.served, watches, workers), loops)
+            await _run_all(_watch(settings, credentials, missing.served, watches, workers), loops)
     return missing.served.is_set()
 
 
-def _unseen(cache: ObjectCache, key: Key) -> bool:
-    """Whether nobody has looked at a job yet: then it goes before those that are looked at again."""
+def _is_new(cache: ObjectCache, key: Key) -> bool:
+    """Whether a job has no status yet; new jobs go first in the queue."""
     body = cache.job(key)
     return body is not None and not body.get("status")
 
 
 def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) -> None:
-    """Have kopf log in with the operator's credentials, and again when they expire or are rejected."""
+    """Register a login handler: kopf uses the operator's credentials, renewed when they expire or are rejected."""
     given: Loaded | None = None
 
-    @kopf.on.login(registry=registry, backoff=LOGIN_PAUSE)
+    @kopf.on.login(registry=registry, backoff=LOGIN_BACKOFF)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         nonlocal given
         given = await credentials.current(rejected=given)
-        return await _connection(given)
+        return await _connection_info(given)
 
 
-async def _connection(loaded: Loaded) -> kopf.ConnectionInfo:
-    """Loaded credentials as kopf takes them."""
+async def _connection_info(loaded: Loaded) -> kopf.ConnectionInfo:
+    """Credentials in kopf's format."""
     configuration = loaded.configuration
     scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
     return kopf.ConnectionInfo(
@@ -103,9 +103,9 @@ async def _connection(loaded: Loaded) -> kopf.ConnectionInfo:
 
 
 async def _watch(
-    settings: Settings, credentials: Credentials, enough: asyncio.Event, watches: Watches, workers: JobWorkers
+    settings: Settings, credentials: Credentials, restart: asyncio.Event, watches: Watches, workers: JobWorkers
 ) -> None:
-    """kopf's part; ends when the process is told to stop or has had enough, after the workers have stopped."""
+    """Run kopf until a signal or `restart` ends it; the job workers stop first."""
     registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
     configure(kopf_settings, settings)
     watches.register(registry)
@@ -117,13 +117,13 @@ async def _watch(
 
     await kopf.operator(
         registry=registry, settings=kopf_settings, standalone=True, clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces, stop_flag=enough,
+        namespaces=settings.namespaces, stop_flag=restart,
     )  # fmt: skip
 
 
-async def _together(first: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run until `first` ends; whatever breaks ends all of it, and is raised."""
-    tasks = [asyncio.create_task(part) for part in (first, *others)]
+async def _run_all(main: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run until `main` ends; a failure of one ends all and is raised."""
+    tasks = [asyncio.create_task(part) for part in (main, *others)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

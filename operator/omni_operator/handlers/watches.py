@@ -1,7 +1,7 @@
-"""kopf's watches: every event goes into the cache, and wakes the worker of its job.
+"""kopf's watches: each event updates the cache and wakes the worker of its job.
 
-The cache is filled by an own list before kopf starts, so the first pass over a job knows all of its children. kopf's
-indices would do the same, but hold every object of a first list in memory until all lists are read.
+The operator fills the cache with its own lists before kopf starts, so the first pass over a job has all its children.
+kopf's indices do the same, but hold every object of the first lists in memory until all lists are complete.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.settings import Settings
 
 CHILDREN = (*ATTEMPT_KINDS, SERVICES, NETWORK_POLICIES, POD_MONITORS)
-IDLE_SECONDS = 0.2  # a kopf worker of an object that is quiet keeps memory, and its place where places are limited
+IDLE_SECONDS = 0.2  # an idle kopf worker of an object takes memory
 
 
 @dataclass(frozen=True, slots=True)
 class Watches:
-    """Where events go.
+    """Receiver of watch events.
 
     Attributes:
-        wake: called for the job that an event matters to.
-        watched: called for the resource of every event, for metrics.
+        wake: called with the job that an event belongs to.
+        watched: called with the resource of every event, for metrics.
     """
 
     cache: ObjectCache
@@ -48,52 +48,52 @@ class Watches:
     watched: Callable[[str], None]
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
-        """Have kopf watch everything that the operator needs to know of."""
+        """Register watches for jobs, their children and the Lease."""
         for kind in (JOBS, *CHILDREN, LEASES):
             self._register(registry, kind)
 
     def _register(self, registry: kopf.OperatorRegistry, kind: Kind) -> None:
-        async def event(*, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name for it
-            self.take(kind, type, _plain(body, kind))
+        async def event(*, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - the name that kopf passes
+            self.handle(kind, type, _plain(body, kind))
 
         where = (kind.group, kind.version, kind.plural)
         kopf.on.event(*where, id=f"event-{kind.plural}", registry=registry)(event)
 
-    def take(self, kind: Kind, change: str | None, body: Body) -> None:
-        """One event: `DELETED`, or anything else for an object that is there; None or `ADDED` for a new one."""
+    def handle(self, kind: Kind, change: str | None, body: Body) -> None:
+        """Handle an event: `DELETED`, `MODIFIED`, `ADDED`, or None for an object of the first list."""
         self.watched(kind.plural)
         self.liveness.confirm(kind, body)
         if kind == LEASES:
-            self.liveness.ready = True  # the cache was filled before, and now the watches live
+            self.liveness.ready = True  # the cache was filled before, and the watches deliver events
             return
         key = self.cache.remove(kind, body) if change == "DELETED" else self.cache.put(kind, body)
         if key is None and kind == JOBS and change in (None, "ADDED"):
-            # The first list has stored it before anybody was to be woken.
+            # It is in the cache since the first list, but no worker was started for it.
             key = str(body["metadata"]["namespace"]), str(body["metadata"]["name"])
         if key is not None:
             self.wake(key)
 
 
 def configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
-    """kopf as this operator needs it."""
-    # Looking for new kinds and namespaces takes rights in the whole cluster, and kopf looks once for each change of a
-    # CRD, which may be before the API server serves it: then never again. `MissingKinds` finds what comes later.
+    """Set kopf's options."""
+    # Scanning for new kinds and namespaces needs cluster-wide permissions, and kopf checks once per change of a CRD,
+    # possibly before the API server serves it. `MissingKinds` detects kinds that are installed later.
     settings.scanning.disabled = True
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for every event
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs every event otherwise
     watching, networking = settings.watching, settings.networking
-    watching.chunk_size = 100  # objects that are in memory at once, managedFields and all
+    watching.chunk_size = 100  # objects per page of a list, in memory with their managedFields
     for kind in (*CHILDREN, LEASES):
         watching.label_selectors[kind.group, kind.version, kind.plural] = SELECTOR
     networking.request_timeout, networking.connect_timeout = 30, 10
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.posting.enabled = False
     settings.peering.standalone = True
-    settings.persistence.finalizer = f"{FINALIZER}-of-kopf"  # kopf adds none; its default name would be kopf's own
+    settings.persistence.finalizer = f"{FINALIZER}-of-kopf"  # kopf adds none; the default name is in kopf's domain
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     settings.process.ultimate_exiting_timeout = ours.stop_seconds
 
 
 def _plain(body: kopf.Body, kind: Kind) -> Body:
-    """The object as a dictionary that says what it is; items of a list do not."""
+    """The object as a dictionary with apiVersion and kind, which items of a list lack."""
     return {"apiVersion": kind.api_version, "kind": kind.kind, **dict(body)}

@@ -145,8 +145,8 @@ async def test_lists_are_paged_and_a_listing_asks_for_metadata_alone(server: Rec
 
     server.answer = page
     async with client(server) as cluster:
-        listing = await cluster.listing(PODS, "ns", "x/y=z")
-        pages = [page async for page in cluster.pages(RAYJOBS, None, "")]
+        listing = await cluster.list_metadata(PODS, "ns", "x/y=z")
+        pages = [page async for page in cluster.list_pages(RAYJOBS, None, "")]
     assert ([item["name"] for item in listing.items], listing.version) == (["a", "b"], 9)
     assert [[item["kind"] for item in page] for page in pages] == [["RayJob"], ["RayJob"]]
     selected = {"labelSelector": "x/y=z", "limit": "500"}
@@ -251,8 +251,8 @@ async def test_token_review(server: RecordingServer) -> None:
         {"status": {"authenticated": True, "audiences": ["mine"], "user": user}}, status=201
     )
     async with client(server) as cluster:
-        found = await cluster.identify("secret", "mine")
-        assert await cluster.identify("secret", "other") is None
+        found = await cluster.review_token("secret", "mine")
+        assert await cluster.review_token("secret", "other") is None
     assert found is not None
     assert (found.user, found.pod) == ("system:serviceaccount:ns:a", "p")
     assert server.requests[0][3]["spec"] == {"token": "secret", "audiences": ["mine"]}

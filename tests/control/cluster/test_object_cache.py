@@ -1,4 +1,4 @@
-"""The cache: newer versions win, namesakes are others, what a watch missed is found."""
+"""Cache of observed objects: newer versions win, recreated objects differ, missed deletions are found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def child(
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": {"a": 1}, "status": status}
 
 
-def test_an_older_event_does_not_undo_an_answer() -> None:
+def test_an_older_event_does_not_overwrite_an_answer() -> None:
     cache = ObjectCache()
     cache.put(JOBS, job())
     assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 7, jobDeploymentStatus="Running")) == KEY
@@ -42,14 +42,14 @@ def test_an_older_event_does_not_undo_an_answer() -> None:
     assert cache.observed(KEY, "j1").rayjobs[0].deployment == "Running"
 
 
-def test_what_says_nothing_new_wakes_nobody() -> None:
+def test_an_event_without_changes_wakes_no_job() -> None:
     cache = ObjectCache()
     cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 2))
     assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 3)) is None
     assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 4, jobStatus="RUNNING")) == KEY
 
 
-def test_the_deletion_of_a_namesake_is_not_believed() -> None:
+def test_the_deletion_event_of_an_older_object_of_that_name_is_ignored() -> None:
     cache = ObjectCache()
     cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 9, uid="new"))
     assert cache.remove(RAYJOBS, child(RAYJOBS, "red-a01", 8, uid="old")) is None
@@ -59,7 +59,7 @@ def test_the_deletion_of_a_namesake_is_not_believed() -> None:
     assert cache.job(KEY) is not None
 
 
-def test_children_of_a_namesake_are_leftovers() -> None:
+def test_children_of_a_deleted_job_of_that_name_are_leftovers() -> None:
     cache = ObjectCache()
     cache.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
     cache.put(RAYJOBS, child(RAYJOBS, "red-a01", created=LATE, owner="j1"))
@@ -68,7 +68,7 @@ def test_children_of_a_namesake_are_leftovers() -> None:
     assert (seen.rayjobs, seen.clusters, seen.leftovers, seen.newest, seen.empty) == ((), (), 2, 0, False)
 
 
-def test_what_a_watch_missed_is_found_and_what_is_younger_than_the_list_stays() -> None:
+def test_missed_deletions_are_found_and_objects_newer_than_the_list_stay() -> None:
     cache = ObjectCache()
     cache.put(JOBS, job())
     for name, version in (("a", 3), ("b", 4), ("c", 11)):
@@ -93,7 +93,7 @@ def test_evidence_outlives_its_pod_and_is_bounded() -> None:
     assert len(found) <= 8
 
 
-def test_shared_objects_are_remembered_without_the_api_servers_notes() -> None:
+def test_shared_objects_are_cached_without_managed_fields() -> None:
     cache = ObjectCache()
     cache.put(SERVICES, child(SERVICES, "red-head"))
     body = cache.shared(KEY, SERVICES, "red-head")
@@ -102,11 +102,11 @@ def test_shared_objects_are_remembered_without_the_api_servers_notes() -> None:
     assert "managedFields" not in body["metadata"]
 
 
-def test_strangers_are_not_taken_in() -> None:
+def test_objects_of_no_job_are_not_cached() -> None:
     cache = ObjectCache()
-    stranger = child(PODS, "x")
-    del stranger["metadata"]["labels"]
-    assert cache.put(PODS, stranger) is None
+    foreign = child(PODS, "x")
+    del foreign["metadata"]["labels"]
+    assert cache.put(PODS, foreign) is None
     with pytest.raises(UnknownKind):
         kind_of({"apiVersion": "v1", "kind": "Secret"})
 
@@ -119,7 +119,7 @@ def test_strangers_are_not_taken_in() -> None:
     max_leaves=12,
 )))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-def test_no_object_of_others_breaks_the_store(parts: dict[str, Any]) -> None:
+def test_no_content_of_an_object_breaks_the_cache(parts: dict[str, Any]) -> None:
     cache = ObjectCache()
     cache.put(JOBS, job())
     for kind in (RAYJOBS, RAYCLUSTERS, PODS):
@@ -128,16 +128,16 @@ def test_no_object_of_others_breaks_the_store(parts: dict[str, Any]) -> None:
     assert cache.observed(KEY, "j1").newest == 1
 
 
-def test_a_write_that_the_watch_does_not_tell_of_is_late() -> None:
+def test_a_write_without_a_watch_event_is_overdue() -> None:
     liveness = WatchLiveness(60.0)
     liveness.expect(RAYJOBS, child(RAYJOBS, "a", 5), 0.0)
     assert not liveness.overdue(59.0)
-    liveness.expect(RAYJOBS, child(RAYJOBS, "a", 9), 50.0)  # further writes do not hide the first
+    liveness.expect(RAYJOBS, child(RAYJOBS, "a", 9), 50.0)  # later writes do not hide the first
     assert len(liveness.overdue(61.0)) == 1
     liveness.confirm(RAYJOBS, child(RAYJOBS, "a", 8))
     assert liveness.overdue(61.0)
     liveness.confirm(RAYJOBS, child(RAYJOBS, "a", 9))
     assert not liveness.overdue(1000.0)
     liveness.confirm(RAYJOBS, child(RAYJOBS, "b", 7))
-    liveness.expect(RAYJOBS, child(RAYJOBS, "b", 7), 0.0)  # the watch was faster than the answer
+    liveness.expect(RAYJOBS, child(RAYJOBS, "b", 7), 0.0)  # the event came before the answer
     assert not liveness.overdue(1000.0)

@@ -1,4 +1,4 @@
-"""JobWorkers: one pass at a time for a job, any number of triggers one pass, new jobs first, faults apart."""
+"""Queue of jobs: no overlapping passes of a job, merged triggers, new jobs first, isolated errors."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Passes:
-    """Passes that begin, and end when the test lets them."""
+    """Passes that the test holds and releases."""
 
     def __init__(self) -> None:
-        self.begun: list[Key] = []
+        self.started_keys: list[Key] = []
         self.results: list[str] = []
-        self.gates: dict[Key, asyncio.Event] = {}
+        self.barriers: dict[Key, asyncio.Event] = {}
         self.started = asyncio.Condition()
         self.answers: dict[Key, list[ReconcileResult | Exception]] = {}
 
     async def reconcile(self, key: Key) -> ReconcileResult:
         async with self.started:
-            self.begun.append(key)
+            self.started_keys.append(key)
             self.started.notify_all()
-        if gate := self.gates.get(key):
-            await gate.wait()
-            gate.clear()
+        if barrier := self.barriers.get(key):
+            await barrier.wait()
+            barrier.clear()
         answer = self.answers[key].pop(0) if self.answers.get(key) else ReconcileResult()
         if isinstance(answer, Exception):
             raise answer
@@ -41,10 +41,10 @@ class Passes:
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(10), self.started:
-            await self.started.wait_for(lambda: len(self.begun) >= count)
+            await self.started.wait_for(lambda: len(self.started_keys) >= count)
 
 
-def made(passes: Passes, urgent: frozenset[Key] = frozenset(), places: int = 4) -> JobWorkers:
+def new_workers(passes: Passes, urgent: frozenset[Key] = frozenset(), places: int = 4) -> JobWorkers:
     return JobWorkers(
         passes.reconcile, urgent=lambda key: key in urgent, resync=lambda: 3600.0,
         measured=lambda result, seconds: passes.results.append(result), clock=lambda: NOW, passes=places,
@@ -53,24 +53,24 @@ def made(passes: Passes, urgent: frozenset[Key] = frozenset(), places: int = 4) 
 
 async def test_triggers_during_a_pass_make_one_more_pass() -> None:
     passes = Passes()
-    passes.gates[A] = asyncio.Event()
-    workers = made(passes)
+    passes.barriers[A] = asyncio.Event()
+    workers = new_workers(passes)
     workers.wake(A)
     await passes.until(1)
     for _ in range(100):
         workers.wake(A)
-    assert passes.begun == [A]  # never two passes over one job
-    passes.gates[A].set()
+    assert passes.started_keys == [A]  # never two passes over one job
+    passes.barriers[A].set()
     await passes.until(2)
-    passes.gates[A].set()
+    passes.barriers[A].set()
     await workers.stop(10)
-    assert passes.begun == [A, A]
+    assert passes.started_keys == [A, A]
 
 
-async def test_jobs_that_nobody_looked_at_go_first() -> None:
+async def test_new_jobs_go_first() -> None:
     passes = Passes()
-    passes.gates[A] = asyncio.Event()
-    workers = made(passes, frozenset({C}), places=1)
+    passes.barriers[A] = asyncio.Event()
+    workers = new_workers(passes, frozenset({C}), places=1)
     workers.wake(A)
     await passes.until(1)
     workers.wake(B)
@@ -78,40 +78,40 @@ async def test_jobs_that_nobody_looked_at_go_first() -> None:
     workers.wake(C)
     await asyncio.sleep(0)
     assert workers.depth == 2
-    passes.gates[A].set()
+    passes.barriers[A].set()
     await passes.until(3)
-    assert passes.begun == [A, C, B]
+    assert passes.started_keys == [A, C, B]
     await workers.stop(10)
 
 
-async def test_a_pass_is_due_when_the_last_one_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_result_of_a_pass_schedules_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = Passes()
     passes.answers[A] = [ReconcileResult(wake=NOW), ReconcileResult(wake=NOW - timedelta(seconds=5)), ReconcileResult()]
-    workers = made(passes)
+    workers = new_workers(passes)
     workers.wake(A)
     await passes.until(3)
     await workers.stop(10)
-    assert passes.begun == [A, A, A]
+    assert passes.started_keys == [A, A, A]
 
 
-async def test_a_fault_of_one_job_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE_FIRST", 0.0)
+async def test_errors_of_one_job_do_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF_FIRST", 0.0)
     passes = Passes()
     passes.answers[A] = [ZeroDivisionError("a bug"), Unavailable("away", after=0.0), ReconcileResult()]
-    workers = made(passes)
+    workers = new_workers(passes)
     workers.wake(A)
     await passes.until(3)
     workers.wake(B)
     await passes.until(4)
     await workers.stop(10)
-    assert passes.begun == [A, A, A, B]
+    assert passes.started_keys == [A, A, A, B]
     assert passes.results == ["error", "unavailable", "ok", "ok"]
 
 
-async def test_a_worker_ends_with_its_job_and_begins_with_the_next_of_its_name() -> None:
+async def test_a_worker_ends_with_its_job_and_a_new_job_of_that_name_gets_a_new_one() -> None:
     passes = Passes()
     passes.answers[A] = [ReconcileResult(gone=True)]
-    workers = made(passes)
+    workers = new_workers(passes)
     workers.wake(A)
     await passes.until(1)
     while A in workers._workers:
@@ -121,10 +121,10 @@ async def test_a_worker_ends_with_its_job_and_begins_with_the_next_of_its_name()
     await workers.stop(10)
 
 
-async def test_stopping_lets_running_passes_end_and_begins_none() -> None:
+async def test_shutdown_completes_running_passes_and_starts_none() -> None:
     passes = Passes()
-    passes.gates[A] = asyncio.Event()
-    workers = made(passes, places=1)
+    passes.barriers[A] = asyncio.Event()
+    workers = new_workers(passes, places=1)
     workers.wake(A)
     await passes.until(1)
     workers.wake(B)
@@ -132,33 +132,33 @@ async def test_stopping_lets_running_passes_end_and_begins_none() -> None:
     stopping = asyncio.create_task(workers.stop(10))
     await asyncio.sleep(0)
     workers.wake(C)
-    passes.gates[A].set()
+    passes.barriers[A].set()
     await stopping
-    assert passes.begun == [A]
+    assert passes.started_keys == [A]
     assert passes.results == ["ok"]
 
 
-async def test_a_pass_that_does_not_end_is_cut_off() -> None:
+async def test_shutdown_cancels_a_pass_after_the_deadline() -> None:
     passes = Passes()
-    passes.gates[A] = asyncio.Event()
-    workers = made(passes)
+    passes.barriers[A] = asyncio.Event()
+    workers = new_workers(passes)
     workers.wake(A)
     await passes.until(1)
     await workers.stop(0.0)
     assert passes.results == []
 
 
-async def test_a_waiter_that_gives_up_takes_no_place() -> None:
-    gate = PrioritySemaphore(1)
+async def test_a_cancelled_waiter_takes_no_place() -> None:
+    semaphore = PrioritySemaphore(1)
     inside, leave = asyncio.Event(), asyncio.Event()
 
     async def stay() -> None:
-        async with gate.turn(False):
+        async with semaphore.acquire(False):
             inside.set()
             await leave.wait()
 
     async def pass_through() -> str:
-        async with gate.turn(False):
+        async with semaphore.acquire(False):
             return "in"
 
     first = asyncio.create_task(stay())
@@ -170,4 +170,4 @@ async def test_a_waiter_that_gives_up_takes_no_place() -> None:
     async with asyncio.timeout(10):
         assert await third == "in"
     await first
-    assert (gate.waiting, gate._free) == (0, 1)
+    assert (semaphore.waiting, semaphore._free) == (0, 1)

@@ -1,4 +1,4 @@
-"""Kinds that come after the operator."""
+"""Kinds that are installed after the operator."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from omni_operator.handlers.background import MissingKinds
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    for name in ("LOOK_FIRST", "LOOK_MOST", "SETTLE"):
+    for name in ("CHECK_FIRST", "CHECK_MOST", "SETTLE"):
         monkeypatch.setattr(background, name, 0.001)
     return FakeCluster(lambda: datetime(2026, 1, 1, tzinfo=UTC))
 
 
-async def test_a_kind_that_comes_later_is_a_reason_to_start_anew(cluster: FakeCluster) -> None:
+async def test_a_kind_that_is_installed_later_restarts_the_watches(cluster: FakeCluster) -> None:
     cluster.absent = {RAYJOBS, RAYCLUSTERS, POD_MONITORS}
     missing = MissingKinds(cluster)
-    await missing.look()
+    await missing.await_jobs()
     assert missing.absent == {RAYJOBS, RAYCLUSTERS, POD_MONITORS}
-    looking = asyncio.create_task(missing.run())
+    checking = asyncio.create_task(missing.run())
     while cluster.log.count(("get", "rayclusters")) < 3:
         await asyncio.sleep(0)
     assert not missing.served.is_set()
     cluster.absent = {POD_MONITORS}
     await asyncio.wait_for(missing.served.wait(), 30)
-    looking.cancel()
+    checking.cancel()
 
 
-async def test_what_is_there_is_not_asked_for_again(cluster: FakeCluster) -> None:
+async def test_served_kinds_are_not_checked_again(cluster: FakeCluster) -> None:
     missing = MissingKinds(cluster)
-    await missing.look()
+    await missing.await_jobs()
     asked = len(cluster.log)
-    looking = asyncio.create_task(missing.run())
+    checking = asyncio.create_task(missing.run())
     await asyncio.sleep(0.02)
-    looking.cancel()
+    checking.cancel()
     assert (len(cluster.log), missing.served.is_set()) == (asked, False)
 
 
-async def test_jobs_are_waited_for(cluster: FakeCluster) -> None:
+async def test_startup_waits_for_the_custom_resource(cluster: FakeCluster) -> None:
     cluster.absent = {JOBS}
-    waiting = asyncio.create_task(MissingKinds(cluster).look())
+    waiting = asyncio.create_task(MissingKinds(cluster).await_jobs())
     while cluster.log.count(("get", "diffusionrljobs")) < 3:
         await asyncio.sleep(0)
     assert not waiting.done()
@@ -55,7 +55,7 @@ async def test_jobs_are_waited_for(cluster: FakeCluster) -> None:
     await asyncio.wait_for(waiting, 30)
 
 
-async def test_an_api_server_that_does_not_answer_has_nothing_new(cluster: FakeCluster) -> None:
+async def test_a_failed_discovery_is_not_a_new_kind(cluster: FakeCluster) -> None:
     missing = MissingKinds(cluster)
     missing.absent = {RAYJOBS}
 
@@ -64,8 +64,8 @@ async def test_an_api_server_that_does_not_answer_has_nothing_new(cluster: FakeC
         raise Unavailable("away")
 
     cluster.serves = unavailable  # type: ignore[method-assign]
-    looking = asyncio.create_task(missing.run())
+    checking = asyncio.create_task(missing.run())
     while len(cluster.log) < 3:
         await asyncio.sleep(0)
-    looking.cancel()
+    checking.cancel()
     assert not missing.served.is_set()

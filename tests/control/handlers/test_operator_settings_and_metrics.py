@@ -1,4 +1,4 @@
-"""Settings from the environment, probes, and metrics that stay bounded."""
+"""Settings from environment variables, probes, and metrics of bounded cardinality."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from omni_operator.cluster.kinds import JOBS, LEASES
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.watch_liveness import WatchLiveness
-from omni_operator.handlers.http_server import probe_routes, serving
+from omni_operator.handlers.http_server import probe_routes, serve
 from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.settings import SettingsError, from_environ
 
@@ -33,7 +33,7 @@ def test_settings_come_from_the_environment() -> None:
     assert from_environ({}, "system").lease_namespace == "system"
 
 
-def test_every_wrong_variable_is_named_at_once() -> None:
+def test_all_invalid_variables_are_named_in_one_error() -> None:
     wrong = {
         "OMNI_OPERATOR_HTTP_PORT": "eighty", "OMNI_OPERATOR_RESYNC_SECONDS": "0", "OMNI_OPERATOR_IMAGES": "x",
         "OMNI_OPERATOR_RESOURCE_NAMES": "NVIDIA", "OMNI_OPERATOR_VERBOSE": "maybe", "OMNI_OPERATOR_LOG_FORMAT": "xml",
@@ -42,7 +42,7 @@ def test_every_wrong_variable_is_named_at_once() -> None:
         from_environ(wrong, "system")
     for name in wrong:
         assert name in str(caught.value)
-    assert "OMNI_OPERATOR_IMAGE," in str(caught.value)  # the variables that there are
+    assert "OMNI_OPERATOR_IMAGE," in str(caught.value)  # the list of known variables
 
 
 def job(number: int, **status: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def page_of(cache: ObjectCache, shown: int) -> tuple[str, dict[str, list[Any]]]:
     return text, {family.name: family.samples for family in text_string_to_metric_families(text)}
 
 
-def test_jobs_have_series_and_lose_them_with_their_end() -> None:
+def test_series_of_a_job_disappear_when_it_is_deleted() -> None:
     cache = ObjectCache()
     status = {
         "conditions": [{"type": "Ready", "status": "True", "reason": "x"}], "runningTime": "2026-01-01T00:00:00Z",
@@ -91,7 +91,7 @@ def test_the_number_of_series_is_bounded_and_running_jobs_come_first() -> None:
     assert len(re.findall(r"^diffusionrl_job_", text, re.MULTILINE)) < 5 * 60
 
 
-def test_metrics_are_named_as_prometheus_wants() -> None:
+def test_metric_names_follow_prometheus_conventions() -> None:
     cache = ObjectCache()
     cache.put(JOBS, job(1))
     text, families = page_of(cache, 5)
@@ -104,10 +104,10 @@ def test_metrics_are_named_as_prometheus_wants() -> None:
     assert "diffusionrl_operator_api_requests" in families
 
 
-async def test_probes_say_what_the_watch_proves() -> None:
+async def test_probes_reflect_the_liveness_of_the_watch() -> None:
     liveness, at = WatchLiveness(60.0), [0.0]
     async with (
-        serving(probe_routes(liveness, OperatorMetrics(), lambda: at[0]), 0, host="127.0.0.1") as port,
+        serve(probe_routes(liveness, OperatorMetrics(), lambda: at[0]), 0, host="127.0.0.1") as port,
         aiohttp.ClientSession() as session,
     ):
 

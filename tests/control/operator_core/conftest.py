@@ -1,4 +1,4 @@
-"""A world in memory: an API server, a KubeRay that obeys the test, a clock, and the reconciler among them."""
+"""Simulation for reconciler tests: in-memory API server, scripted KubeRay and kubelets, and a clock."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ SPEC: dict[str, Any] = {
 }
 
 
-class World:
-    """Everything there is; methods are what people, KubeRay, kubelets and time do."""
+class Simulation:
+    """The simulated cluster; its methods are the actions of users, KubeRay, kubelets and the clock."""
 
     def __init__(self) -> None:
         self.now = START
         self.cluster = FakeCluster(lambda: self.now)
         self.passes = 0
-        self._told = 0
+        self._delivered = 0
         self.start_operator()
 
     # The operator's process.
 
     def start_operator(self) -> None:
-        """A fresh process, which knows what a first list tells it."""
+        """Start a new operator process with a cache from the first lists."""
         self.cache, self.reports = ObjectCache(), ReportStore()
         self.reconciler = Reconciler(
             cluster=self.cluster, cache=self.cache, reports=self.reports, settings=ClusterSettings(image="rollout:1"),
@@ -54,21 +54,21 @@ class World:
             for body in self.cluster.all(kind):
                 if key := self.cache.put(kind, body):
                     self.wakes[key] = self.now
-        self._told = len(self.cluster.events)
+        self._delivered = len(self.cluster.events)
 
     def watch(self) -> None:
-        """Deliver what the watch has to tell."""
-        for kind_of_event, kind, body in self.cluster.events[self._told :]:
+        """Deliver pending watch events."""
+        for kind_of_event, kind, body in self.cluster.events[self._delivered :]:
             key = self.cache.remove(kind, body) if kind_of_event == "DELETED" else self.cache.put(kind, body)
             if key:
                 self.wakes[key] = self.now
-        self._told = len(self.cluster.events)
+        self._delivered = len(self.cluster.events)
 
     async def settle(self, limit: int = 40) -> int:
-        """Passes until nothing is due; how many there were.
+        """Make passes until none is due; return their number.
 
         Raises:
-            AssertionError: there was no end to it.
+            AssertionError: passes are still due after `limit` rounds.
         """
         for count in range(limit):
             self.cluster.collect()
@@ -78,10 +78,10 @@ class World:
                 return count
             for key in due:
                 await self.reconcile(key)
-        raise AssertionError(f"not at rest after {limit} passes: {self.cluster.log[-10:]}")
+        raise AssertionError(f"passes are still due after {limit} rounds: {self.cluster.log[-10:]}")
 
     async def reconcile(self, key: Key = KEY) -> None:
-        """One pass."""
+        """Make one pass."""
         self.wakes.pop(key, None)
         result = await self.reconciler.reconcile(key)
         self.passes += 1
@@ -89,7 +89,7 @@ class World:
             self.wakes[key] = result.wake
 
     async def after(self, seconds: float) -> None:
-        """Time passes, with whatever the operator does meanwhile."""
+        """Advance the clock, with the passes that become due."""
         end = self.now + timedelta(seconds=seconds)
         await self.settle()
         while due := [at for at in self.wakes.values() if at <= end]:
@@ -98,7 +98,7 @@ class World:
         self.now = end
         await self.settle()
 
-    # People.
+    # Users.
 
     def submit(self, key: Key = KEY, **spec: Any) -> None:
         body = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": key[0], "name": key[1]}}
@@ -110,7 +110,7 @@ class World:
     # KubeRay and kubelets.
 
     def start(self, attempt: int, key: Key = KEY) -> None:
-        """KubeRay makes the cluster of an attempt, and its pods start."""
+        """KubeRay creates the cluster of an attempt, and its pods start."""
         name = f"{key[1]}-a{attempt:02d}"
         job = self.cluster.get(RAYJOBS, key[0], name)
         assert job is not None
@@ -152,7 +152,7 @@ class World:
         )  # fmt: skip
 
     def head(self, attempt: int, ready: bool, reason: str, key: Key = KEY) -> None:
-        """KubeRay says how the head is; `state` stays `ready` as it does."""
+        """KubeRay updates the head's condition; `state` stays `ready`, as in KubeRay."""
         at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
         conditions = [
             {"type": "HeadPodReady", "status": str(ready), "reason": reason, "lastTransitionTime": at},
@@ -163,16 +163,16 @@ class World:
         )
 
     def pod(self, attempt: int, role: str, status: dict[str, Any], key: Key = KEY) -> None:
-        """A kubelet says how a pod is."""
+        """A kubelet updates a pod's status."""
         self.cluster.change(PODS, key[0], f"{key[1]}-a{attempt:02d}-x1-{role}", status=status)
 
     def lose_head(self, attempt: int, key: Key = KEY) -> None:
-        """The head's pod is deleted; KubeRay does not make it again and says nothing in the RayJob."""
+        """The head pod is deleted; KubeRay does not recreate it and does not update the RayJob."""
         self.cluster.remove(PODS, key[0], f"{key[1]}-a{attempt:02d}-x1-head")
         self.head(attempt, False, "HeadPodNotFound", key)
 
     def end(self, attempt: int, job: str = "SUCCEEDED", reason: str = "", message: str = "", key: Key = KEY) -> None:
-        """KubeRay sees the end of the Ray job, and deletes its cluster."""
+        """KubeRay records the end of the Ray job and deletes its cluster."""
         name = f"{key[1]}-a{attempt:02d}"
         deployment = "Complete" if job in ("SUCCEEDED", "STOPPED") else "Failed"
         at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -188,12 +188,12 @@ class World:
     # The trainer.
 
     def report(self, event: str = "step", attempt: int = 1, key: Key = KEY, **fields: Any) -> dict[str, Any]:
-        """The trainer posts; the answer."""
+        """The trainer posts a report; return the answer."""
         answer = self.reports.take(key, parse_event({"attempt": attempt, "event": event, **fields}), self.now)
         self.wakes[key] = self.now
         return answer
 
-    # What there is.
+    # The state.
 
     def status(self, key: Key = KEY) -> Status:
         body = self.cluster.get(JOBS, *key)
@@ -208,21 +208,21 @@ class World:
     def attempts(self) -> list[str]:
         return [body["metadata"]["name"] for body in self.cluster.all(RAYJOBS)]
 
-    def told(self) -> list[str]:
-        """Reasons of the events that were written."""
-        return [body["reason"] for body in self.notes()]
+    def event_reasons(self) -> list[str]:
+        """Reasons of the Kubernetes Events."""
+        return [body["reason"] for body in self.events()]
 
-    def notes(self) -> list[dict[str, Any]]:
-        """The events that were written."""
+    def events(self) -> list[dict[str, Any]]:
+        """The Kubernetes Events."""
         return [body for _, kind, body in self.cluster.events if kind.plural == "events"]
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def simulation() -> Simulation:
+    return Simulation()
 
 
 @pytest.fixture
-def new_world() -> type[World]:
-    """For tests that need more than one."""
-    return World
+def new_simulation() -> type[Simulation]:
+    """For tests with several simulations."""
+    return Simulation

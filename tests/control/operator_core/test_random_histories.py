@@ -1,4 +1,4 @@
-"""From any state that people, KubeRay, kubelets and crashes can bring about, a fixed point is reached.
+"""Random histories: from any state that users, KubeRay, kubelets and crashes cause, the operator converges.
 
 At the fixed point: at most one attempt, nothing without an owner, nothing running that should not be, and no write.
 """
@@ -15,9 +15,9 @@ from omni_operator.cluster.errors import ClusterError, Refused, Unavailable
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Kind
 
 KEY = ("team-a", "red")
-HAPPENINGS = st.sampled_from([
+ACTIONS = st.sampled_from([
     "start", "run", "succeed", "fail", "lose_head", "flap", "pod_gone", "rayjob_gone", "cluster_gone", "service_gone",
-    "suspend", "resume", "report", "checkpoint", "crash", "cut", "refuse", "outage", "relist", "wait", "long_wait",
+    "suspend", "resume", "report", "checkpoint", "crash", "kill", "reject", "outage", "relist", "wait", "long_wait",
     "edit", "invalid", "valid", "queue", "unqueue", "delete",
 ])  # fmt: skip
 POLICIES = st.sampled_from([
@@ -28,146 +28,146 @@ POLICIES = st.sampled_from([
 
 
 class History:
-    """Happenings applied to a world, each where it can happen."""
+    """Actions applied to a simulation, each if it is possible."""
 
-    def __init__(self, world: Any) -> None:
-        self.world = world
+    def __init__(self, simulation: Any) -> None:
+        self.simulation = simulation
 
     @property
     def attempt(self) -> int:
-        numbers = [int(name.rpartition("-a")[2]) for name in self.world.attempts()]
+        numbers = [int(name.rpartition("-a")[2]) for name in self.simulation.attempts()]
         return max(numbers, default=0)
 
-    async def happen(self, what: str) -> None:
-        world, attempt = self.world, self.attempt
-        job = world.cluster.get(JOBS, *KEY)
+    async def apply(self, what: str) -> None:
+        simulation, attempt = self.simulation, self.attempt
+        job = simulation.cluster.get(JOBS, *KEY)
         if what in ("wait", "long_wait"):
-            await world.after(10 if what == "wait" else 1000)
+            await simulation.after(10 if what == "wait" else 1000)
         elif what == "crash":
-            world.start_operator()
-        elif what == "cut":
-            await self._cut()
-        elif what in ("refuse", "outage"):
-            await self._refused(what)
+            simulation.start_operator()
+        elif what == "kill":
+            await self._kill()
+        elif what in ("reject", "outage"):
+            await self._fail_requests(what)
         elif what == "relist":
             for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS):
-                listing = await world.cluster.listing(kind, None, "")
-                for key in world.cache.prune(kind, listing.items, listing.version):
-                    world.wakes[key] = world.now
+                listing = await simulation.cluster.list_metadata(kind, None, "")
+                for key in simulation.cache.prune(kind, listing.items, listing.version):
+                    simulation.wakes[key] = simulation.now
         elif job is not None:
             self._of_job(what)
             if attempt:
                 self._of_attempt(what, attempt)
         else:
-            world.submit()
+            simulation.submit()
 
     def _of_job(self, what: str) -> None:
-        world = self.world
+        simulation = self.simulation
         match what:
             case "suspend" | "resume":
-                world.edit(suspend=what == "suspend")
+                simulation.edit(suspend=what == "suspend")
             case "edit":
-                world.edit(seed=world.passes % 1000)
+                simulation.edit(seed=simulation.passes % 1000)
             case "invalid" | "valid":
-                world.edit(rollout={"replicas": 3 if what == "invalid" else 2})
+                simulation.edit(rollout={"replicas": 3 if what == "invalid" else 2})
             case "delete":
-                world.cluster.remove(JOBS, *KEY)
+                simulation.cluster.remove(JOBS, *KEY)
             case "service_gone":
-                world.cluster.remove(SERVICES, KEY[0], "red-head")
+                simulation.cluster.remove(SERVICES, KEY[0], "red-head")
 
     def _of_attempt(self, what: str, attempt: int) -> None:
-        world, name = self.world, f"red-a{attempt:02d}"
-        there = world.cluster.get(RAYJOBS, KEY[0], name)
+        simulation, name = self.simulation, f"red-a{attempt:02d}"
+        there = simulation.cluster.get(RAYJOBS, KEY[0], name)
         ended = (there.get("status") or {}).get("jobDeploymentStatus") in ("Complete", "Failed")
-        cluster = world.cluster.get(RAYCLUSTERS, KEY[0], f"{name}-x1")
-        head = world.cluster.get(PODS, KEY[0], f"{name}-x1-head")
+        cluster = simulation.cluster.get(RAYCLUSTERS, KEY[0], f"{name}-x1")
+        head = simulation.cluster.get(PODS, KEY[0], f"{name}-x1-head")
         match what:
             case "start" if not ended:
-                world.start(attempt)
+                simulation.start(attempt)
             case "run" if not ended and (cluster is None or head is not None):
-                if cluster is None or world.cluster.get(PODS, KEY[0], f"{name}-x1-worker"):
-                    world.run(attempt)
+                if cluster is None or simulation.cluster.get(PODS, KEY[0], f"{name}-x1-worker"):
+                    simulation.run(attempt)
             case "succeed" if not ended:
-                world.end(attempt)
+                simulation.end(attempt)
             case "fail" if not ended:
-                world.end(attempt, "FAILED", "AppFailed", "exit code 1")
+                simulation.end(attempt, "FAILED", "AppFailed", "exit code 1")
             case "lose_head" if cluster is not None and head is not None and not ended:
-                world.lose_head(attempt)
+                simulation.lose_head(attempt)
             case "flap" if cluster is not None and not ended:
-                world.head(attempt, world.passes % 2 == 0, "ContainersNotReady")
+                simulation.head(attempt, simulation.passes % 2 == 0, "ContainersNotReady")
             case "pod_gone":
-                world.cluster.remove(PODS, KEY[0], f"{name}-x1-worker")
+                simulation.cluster.remove(PODS, KEY[0], f"{name}-x1-worker")
             case "rayjob_gone":
-                world.cluster.remove(RAYJOBS, KEY[0], name)
+                simulation.cluster.remove(RAYJOBS, KEY[0], name)
             case "cluster_gone":
-                world.cluster.remove(RAYCLUSTERS, KEY[0], f"{name}-x1")
+                simulation.cluster.remove(RAYCLUSTERS, KEY[0], f"{name}-x1")
             case "queue" | "unqueue" if not ended:
-                world.cluster.change(RAYJOBS, KEY[0], name, spec={"suspend": what == "queue"})
+                simulation.cluster.change(RAYJOBS, KEY[0], name, spec={"suspend": what == "queue"})
             case "report":
-                world.report(attempt=attempt, step=world.passes, samples=world.passes)
+                simulation.report(attempt=attempt, step=simulation.passes, samples=simulation.passes)
             case "checkpoint":
-                world.report("checkpoint", attempt=attempt, path=f"/ckpt/step_{world.passes:06d}")
+                simulation.report("checkpoint", attempt=attempt, path=f"/ckpt/step_{simulation.passes:06d}")
 
-    async def _cut(self) -> None:
-        """The process dies between two requests of a pass."""
-        world, left = self.world, [1]
+    async def _kill(self) -> None:
+        """The operator is killed between two requests of a pass."""
+        simulation, left = self.simulation, [1]
 
-        def cut(verb: str, kind: Kind, name: str) -> ClusterError | None:
+        def kill(verb: str, kind: Kind, name: str) -> ClusterError | None:
             left[0] -= 1
-            return Unavailable("cut") if left[0] < 0 else None
+            return Unavailable("kill") if left[0] < 0 else None
 
-        world.watch()
-        world.cluster.refusals = cut
+        simulation.watch()
+        simulation.cluster.failures = kill
         try:
-            await world.reconcile()
+            await simulation.reconcile()
         except Unavailable:
             pass
         finally:
-            world.cluster.refusals = lambda verb, kind, name: None
-            world.start_operator()
+            simulation.cluster.failures = lambda verb, kind, name: None
+            simulation.start_operator()
 
-    async def _refused(self, what: str) -> None:
-        world = self.world
-        error = Refused("no") if what == "refuse" else Unavailable("away")
-        world.watch()
-        world.cluster.refusals = lambda verb, kind, name: error if verb == "apply" else None
+    async def _fail_requests(self, what: str) -> None:
+        simulation = self.simulation
+        error = Refused("no") if what == "reject" else Unavailable("away")
+        simulation.watch()
+        simulation.cluster.failures = lambda verb, kind, name: error if verb == "apply" else None
         try:
-            await world.reconcile()
+            await simulation.reconcile()
         except Unavailable:
-            world.wakes[KEY] = world.now
+            simulation.wakes[KEY] = simulation.now
         finally:
-            world.cluster.refusals = lambda verb, kind, name: None
+            simulation.cluster.failures = lambda verb, kind, name: None
 
     def at_most_one_attempt(self) -> None:
         live = {
             body["metadata"]["labels"]["diffusionrl.io/attempt"]
             for kind in (RAYJOBS, RAYCLUSTERS)
-            for body in self.world.cluster.all(kind)
+            for body in self.simulation.cluster.all(kind)
         }
         assert len(live) <= 1, live
 
-    async def rest(self) -> None:
-        """What holds when nothing happens any more."""
-        world = self.world
-        await world.after(3600)
+    async def check_final_state(self) -> None:
+        """Check the invariants of the final state."""
+        simulation = self.simulation
+        await simulation.after(3600)
         self.at_most_one_attempt()
-        world.cluster.collect()
-        world.cluster.counts()
-        if world.cluster.get(JOBS, *KEY) is None:
+        simulation.cluster.collect()
+        simulation.cluster.counts()
+        if simulation.cluster.get(JOBS, *KEY) is None:
             for kind in (RAYJOBS, RAYCLUSTERS, PODS, SERVICES):
-                assert not world.cluster.all(kind), kind
+                assert not simulation.cluster.all(kind), kind
             return
-        await world.reconcile()
-        await world.settle()
-        assert not world.cluster.counts()
-        world.start_operator()
-        await world.settle()
-        assert not world.cluster.counts(), "a restart writes"
-        status = world.status()
+        await simulation.reconcile()
+        await simulation.settle()
+        assert not simulation.cluster.counts()
+        simulation.start_operator()
+        await simulation.settle()
+        assert not simulation.cluster.counts(), "a restart writes"
+        status = simulation.status()
         assert len(status.conditions) == 10
         assert not (status.is_true("Succeeded") and status.is_true("Failed"))
         if status.is_true("Suspended"):
-            assert not world.attempts()
+            assert not simulation.attempts()
         if status.finished:
             assert status.completion_time
             assert status.attempts == max([status.attempts, self.attempt])
@@ -175,19 +175,19 @@ class History:
         assert numbers == sorted(set(numbers))
 
 
-@given(POLICIES, st.lists(HAPPENINGS, max_size=30))
+@given(POLICIES, st.lists(ACTIONS, max_size=30))
 @settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-def test_every_history_comes_to_rest(new_world: Any, policy: dict[str, Any], happenings: list[str]) -> None:
-    async def live() -> None:
-        history = History(new_world())
-        history.world.submit(**policy)
-        await history.world.settle()
-        for what in happenings:
-            await history.happen(what)
-            await history.world.settle()
+def test_every_history_converges(new_simulation: Any, policy: dict[str, Any], actions: list[str]) -> None:
+    async def run() -> None:
+        history = History(new_simulation())
+        history.simulation.submit(**policy)
+        await history.simulation.settle()
+        for what in actions:
+            await history.apply(what)
+            await history.simulation.settle()
             history.at_most_one_attempt()
-        await history.rest()
+        await history.check_final_state()
 
-    asyncio.run(live())
+    asyncio.run(run())
