@@ -11,9 +11,11 @@ import pytest
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
+from e2e.cluster.audit import Mark
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.operator_process import AGENT, RunningOperator, install, operator
+from omni_operator.api.status import CONDITION_TYPES
 
 pytestmark = pytest.mark.cluster
 
@@ -28,6 +30,12 @@ def installed(plane: ControlPlane) -> ControlPlane:
 def running(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
     with operator(installed, tmp_path_factory.mktemp("operator"), CANARY_SECONDS="600", RETRY_SECONDS="0.1") as made:
         yield made
+
+
+def count_requests(plane: ControlPlane, since: Mark, expected: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
+    """The operator's requests once the expected ones are logged, without its periodic discovery of missing kinds."""
+    counts = plane.audit.settled(expected, user_agent=AGENT, since=since)
+    return Counter({call: number for call, number in counts.items() if call[0] != "get"})
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
         ("patch", "diffusionrljobs"): 1, ("patch", "services"): 1, ("patch", "networkpolicies"): 1,
         ("patch", "configmaps"): 1, ("patch", "rayjobs"): 1, ("patch", "diffusionrljobs/status"): 1,
     })  # fmt: skip
-    assert installed.audit.settled(expected, user_agent=AGENT, since=mark) == expected
+    assert count_requests(installed, mark, expected) == expected
     job.run(1)
     job.await_condition("Ready", "True")
     installed.audit.settled(expected + Counter({("create", "events"): 1}), user_agent=AGENT, since=mark)
@@ -57,11 +65,11 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
         api.patch(f"{job.path}/{job.name}", {"metadata": {"annotations": {"example.com/touched": str(number)}}})
         api.patch(job.ray("rayjobs", job.attempt(1)), {"metadata": {"annotations": {"example.com/n": str(number)}}})
     api.get("/version")
-    assert not installed.audit.counts(user_agent=AGENT, since=mark)
+    assert not count_requests(installed, mark, Counter())
     api.delete(f"{job.path}/{job.name}")
     job.await_gone()
     expected = Counter({("delete", "rayjobs"): 1, ("patch", "diffusionrljobs"): 1})
-    assert installed.audit.settled(expected, user_agent=AGENT, since=mark) == expected
+    assert count_requests(installed, mark, expected) == expected
     for path in (job.ray("rayjobs"), job.ray("rayclusters"), f"/api/v1/namespaces/{namespace}/services"):
         deadlines.wait_until(f"{path} to be empty", JOB_SEEN, lambda path=path: not api.get(path)["items"])
 
@@ -77,7 +85,7 @@ def test_a_job_succeeds_and_its_conditions_carry_the_generation(
     job.await_condition("Succeeded", "True")
     status = job.status()
     assert {condition["observedGeneration"] for condition in status["conditions"]} == {1}
-    assert len(status["conditions"]) == 8
+    assert [condition["type"] for condition in status["conditions"]] == list(CONDITION_TYPES)
     events = api.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
     assert {"Running", "Succeeded"} <= {event["reason"] for event in events}
 
