@@ -36,6 +36,8 @@ def explain(
     excerpt = [] if reported else log_excerpt(log)
     error = reported or _last_error(excerpt)
     headline, *details = (error or "").strip().splitlines() or [""]
+    if excerpt and excerpt[-1].strip() == error:
+        excerpt.pop()  # the last line of the output repeats it
     lines = [f"  | {line}" for line in (details or excerpt)]
     return [*lines, f"log: {log_path}", f"failed: {_cause(code, headline, out_of_memory=out_of_memory)}"]
 

@@ -94,6 +94,7 @@ class BarDisplay(Display):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._progress.update(self._task, left="", refresh=False)
         self._live.update(Group(*self._numbers, self._progress), refresh=True)
         self._live.stop()
 

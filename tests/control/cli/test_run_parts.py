@@ -138,7 +138,7 @@ def test_a_failure_is_distinguished_from_a_stop(code: int, asked: int, stopped: 
          ["failed: StaleSample: 3 of 4"]),
         (1, "KeyError: a\nmore\nlines", [], False, ["  | more", "  | lines", "failed: KeyError: a"]),
         (1, None, ["Traceback (most recent call last):", "ValueError: x", "after"], False,
-         ["  | Traceback (most recent call last):", "  | ValueError: x", "failed: ValueError: x"]),
+         ["  | Traceback (most recent call last):", "failed: ValueError: x"]),
         (1, None, ["Killed"], False, ["  | Killed", "failed: the trainer exited with code 1; the log has no error"]),
         (-11, None, [], False, ["failed: the trainer was ended by SIGSEGV"]),
         (-9, None, [], True, ["failed: out of memory: the kernel killed a process of the run"]),
