@@ -106,11 +106,15 @@ def _cpus() -> int:
 def _memory() -> tuple[int, int]:
     """Total and available bytes, within the container's limit."""
     memory = psutil.virtual_memory()
-    text = _read("/sys/fs/cgroup/memory.max").strip()
-    if text.isdigit() and (limit := int(text)) < memory.total:
-        used = int(_read("/sys/fs/cgroup/memory.current").strip() or 0)
-        return limit, min(memory.available, max(0, limit - used))
-    return memory.total, memory.available
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    return within_limit(memory.total, memory.available, limit.strip(), used.strip())
+
+
+def within_limit(total: int, available: int, limit: str, used: str) -> tuple[int, int]:
+    """PURE: total and available memory of a container, from the texts of cgroup's memory.max and memory.current."""
+    if not limit.isdigit() or int(limit) >= total:
+        return total, available
+    return int(limit), min(available, max(0, int(limit) - int(used or 0)))
 
 
 def out_of_memory_kills() -> int:

@@ -9,8 +9,10 @@ import os
 import re
 import signal
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from omni_operator.cli import failure, run_text
 from omni_operator.cli.doctor import diagnose
 from omni_operator.cli.json_lines import JsonLinesReader, MalformedLine, read_records
-from omni_operator.cli.machine import Accelerators, Machine
+from omni_operator.cli.machine import Accelerators, Machine, inspect_machine, within_limit
 from omni_operator.cli.run import trainer_environment
 from omni_operator.cli.run_state import RunState, apply_event
 from omni_operator.cli.shared_memory import Snapshot
@@ -220,6 +222,23 @@ def test_each_finding_has_its_remedy(change: dict[str, object], level: str, said
     found = [finding for finding in diagnose(replace(GOOD, **change)) if finding.level != "ok"]  # type: ignore[arg-type]
     assert [finding.level for finding in found] == [level]
     assert said in f"{found[0].text} {found[0].remedy}"
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "memory"),
+    [("max", "5", (100, 60)), ("", "", (100, 60)), ("200", "5", (100, 60)), ("50", "20", (50, 30)),
+     ("50", "80", (50, 0)), ("90", "5", (90, 60))],
+)  # fmt: skip
+def test_memory_is_limited_by_the_container(limit: str, used: str, memory: tuple[int, int]) -> None:
+    assert within_limit(100, 60, limit, used) == memory
+
+
+def test_this_machine_has_memory_cores_and_disk(tmp_path: Path) -> None:
+    here = inspect_machine(tmp_path / "not" / "there")
+    assert 0 < here.memory_free <= here.memory <= psutil.virtual_memory().total
+    assert 1 <= here.cpus <= (os.cpu_count() or 1)
+    assert here.disk_free > 0
+    assert here.installed["torch"] == version("torch")
 
 
 def test_remedies_name_only_commands_that_exist() -> None:
