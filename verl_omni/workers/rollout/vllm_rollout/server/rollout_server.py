@@ -153,8 +153,8 @@ class vLLMOmniHttpServer(EngineControlServer):
         await self._awake.wait()
         if await self._park_until_admitted(request_id) is not None:
             return self._mode.aborted_output(sampling_params, self.global_steps)
-        # verl's count of admissions would include this request until its first output, which for a diffusion model is
-        # the finished sample. It ends before the engine's call; AsyncOmni counts its own admissions.
+        # verl would count this request as being admitted until its first output, which for a diffusion model is the
+        # finished sample. The count is decremented before the engine's call; AsyncOmni counts its own admissions.
         async with AsyncExitStack() as serving:
             try:
                 await serving.enter_async_context(self._mode.hold_weights())
