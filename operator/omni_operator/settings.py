@@ -141,7 +141,7 @@ def _parse_log_format(text: str) -> str:
 
 
 _TIMEOUTS = {
-    "HEAD_PATIENCE_SECONDS": "head", "IMAGE_PATIENCE_SECONDS": "image", "STALL_SECONDS": "stall",
+    "HEAD_TIMEOUT_SECONDS": "head", "IMAGE_TIMEOUT_SECONDS": "image", "STALL_SECONDS": "stall",
     "DELETION_SECONDS": "deletion", "RETRY_SECONDS": "retry",
 }  # fmt: skip
 _READERS: Mapping[str, Callable[[str], Any]] = {
