@@ -1,4 +1,4 @@
-{{- /* The settings as variables. Numbers of a values file are floats, which would be written as 8.64e+07. */ -}}
+{{- /* Settings as environment variables. Numbers in values are floats, which would be rendered as 8.64e+07. */ -}}
 {{- define "omni.env" -}}
 {{- $values := dict
   "NAMESPACE" .Release.Namespace

@@ -17,7 +17,7 @@ app.kubernetes.io/name: {{ include "omni.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* managed-by stays Helm's: children of jobs are found by another value of that label. */}}
+{{/* managed-by stays Helm's: objects of jobs have another value of that label. */}}
 {{- define "omni.labels" -}}
 {{ include "omni.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -44,12 +44,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Watched namespaces, comma-separated; empty: all. */}}
+{{/* Watched namespaces, separated by commas; empty: all. */}}
 {{- define "omni.namespaces" -}}
 {{- join "," .Values.watch.namespaces -}}
 {{- end -}}
 
-{{/* Where the operator's Lease lies: its own namespace, or the first of those it watches if that is none of them. */}}
+{{/* Namespace of the operator's Lease: its own, or the first watched one if its own is not watched. */}}
 {{- define "omni.leaseNamespace" -}}
 {{- if or (not .Values.watch.namespaces) (has .Release.Namespace .Values.watch.namespaces) -}}
 {{- .Release.Namespace -}}

@@ -1,5 +1,5 @@
 {{/*
-What the operator does, as RBAC rules. An apply that makes an object asks for `create` as well as `patch`.
+RBAC rules of the operator. Server-side apply needs `create` as well as `patch` to create an object.
 */}}
 {{- define "omni.rules.jobs" -}}
 - apiGroups: [diffusionrl.io]
@@ -9,7 +9,7 @@ What the operator does, as RBAC rules. An apply that makes an object asks for `c
   resources: [diffusionrljobs/status]
   verbs: [patch]
 - apiGroups: [diffusionrl.io]
-  resources: [diffusionrljobs/finalizers] # children that hold up their owner's deletion
+  resources: [diffusionrljobs/finalizers] # to set blockOwnerDeletion on children
   verbs: [update]
 - apiGroups: [ray.io]
   resources: [rayjobs]
@@ -40,14 +40,14 @@ What the operator does, as RBAC rules. An apply that makes an object asks for `c
   verbs: [list, watch]
 {{- end -}}
 
-{{/* Its own Lease, whose write must come back by its own watch. */}}
+{{/* The operator's Lease: the liveness check writes it and watches it. */}}
 {{- define "omni.rules.own" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create, patch]
 {{- end -}}
 
-{{/* Whether a token that comes with a report is good. */}}
+{{/* Authentication of reports. */}}
 {{- define "omni.rules.reports" -}}
 - apiGroups: [authentication.k8s.io]
   resources: [tokenreviews]
