@@ -17,7 +17,8 @@ from verl_omni.trainer.report.run_data import Image, Line, Run, load
 from verl_omni.trainer.run_folder import atomic_write
 
 MOST_COLUMNS = 4
-SMALL = 128  # pixels; a narrower image is enlarged without smoothing
+SMALL = 128  # pixels; narrower images are enlarged without smoothing
+STRIP = 2  # an image this many times as wide as high is a strip of video frames
 ACTOR_LABELS = {
     "actor/loss": "Loss",
     "actor/grad_norm": "Gradient norm",
@@ -88,7 +89,7 @@ def render(run: Run) -> str:
         reward_notes=_reward_notes(run),
         columns=columns,
         rows=image_rows(run, columns),
-        small=SMALL,
+        size=image_size(run),
         scorers=_scorers(run),
         diversity=_plots(run.lines, DIVERSITY_LABELS),
         evaluations=run.evaluations(),
@@ -123,6 +124,14 @@ def image_rows(run: Run, columns: list[int]) -> list[ImageRow]:
         if other is None or row.images.count(None) < other.images.count(None):
             rows[prompt] = row
     return list(rows.values())
+
+
+def image_size(run: Run) -> str:
+    """Size class of the run's images, which chooses their layout: small, large, or strips of video frames."""
+    images = [image for step in run.images.values() for image in step]
+    if any(image.width >= STRIP * image.height for image in images):
+        return "strip"
+    return "large" if any(image.width >= SMALL for image in images) else "small"
 
 
 def _reward(run: Run) -> Plot | None:

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from verl_omni.trainer import report
 from verl_omni.trainer.report.__main__ import main
-from verl_omni.trainer.report.page import image_rows, render
+from verl_omni.trainer.report.page import image_rows, image_size, render
 from verl_omni.trainer.report.plots import MOST_BARS
 from verl_omni.trainer.report.run_data import Event, Image, Run, load
 
@@ -108,8 +108,8 @@ def test_a_missing_image_leaves_its_place_empty(run: Path) -> None:
     assert "1 image missing or malformed, and not shown." in text
 
 
-def image(prompt: str, seed: int) -> Image:
-    return Image(prompt, seed, 0.5, "data:,", 8, 8)
+def image(prompt: str, seed: int, width: int = 8, height: int = 8) -> Image:
+    return Image(prompt, seed, 0.5, "data:,", width, height)
 
 
 def test_no_prompt_is_shown_twice() -> None:
@@ -118,6 +118,13 @@ def test_no_prompt_is_shown_twice() -> None:
     rows = image_rows(run, [0, 2])
     assert [(row.prompt, row.seed) for row in rows] == [("a cat", 3), ("a dog", 2)]
     assert all(None not in row.images for row in rows)
+
+
+@pytest.mark.parametrize(("width", "height", "size"), [(64, 64, "small"), (512, 512, "large"), (1024, 256, "strip")])
+def test_the_layout_fits_the_size_of_the_images(width: int, height: int, size: str) -> None:
+    run = Run("r", images={0: [image("a cat", 1, width, height)]})
+    assert image_size(run) == size
+    assert f'<div class="cards {size}">' in render(run)
 
 
 WARNING = {
