@@ -56,21 +56,21 @@ $(STAMP): | $(UV)
 run: setup ## train the example model by reinforcement learning, and write a report
 	@$(BIN)/drl run examples/red-grpo.yaml
 
-# Stages, their order and what runs side by side: suite.
+# Stages, their order and what runs side by side: tests/suite.
 test: setup ## all tests but those on whole clusters; no root needed (25 minutes; 40 on a new machine)
-	@$(BIN)/python -m suite test
+	@PYTHONPATH=tests $(BIN)/python -m suite test
 
 test-cluster: setup ## end-to-end tests on a local cluster, with training in pods (root; builds images the first time)
-	@$(BIN)/python -m suite test-cluster
+	@PYTHONPATH=tests $(BIN)/python -m suite test-cluster
 
 test-all: setup ## make test and make test-cluster, with the builds in the background: what CI runs
-	@$(BIN)/python -m suite test-all
+	@PYTHONPATH=tests $(BIN)/python -m suite test-all
 
 test-times: setup ## write the durations of the last test runs into docs/testing.md
-	@$(BIN)/python -m suite times
+	@PYTHONPATH=tests $(BIN)/python -m suite times
 
 coverage: setup ## make test with coverage (several times slower), and a list of code that no test reaches
-	@$(BIN)/python -m suite test --coverage
+	@PYTHONPATH=tests $(BIN)/python -m suite test --coverage
 
 test-fast: setup ## fast tests only
 	@echo "fast tests"

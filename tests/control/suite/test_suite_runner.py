@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from e2e.cluster import deadlines
 from suite import coverage, timings
 from suite.runner import Runner
 from suite.stages import IMAGES, PROGRAMS, Stage, Target, lanes, only
 from suite.timings import StageTime, TestTime
+
+from e2e.cluster import deadlines
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINE = sorted(path.relative_to(ROOT) for path in (ROOT / "tests/ml/engine").glob("test_*.py"))
@@ -102,7 +102,9 @@ def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Pa
     ]
     assert Runner(tmp_path / "run", said.append).run(run) == []
     assert log.read_text().split() == ["b", "a", "c", "d"]
-    assert [line.split("passed in")[1].split(": ")[1].strip() for line in said] == ["second", "first", "third", "end"]
+    reported = [line.split("passed in")[1].split(": ")[1].strip() for line in said]
+    # "first" and "second" end at nearly the same time, so either may be reported first.
+    assert sorted(reported[:2]) == ["first", "second"] and reported[2:] == ["third", "end"]
 
 
 def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from . import coverage, timings
 from .runner import Runner
 from .stages import Target, lanes, only
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv" / "suite"
 PAGE = ROOT / "docs" / "testing.md"
 
