@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -147,6 +148,31 @@ def test_ctrl_c_writes_a_checkpoint_and_the_next_run_resumes(
     code, said = drl("run", job)
     assert code == 0
     assert "resuming from the checkpoint of step 1 of 3" in said
+
+
+def test_the_resume_command_repeats_the_options_of_the_run(write_job: WriteJob, start: Start, drl: Drl) -> None:
+    job = write_job("wait")
+    process = start("run", job, "--runs", "other", "--set", "spec.seed=7", "--fresh", "--plain")
+    until(process, "step 1/3")
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate()
+    hint = rest.splitlines()[-1]
+    assert hint == f"resume with: drl run {job} --runs other --set spec.seed=7"
+    code, said = drl(*shlex.split(hint.partition(": drl ")[2]))
+    assert (code, "resuming from the checkpoint of step 1" in said) == (0, True)
+
+
+def test_a_run_from_standard_input_resumes_from_the_copy_of_the_job(
+    write_job: WriteJob, start: Start, drl: Drl
+) -> None:
+    with write_job("wait").open() as text:
+        process = start("run", "-", "--steps", "4", stdin=text)
+        until(process, "step 1/4")
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate()
+    assert rest.splitlines()[-1] == "resume with: drl run runs/a-job/job.yaml"
+    code, said = drl("run", "runs/a-job/job.yaml")
+    assert (code, "resuming from the checkpoint of step 1 of 4" in said) == (0, True)
 
 
 def test_a_trainer_that_ignores_signals_is_killed_with_its_descendants(
