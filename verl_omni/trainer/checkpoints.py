@@ -23,6 +23,39 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step_{step:06d}"
 
 
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint."""
+    found = steps(folder)
+    return path_of(folder, found[-1]) if found else None
+
+
+def step_of(checkpoint: Path) -> int:
+    """Step of a checkpoint's folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder. ValueError: its name is not that of a checkpoint.
+    """
+    if not checkpoint.is_dir():
+        raise FileNotFoundError(f"no checkpoint {checkpoint}; write the path of a folder step_NNNNNN")
+    if (match := _NAME.match(checkpoint.name)) is None:
+        raise ValueError(f"{checkpoint} is not a checkpoint; write the path of a folder step_NNNNNN")
+    return int(match[1])
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename the folder of an earlier run's checkpoints, so that they neither count as this run's nor are lost.
+
+    Returns:
+        The new name; None where there was no checkpoint.
+    """
+    if not steps(folder):
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    return folder.rename(aside)
+
+
 def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
     """Write a checkpoint aside, flush it to the disk, and rename it into place; then drop the oldest ones.
 

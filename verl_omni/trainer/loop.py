@@ -51,16 +51,17 @@ class DiffusionTrainer:
         self._seconds: list[float] = []
         self._drawn = 0  # samples of this process
 
-    def fit(self, resumed_from: int | None) -> None:
-        """Train.
+    def fit(self, checkpoint: Path | None) -> None:
+        """Train, from a checkpoint if there is one.
 
         Raises:
             Interrupted: `stop_requested` became true; a checkpoint of the last whole step is there.
             StaleSample, StaleReplica, LogProbMismatch: samples and weights do not belong together.
         """
-        step = resumed_from or 0
-        if resumed_from is not None:
-            self.stack.workers.load_checkpoint(str(checkpoints.path_of(self.checkpoints, step)))
+        step = 0
+        if checkpoint is not None:
+            step = checkpoints.step_of(checkpoint)
+            self.stack.workers.load_checkpoint(str(checkpoint))
         served = self._publish(step)
         if self._evaluates(step) and not self.folder.has_evaluation(step):
             self._record({"step": step, "weights/version": step, **served, **self._evaluate(step)})

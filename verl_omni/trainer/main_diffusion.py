@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
@@ -21,13 +22,13 @@ class Run:
     """A training run.
 
     Attributes:
-        folder: its `RunFolder`. resumed_from: step of the checkpoint that it starts from, if any.
+        folder: its `RunFolder`. checkpoint: folder of the checkpoint that it starts from, if any.
         checkpoint_wanted: whether the operator has requested a checkpoint since the last call.
     """
 
     config: Any
     folder: Any
-    resumed_from: int | None
+    checkpoint: Path | None
     checkpoint_wanted: Callable[[], bool]
 
 
@@ -46,10 +47,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     startup.prepare_environment(has_accelerator)
     try:
         startup.fit_to_machine(config, has_accelerator)
+        _check_files(config)
     except (FileNotFoundError, ValueError) as error:
         print(error, file=sys.stderr)
         return USAGE_ERROR
     return _run(config, stop)
+
+
+def _check_files(config: Any) -> None:
+    """Check what the settings name outside the configuration.
+
+    Raises:
+        FileNotFoundError, ValueError: a checkpoint or a scorer does not exist, or a scorer does not take its settings.
+    """
+    from verl_omni.trainer import checkpoints, reward_settings
+
+    if problems := reward_settings.find_problems(config.reward):
+        raise ValueError("\n".join(problems))
+    if config.trainer.resume_mode == "resume_path":
+        checkpoints.step_of(Path(config.trainer.resume_from_path))
 
 
 def _run(config: Any, stop: _StopOnSignal) -> int:
@@ -81,9 +97,17 @@ def run_training(config: Any, reporter: Any, train: Callable[[Run, contextlib.Ex
         reporter.tell(event)
 
     folder = RunFolder(Path(config.trainer.default_local_dir), tell)
-    found = checkpoints.steps(folder.path / "checkpoints") if config.trainer.resume_mode == "auto" else []
-    run = Run(config, folder, found[-1] if found else None, reporter.checkpoint_wanted)
-    folder.start(config, resumed_from=run.resumed_from)
+    own = folder.path / "checkpoints"
+    aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
+    if config.trainer.resume_mode == "resume_path":
+        checkpoint: Path | None = Path(config.trainer.resume_from_path)
+    else:
+        checkpoint = checkpoints.latest(own)
+    folder.start(config, resumed_from=None if checkpoint is None else checkpoints.step_of(checkpoint))
+    if aside is not None:
+        text = f"trainer.resume_mode=disable: the checkpoints of an earlier run are now in {aside}"
+        folder.event("warning", reason="CheckpointsSetAside", message=text)
+    run = Run(config, folder, checkpoint, reporter.checkpoint_wanted)
     with contextlib.ExitStack() as resources:
         try:
             train(run, resources)
@@ -100,16 +124,45 @@ def run_training(config: Any, reporter: Any, train: Callable[[Run, contextlib.Ex
 
 
 def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> None:
+    """Start everything and train; what must be stopped is put on `resources`."""
+
     def say(text: str) -> None:
         run.folder.event("phase", text=text)
 
     cluster = startup.start_ray(run.config, say)
     resources.callback(cluster.stop)
     stop.listen()  # Ray has replaced our handler of SIGTERM
+    from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
+
     train, held_out = _prompts(run.config)
     stack = startup.start_actors(run.config, cluster, say)
     resources.callback(stack.stop)
-    _fit(run, stack, train, held_out, stop)
+    tracking = open_tracking(run.config, run.folder.path)
+    if tracking is not None:
+        resources.callback(tracking.finish)
+    run.folder.event("phase", text="publishing the first weights, evaluating")
+    trainer = DiffusionTrainer(
+        run.config, stack, run.folder, train, held_out,
+        stop_requested=lambda: stop.requested, checkpoint_wanted=run.checkpoint_wanted, tracking=tracking,
+    )  # fmt: skip
+    trainer.fit(run.checkpoint)
+
+
+def open_tracking(config: Any, folder: Path) -> Any | None:
+    """verl's trackers of `trainer.logger`, None without any; trackers that write files write into the run folder."""
+    if not config.trainer.logger:
+        return None
+    from omegaconf import OmegaConf
+    from verl.utils.tracking import Tracking
+
+    places = {"TENSORBOARD_DIR": "tensorboard", "VERL_FILE_LOGGER_PATH": "tracking.jsonl", "WANDB_DIR": "."}
+    for variable, place in places.items():
+        os.environ.setdefault(variable, str(folder / place))
+    logger = config.trainer.logger
+    return Tracking(
+        config.trainer.project_name, config.trainer.experiment_name,
+        [logger] if isinstance(logger, str) else list(logger), OmegaConf.to_container(config, resolve=True),
+    )  # fmt: skip
 
 
 def _record_failure(folder: Any, error: Exception) -> int:
@@ -141,27 +194,6 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
     return data.load(config.data.train_files, config.data, tokenizer), held_out
 
 
-def _fit(run: Run, stack: Any, train: Any, held_out: Any | None, stop: _StopOnSignal) -> None:
-    from omegaconf import OmegaConf
-
-    from verl_omni.trainer.loop import DiffusionTrainer
-
-    config, tracking = run.config, None
-    if config.trainer.logger:
-        from verl.utils.tracking import Tracking
-
-        tracking = Tracking(
-            config.trainer.project_name, config.trainer.experiment_name,
-            list(config.trainer.logger), OmegaConf.to_container(config, resolve=True),
-        )  # fmt: skip
-    run.folder.event("phase", text="publishing the first weights, evaluating")
-    trainer = DiffusionTrainer(
-        config, stack, run.folder, train, held_out,
-        stop_requested=lambda: stop.requested, checkpoint_wanted=run.checkpoint_wanted, tracking=tracking,
-    )  # fmt: skip
-    trainer.fit(run.resumed_from)
-
-
 def _reason(error: BaseException) -> str:
     """The operator's word for a failure (`FailureReason` in its API). Ray's copy of an error keeps its classes."""
     names = {kind.__name__ for kind in type(error).__mro__}
@@ -177,7 +209,7 @@ def _report(folder: Any) -> None:
     try:
         report.write(folder.path)
     except (OSError, ValueError) as error:
-        folder.event("warning", message=f"no report: {error}")
+        folder.event("warning", reason="ReportNotWritten", message=f"report.html was not written: {error}")
 
 
 def _other_distribution() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_omni.trainer import supported_values
 from verl_omni.workers.algorithms import registry
 
 CONFIG_NAME = "diffusion_trainer"
@@ -24,10 +26,9 @@ OPEN = (
     "data.mm_processor_kwargs",
     "reward.reward_functions",
     "reward.scorer_kwargs",
-    "actor_rollout_ref.rollout.engine_kwargs",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm_omni",
     "actor_rollout_ref.rollout.val_kwargs.pipeline",
     "actor_rollout_ref.rollout.val_kwargs.algo",
-    "actor_rollout_ref.model.lora",
     "actor_rollout_ref.model.extra_tokenizers",
     "ray_kwargs.ray_init",
 )
@@ -42,8 +43,8 @@ def load(overrides: Sequence[str]) -> DictConfig:
     """Compose the defaults with `overrides`.
 
     Raises:
-        SettingsError: a name is unknown, a value cannot be parsed, a required setting is missing, or one does not go
-            with the algorithm.
+        SettingsError: a name is unknown, a value cannot be parsed or is not supported, a required setting is missing,
+            or one does not go with the algorithm.
     """
     loss, others = _loss(overrides)
     GlobalHydra.instance().clear()
@@ -57,7 +58,9 @@ def load(overrides: Sequence[str]) -> DictConfig:
             raise SettingsError(str(error)) from error
     if missing := sorted(name for name in known if _is_missing(config, name)):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
-    if wrong := registry.setting_conflicts(config):
+    packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)
+    installed = frozenset(package for package in packages if importlib.util.find_spec(package) is not None)
+    if wrong := [*registry.setting_conflicts(config), *supported_values.find_problems(config, installed)]:
         raise SettingsError("\n".join(wrong))
     return config
 

@@ -186,6 +186,7 @@ COMMON = (
     "trainer.n_gpus_per_node",
     "trainer.nnodes",
     "trainer.project_name",
+    "trainer.resume_from_path",
     "trainer.resume_mode",
     "trainer.sample_prompts",
     "trainer.save_freq",
@@ -216,8 +217,7 @@ BY_LOSS = {
 # Groups whose keys the user chooses.
 OPEN = (
     "actor_rollout_ref.model.extra_tokenizers",
-    "actor_rollout_ref.model.lora",
-    "actor_rollout_ref.rollout.engine_kwargs",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm_omni",
     "actor_rollout_ref.rollout.val_kwargs.algo",
     "actor_rollout_ref.rollout.val_kwargs.pipeline",
     "data.apply_chat_template_kwargs",

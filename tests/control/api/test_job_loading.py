@@ -230,7 +230,7 @@ def test_an_unknown_override_is_refused_with_the_nearest_setting(algorithm: str,
 @pytest.mark.parametrize(
     "algorithm",
     [
-        "overrides: [++data.shuffle=false, +data.mm_processor_kwargs.size=2, actor_rollout_ref.model.lora.x=1]",
+        "overrides: [++data.shuffle=false, +data.mm_processor_kwargs.size=2, +ray_kwargs.ray_init.x=1]",
         "{entrypoint: [python3, -m, my.trainer], overrides: [anything.at.all=1]}",
     ],
 )

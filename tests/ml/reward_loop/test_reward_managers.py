@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -213,11 +214,12 @@ async def test_an_optional_part_that_fails_counts_nothing_but_is_seen(
     assert [record.getMessage() for record in caplog.records] == ["reward 'hue' failed and counts 0"]
 
 
-def test_a_setting_that_no_part_takes_is_reported(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        manager = multi(settings(reward_functions={"color": {"colour": "red"}}))
-    assert manager.parts[0].settings == {}
-    assert "reward.reward_functions.color: the function takes no colour" in caplog.text
+def test_a_setting_that_no_scorer_takes_is_refused(settings: Settings) -> None:
+    nearest = "colour: unknown setting; did you mean color?"
+    with pytest.raises(ValueError, match=f"reward.reward_functions.red.{re.escape(nearest)}"):
+        multi(settings(reward_functions={"red": {"name": "color", "colour": "red"}}))
+    with pytest.raises(ValueError, match=f"reward.scorer_kwargs.{re.escape(nearest)}"):
+        visual(settings(scorer="color", scorer_kwargs={"colour": "red"}))
 
 
 @pytest.mark.parametrize(

@@ -232,5 +232,3 @@ def test_an_unusable_answer_says_who_and_what(
 def test_a_server_that_is_away_is_named() -> None:
     with pytest.raises(RewardServerError, match=r"http://127\.0\.0\.1:9/x"):
         score("http", CONSTANT, url="http://127.0.0.1:9/x", attempts=1)
-    with pytest.raises(RewardServerError, match=r"scorer_kwargs\.url"):
-        score("http", CONSTANT)

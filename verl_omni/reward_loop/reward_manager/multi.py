@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 from verl import DataProto
 
-from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, accepted, scored
+from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, scored
 from verl_omni.reward_loop.rewards import get_scorer
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,8 @@ class MultiVisualRewardManager(VisualRewardManager):
     counts 0 then, is logged, and `reward/<key>/failed`, which such a part always reports, is 1 instead of 0.
 
     Raises:
-        ValueError: there is no part, or the weights do not add up to something positive.
+        ValueError: there is no part, the weights do not add up to something positive, a scorer does not exist, or
+            one does not take its settings.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -92,11 +92,7 @@ def _part(key: str, settings: dict[str, Any]) -> Part:
     else:
         function = get_scorer(settings.get("name") or key)
     given = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
-    known = accepted(function)
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
-        if unknown := sorted(set(given) - set(known)):
-            logger.warning("reward.reward_functions.%s: the function takes no %s", key, ", ".join(unknown))
-        given = {name: value for name, value in given.items() if name in known}
+    check_settings(function, given, f"reward.reward_functions.{key}")
     return Part(
         key=key,
         function=function,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from verl_omni.reward_loop.rewards import get_scorer
+from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
 from verl_omni.utils.pixels import as_pixels
 
 
@@ -23,6 +24,9 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
 
     Args:
         compute_score: the user's function; verl passes a default for texts when there is none, which is not used.
+
+    Raises:
+        ValueError: the scorer does not exist, or does not take these settings.
     """
 
     def __init__(
@@ -40,6 +44,8 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             "reward_model_tokenizer": reward_model_tokenizer,
             "model_name": config.reward.reward_model.get("model_path"),
         }
+        if self.custom is None and (name := config.reward.get("scorer")):
+            check_settings(get_scorer(name), config.reward.scorer_kwargs, "reward.scorer_kwargs")
 
     @override
     async def run_single(self, data: DataProto) -> dict[str, Any]:
@@ -96,7 +102,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
 
     async def called(self, scorer: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Call a scorer with those of verl's extra arguments that it names; plain functions run in a thread."""
-        known = accepted(scorer)
+        known = parameters_of(scorer)
         extra = {name: value for name, value in self.offered.items() if name in known}
         if inspect.iscoroutinefunction(scorer):
             return await scorer(**arguments, **extra)
@@ -109,17 +115,14 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         return torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
 
 
-def accepted(scorer: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a scorer; behind verl's wrapper, those of the user's own function.
+def check_settings(scorer: Callable[..., Any], given: Collection[str], where: str) -> None:
+    """Refuse settings that the scorer does not take.
 
-    verl hands a user's function over as partial(wrapper, function, settings), where wrapper takes anything.
+    Raises:
+        ValueError: a name is unknown or missing; the message has a line for each.
     """
-    known = inspect.signature(scorer).parameters
-    if isinstance(scorer, partial) and scorer.args and callable(scorer.args[0]):
-        kinds = {parameter.kind for parameter in known.values()}
-        if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-            return accepted(scorer.args[0])
-    return known
+    if problems := signature_of(scorer).problems(given):
+        raise ValueError("\n".join(f"{where}.{problem}" for problem in problems))
 
 
 def scored(result: Any) -> dict[str, Any]:

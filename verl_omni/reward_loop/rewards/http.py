@@ -23,7 +23,7 @@ def compute_score(
     solution_image: Tensor,
     ground_truth: Any,
     extra_info: dict[str, Any],
-    url: str = "",
+    url: str,
     timeout: float = 60.0,
     attempts: int = 3,
 ) -> dict[str, float]:
@@ -38,8 +38,6 @@ def compute_score(
     Raises:
         RewardServerError: the server stayed away, refused, or answered something else.
     """
-    if not url:
-        raise RewardServerError("reward.scorer_kwargs.url must say where the reward server is")
     check_picture(solution_image, "http")
     body = {
         "prompt": extra_info.get("prompt"),

@@ -18,7 +18,7 @@ _LOADING = threading.Lock()
 
 
 def compute_score(
-    data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, function: str = "", **settings: Any
+    data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, function: str, **settings: Any
 ) -> Any:
     """Call `function`, `path/to/file.py:name` or `package.module:name`, with the same arguments.
 

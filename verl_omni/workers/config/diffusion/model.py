@@ -26,6 +26,7 @@ class DiffusionModelConfig(BaseConfig):
         tokenizer_path: defaults to `<path>/tokenizer`, else `path`.
         lora_rank: 0 trains all weights of the transformer.
         target_modules: names (suffixes) that LoRA wraps.
+        external_lib: module, or list of modules, that every process with the model imports first.
         extra_tokenizers: of the model's other text encoders, {name: {path, max_length}}; without `max_length`
             nothing is cut.
         attn_backend: the trainer's attention kernel, by diffusers' name.
@@ -52,7 +53,7 @@ class DiffusionModelConfig(BaseConfig):
     tokenizer_path: str | None = None
     local_path: str | None = None
     trust_remote_code: bool = False
-    external_lib: str | None = None
+    external_lib: str | list[str] | None = None
     custom_chat_template: str | None = None
     extra_tokenizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     attn_backend: str = "native"
@@ -79,6 +80,9 @@ class DiffusionModelConfig(BaseConfig):
         for name, entry in self.extra_tokenizers.items():
             if not entry.get("path"):
                 raise ValueError(f"extra_tokenizers.{name} has no path")
+        from verl.utils.import_utils import import_external_libs
+
+        import_external_libs(self.external_lib)
         root = Path(self.path)
         index = root / "model_index.json"
         if not index.is_file():

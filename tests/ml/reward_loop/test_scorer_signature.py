@@ -1,0 +1,78 @@
+"""Settings of scorers, found in functions and in source that is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from verl_omni.reward_loop.rewards import SCORERS, get_scorer
+from verl_omni.reward_loop.scorer_signature import Signature, signature_in_source, signature_of
+
+SOURCE = """
+import a_module_that_is_not_installed
+
+def judge(data_source, solution_image, ground_truth, extra_info, factor, depth=3, *, model_name=None, scale=1.0):
+    return 1.0
+
+async def late(solution_image, **settings):
+    return 1.0
+
+@cached
+def hidden(solution_image):
+    return 1.0
+
+alias = judge
+"""
+
+
+def judge(
+    data_source: str, solution_image: Any, ground_truth: Any, extra_info: Any, factor: float, depth: int = 3,
+    *, model_name: str | None = None, scale: float = 1.0,
+) -> float:  # fmt: skip
+    return 1.0
+
+
+def test_a_function_and_its_source_have_the_same_signature() -> None:
+    expected = Signature(frozenset({"factor", "depth", "scale"}), frozenset({"factor"}), open_ended=False)
+    assert signature_of(judge) == signature_in_source(SOURCE, "judge") == expected
+
+
+def test_a_users_function_is_found_behind_verls_wrapper() -> None:
+    def call(function: Callable[..., Any], extra: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs, **extra)
+
+    assert signature_of(partial(call, judge, {})) == signature_of(judge)
+
+
+def test_keyword_arguments_take_any_setting() -> None:
+    found = signature_in_source(SOURCE, "late")
+    assert found is not None
+    assert found.problems(["anything"]) == []
+
+
+@pytest.mark.parametrize("name", ["hidden", "alias", "absent"])
+def test_what_only_running_the_module_would_show_is_left_open(name: str) -> None:
+    assert signature_in_source(SOURCE, name) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "problems"),
+    [
+        (["factor"], []),
+        (["factor", "dept"], ["dept: unknown setting; did you mean depth?"]),
+        (["factor", "zzz"], ["zzz: unknown setting; one of depth, factor, scale"]),
+        ([], ["factor: must be given"]),
+    ],
+)
+def test_problems_name_the_setting_and_the_nearest_valid_one(given: list[str], problems: list[str]) -> None:
+    assert signature_of(judge).problems(given) == problems
+
+
+@pytest.mark.parametrize("scorer", [name for name in SCORERS if name != "python"])
+def test_every_scorer_of_the_project_refuses_unknown_settings(scorer: str) -> None:
+    signature = signature_of(get_scorer(scorer))
+    assert not signature.open_ended
+    assert len(signature.problems([*signature.required, "no_such_setting"])) == 1

@@ -1,0 +1,68 @@
+"""Where a run starts, for each `trainer.resume_mode`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_omni.trainer import checkpoints, main_diffusion
+from verl_omni.trainer.operator_reporter import NullReporter
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    return checkpoints.save(folder, step, lambda path: (path / "weights").touch(), keep=0)
+
+
+def started(run_folder: Path, mode: str, path: Path | None = None) -> tuple[Path | None, list[dict[str, Any]]]:
+    """The checkpoint that a run starts from, and its events."""
+    seen: list[Path | None] = []
+
+    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
+        seen.append(run.checkpoint)
+
+    trainer = {"default_local_dir": str(run_folder), "resume_mode": mode, "total_training_steps": 9}
+    config = OmegaConf.create({"trainer": {**trainer, "resume_from_path": None if path is None else str(path)}})
+    assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.OK
+    events = [json.loads(line) for line in (run_folder / "progress.jsonl").read_text().splitlines()]
+    return seen[0], events
+
+
+def test_auto_starts_from_the_last_checkpoint_of_the_run_folder(tmp_path: Path) -> None:
+    assert started(tmp_path / "new", "auto")[0] is None
+    checkpoint(tmp_path / "run" / "checkpoints", 4)
+    last = checkpoint(tmp_path / "run" / "checkpoints", 8)
+    found, events = started(tmp_path / "run", "auto")
+    assert found == last
+    assert events[0]["resumed_from"] == 8
+
+
+def test_disable_starts_from_nothing_and_keeps_earlier_checkpoints_aside(tmp_path: Path) -> None:
+    for number in (1, 2):
+        checkpoint(tmp_path / "checkpoints", 8)
+        found, events = started(tmp_path, "disable")
+        assert found is None
+        assert checkpoints.steps(tmp_path / "checkpoints") == []
+        assert checkpoints.steps(tmp_path / f"checkpoints-{number}") == [8]
+    warnings = [event for event in events if event["event"] == "warning"]
+    assert [event["reason"] for event in warnings] == ["CheckpointsSetAside"] * 2
+    assert str(tmp_path / "checkpoints-2") in warnings[-1]["message"]
+
+
+def test_resume_path_starts_from_a_checkpoint_of_another_run(tmp_path: Path) -> None:
+    other = checkpoint(tmp_path / "other" / "checkpoints", 6)
+    checkpoint(tmp_path / "run" / "checkpoints", 2)
+    found, events = started(tmp_path / "run", "resume_path", other)
+    assert found == other
+    assert events[0]["resumed_from"] == 6
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*step_000009; write the path of a folder step_NNNNNN"):
+        checkpoints.step_of(tmp_path / "step_000009")
+    with pytest.raises(ValueError, match="is not a checkpoint"):
+        checkpoints.step_of(tmp_path)

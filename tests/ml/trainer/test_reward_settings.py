@@ -1,0 +1,81 @@
+"""Rewards that would fail, or would silently drop a setting, are refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from verl_omni.trainer import reward_settings, settings
+
+REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
+ONE = "reward.custom_reward_function"
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "raise RuntimeError('this module was run')\n"
+        "def judge(solution_image, factor=1.0, **_): ...\n"
+        "def strict(solution_image, f=1): ...\n"
+    )
+    return path
+
+
+def problems(*overrides: str) -> list[str]:
+    return reward_settings.find_problems(settings.load([*REQUIRED, *overrides]).reward)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["reward.scorer=color", "reward.scorer_kwargs.color=green"],
+        ["reward.scorer=http", "reward.scorer_kwargs={url: http://x, attempts: 2}"],
+        [SEVERAL, "reward.reward_functions={red: {name: color, weight: 2, color: red}, jpeg: {required: false}}"],
+        ["reward.reward_manager.module.path=pkg://mine", "reward.reward_manager.name=Mine", "reward.scorer=x"],
+    ],
+)
+def test_a_reward_that_works_is_let_through(overrides: list[str]) -> None:
+    assert problems(*overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["reward.scorer=colour"], "reward.scorer: unknown scorer colour; did you mean color?"),
+        (
+            ["reward.scorer=color", "reward.scorer_kwargs.colour=red"],
+            "reward.scorer_kwargs.colour: unknown setting; did you mean color?",
+        ),
+        (["reward.scorer=http"], "reward.scorer_kwargs.url: must be given"),
+        (["reward.reward_manager.name=Multi"], "reward.reward_manager.name: Multi does not exist; write Vis"),
+        (["reward.reward_functions={jpeg: {}}"], "reward.reward_functions: is not read by VisualRewardManager; write"),
+        ([SEVERAL, "reward.scorer=jpeg"], "reward.scorer: is not read by MultiVisualRewardManager; write"),
+        (
+            [SEVERAL, "reward.reward_functions={small: {name: jpeg, qualty: 5}}"],
+            "reward.reward_functions.small.qualty: unknown setting; did you mean quality?",
+        ),
+        ([SEVERAL, "reward.reward_functions={smal: {}}"], "reward.reward_functions.smal.name: unknown scorer smal"),
+        ([f"{ONE}.path=no.py"], f"{ONE}.path: no file no.py"),
+        ([f"{ONE}.path=pkg://no_such"], f"{ONE}.path: no module no_such"),
+        ([f"{ONE}.path=no.py", "reward.scorer=jpeg"], f"reward.scorer: is not read with {ONE}.path"),
+    ],
+)
+def test_a_reward_that_would_fail_is_refused_by_the_name_of_its_setting(overrides: list[str], said: str) -> None:
+    assert any(problem.startswith(said) for problem in problems(*overrides)), problems(*overrides)
+
+
+def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
+    part = f"path: {user_file}, name: strict"
+    assert problems(SEVERAL, f"reward.reward_functions={{a: {{{part}, f: 2}}}}") == []
+    assert problems(SEVERAL, f"reward.reward_functions={{a: {{{part}, g: 2}}}}") == [
+        "reward.reward_functions.a.g: unknown setting; one of f"
+    ]
+    function = f"reward.scorer_kwargs.function='{user_file}:strict'"
+    assert problems("reward.scorer=python", function, "reward.scorer_kwargs.g=1") == [
+        "reward.scorer_kwargs.g: unknown setting; one of f"
+    ]
+    assert problems("reward.scorer=python", f"reward.scorer_kwargs.function='{user_file}:judge'") == []

@@ -1,0 +1,95 @@
+"""Settings of the reference that this trainer supports in part: the other values are refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from verl_omni.trainer import settings, supported_values
+
+REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+NOTHING = frozenset[str]()
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load([*REQUIRED, *overrides])
+    return str(caught.value)
+
+
+OTHERS = {
+    "algorithm.adv_estimator": "gae", "actor_rollout_ref.hybrid_engine": "false", "data.return_raw_chat": "false",
+    "data.truncation": "left", "actor_rollout_ref.model.lora": "{rank: 8}",
+    "actor_rollout_ref.actor.strategy": "megatron", f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.mode": "sync",
+    f"{ROLLOUT}.nnodes": "1", f"{ROLLOUT}.load_format": "dummy", f"{ROLLOUT}.disaggregation.enabled": "true",
+    f"{ROLLOUT}.prometheus.enable": "true", f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
+    f"{ROLLOUT}.val_kwargs.n": "2", "reward.reward_model.enable": "true",
+    "reward.reward_model.enable_resource_pool": "true", "trainer.resume_mode": "never",
+}  # fmt: skip
+
+
+def test_the_defaults_are_supported_and_every_restricted_setting_is_tried() -> None:
+    settings.load(REQUIRED)
+    assert OTHERS.keys() == supported_values.SUPPORTED.keys()
+
+
+@pytest.mark.parametrize(("name", "value"), OTHERS.items())
+def test_another_value_is_refused_with_what_to_write(name: str, value: str) -> None:
+    said = refusal(f"++{name}={value}")
+    assert said.startswith(f"{name}: ")
+    assert "is not supported; write " in said
+    assert supported_values.SUPPORTED[name].advice in said
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "data.train_files=s3://bucket/train.jsonl", "data.val_files=[a.jsonl,hf://datasets/x]",
+        "actor_rollout_ref.model.path=hf://stabilityai/sd3", "trainer.default_local_dir=gs://bucket/runs",
+        "actor_rollout_ref.model.tokenizer_path=https://host/tokenizer",
+    ],
+)  # fmt: skip
+def test_a_url_is_refused_instead_of_made_into_a_folder(setting: str) -> None:
+    name = setting.partition("=")[0]
+    assert refusal(setting).startswith(f"{name}: ")
+    assert "is a URL, and the trainer reads files" in refusal(setting)
+
+
+def test_a_tracker_must_exist_and_be_installed() -> None:
+    assert "trainer.logger: unknown tracker tensorbord; did you mean tensorboard?" in refusal(
+        "trainer.logger=[tensorbord]"
+    )
+    assert "trainer.logger: mlflow needs the Python package mlflow, which is not installed" in refusal(
+        "trainer.logger=[console,mlflow]"
+    )
+    assert settings.load([*REQUIRED, "trainer.logger=[console,tensorboard]"]).trainer.logger == [
+        "console",
+        "tensorboard",
+    ]
+
+
+def test_every_tracker_of_verl_is_known() -> None:
+    from verl.utils.tracking import Tracking
+
+    assert set(supported_values.TRACKER_PACKAGES) == set(Tracking.supported_backend)
+
+
+def test_resume_path_and_its_path_go_together() -> None:
+    assert "trainer.resume_from_path: must be given" in refusal("trainer.resume_mode=resume_path")
+    assert "is not read with trainer.resume_mode=auto; write resume_path" in refusal(
+        "trainer.resume_from_path=x/step_000001"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (f"{ROLLOUT}.val_kwargs.pipeline.num_inference_step=4", "did you mean num_inference_steps?"),
+        (f"{ROLLOUT}.val_kwargs.algo.noise=0", "unknown setting; did you mean noise_level?"),
+        ("actor_rollout_ref.model.extra_tokenizers.t5={pat: x}", "unknown setting; did you mean path?"),
+        (f"{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=4", "unknown setting"),
+    ],
+)
+def test_a_misspelt_name_in_an_open_group_is_refused(setting: str, said: str) -> None:
+    assert refusal(setting).startswith(f"{setting.partition('=')[0].removesuffix('.t5')}")
+    assert said in refusal(setting)

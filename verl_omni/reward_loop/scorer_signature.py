@@ -1,0 +1,95 @@
+"""Settings that a scorer takes, read from its function or, without running it, from its source."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+# Arguments that reward managers fill in.
+SAMPLE = frozenset({"data_source", "solution_image", "ground_truth", "extra_info"})
+FILLED_IN = SAMPLE | {"reward_router_address", "reward_model_tokenizer", "model_name"}
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Parameters of a scorer, without those that reward managers fill in.
+
+    Attributes:
+        settings: all names. required: those without a default.
+        open_ended: it has `**kwargs`, so it takes any setting.
+    """
+
+    settings: frozenset[str]
+    required: frozenset[str]
+    open_ended: bool
+
+    def problems(self, given: Collection[str]) -> list[str]:
+        """PURE: what is wrong with settings of these names, a phrase each; unknown names with the nearest valid one."""
+        unknown = [] if self.open_ended else sorted(set(given) - self.settings)
+        missing = sorted(self.required - set(given))
+        return [
+            *(f"{name}: unknown setting{nearest_name(name, self.settings)}" for name in unknown),
+            *(f"{name}: must be given" for name in missing),
+        ]
+
+
+def nearest_name(name: str, valid: Collection[str]) -> str:
+    """PURE: the end of a message about an unknown name: the nearest valid one, else all of them."""
+    if near := difflib.get_close_matches(name, valid, n=1, cutoff=0.5):
+        return f"; did you mean {near[0]}?"
+    return f"; one of {', '.join(sorted(valid))}" if valid else "; there are none"
+
+
+def parameters_of(scorer: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a scorer; behind verl's wrapper, those of the user's own function.
+
+    verl passes a user's function as partial(wrapper, function, settings), where wrapper takes any argument.
+    """
+    known = inspect.signature(scorer).parameters
+    if isinstance(scorer, partial) and scorer.args and callable(scorer.args[0]):
+        kinds = {parameter.kind for parameter in known.values()}
+        if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            return parameters_of(scorer.args[0])
+    return known
+
+
+def signature_of(scorer: Callable[..., Any]) -> Signature:
+    """The signature of a function."""
+    known = parameters_of(scorer).values()
+    named = [each for each in known if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    return _signature(
+        {each.name: each.default is not each.empty for each in named},
+        open_ended=any(each.kind is each.VAR_KEYWORD for each in known),
+    )
+
+
+def signature_in_source(text: str, name: str) -> Signature | None:
+    """The signature of the function `name` that a module's text defines; None where it is made in another way.
+
+    Raises:
+        SyntaxError: `text` is not Python.
+    """
+    defined = [
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
+    ]
+    if not defined or defined[-1].decorator_list:
+        return None
+    arguments = defined[-1].args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    without_default = len(plain) - len(arguments.defaults)
+    has_default = {each.arg: place >= without_default for place, each in enumerate(plain)}
+    keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    has_default |= {each.arg: default is not None for each, default in keyword_only}
+    return _signature(has_default, open_ended=arguments.kwarg is not None)
+
+
+def _signature(has_default: Mapping[str, bool], *, open_ended: bool) -> Signature:
+    own = {name: default for name, default in has_default.items() if name not in FILLED_IN}
+    return Signature(frozenset(own), frozenset(name for name, default in own.items() if not default), open_ended)

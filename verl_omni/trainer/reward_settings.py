@@ -1,0 +1,110 @@
+"""Settings of the reward, checked before anything starts: which scorer runs, and what it takes.
+
+A user's file is parsed and not run: it may load a model when it is imported, which only reward workers should do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_omni.reward_loop.rewards import SCORERS, get_scorer
+from verl_omni.reward_loop.scorer_signature import Signature, nearest_name, signature_in_source, signature_of
+
+OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
+ONE, SEVERAL = "VisualRewardManager", "MultiVisualRewardManager"
+PART_SETTINGS = ("path", "name", "weight", "required")  # of a part itself; the others are its scorer's
+
+
+class ScorerNotFound(ValueError):
+    """There is no such scorer; the message says where it was looked for."""
+
+
+def find_problems(reward: DictConfig) -> list[str]:
+    """What is wrong with `reward`, a line for each setting; nothing where another reward manager runs."""
+    manager = reward.reward_manager
+    if manager.source != "importlib" or manager.module.path != OWN_MODULE:
+        return []
+    if manager.name not in (ONE, SEVERAL):
+        return [f"reward.reward_manager.name: {manager.name} does not exist; write {ONE} or {SEVERAL}"]
+    return list(_of_several(reward) if manager.name == SEVERAL else _of_one(reward))
+
+
+def _of_several(reward: DictConfig) -> Iterator[str]:
+    for name in ("scorer", "scorer_kwargs", "custom_reward_function.path"):
+        if OmegaConf.select(reward, name):
+            yield f"reward.{name}: is not read by {SEVERAL}; write the scorer into reward.reward_functions"
+    for key, part in reward.reward_functions.items():
+        where, given = f"reward.reward_functions.{key}", OmegaConf.to_container(part)
+        own = {name: value for name, value in given.items() if name not in PART_SETTINGS}
+        if path := given.get("path"):
+            yield from _of_function(where, "path", str(path), given.get("name") or "compute_score", own)
+        else:
+            yield from _of_scorer(where, "name", str(given.get("name") or key), own)
+
+
+def _of_one(reward: DictConfig) -> Iterator[str]:
+    if reward.reward_functions:
+        yield f"reward.reward_functions: is not read by {ONE}; write reward.reward_manager.name={SEVERAL}"
+    kwargs = OmegaConf.to_container(reward.scorer_kwargs)
+    function = reward.custom_reward_function
+    if function.path is not None:
+        for name in ("scorer", "scorer_kwargs"):
+            if reward[name]:
+                yield f"reward.{name}: is not read with reward.custom_reward_function.path; remove one of them"
+        yield from _of_function("reward.custom_reward_function", "path", str(function.path), function.name, {})
+    elif reward.scorer is not None:  # otherwise each row's data source names a scorer
+        yield from _of_scorer("reward", "scorer", str(reward.scorer), kwargs, inside="scorer_kwargs.")
+
+
+def _of_scorer(where: str, setting: str, name: str, given: dict[str, Any], inside: str = "") -> Iterator[str]:
+    """A scorer of this package; the scorer `python` passes settings on to the function that it names."""
+    if name not in SCORERS:
+        yield f"{where}.{setting}: unknown scorer {name}{nearest_name(name, SCORERS)}"
+        return
+    if name == "python":
+        file, _, function = str(given.get("function", "")).rpartition(":")
+        own = {key: value for key, value in given.items() if key != "function"}
+        path = file if file.endswith(".py") or not file else f"pkg://{file}"
+        yield from _of_function(where, f"{inside}function", path, function, own, inside)
+        return
+    yield from (f"{where}.{inside}{problem}" for problem in signature_of(get_scorer(name)).problems(given))
+
+
+def _of_function(
+    where: str, setting: str, path: str, name: str, given: Collection[str], inside: str = ""
+) -> Iterator[str]:
+    try:
+        signature = _signature(path, name)
+    except (ScorerNotFound, SyntaxError) as error:
+        yield f"{where}.{setting}: {error}"
+        return
+    if signature is not None:
+        yield from (f"{where}.{inside}{problem}" for problem in signature.problems(given))
+
+
+def _signature(path: str, name: str) -> Signature | None:
+    """Signature of a user's function; None where only running its module would show it.
+
+    Raises:
+        ScorerNotFound: there is no such file or module. SyntaxError: it is not Python.
+    """
+    if path.startswith("pkg://"):
+        module = path.removeprefix("pkg://")
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError) as error:
+            raise ScorerNotFound(f"no module {module}: {error}") from error
+        if spec is None:
+            raise ScorerNotFound(f"no module {module}; install it, or write the path of its file")
+        path = spec.origin or ""
+    file = Path(path.removeprefix("file://"))
+    if not path.endswith(".py"):
+        return None
+    if not file.is_file():
+        raise ScorerNotFound(f"no file {file}")
+    return signature_in_source(file.read_text(encoding="utf-8"), name)

@@ -1,0 +1,136 @@
+"""PURE: values of settings that this trainer supports, and what to write instead of the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_omni.reward_loop.scorer_signature import nearest_name
+
+ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
+RESUME_MODES = ("auto", "disable", "resume_path")
+# verl's trackers (verl.utils.tracking.Tracking), each with the package that it imports.
+TRACKER_PACKAGES: dict[str, str | None] = {
+    "clearml": "clearml",
+    "console": None,
+    "file": None,
+    "mlflow": "mlflow",
+    "rl_insight": "rl_insight",
+    "swanlab": "swanlab",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "vemlp_wandb": "volcengine_ml_platform",
+    "wandb": "wandb",
+}
+# Folders and files; a list is checked item by item.
+PATHS = (
+    f"{DATA}.train_files",
+    f"{DATA}.val_files",
+    f"{MODEL}.path",
+    f"{MODEL}.tokenizer_path",
+    "trainer.default_local_dir",
+    "trainer.resume_from_path",
+)
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True, slots=True)
+class SupportedValues:
+    """The values that a setting of the reference may have here.
+
+    Attributes:
+        advice: why the others are refused, or what to do instead.
+    """
+
+    values: tuple[Any, ...]
+    advice: str
+
+
+SUPPORTED = {
+    "algorithm.adv_estimator": SupportedValues(("flow_grpo",), "advantages are group-relative"),
+    "actor_rollout_ref.hybrid_engine": SupportedValues((True,), "trainer and engine share their accelerators"),
+    f"{DATA}.return_raw_chat": SupportedValues((True,), "agent loops take the raw prompt"),
+    f"{DATA}.truncation": SupportedValues(
+        ("right",), f"a prompt longer than {DATA}.max_prompt_length loses its end; drop it with "
+        f"{DATA}.filter_overlong_prompts=true",
+    ),
+    f"{MODEL}.lora": SupportedValues(({},), f"{MODEL}.lora_rank and {MODEL}.lora_alpha set the adapter"),
+    "actor_rollout_ref.actor.strategy": SupportedValues(("fsdp2", "fsdp"), "both mean FSDP2"),
+    f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
+    f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
+    f"{ROLLOUT}.nnodes": SupportedValues((0,), "the engine has no nodes of its own"),
+    f"{ROLLOUT}.load_format": SupportedValues(("auto", "safetensors"), "the engine loads the model's own weights"),
+    f"{ROLLOUT}.disaggregation.enabled": SupportedValues((False,), "a diffusion model has no prefill"),
+    f"{ROLLOUT}.prometheus.enable": SupportedValues(
+        (False,), "the engine exports no metrics; the operator does, and trainer.logger takes trackers"
+    ),
+    f"{ROLLOUT}.checkpoint_engine.backend": SupportedValues(("naive",), "weights reach the engine over IPC"),
+    f"{ROLLOUT}.val_kwargs.n": SupportedValues((1,), "an evaluation draws one sample of each prompt"),
+    "reward.reward_model.enable": SupportedValues(
+        (False,), "verl's reward-model server is not started; serve the model yourself and write reward.scorer=http"
+    ),
+    "reward.reward_model.enable_resource_pool": SupportedValues((False,), "there is no reward-model server"),
+    "trainer.resume_mode": SupportedValues(RESUME_MODES, "resume_path starts from trainer.resume_from_path"),
+}  # fmt: skip
+
+
+def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
+    """What is not supported, a line for each setting.
+
+    Args:
+        installed: packages of `TRACKER_PACKAGES` that can be imported.
+    """
+    trackers = _trackers(config.trainer.logger, installed)
+    return [*_values(config), *_open_groups(config), *_paths(config), *_resume(config), *trackers]
+
+
+def _values(config: DictConfig) -> Iterator[str]:
+    for name, supported in SUPPORTED.items():
+        value = OmegaConf.select(config, name)
+        plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        if not any(plain == other and isinstance(plain, type(other)) for other in supported.values):
+            values = " or ".join(str(other) for other in supported.values)
+            yield f"{name}: {plain} is not supported; write {values}: {supported.advice}"
+
+
+def _open_groups(config: DictConfig) -> Iterator[str]:
+    """Unknown names in groups whose defaults are empty."""
+    rollout = config.actor_rollout_ref.rollout
+    groups = [
+        (f"{ROLLOUT}.val_kwargs.{name}", rollout.val_kwargs[name], [key for key in rollout[name] if key[0] != "_"])
+        for name in ("pipeline", "algo")
+    ]
+    for tokenizer, entry in config.actor_rollout_ref.model.extra_tokenizers.items():
+        groups.append((f"{MODEL}.extra_tokenizers.{tokenizer}", entry, ["path", "max_length"]))
+    for where, given, known in groups:
+        for name in given:
+            if name not in known:
+                yield f"{where}.{name}: unknown setting{nearest_name(name, known)}"
+
+
+def _paths(config: DictConfig) -> Iterator[str]:
+    for name in PATHS:
+        value = OmegaConf.select(config, name)
+        for path in value if OmegaConf.is_list(value) else [value]:
+            if isinstance(path, str) and _URL.match(path):
+                yield f"{name}: {path} is a URL, and the trainer reads files; copy it here and write its path"
+
+
+def _resume(config: DictConfig) -> Iterator[str]:
+    mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
+    if mode == "resume_path" and not path:
+        yield "trainer.resume_from_path: must be given with trainer.resume_mode=resume_path: a folder step_NNNNNN"
+    if mode != "resume_path" and path:
+        yield f"trainer.resume_from_path: is not read with trainer.resume_mode={mode}; write resume_path"
+
+
+def _trackers(loggers: Sequence[str] | str | None, installed: frozenset[str]) -> Iterator[str]:
+    for name in [loggers] if isinstance(loggers, str) else loggers or []:
+        if name not in TRACKER_PACKAGES:
+            yield f"trainer.logger: unknown tracker {name}{nearest_name(str(name), TRACKER_PACKAGES)}"
+        elif (package := TRACKER_PACKAGES[name]) is not None and package not in installed:
+            yield f"trainer.logger: {name} needs the Python package {package}, which is not installed"
