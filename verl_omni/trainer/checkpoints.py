@@ -1,4 +1,4 @@
-"""Checkpoints on disk: complete or absent, the newest ones kept."""
+"""Checkpoint folders: complete or absent, with the newest ones kept."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NAME = re.compile(r"^step_(\d{6,})$")
 
 
 def steps(folder: Path) -> list[int]:
-    """Steps that have a complete checkpoint, in order."""
+    """Steps with a complete checkpoint, in order."""
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.match(entry.name)))
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` lives."""
+    """Folder of the checkpoint of `step`."""
     return folder / f"step_{step:06d}"
 
 
@@ -57,14 +57,14 @@ def set_aside(folder: Path) -> Path | None:
 
 
 def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
-    """Write a checkpoint aside, flush it to the disk, and rename it into place; then drop the oldest ones.
+    """Write a checkpoint aside, flush it to disk and rename it into place; then delete the oldest ones.
 
     Args:
-        write: fills the folder it is given.
-        keep: how many to keep; 0 keeps all.
+        write: writes the checkpoint into the folder that it gets.
+        keep: number of checkpoints to keep; 0 keeps all.
 
     Raises:
-        whatever `write` raises; nothing is left behind then.
+        Exception: `write` raised it; the incomplete checkpoint is deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final, aside = path_of(folder, step), folder / f".writing_step_{step:06d}"

@@ -1,4 +1,4 @@
-"""Prompts: rows of JSONL or Parquet through verl's dataset, in an order that depends on nothing but the seed."""
+"""Prompt data sets: rows of JSONL or Parquet files, in an order that depends only on the seed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 
 class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
-    """verl's dataset, for prompts that are plain texts as well as lists of messages.
+    """verl's dataset, extended to prompts that are plain text as well as lists of messages.
 
     A row has `prompt`, and may have `negative_prompt`, `data_source`, `ground_truth` (or verl's
-    `reward_model.ground_truth`) and `extra_info`. What an item of this dataset always has: `raw_prompt`,
-    `data_source`, `reward_model`, `extra_info` (with the prompt's text in it), and `raw_negative_prompt`
-    where any row of the files has a negative prompt.
+    `reward_model.ground_truth`) and `extra_info`. An item has `raw_prompt`, `data_source`, `reward_model`, `extra_info`
+    (which includes the prompt's text), and `raw_negative_prompt` if any row has a negative prompt.
     """
 
     @override
@@ -48,8 +47,8 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
     """Read prompt files.
 
     Raises:
-        FileNotFoundError: one of `files` is not there.
-        ValueError: there is no prompt in them, or no column named `data.prompt_key`.
+        FileNotFoundError: one of `files` does not exist.
+        ValueError: they have no rows, or no column named `data.prompt_key`.
     """
     from pathlib import Path
 
@@ -58,21 +57,22 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
     paths = [files] if isinstance(files, str) else list(files)
     for path in paths:
         if not Path(path).is_file():
-            raise FileNotFoundError(f"data file {path} not found")
+            raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
     settings = OmegaConf.merge(config, {"shuffle": False, "cache_dir": config.cache_dir or "~/.cache/verl/rlhf"})
     dataset = get_dataset_class(settings)(paths, tokenizer, settings, processor, max_samples)
     if settings.prompt_key not in dataset.dataframe.column_names:
-        raise ValueError(f"{paths}: no column {settings.prompt_key!r}; found {dataset.dataframe.column_names}")
+        found = ", ".join(dataset.dataframe.column_names)
+        raise ValueError(f"{paths} have no column {settings.prompt_key!r}: set data.prompt_key to one of {found}")
     if len(dataset) == 0:
-        raise ValueError(f"{paths}: no prompt")
+        raise ValueError(f"{paths} have no prompts, or data.filter_overlong_prompts removed all of them")
     return dataset
 
 
 def batch_indices(step: int, *, size: int, batch: int, seed: int, shuffle: bool = True) -> list[int]:
-    """Rows of the training set that step `step` (from 1) uses.
+    """Indices of the rows of step `step` (from 1).
 
-    A pure function, so that a resumed run needs no state of a data loader. Epoch e is a permutation drawn
-    from (seed, e); batches run across the ends of epochs, so no row is left out.
+    A pure function, so a resumed run needs no data-loader state. Epoch e is a permutation seeded with (seed, e).
+    Batches cross the ends of epochs, so every row is used once per epoch.
 
     Raises:
         ValueError: `size` or `batch` is not positive.

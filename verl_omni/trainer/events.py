@@ -1,11 +1,11 @@
-"""PURE: an event of the run as a line for whoever reads the trainer's output."""
+"""PURE: events of a run as lines of the trainer's output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# What a line shows of a step: metric, how it is called there, and its format.
+# Metrics in the line of a step, with their label and format.
 SHOWN = (
     ("reward/mean", "reward", ".4g"), ("val/reward/mean", "held-out reward", ".4g"),
     ("actor/grad_norm", "gradient norm", ".3g"), ("weights/version", "weights", "d"),
@@ -14,16 +14,16 @@ SHOWN = (
 
 
 def format_event(event: Mapping[str, Any]) -> str:
-    """One line, without its end. What each event holds is in `RunFolder`."""
+    """One line for an event of `RunFolder`, without a newline."""
     match event["event"]:
         case "start" if event["resumed_from"] is not None:
-            return f"going on after step {event['resumed_from']} of {event['total_steps']}"
+            return f"resuming after step {event['resumed_from']} of {event['total_steps']}"
         case "start":
             return f"training {event['total_steps']} steps"
         case "phase":
             return str(event["text"])
         case "step":
-            return f"step {event['step']}: " + ", ".join(_figures(event))
+            return f"step {event['step']}: " + ", ".join(_numbers(event))
         case "checkpoint":
             return f"saved step {event['step']} in {event['path']}"
         case "done":
@@ -32,6 +32,6 @@ def format_event(event: Mapping[str, Any]) -> str:
             return f"{kind}: {event['message']}"
 
 
-def _figures(event: Mapping[str, Any]) -> list[str]:
-    """Those that are there; one that was not finite is None."""
+def _numbers(event: Mapping[str, Any]) -> list[str]:
+    """Metrics of the step that were measured; None stands for one that was not finite."""
     return [f"{name} {event[metric]:{form}}" for metric, name, form in SHOWN if event.get(metric) is not None]

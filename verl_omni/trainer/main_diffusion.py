@@ -94,7 +94,7 @@ def run_training(config: Any, reporter: Any, train: Callable[[Run, contextlib.Ex
             errors.append(line)
         else:
             print(line, flush=True)
-        reporter.tell(event)
+        reporter.post(event)
 
     folder = RunFolder(Path(config.trainer.default_local_dir), tell)
     own = folder.path / "checkpoints"

@@ -1,8 +1,8 @@
-"""Tell the operator how the run goes: the events of `progress.jsonl`, posted as they come.
+"""Progress reports to the operator: posts the events of `progress.jsonl` over HTTP as they occur.
 
-What a pod of the operator has in its environment: `DIFFUSIONRL_REPORT_URL`, `DIFFUSIONRL_REPORT_TOKEN_FILE` (a token
-that the kubelet renews, so it is read for each post) and `DIFFUSIONRL_ATTEMPT`. A run without them reports to nobody.
-The training never waits for a report and never fails for one.
+The operator sets three variables in its pods: `DIFFUSIONRL_REPORT_URL`, `DIFFUSIONRL_REPORT_TOKEN_FILE` (the kubelet
+renews the token, so it is read for each post) and `DIFFUSIONRL_ATTEMPT`. A run without them posts nothing.
+Training never waits for a post and never fails because of one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 import httpx
 
 logger = logging.getLogger(__name__)
-HEARTBEAT_SECONDS = 20.0  # the operator calls a job stalled after several of these
+HEARTBEAT_SECONDS = 20.0  # after several missing ones, the operator reports the job as stalled
 POST_SECONDS = 10.0
-KEPT = 256  # events that wait for an operator that is away; the oldest are dropped
+QUEUE_SIZE = 256  # events kept while the operator is unreachable; the oldest are dropped
 
 
 @dataclass
 class OperatorReporter:
-    """Posts events from a thread of its own.
+    """Posts events from a background thread.
 
     Args:
-        url: where; `/v1/reports` of the operator.
-        token_file: holds the bearer token.
+        url: the operator's `/v1/reports`.
+        token_file: file with the bearer token.
         attempt: number of the attempt, from 1.
     """
 
@@ -38,19 +38,19 @@ class OperatorReporter:
     token_file: Path
     attempt: int
     transport: httpx.BaseTransport | None = None
-    _waiting: queue.Queue[dict[str, Any] | None] = field(default_factory=lambda: queue.Queue(KEPT), init=False)
+    _waiting: queue.Queue[dict[str, Any] | None] = field(default_factory=lambda: queue.Queue(QUEUE_SIZE), init=False)
     _checkpoint: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self._thread.start()
 
-    def tell(self, event: Mapping[str, Any]) -> None:
-        """Have an event posted; returns at once."""
+    def post(self, event: Mapping[str, Any]) -> None:
+        """Queue an event; returns at once."""
         self._put({"attempt": self.attempt, **event})
 
     def checkpoint_wanted(self) -> bool:
-        """Whether the operator has asked for a checkpoint since this was last asked."""
+        """Whether the operator has requested a checkpoint since the last call."""
         wanted = self._checkpoint.is_set()
         self._checkpoint.clear()
         return wanted
@@ -59,7 +59,7 @@ class OperatorReporter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Post what waits, within the time of one post."""
+        """Post the queued events, within the timeout of one post."""
         self._put(None)
         self._thread.join(POST_SECONDS)
 
@@ -81,13 +81,17 @@ class OperatorReporter:
                     event = {"attempt": self.attempt, "event": "heartbeat"}
                 if event is None:
                     return
-                problem = self._post(client, event)
-                if problem and reached:  # once, not at every step of an operator's absence
-                    logger.warning("the operator could not be told of this run, which goes on: %s", problem)
+                problem = self._send(client, event)
+                if problem and reached:  # once, not at every step while the operator is unreachable
+                    logger.warning(
+                        "progress could not be reported to the operator at %s; training continues: %s",
+                        self.url,
+                        problem,
+                    )
                 reached = problem is None
 
-    def _post(self, client: httpx.Client, event: dict[str, Any]) -> str | None:
-        """Returns what went wrong, if anything did."""
+    def _send(self, client: httpx.Client, event: dict[str, Any]) -> str | None:
+        """Post an event. Returns the error, if any."""
         try:
             token = self.token_file.read_text(encoding="utf-8").strip()
             answer = client.post(self.url, json=event, headers={"Authorization": f"Bearer {token}"})
@@ -108,7 +112,7 @@ class NullReporter:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def post(self, event: Mapping[str, Any]) -> None:
         """Do nothing."""
 
     def checkpoint_wanted(self) -> bool:
@@ -117,7 +121,7 @@ class NullReporter:
 
 
 def from_environment() -> OperatorReporter | NullReporter:
-    """The reporter that the environment describes."""
+    """The reporter that the environment variables configure."""
     url, token = os.environ.get("DIFFUSIONRL_REPORT_URL"), os.environ.get("DIFFUSIONRL_REPORT_TOKEN_FILE")
     if not url or not token:
         return NullReporter()

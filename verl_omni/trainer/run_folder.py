@@ -1,4 +1,4 @@
-"""The run folder: the only thing a run leaves, and the contract with whoever watches it (docs/run-folder.md)."""
+"""Run folder: all files that a run leaves, and the interface to the programs that watch it (docs/run-folder.md)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diff
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A picture or video kept for the report."""
+    """A held-out picture or video, saved for the report."""
 
     prompt: str
     seed: int
@@ -33,18 +33,18 @@ class Sample:
 
 
 class RunFolder:
-    """Writes below one folder. Lines are appended and flushed; whole files are written aside and renamed.
+    """Writer of a run folder. Lines are appended and flushed; whole files are written aside and renamed.
 
     Args:
-        tell: is given every event too.
+        on_event: called with every event, after it is in `progress.jsonl`.
     """
 
-    def __init__(self, path: Path, tell: Callable[[Mapping[str, Any]], None] = lambda event: None) -> None:
-        self.path, self.tell = path, tell
+    def __init__(self, path: Path, on_event: Callable[[Mapping[str, Any]], None] = lambda event: None) -> None:
+        self.path, self.on_event = path, on_event
         path.mkdir(parents=True, exist_ok=True)
 
     def start(self, config: DictConfig, *, resumed_from: int | None) -> None:
-        """Record settings and versions, and drop the metrics of steps that a resumed run makes again."""
+        """Write settings and versions; drop the metrics of steps that a resumed run repeats."""
         self._write("config.yaml", OmegaConf.to_yaml(config, resolve=True))
         self._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
         self._write("machine.json", json.dumps(describe_machine(), indent=2) + "\n")
@@ -53,38 +53,42 @@ class RunFolder:
         self._write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.event("start", total_steps=config.trainer.total_training_steps, resumed_from=resumed_from)
 
+    def metrics(self) -> list[dict[str, float | None]]:
+        """Lines of `metrics.jsonl`, one a step; None for a number that was not finite."""
+        return self._lines("metrics.jsonl")
+
     def has_evaluation(self, step: int) -> bool:
-        """Whether the metrics of `step` hold an evaluation already."""
+        """Whether the metrics of `step` already include an evaluation."""
         return any(line["step"] == step and "val/reward/mean" in line for line in self._lines("metrics.jsonl"))
 
     def event(self, event: str, **fields: Any) -> None:
-        """Tell whoever watches."""
-        self._tell({"event": event, **fields})
+        """Append an event; docs/run-folder.md lists them with their fields."""
+        self._record({"event": event, **fields})
 
     def step(self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None) -> None:
-        """Record the metrics of a step; `step` must be among them.
+        """Append the metrics of a step, with `step` among them, and an event.
 
         Args:
-            eta_s: seconds that are left. samples: drawn for training since this process began.
+            eta_s: estimated seconds to the end. samples: number of training samples since this process started.
         """
         line = {name: _plain(value) for name, value in metrics.items()}
         self._append("metrics.jsonl", line)
-        self._tell({"event": "step", **line, "eta_s": eta_s, "samples": samples})
+        self._record({"event": "step", **line, "eta_s": eta_s, "samples": samples})
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Keep samples of an evaluation as pictures."""
+        """Save samples of an evaluation as PNG files, with an index."""
         folder = self.path / "samples" / f"step_{step:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         index = []
         for place, sample in enumerate(samples):
             name = f"{place:02d}.png"
-            Image.fromarray(still(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
+            Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
             index.append({"file": name, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
 
-    def _tell(self, event: Mapping[str, Any]) -> None:
+    def _record(self, event: Mapping[str, Any]) -> None:
         self._append("progress.jsonl", event)
-        self.tell(event)
+        self.on_event(event)
 
     def _write(self, name: str, text: str) -> None:
         atomic_write(self.path / name, text)
@@ -94,7 +98,7 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
-        """Whole lines of a file; the last one may have been cut off by a kill."""
+        """Complete lines of a file; a kill may have cut off the last one."""
         path = self.path / name
         if not path.exists():
             return []
@@ -102,20 +106,20 @@ class RunFolder:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line]
 
 
-def still(sample: torch.Tensor) -> torch.Tensor:
-    """A picture [C, H, W] as it is; of a video [T, C, H, W], up to four frames side by side, first and last among them.
+def as_picture(sample: torch.Tensor) -> torch.Tensor:
+    """A picture [C, H, W] unchanged; of a video [T, C, H, W], up to four frames in a row, first and last included.
 
     Returns:
         [C, H, W], or [C, H, frames * W].
     """
     if sample.ndim == 3:
         return sample
-    shown = torch.linspace(0, len(sample) - 1, min(len(sample), STRIP_FRAMES)).round().long()
-    return torch.cat(list(sample[shown]), dim=-1)
+    places = torch.linspace(0, len(sample) - 1, min(len(sample), STRIP_FRAMES)).round().long()
+    return torch.cat(list(sample[places]), dim=-1)
 
 
 def atomic_write(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all (write aside, fsync, rename)."""
+    """Write a file atomically: write aside, fsync, rename."""
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -130,7 +134,7 @@ def atomic_write(path: Path, text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON number; JSON has no word for what is not finite."""
+    """A JSON number; None for a number that is not finite, which JSON cannot express."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         value = float(value)
     return value if isinstance(value, int) or math.isfinite(value) else None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer.fork_server import ForkingCluster, possible
+from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 
 Say = Callable[[str], None]
 # A worker group asks for a CPU per colocated role and bundle, and each agent, reward, server and router actor
@@ -156,7 +156,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
             # Never with an accelerator: its context does not survive a fork.
             ray_init = config.ray_kwargs.ray_init
             own_ray = ray_init.get("address", "local") == "local" and not ray_init.keys() - {"address", "num_cpus"}
-            config.trainer.fork_workers = own_ray and not has_accelerator and possible()
+            config.trainer.fork_workers = own_ray and not has_accelerator and can_fork_workers()
         if rollout.enable_sleep_mode is None:
             rollout.enable_sleep_mode = has_accelerator
 

@@ -10,13 +10,13 @@ import psutil
 from verl_omni.trainer import startup
 
 startup.prepare_environment(has_accelerator=False)
-from verl_omni.trainer.fork_server import ForkingCluster, possible  # noqa: E402
+from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers  # noqa: E402
 
-assert possible()
+assert can_fork_workers()
 cluster = ForkingCluster(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")
 import ray  # noqa: E402
 
-assert not possible()
+assert not can_fork_workers()
 
 
 def drawn() -> set[str]:

@@ -1,4 +1,4 @@
-"""What the trainer's output says of each event."""
+"""Lines of the trainer's output, one per event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_omni.trainer.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "line"),
     [
         ({"event": "phase", "text": "starting Ray"}, "starting Ray"),
         ({"event": "checkpoint", "step": 4, "path": "/runs/x/step_4"}, "saved step 4 in /runs/x/step_4"),
@@ -23,21 +23,21 @@ from verl_omni.trainer.run_folder import RunFolder
         ({"event": "warning", "message": "no report"}, "warning: no report"),
     ],
 )
-def test_each_event_is_a_line(event: dict[str, Any], said: str) -> None:
-    assert events.format_event(event) == said
+def test_each_event_is_a_line(event: dict[str, Any], line: str) -> None:
+    assert events.format_event(event) == line
 
 
 def test_a_run_tells_its_start_and_its_steps(tmp_path: Path) -> None:
-    said: list[str] = []
-    folder = RunFolder(tmp_path, lambda event: said.append(events.format_event(event)))
+    lines: list[str] = []
+    folder = RunFolder(tmp_path, lambda event: lines.append(events.format_event(event)))
     config = OmegaConf.create({"trainer": {"total_training_steps": 9}})
     folder.start(config, resumed_from=None)
     folder.step({"step": 1, "weights/version": 1, "reward/mean": 0.25, "timing_s/step": 2.0, "other": 1.0})
     folder.step({"step": 2, "weights/version": 2, "reward/mean": float("nan"), "val/reward/mean": 0.5})
     folder.start(config, resumed_from=2)
-    assert said == [
+    assert lines == [
         "training 9 steps",
         "step 1: reward 0.25, weights 1, seconds 2.0",
         "step 2: held-out reward 0.5, weights 2",
-        "going on after step 2 of 9",
+        "resuming after step 2 of 9",
     ]

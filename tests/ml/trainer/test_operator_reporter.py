@@ -35,7 +35,7 @@ def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(to
         return httpx.Response(200, json={})
 
     with reporter(token, answer) as made:
-        folder = RunFolder(tmp_path / "run", made.tell)
+        folder = RunFolder(tmp_path / "run", made.post)
         folder.event("phase", text="starting Ray")
         folder.step({"step": 3, "reward/mean": 0.5}, eta_s=4.0, samples=96)
     assert [header for header, _ in seen] == ["Bearer first", "Bearer renewed"]
@@ -49,7 +49,7 @@ def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(to
 
 def test_the_operator_may_ask_for_a_checkpoint_once(token: Path) -> None:
     with reporter(token, lambda request: httpx.Response(200, json={"checkpoint": True})) as made:
-        made.tell({"event": "phase"})
+        made.post({"event": "phase"})
     assert made.checkpoint_wanted()
     assert not made.checkpoint_wanted()
 
@@ -70,9 +70,9 @@ def test_a_report_that_fails_is_said_once_and_the_run_goes_on(
         token.unlink()
     with reporter(token, answer) as made:
         for _ in range(3):
-            made.tell({"event": "phase"})
+            made.post({"event": "phase"})
     assert len(posts) == (0 if fault == "no token" else 3)
-    assert len([record for record in caplog.records if "could not be told" in record.message]) == 1
+    assert len([record for record in caplog.records if "could not be reported" in record.message]) == 1
 
 
 def test_telling_never_waits_for_an_operator_that_does_not_answer(token: Path) -> None:
@@ -85,16 +85,16 @@ def test_telling_never_waits_for_an_operator_that_does_not_answer(token: Path) -
         return httpx.Response(200, json={})
 
     with reporter(token, answer) as made:
-        for step in range(operator_reporter.KEPT + 50):
-            made.tell({"event": "step", "step": step})
+        for step in range(operator_reporter.QUEUE_SIZE + 50):
+            made.post({"event": "step", "step": step})
         answered.set()
-    assert seen == sorted(seen) and seen[-1] == operator_reporter.KEPT + 49, "the newest are kept"
-    assert len(seen) <= operator_reporter.KEPT + 1
+    assert seen == sorted(seen) and seen[-1] == operator_reporter.QUEUE_SIZE + 49, "the newest are kept"
+    assert len(seen) <= operator_reporter.QUEUE_SIZE + 1
 
 
 def test_without_the_environment_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DIFFUSIONRL_REPORT_URL", "DIFFUSIONRL_REPORT_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     with operator_reporter.from_environment() as made:
-        made.tell({"event": "phase"})
+        made.post({"event": "phase"})
         assert not made.checkpoint_wanted()

@@ -1,9 +1,9 @@
-"""Ray workers forked from a process that has imported everything, instead of started and importing it each.
+"""Ray workers forked from a process that has already imported the training stack.
 
-Ray starts a worker with the job's `py_executable`. Here that is `client.py`, a small program that asks `server.py`
-to fork and then lives as long as the fork does. What this rests on, and where it is not used: docs/adr/0007.
+Ray starts a worker with the job's `py_executable`. Here that is `client.py`, a small program that asks `server.py` for
+a fork and exits when the fork does. docs/adr/0007 lists the Ray internals that this depends on.
 """
 
-from .cluster import ForkingCluster, possible
+from .cluster import ForkingCluster, can_fork_workers
 
-__all__ = ["ForkingCluster", "possible"]
+__all__ = ["ForkingCluster", "can_fork_workers"]

@@ -1,7 +1,7 @@
-"""Run by Ray instead of Python: `python -S -E client.py NAME SCRIPT ARGUMENTS…` has the server run SCRIPT in a fork.
+"""Program that Ray starts for each worker: `python -S -E client.py NAME SCRIPT ARGUMENTS...`.
 
-Only the standard library, and little of it: its start-up is what is being saved. Where there is no server any more,
-this process becomes Python and runs the script itself.
+It asks the fork server to run SCRIPT in a fork. It imports little, because its start-up time is the time to save. If
+the server is gone, it executes Python on the script itself.
 """
 
 import array
@@ -12,19 +12,19 @@ import signal
 import socket
 import sys
 
-PASSED_ON = (signal.SIGTERM, signal.SIGINT)
+FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
-    """Returns the exit code of the fork."""
+    """Request a fork and wait for its end. Returns its exit code."""
     name, arguments = sys.argv[1], sys.argv[2:]
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f"\0{name}")
     except OSError:
         os.execv(sys.executable, [sys.executable, *arguments])
-    # From here a signal waits until there is a fork to pass it on to.
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    # From here on, signals stay pending until there is a fork to forward them to.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     request = json.dumps({"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
     standard = array.array("i", [0, 1, 2])
     try:
@@ -34,16 +34,16 @@ def main() -> int:
     except OSError:
         pid = 0
     if not pid:
-        print("no fork: the server refused or is gone", file=sys.stderr)
+        print("no Ray worker was forked: the fork server refused the request or has exited", file=sys.stderr)
         return 1
-    for number in PASSED_ON:
-        signal.signal(number, lambda received, frame: _pass_on(pid, received))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-    status = connection.recv(1)  # nothing, if the server is gone; the fork ends when this process does
+    for number in FORWARDED:
+        signal.signal(number, lambda received, frame: _forward_signal(pid, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    status = connection.recv(1)  # empty if the server is gone; the fork exits when this process does
     return status[0] if status else 1
 
 
-def _pass_on(pid: int, number: int) -> None:
+def _forward_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -1,4 +1,4 @@
-"""A local Ray whose workers are forks of this process."""
+"""Local Ray cluster whose workers are forks of the driver."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from typing import Any
 from verl_omni.trainer.fork_server import server
 
 logger = logging.getLogger(__name__)
-# Forked workers rest on internals of Ray; a release is added here when tests/ml/trainer/test_fork_server.py and
-# the whole-job tests have passed with it.
+# Forked workers depend on internals of Ray. Add a release once tests/ml/trainer/test_fork_server.py and the
+# whole-job tests pass with it.
 RAY_TESTED = frozenset({"2.60.0"})
 END_SECONDS = 20
 HEAD_STARTS = 3
@@ -40,26 +40,27 @@ WORKERS_NEED = (
 JOB_ID = "02000000"
 
 
-def possible() -> bool:
-    """Whether this process can fork Ray workers: a tested Ray that is not loaded yet, and no other thread."""
+def can_fork_workers() -> bool:
+    """Whether this process can fork Ray workers: Ray is a tested release and not imported yet, and no thread runs."""
     return version("ray") in RAY_TESTED and "ray" not in sys.modules and threading.active_count() == 1
 
 
 class ForkingCluster:
-    """Start a local Ray and import the training stack, side by side; then be the driver of that Ray.
+    """Start a local Ray while importing the training stack, then connect to it as its driver.
 
     Args:
-        needed: modules that workers need beside the training stack.
+        needed: modules to import for the workers, in addition to the training stack.
         head_options: arguments of `ray.init` for the cluster.
 
     Raises:
-        RuntimeError: Ray is loaded already, other threads run, or Ray did not start.
+        RuntimeError: Ray is imported already, another thread runs, or Ray did not start.
     """
 
     def __init__(self, needed: Sequence[str] = (), /, **head_options: Any) -> None:
-        if not possible():
+        if not can_fork_workers():
             raise RuntimeError(
-                "trainer.fork_workers needs a Ray that was tested with it, and a process that has not loaded it"
+                f"trainer.fork_workers=true needs Ray {' or '.join(sorted(RAY_TESTED))}, and a process with one thread "
+                "that has not imported Ray; write trainer.fork_workers=false"
             )
         self._head = _head(head_options)
         self._server: int | None = None
@@ -73,10 +74,10 @@ class ForkingCluster:
     def _start(self, needed: Sequence[str], head_options: dict[str, Any]) -> None:
         for name in BEFORE_RAY:
             importlib.import_module(name)
-        found = self._found(head_options)
-        # Ray's library reads both when it is loaded, for good; so what needs Ray is imported after this.
+        found = self._read_head(head_options)
+        # Ray reads both once, when it is imported; so modules that import Ray come after this.
         os.environ["RAY_JOB_ID"], os.environ["RAY_RAYLET_PID"] = JOB_ID, str(found["raylet_pid"])
-        with _rays_chance_untouched():
+        with _ray_rng_untouched():
             for name in (*WORKERS_NEED, *needed):
                 importlib.import_module(name)
         name = self._fork_server()
@@ -85,10 +86,10 @@ class ForkingCluster:
         executable = f"{sys.executable} -S -E {Path(__file__).with_name('client.py')} {name}"
         ray.init(address=found["address"], runtime_env={"py_executable": executable}, log_to_driver=True)
         if (job := ray.get_runtime_context().get_job_id()) != JOB_ID:
-            raise RuntimeError(f"this process is Ray's job {job}, and its workers were prepared for {JOB_ID}")
+            raise RuntimeError(f"Ray gave the driver job id {job}; its workers were forked for {JOB_ID}")
 
-    def _found(self, head_options: dict[str, Any]) -> dict[str, Any]:
-        """What the head says of itself. Ray gives its own servers 30 seconds, which a busy machine may not keep."""
+    def _read_head(self, head_options: dict[str, Any]) -> dict[str, Any]:
+        """Return what the head printed; start another when Ray's own start-up timeout of 30 s was too short."""
         for left in reversed(range(HEAD_STARTS)):
             assert self._head.stdout is not None  # a pipe
             if line := self._head.stdout.readline():
@@ -96,12 +97,12 @@ class ForkingCluster:
             code = self._head.wait()
             _close(self._head)
             if left:
-                logger.warning("Ray did not start (exit code %d); trying again", code)
+                logger.warning("Ray did not start (exit code %d); retrying", code)
                 self._head = _head(head_options)
-        raise RuntimeError(f"Ray did not start in {HEAD_STARTS} attempts; its own messages are above")
+        raise RuntimeError(f"Ray did not start in {HEAD_STARTS} attempts; its messages are above in this log")
 
     def _fork_server(self) -> str:
-        """Fork the process that workers are forked from. Returns the name of its socket (abstract: it has no file)."""
+        """Fork the fork server. Returns the name of its abstract socket, which has no file."""
         name = f"omni-operator-{os.getpid()}-{secrets.token_hex(8)}"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"\0{name}")
@@ -119,14 +120,14 @@ class ForkingCluster:
         return name
 
     def stop(self) -> None:
-        """Leave Ray, end it and the server. Safe to repeat."""
+        """Disconnect from Ray, and stop it and the fork server. Calling it again does nothing."""
         if (ray := sys.modules.get("ray")) is not None:
             ray.shutdown()
         if self._alive is not None:
             os.close(self._alive)
             self._alive = None
         if self._server is not None:
-            os.waitpid(self._server, 0)  # it waits for its forks, which end with this driver's job
+            os.waitpid(self._server, 0)  # it waits for its forks, which exit with this driver's job
             self._server = None
         _close(self._head)
         try:
@@ -137,21 +138,20 @@ class ForkingCluster:
 
 
 @contextlib.contextmanager
-def _rays_chance_untouched() -> Iterator[None]:
-    """Have no random number drawn by Ray's library, which seeds itself when it draws the first.
+def _ray_rng_untouched() -> Iterator[None]:
+    """Keep Ray's RNG unseeded: it is seeded at the first id that it draws, and `@ray.remote` on a class draws one.
 
-    Forks of a process where it has would all draw the same ids. Two workers that start at once then make an object
-    of the same id, and one of them ends on a failed check (WarmupStore in plasma_store_provider.cc). `@ray.remote` on
-    a class draws one.
+    Forks of a process with a seeded RNG all draw the same ids. Two workers that start at the same moment then create an
+    object with the same id, and one of them crashes (WarmupStore in plasma_store_provider.cc).
     """
     import ray.actor
 
-    class Drawn(ray.ActorClassID):  # type: ignore[misc]
+    class RandomActorClassID(ray.ActorClassID):  # type: ignore[misc]
         @classmethod
         def from_random(cls) -> Any:
             return ray.ActorClassID(os.urandom(cls.size()))
 
-    ray.actor.ActorClassID = Drawn
+    ray.actor.ActorClassID = RandomActorClassID
     try:
         yield
     finally:
@@ -159,7 +159,7 @@ def _rays_chance_untouched() -> Iterator[None]:
 
 
 def _head(options: dict[str, Any]) -> subprocess.Popen[str]:
-    """Start Ray's own servers, in a process that ends when its standard input is closed."""
+    """Start Ray in a process that exits when its standard input is closed."""
     head = subprocess.Popen(
         [sys.executable, "-m", "verl_omni.trainer.fork_server.head"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -1,7 +1,7 @@
-"""`python -m verl_omni.trainer.fork_server.head`: a local Ray in a light process of its own.
+"""Head of a local Ray in a process of its own: `python -m verl_omni.trainer.fork_server.head`.
 
-Standard input: a line of JSON, the arguments of `ray.init`; Ray ends when it is closed. Standard output: a line of
-JSON with `address` and `raylet_pid`, once Ray is up.
+Standard input: one line of JSON, the arguments of `ray.init`; closing it stops Ray. Standard output: one line of JSON
+with `address` and `raylet_pid`, once Ray is up.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 
 
 def main() -> int:
-    """Start Ray, say where it is, and wait for the end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    """Start Ray, print its address, and wait until standard input is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever Ray prints goes to the log
+    os.dup2(2, 1)  # Ray's own output goes to the log
     options = json.loads(sys.stdin.readline())
     import ray
 

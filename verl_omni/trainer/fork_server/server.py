@@ -1,4 +1,4 @@
-"""Fork a Ray worker for each request. Runs in a fork of the driver, which has imported what the workers need."""
+"""Fork server: forks a Ray worker per request. It is itself a fork of the driver, with the training stack imported."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 logger = logging.getLogger(__name__)
-LOOK_SECONDS = 1.0  # how often ended forks are looked for
-END_SECONDS = 10.0  # for forks to end with the driver's job
+POLL_SECONDS = 1.0  # between two checks for forks that have exited
+END_SECONDS = 10.0  # timeout for forks to exit with the driver's job
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks for: run `argv[0]` as `__main__` with its standard files `fds`."""
+    """A client's request: run `argv[0]` as `__main__`, with `fds` as standard input, output and error."""
 
     argv: list[str]
     env: dict[str, str]
@@ -38,50 +38,50 @@ class Request:
 
 
 def run(listener: socket.socket, driver: int) -> NoReturn:
-    """Serve, and end this process with the driver; in a fork, be what was asked for.
+    """Serve requests until the driver exits; in a fork, run the requested script.
 
-    Never returns and never raises: both would go on with the driver's own work, in a copy of it.
+    Never returns and never raises: either would continue the driver's own work in a copy of the driver.
 
     Args:
-        driver: the reading end of a pipe that is closed when the driver ends.
+        driver: reading end of a pipe that is closed when the driver exits.
     """
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.collect()
-        gc.freeze()  # so that a collection in a fork does not write to, and so copy, every page
+        gc.freeze()  # otherwise a collection in a fork writes to every page, and copies it
         fork = _serve(listener, driver)
         if fork is None:
             code = 0
         else:
-            _become(*fork)
+            _apply_request(*fork)
             code = _run_script(fork[0].argv[0])
-    except BaseException:  # noqa: BLE001 - whatever it is, it must not reach the driver's frames
+    except BaseException:  # noqa: BLE001 - no exception may reach the driver's frames
         traceback.print_exc()
     finally:
-        os._exit(code)  # what the driver has registered for its exit is not for here
+        os._exit(code)  # skip the driver's exit handlers
 
 
 def _serve(listener: socket.socket, driver: int) -> tuple[Request, socket.socket] | None:
-    """In a fork, returns its request and the connection to its client; None in the server, at the end."""
+    """Return, in a fork, its request and the connection to its client; in the server, None at its end."""
     clients: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as waiting:
         waiting.register(listener, selectors.EVENT_READ)
         waiting.register(driver, selectors.EVENT_READ)
         while True:
-            ready = {key.fileobj for key, _ in waiting.select(LOOK_SECONDS)}
-            _tell_ended(clients)
+            ready = {key.fileobj for key, _ in waiting.select(POLL_SECONDS)}
+            _report_exits(clients)
             if driver in ready:
-                _outlive(clients)
+                _wait_for_forks(clients)
                 return None
             if listener not in ready:
                 continue
             connection, _ = listener.accept()
             try:
                 request = _read(connection)
-            except (OSError, ValueError) as error:  # a client that was killed while it asked
-                logger.warning("a worker's request was dropped: %s", error)
+            except (OSError, ValueError) as error:  # a client was killed while it sent
+                logger.warning("dropped a malformed request for a Ray worker: %s", error)
                 connection.close()
                 continue
             pid = os.fork()
@@ -97,20 +97,20 @@ def _serve(listener: socket.socket, driver: int) -> tuple[Request, socket.socket
                 connection.sendall(pid.to_bytes(4, "big"))
 
 
-def _outlive(clients: dict[int, socket.socket]) -> None:
-    """Wait until the forks have ended with the driver's job; kill those that do not: one that is stopped cannot."""
+def _wait_for_forks(clients: dict[int, socket.socket]) -> None:
+    """Wait until the forks have exited with the driver's job; kill the others, such as one stopped by SIGSTOP."""
     end = time.monotonic() + END_SECONDS
     while clients and time.monotonic() < end:
-        _tell_ended(clients)
+        _report_exits(clients)
         time.sleep(0.02)
     for pid in clients:
-        logger.warning("the worker in process %d did not end with its job, and is killed", pid)
-        os.kill(pid, signal.SIGKILL)  # ours, and not waited for: nobody else can have this number
+        logger.warning("killing Ray worker %d: it did not exit within %g s of its job", pid, END_SECONDS)
+        os.kill(pid, signal.SIGKILL)  # a child that was not waited for: its pid cannot be reused
         os.waitpid(pid, 0)
 
 
-def _tell_ended(clients: dict[int, socket.socket]) -> None:
-    """Tell each client whose fork has ended how."""
+def _report_exits(clients: dict[int, socket.socket]) -> None:
+    """Send each client whose fork has exited the exit code."""
     while clients:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -121,28 +121,32 @@ def _tell_ended(clients: dict[int, socket.socket]) -> None:
 
 
 def _read(connection: socket.socket) -> Request:
-    """Raises ValueError for a request of another user, or one that is cut off."""
+    """Receive a request.
+
+    Raises:
+        ValueError: it is malformed, or another user sent it.
+    """
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     user = struct.unpack("3i", peer)[1]
     if user != os.getuid():
-        raise ValueError(f"user {user} may not start workers here")
+        raise ValueError(f"user id {user} sent it, and this server serves {os.getuid()}")
     header, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(3 * array.array("i").itemsize))
     if len(header) < 4 or not ancillary:
-        raise ValueError("no header")
+        raise ValueError("it has no header with three file descriptors")
     fds = array.array("i")
     fds.frombytes(ancillary[0][2])
     size, body = int.from_bytes(header, "big"), b""
     while len(body) < size:
         part = connection.recv(size - len(body))
         if not part:
-            raise ValueError("it ended early")
+            raise ValueError(f"{len(body)} of {size} bytes arrived")
         body += part
     found: dict[str, Any] = json.loads(body)
     return Request(found["argv"], found["env"], found["cwd"], (fds[0], fds[1], fds[2]))
 
 
-def _become(request: Request, connection: socket.socket) -> None:
-    """Take the request's files, variables, folder and arguments for this process's own."""
+def _apply_request(request: Request, connection: socket.socket) -> None:
+    """Give this process the files, variables, working directory and arguments of the request."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, descriptor in enumerate(request.fds):
@@ -153,12 +157,12 @@ def _become(request: Request, connection: socket.socket) -> None:
     os.chdir(request.cwd)
     sys.argv = request.argv
     sys.path.insert(0, os.path.dirname(os.path.abspath(request.argv[0])))
-    _own_chance()
-    threading.Thread(target=_end_with, args=(connection,), daemon=True, name="fork-client").start()
+    _reseed_rngs()
+    threading.Thread(target=_exit_with_client, args=(connection,), daemon=True, name="fork-client").start()
 
 
 def _run_script(script: str) -> int:
-    """Run the script as `__main__` to its end, with what Python does then. Returns its exit code."""
+    """Run the script as `__main__`, then Python's exit handlers. Returns its exit code."""
     try:
         runpy.run_path(script, run_name="__main__")
         return 0
@@ -171,8 +175,8 @@ def _run_script(script: str) -> int:
                 stream.flush()
 
 
-def _own_chance() -> None:
-    """Each fork draws its own random numbers."""
+def _reseed_rngs() -> None:
+    """Seed the RNGs of Python, NumPy and PyTorch, which all forks share otherwise."""
     import numpy as np
     import torch
 
@@ -181,8 +185,8 @@ def _own_chance() -> None:
     torch.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
 
 
-def _end_with(connection: socket.socket) -> None:
-    """Ray knows the client: when it kills that, the fork must go too."""
+def _exit_with_client(connection: socket.socket) -> None:
+    """Exit when the client does: Ray kills the client, whose pid it has."""
     with contextlib.suppress(OSError):
         connection.recv(1)
     os._exit(1)
