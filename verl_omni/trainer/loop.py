@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import checkpoints, data, metrics, sample_generation
+from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_generation
 from verl_omni.trainer.run_folder import RunFolder, Sample
 from verl_omni.utils.seeds import derived_seed
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -50,6 +50,7 @@ class DiffusionTrainer:
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
         self._drawn = 0  # samples of this process
+        self._collapse = collapse.CollapseState()
 
     def fit(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint if there is one.
@@ -62,6 +63,7 @@ class DiffusionTrainer:
         if checkpoint is not None:
             step = checkpoints.step_of(checkpoint)
             self.stack.workers.load_checkpoint(str(checkpoint))
+        self._restore_collapse()
         served = self._publish(step)
         if self._evaluates(step) and not self.folder.has_evaluation(step):
             self._record({"step": step, "weights/version": step, **served, **self._evaluate(step)})
@@ -84,13 +86,15 @@ class DiffusionTrainer:
             "step": step,
             "weights/version": step,
             **metrics.rewards(samples.scores, samples.extras),
+            **metrics.reward_spread(samples.scores, samples.groups),
         }
         with _timer(line, "update"):
             line |= self._update(samples, step)
         with _timer(line, "sync"):
             line |= self._publish(step)
         line["timing_s/generate"] = samples.seconds
-        line["timing_s/reward"] = samples.scoring_seconds
+        if samples.scoring_seconds is not None:
+            line["timing_s/reward"] = samples.scoring_seconds
         line["timing_s/step"] = time.perf_counter() - began
         line["images_per_s"] = len(samples.scores) / line["timing_s/step"]
         self._seconds.append(line["timing_s/step"])
@@ -141,12 +145,20 @@ class DiffusionTrainer:
             step,
             [Sample(rows[p]["extra_info"]["prompt"], seed + p, float(found.scores[p]), found.images[p]) for p in shown],
         )
-        return line | metrics.evaluation(found.scores, found.extras)
+        return line | metrics.evaluation(found.scores, found.extras) | metrics.picture_diversity(found.images)
 
     def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
         self.folder.step(line, eta_s, samples=self._drawn)
         if self.tracking is not None:
             self.tracking.log(data=line, step=line["step"])
+        self._collapse, warning = collapse.observe(self._collapse, line)
+        if warning is not None:
+            self.folder.event("warning", reason=collapse.REASON, message=warning)
+
+    def _restore_collapse(self) -> None:
+        """Take up the metrics of the steps before the checkpoint, of which warnings were given."""
+        for line in self.folder.metrics():
+            self._collapse, _ = collapse.observe(self._collapse, line)
 
     def _save(self, step: int) -> None:
         def write(folder: Path) -> None:

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+
+from verl_omni.trainer import collapse
 
 
 class StaleSample(RuntimeError):
@@ -44,8 +47,10 @@ def check_versions(stamps: Sequence[Any], expected: int) -> None:
 
 
 def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "") -> dict[str, float]:
-    """Mean and spread of the reward [B], and the mean of every numeric extra a scorer gave."""
-    made = {f"{prefix}reward/mean": scores.mean().item(), f"{prefix}reward/std": _std(scores)}
+    """Mean and standard deviation of the reward [B], and the mean of every numeric extra a scorer gave."""
+    made = {f"{prefix}reward/mean": scores.mean().item()}
+    if len(scores) > 1:  # of one sample there is no deviation
+        made[f"{prefix}reward/std"] = scores.std().item()
     for name, values in extras.items():
         if all(isinstance(value, (int, float, np.number, bool)) for value in values):
             made[f"{prefix}reward/{name}/mean"] = float(np.mean([float(value) for value in values]))
@@ -55,18 +60,38 @@ def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     """An evaluation's line: mean, standard error and number, and the extras' means."""
     made = rewards(scores, extras, prefix="val/")
-    spread = made.pop("val/reward/std")
+    spread = made.pop("val/reward/std", None)
+    error = {} if spread is None else {"val/reward/stderr": spread / math.sqrt(len(scores))}
     named = {name.replace("val/reward/", "val/") if name.count("/") > 2 else name: v for name, v in made.items()}
-    return {**named, "val/reward/stderr": spread / math.sqrt(len(scores)), "val/n": len(scores)}
+    return {**named, **error, "val/n": len(scores)}
+
+
+def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
+    """Mean over prompts of the standard deviation of their samples' rewards; empty where no prompt has two samples."""
+    by_prompt: dict[str, list[float]] = {}
+    for group, score in zip(groups, scores.tolist(), strict=True):
+        by_prompt.setdefault(group, []).append(score)
+    spreads = [float(np.std(own)) for own in by_prompt.values() if len(own) > 1]
+    return {collapse.REWARD_SPREAD: float(np.mean(spreads))} if spreads else {}
+
+
+def picture_diversity(samples: Tensor) -> dict[str, float]:
+    """Mean pixel standard deviation across samples, uint8 [B, ...] -> [0, 1]; empty for one sample, or for latents."""
+    if len(samples) < 2 or samples.dtype != torch.uint8:
+        return {}
+    # One sample at a time: a batch of large pictures as floats would not fit beside the model.
+    total, squares = torch.zeros((2, *samples.shape[1:]), dtype=torch.float64)
+    for sample in samples:
+        value = sample.double() / 255
+        total += value
+        squares += value * value
+    variance = squares / len(samples) - (total / len(samples)) ** 2
+    return {collapse.PICTURES: variance.clamp(min=0).sqrt().mean().item()}
 
 
 def eta(seconds_per_step: Sequence[float], remaining: int) -> float | None:
     """Seconds left, from the median of the recent steps."""
     return float(np.median(seconds_per_step[-10:])) * remaining if seconds_per_step else None
-
-
-def _std(values: Tensor) -> float:
-    return values.std().item() if len(values) > 1 else 0.0
 
 
 def mean_of(ranks: Mapping[str, Sequence[float]]) -> dict[str, float]:

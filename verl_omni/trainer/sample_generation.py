@@ -30,7 +30,7 @@ class ScoredSamples:
         versions: weight version of each sample.
         groups: prompt each sample belongs to.
         seconds: wall time of generation with the scoring inside it.
-        scoring_seconds: how long the last score kept the batch waiting after its picture.
+        scoring_seconds: seconds the batch waited for its slowest reward; None where agent loops do not score.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -40,7 +40,7 @@ class ScoredSamples:
     versions: list[Any]
     groups: list[str]
     seconds: float
-    scoring_seconds: float
+    scoring_seconds: float | None
 
 
 def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: int, seed: int) -> DataProto:
@@ -92,7 +92,7 @@ def generate_scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> 
         versions=list(columns["global_steps"]),
         groups=[str(uid) for uid in columns["uid"]],
         seconds=seconds,
-        scoring_seconds=float(timing.get("agent_loop/slowest/compute_score", 0.0)),
+        scoring_seconds=timing.get("agent_loop/slowest/compute_score"),
     )
 
 

@@ -1,0 +1,119 @@
+"""When a run's samples collapse, the trainer says so once; a run that learns nothing is left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.trainer import collapse, metrics
+from verl_omni.trainer.collapse import PICTURES, REWARD_SPREAD, CollapseState
+from verl_omni.trainer.loop import DiffusionTrainer
+from verl_omni.trainer.run_folder import RunFolder
+
+# Measured: `drl run examples/red-grpo.yaml`, and the same job at learning rate 0.
+MEASURED = json.loads((Path(__file__).parent / "collapse.json").read_text())
+
+
+def warnings(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
+    """The place of each warning, and its text."""
+    state, found = CollapseState(), []
+    for place, line in enumerate(lines):
+        state, message = collapse.observe(state, line)
+        if message is not None:
+            found.append((place, message))
+    return found
+
+
+def lines(run: str) -> list[dict[str, float]]:
+    return [{name: value for name, value in line.items() if value is not None} for line in MEASURED[run]]
+
+
+def test_the_example_that_paints_everything_red_is_found_once() -> None:
+    ((place, message),) = warnings(lines("red-grpo"))
+    assert lines("red-grpo")[place]["step"] == 40
+    assert message.startswith("The pictures of different held-out prompts have become alike: their diversity")
+    assert message.endswith(collapse.ADVICE)
+
+
+def test_without_evaluations_the_rewards_tell() -> None:
+    training = [{name: value for name, value in line.items() if name != PICTURES} for line in lines("red-grpo")]
+    ((place, message),) = warnings(training)
+    assert 40 <= training[place]["step"] <= 55
+    assert message.startswith("The samples of a prompt get nearly the same reward: the standard deviation within a")
+
+
+def test_the_control_is_left_alone() -> None:
+    control = lines("control")
+    assert len(control) > 20
+    assert warnings(control) == []
+    assert warnings([{name: value for name, value in line.items() if name != PICTURES} for line in control]) == []
+
+
+def test_a_second_collapse_after_a_recovery_is_a_second_warning() -> None:
+    diversities = [0.08, 0.01, 0.03, 0.01, 0.06, 0.01]
+    assert [place for place, _ in warnings([{PICTURES: value} for value in diversities])] == [1, 5]
+    spreads = [0.1] * 5 + [0.001] * 8 + [0.05] * 5 + [0.001] * 8
+    assert [place for place, _ in warnings([{REWARD_SPREAD: value} for value in spreads])] == [9, 22]
+
+
+def test_a_reward_that_saturates_while_pictures_differ_is_no_collapse() -> None:
+    spreads = [{REWARD_SPREAD: value} for value in [0.1] * 5 + [0.0] * 20]
+    assert len(warnings(spreads)) == 1
+    assert warnings([{PICTURES: 0.08}, {PICTURES: 0.07}, *spreads]) == []
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(0, 1) | st.just(float("nan")), max_size=30), st.booleans())
+def test_any_numbers_give_a_verdict(values: list[float], pictures: bool) -> None:
+    found = warnings([{PICTURES if pictures else REWARD_SPREAD: value} for value in values])
+    assert len(found) <= len(values)
+
+
+def test_the_spread_within_prompts_is_not_that_between_them() -> None:
+    scores = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    assert metrics.reward_spread(scores, ["a", "a", "b", "b"]) == {REWARD_SPREAD: 0.0}
+    assert metrics.reward_spread(scores, ["a", "b", "a", "b"]) == {REWARD_SPREAD: 0.5}
+    assert metrics.reward_spread(scores, ["a", "b", "c", "d"]) == {}, "of one sample there is no deviation"
+
+
+def test_the_diversity_of_pictures_is_their_mean_pixel_deviation() -> None:
+    pictures = torch.randint(0, 256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    expected = (pictures.double() / 255).std(dim=0, correction=0).mean().item()
+    assert metrics.picture_diversity(pictures)[PICTURES] == pytest.approx(expected)
+    assert metrics.picture_diversity(pictures[:1].expand(4, -1, -1, -1)) == {PICTURES: pytest.approx(0, abs=1e-9)}
+    extremes = torch.stack([torch.zeros(3, 4, 4), torch.full((3, 4, 4), 255.0)]).to(torch.uint8)
+    assert metrics.picture_diversity(extremes) == {PICTURES: 0.5}
+    assert metrics.picture_diversity(pictures[:1]) == {}
+    assert metrics.picture_diversity(pictures.float()) == {}, "latents have no scale"
+
+
+def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
+    def trainer() -> Any:
+        from omegaconf import OmegaConf
+
+        from verl_omni.trainer import settings as trainer_settings
+
+        required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+        config = trainer_settings.load(required)
+        assert OmegaConf.is_dict(config)
+        return DiffusionTrainer(config, None, RunFolder(tmp_path), [], None, stop_requested=lambda: False)
+
+    first = trainer()
+    for step, diversity in enumerate([0.08, 0.01, 0.01]):
+        first._record({"step": step, PICTURES: diversity})
+    second = trainer()
+    second._restore_collapse()
+    second._record({"step": 3, PICTURES: 0.01})
+    events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    (warning,) = [event for event in events if event["event"] == "warning"]
+    assert (warning["reason"], warning["message"][:40]) == (
+        "SamplesCollapsed",
+        "The pictures of different held-out promp",
+    )
+    assert [event.get("step") for event in events if event["event"] != "warning"] == [0, 1, 2, 3]
