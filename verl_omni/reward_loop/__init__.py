@@ -1,1 +1,1 @@
-"""Reward managers and scorers, run by verl's reward-loop workers."""
+"""Reward managers and scorers, which run in verl's reward-loop workers."""

@@ -125,9 +125,9 @@ def test_a_function_of_a_module_by_name() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("", "function must be"),
-        ("mine.py", "function must be"),
-        ("FILE:judge it", "function must be"),
+        ("", "write 'path/to/file.py:name'"),
+        ("mine.py", "write 'path/to/file.py:name'"),
+        ("FILE:judge it", "write 'path/to/file.py:name'"),
         ("absent.py:judge", "no file .*absent.py"),
         ("no_such_package.scorers:judge", "no module 'no_such_package.scorers'"),
         ("FILE:nothing", "has no function 'nothing'"),
@@ -214,10 +214,10 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_not(serve: Callable[..., 
     ("answer", "message"),
     [
         ((500, ""), "status 500"),
-        ((200, "sorry"), "did not answer JSON: sorry"),
-        ((200, '{"value": 1}'), "without a number 'score'"),
-        ((200, '{"score": "high"}'), "without a number 'score'"),
-        ((200, "[1]"), "without a number 'score'"),
+        ((200, "sorry"), "the response is not JSON: sorry"),
+        ((200, '{"value": 1}'), "has no number 'score'"),
+        ((200, '{"score": "high"}'), "has no number 'score'"),
+        ((200, "[1]"), "has no number 'score'"),
     ],
 )
 def test_an_unusable_answer_says_who_and_what(

@@ -1,4 +1,4 @@
-"""Reward managers that verl's reward-loop workers load by name."""
+"""Reward managers, which verl's reward-loop workers load by name."""
 
 from .multi import MultiVisualRewardManager
 from .visual import VisualRewardManager

@@ -1,4 +1,4 @@
-"""`MultiVisualRewardManager`: a weighted mean of several scorers."""
+"""`MultiVisualRewardManager`: the weighted mean of several scorers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 from verl import DataProto
 
-from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, scored
+from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, parse_score
 from verl_omni.reward_loop.rewards import get_scorer
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ OWN_SETTINGS = ("path", "name", "weight", "required")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the scorers."""
+    """A scorer with its weight."""
 
     key: str
     function: Callable[..., Any]
@@ -31,9 +31,9 @@ class Part:
 class MultiVisualRewardManager(VisualRewardManager):
     """`reward.reward_functions`: {key: {name or path + name, weight, required, further settings}}.
 
-    The reward is sum(weight * score) / sum(weight). Reports `reward/<key>`, `reward/<key>/<field>` of a scorer
-    that gives a dict, and `reward/combined`. A part that fails stops the run, unless it says `required: false`: it
-    counts 0 then, is logged, and `reward/<key>/failed`, which such a part always reports, is 1 instead of 0.
+    The reward is sum(weight * score) / sum(weight). Extra fields: `reward/<key>`, `reward/<key>/<field>` for a scorer
+    that returns a dict, and `reward/combined`. A part that fails stops the run, unless it has `required: false`: then
+    its score is 0, the error is logged, and its field `reward/<key>/failed` is 1 instead of 0.
 
     Raises:
         ValueError: there is no part, the weights do not add up to something positive, a scorer does not exist, or
@@ -45,7 +45,7 @@ class MultiVisualRewardManager(VisualRewardManager):
         functions = config.reward.get("reward_functions")
         if not functions:
             raise ValueError("reward.reward_functions must be non-empty for MultiVisualRewardManager")
-        self.parts = [_part(key, dict(settings)) for key, settings in functions.items()]
+        self.parts = [_load_part(key, dict(settings)) for key, settings in functions.items()]
         self.total = sum(part.weight for part in self.parts)
         if self.total <= 0:
             raise ValueError(f"the weights of reward.reward_functions must add up to more than 0, not {self.total}")
@@ -61,7 +61,7 @@ class MultiVisualRewardManager(VisualRewardManager):
         extra: dict[str, Any] = {}
         combined = 0.0
         for part in self.parts:
-            one = await self._one(part, call)
+            one = await self._score_part(part, call)
             score = one["reward_score"]
             extra[f"reward/{part.key}"] = score
             extra |= {f"reward/{part.key}/{name}": value for name, value in one["reward_extra_info"].items()}
@@ -69,22 +69,22 @@ class MultiVisualRewardManager(VisualRewardManager):
         combined /= self.total
         return {"reward_score": combined, "reward_extra_info": {**extra, "reward/combined": combined}}
 
-    async def _one(self, part: Part, call: dict[str, Any]) -> dict[str, Any]:
+    async def _score_part(self, part: Part, call: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer = await self.called(part.function, {**call, **part.settings})
-            made = scored(answer)
+            answer = await self.call(part.function, {**call, **part.settings})
+            made = parse_score(answer)
         except Exception as error:
             if part.required:
-                raise RuntimeError(f"reward {part.key!r} failed: {error}") from error
-            logger.warning("reward %r failed and counts 0", part.key, exc_info=error)
+                raise RuntimeError(f"reward {part.key!r} failed: {type(error).__name__}: {error}") from error
+            logger.warning("reward %r failed; its score is 0", part.key, exc_info=error)
             return {"reward_score": 0.0, "reward_extra_info": {"failed": 1.0}}
         fields = made["reward_extra_info"] if isinstance(answer, Mapping) else {}
-        # A key that only some samples report would have no column in the batch.
+        # A key that only some samples have gets no column in the batch.
         failed = {} if part.required else {"failed": 0.0}
         return {"reward_score": made["reward_score"], "reward_extra_info": {**fields, **failed}}
 
 
-def _part(key: str, settings: dict[str, Any]) -> Part:
+def _load_part(key: str, settings: dict[str, Any]) -> Part:
     if path := settings.get("path"):
         from verl.utils.import_utils import load_extern_object
 

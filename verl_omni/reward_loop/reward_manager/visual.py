@@ -1,4 +1,4 @@
-"""`VisualRewardManager`: one scorer for each sample."""
+"""`VisualRewardManager`: one scorer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from verl_omni.utils.pixels import as_pixels
 
 
 class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
-    """Scores pictures (or latents) with `reward.custom_reward_function`, else with a scorer of ours by name.
+    """Scores pictures (or latents) with `reward.custom_reward_function`, otherwise with `reward.scorer`.
 
     Args:
-        compute_score: the user's function; verl passes a default for texts when there is none, which is not used.
+        compute_score: the user's function; without one, verl passes its scorer of texts, which is ignored.
 
     Raises:
         ValueError: the scorer does not exist, or does not take these settings.
@@ -52,28 +52,28 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         """Score one sample.
 
         Returns:
-            `reward_score`, and `reward_extra_info`: everything a scorer's dict says, or `acc` for a number.
+            `reward_score`, and `reward_extra_info`: the other fields of a scorer's dict, or `acc` for a number.
 
         Raises:
             ValueError: the response has the wrong dtype, or the score is not finite.
         """
         call = self.arguments(data)
-        scorer, settings = self.scorer(str(call["data_source"]))
-        result = await self.called(scorer, {**call, **settings})
-        return scored(result)
+        scorer, settings = self.select_scorer(str(call["data_source"]))
+        result = await self.call(scorer, {**call, **settings})
+        return parse_score(result)
 
-    def scorer(self, data_source: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """The function and its settings."""
+    def select_scorer(self, data_source: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The function and its settings; without `reward.scorer`, the data source names the scorer."""
         if self.custom is not None:
             return self.custom, {}
         return get_scorer(self.config.reward.get("scorer") or data_source), dict(self.config.reward.scorer_kwargs)
 
     def arguments(self, data: DataProto) -> dict[str, Any]:
-        """What every scorer is given about a sample. The data set's rows are not changed."""
+        """Arguments of every scorer for a sample. The data set's row is not changed."""
         if len(data) != 1:
-            raise ValueError(f"a reward manager scores one sample at a time, not {len(data)}")
+            raise ValueError(f"a reward manager scores one sample at a time, and got {len(data)}")
         row = data[0].non_tensor_batch
-        image = self._scored(data.batch["responses"][0], validate=bool(data.meta_info.get("validate")))
+        image = self._pixels(data.batch["responses"][0], validate=bool(data.meta_info.get("validate")))
         return {
             "data_source": row["data_source"],
             "solution_image": image,
@@ -81,27 +81,27 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             "extra_info": {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {})},
         }
 
-    def _scored(self, response: torch.Tensor, *, validate: bool) -> torch.Tensor:
-        """Pixels as scorers know them, uint8, or latents.
+    def _pixels(self, response: torch.Tensor, *, validate: bool) -> torch.Tensor:
+        """Pixels as uint8, or latents, as the settings request them from the engine.
 
         Raises:
-            ValueError: the sample is not what the settings ask the engine for.
+            ValueError: the sample has another dtype.
         """
         rollout = self.config.actor_rollout_ref.rollout
-        asked = dict(rollout.pipeline) | (dict(rollout.val_kwargs.pipeline) if validate else {})
-        if asked["output_type"] == "latent":
+        requested = dict(rollout.pipeline) | (dict(rollout.val_kwargs.pipeline) if validate else {})
+        if requested["output_type"] == "latent":
             if not response.is_floating_point():
                 raise ValueError(f"Expected floating-point latent responses, got {response.dtype}.")
             return response
-        dtype = asked.get("pixel_dtype", "uint8")
+        dtype = requested.get("pixel_dtype", "uint8")
         if response.dtype != getattr(torch, dtype):
             raise ValueError(
-                f"Expected {dtype} pixel responses for output_type={asked['output_type']!r}, got {response.dtype}."
+                f"Expected {dtype} pixel responses for output_type={requested['output_type']!r}, got {response.dtype}."
             )
         return as_pixels(response)
 
-    async def called(self, scorer: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Call a scorer with those of verl's extra arguments that it names; plain functions run in a thread."""
+    async def call(self, scorer: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call a scorer, with those of verl's extra arguments that it has; plain functions run in a thread."""
         known = parameters_of(scorer)
         extra = {name: value for name, value in self.offered.items() if name in known}
         if inspect.iscoroutinefunction(scorer):
@@ -111,7 +111,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
     @classmethod
     @override
     def assemble_rm_scores(cls, data: DataProto, scores: list[float]) -> torch.Tensor:
-        """One score a sample, float32 [B, 1]."""
+        """One score per sample, float32 [B, 1]."""
         return torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
 
 
@@ -125,20 +125,20 @@ def check_settings(scorer: Callable[..., Any], given: Collection[str], where: st
         raise ValueError("\n".join(f"{where}.{problem}" for problem in problems))
 
 
-def scored(result: Any) -> dict[str, Any]:
-    """A scorer's answer -> verl's.
+def parse_score(result: Any) -> dict[str, Any]:
+    """Convert a scorer's result to verl's format.
 
     Raises:
-        ValueError: it has no score, or one that is not finite.
+        ValueError: it has no score, or the score is not finite.
     """
     if isinstance(result, Mapping):
         if "score" not in result:
-            raise ValueError(f"a scorer's dict must have 'score', found {sorted(result)}")
+            raise ValueError(f"the scorer's dict has no 'score'; it has {sorted(result)}")
         score = float(result["score"])
         extra = {name: value for name, value in result.items() if name != "score"}
     else:
         score = float(result)
         extra = {"acc": score}
     if not math.isfinite(score):
-        raise ValueError(f"the reward is not finite: {score}")
+        raise ValueError(f"the scorer returned {score}, which is not finite")
     return {"reward_score": score, "reward_extra_info": extra}

@@ -1,8 +1,8 @@
-"""Scorers by name; a scorer's module is imported when it is asked for.
+"""Registry of scorers; a scorer's module is imported on first use.
 
 Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, takes a uint8
-picture [3, H, W], and returns a number, or a dict with `score` and more numbers, the same keys for every sample.
-`brightness`, `color` and a user's function take videos [T, 3, H, W] too; the others refuse them.
+picture [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
+`brightness`, `color` and a user's function also take videos [T, 3, H, W]; the others refuse them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ SCORERS = ("brightness", "color", "http", "jpeg", "python", "shapes")
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:
-    """Refuse what is no picture, for scorers that would misread a video.
+    """Refuse a video, which a scorer of pictures would misread.
 
     Raises:
         ValueError: `sample` is not [3, H, W].
     """
     if sample.ndim != 3:
-        raise ValueError(f"the scorer {scorer} takes pictures [3, H, W], not a video {list(sample.shape)}")
+        raise ValueError(f"the scorer {scorer} takes pictures [3, H, W], and got a video {list(sample.shape)}")
 
 
 def get_scorer(name: str) -> Scorer:
     """The scorer called `name`.
 
     Raises:
-        ValueError: there is none; the message lists those that there are.
+        ValueError: it does not exist; the message lists the scorers.
     """
     if name not in SCORERS:
         raise ValueError(f"Unknown scorer {name!r}; one of {', '.join(SCORERS)}")

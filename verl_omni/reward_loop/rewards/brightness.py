@@ -1,4 +1,4 @@
-"""Mean brightness, of a picture or over all frames of a video."""
+"""Scorer of brightness, of a picture or over all frames of a video."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from torch import Tensor
 
 
 def compute_score(data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any) -> float:
-    """Mean of all pixels over 255: 0 black, 1 white."""
+    """Mean of all pixels / 255: 0 is black, 1 is white."""
     return float(solution_image.float().mean() / 255)

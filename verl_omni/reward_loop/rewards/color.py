@@ -1,4 +1,4 @@
-"""How much of one primary colour, in a picture or over all frames of a video."""
+"""Scorer of one primary colour, in a picture or over all frames of a video."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHANNELS = {"red": 0, "green": 1, "blue": 2}
 def compute_score(
     data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, color: str = "red"
 ) -> float:
-    """Mean of the colour's channel minus the mean of the two others, in [-1, 1].
+    """Mean of the colour's channel minus the mean of the other two, in [-1, 1].
 
     Raises:
         ValueError: `color` is not red, green or blue.

@@ -1,4 +1,4 @@
-"""A reward server: POST a picture and its prompt, read a score."""
+"""Scorer on a reward server: sends a picture and its prompt, and receives a score."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl_omni.reward_loop.rewards import check_picture
 
 
 class RewardServerError(RuntimeError):
-    """The reward server did not give a usable answer."""
+    """The reward server did not return a score."""
 
 
 def compute_score(
@@ -27,16 +27,16 @@ def compute_score(
     timeout: float = 60.0,
     attempts: int = 3,
 ) -> dict[str, float]:
-    """Ask the server at `url`.
+    """Request a score from the server at `url`.
 
     Sends JSON: `prompt`, `ground_truth`, `data_source` and `image` (PNG, base64). Expects JSON with a number
     `score`; further numbers are reported as metrics.
 
     Args:
-        timeout: seconds for one attempt. attempts: tries when the server is away or busy (5xx).
+        timeout: seconds per attempt. attempts: number of attempts while the server is unreachable or answers 5xx.
 
     Raises:
-        RewardServerError: the server stayed away, refused, or answered something else.
+        RewardServerError: no attempt succeeded, or the response has no score.
     """
     check_picture(solution_image, "http")
     body = {
@@ -47,30 +47,30 @@ def compute_score(
     }
     again = Retrying(
         stop=stop_after_attempt(attempts), wait=wait_exponential(max=10), reraise=True,
-        retry=retry_if_exception_type((httpx.TransportError, _Busy)),
+        retry=retry_if_exception_type((httpx.TransportError, _ServerError)),
     )  # fmt: skip
     try:
         answer = again(_post, url, body, timeout)
-    except (httpx.HTTPError, _Busy) as error:
+    except (httpx.HTTPError, _ServerError) as error:
         raise RewardServerError(f"{url}: {error}") from error
     if not isinstance(answer, dict) or not isinstance(answer.get("score"), (int, float)):
-        raise RewardServerError(f"{url} answered without a number 'score': {str(answer)[:200]}")
+        raise RewardServerError(f"{url}: the response has no number 'score': {str(answer)[:200]}")
     return {name: float(value) for name, value in answer.items() if isinstance(value, (int, float))}
 
 
-class _Busy(RuntimeError):
-    """The server said 5xx."""
+class _ServerError(RuntimeError):
+    """The server answered with a status of 500 or more."""
 
 
 def _post(url: str, body: dict[str, Any], timeout: float) -> Any:
     response = httpx.post(url, json=body, timeout=timeout)
     if response.status_code >= 500:
-        raise _Busy(f"status {response.status_code}")
+        raise _ServerError(f"status {response.status_code}")
     response.raise_for_status()
     try:
         return response.json()
     except ValueError as error:
-        raise RewardServerError(f"{url} did not answer JSON: {response.text[:200]}") from error
+        raise RewardServerError(f"{url}: the response is not JSON: {response.text[:200]}") from error
 
 
 def _png(image: Tensor) -> str:

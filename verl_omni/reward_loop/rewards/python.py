@@ -1,4 +1,4 @@
-"""A user's own function, from a file or an installed module."""
+"""Scorer in a user's function, from a file or an installed module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compute_score(
     """Call `function`, `path/to/file.py:name` or `package.module:name`, with the same arguments.
 
     Args:
-        settings: passed on to the function.
+        settings: further arguments of the function.
 
     Raises:
         ValueError: `function` does not name a plain (not async) function that can be imported.
@@ -39,27 +39,27 @@ def compute_score(
 
 
 def load(function: str) -> Any:
-    """The function called `function`; a file is executed once in a process, though scorers run in many threads.
+    """Load `function`; a file is executed once per process, although scorers run in several threads.
 
     Raises:
-        ValueError: there is no such file, module or plain function. An error inside the user's module passes unchanged.
+        ValueError: the file, module or plain function does not exist. Errors inside the module are not translated.
     """
     with _LOADING:
         if function not in _LOADED:
-            _LOADED[function] = _found(function)
+            _LOADED[function] = _find(function)
         return _LOADED[function]
 
 
-def _found(function: str) -> Any:
+def _find(function: str) -> Any:
     where, _, name = function.rpartition(":")
     if not (where and name.isidentifier()):
-        raise ValueError(f"function must be 'path/to/file.py:name' or 'package.module:name', not {function!r}")
+        raise ValueError(f"function {function!r}: write 'path/to/file.py:name' or 'package.module:name'")
     module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
     found = getattr(module, name, None)
     if not callable(found):
         raise ValueError(f"{where} has no function {name!r}")
     if inspect.iscoroutinefunction(found):
-        raise ValueError(f"{function} is async: give it as reward.custom_reward_function instead")
+        raise ValueError(f"{function} is async: set it as reward.custom_reward_function instead")
     return found
 
 
@@ -67,7 +67,7 @@ def _from_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise ValueError(f"no file {path}")
-    # Named by its whole path, so that two files of one name do not replace each other.
+    # Its name has the whole path, so that two files with the same name do not replace each other.
     name = f"verl_omni_user_scorer_{str(path).encode().hex()}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -86,7 +86,7 @@ def _from_name(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Only the module itself; one that the user's module imports in vain is an error inside it.
+        # Only the module itself; a module that it imports and that is missing is an error inside it.
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ValueError(f"no module {name!r}: {error}") from error
         raise

@@ -1,4 +1,4 @@
-"""The compositional reward of the shapes example: does the picture show what the prompt asks for?"""
+"""Scorer of the shapes example: whether the picture shows the shapes that the prompt names."""
 
 from __future__ import annotations
 
