@@ -1,4 +1,4 @@
-"""The training loop: generate, score, update, publish; evaluate and save now and then."""
+"""Training loop: generate, score, update, publish; evaluate and save at intervals."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from verl_omni.workers.algorithms.base import training_algorithm
 
 
 class Interrupted(Exception):
-    """The user asked to stop; the state is saved."""
+    """The user stopped the run; a checkpoint has been saved."""
 
 
 class DiffusionTrainer:
-    """Runs steps from a checkpoint (or the start) to `trainer.total_training_steps`.
+    """Runs the steps from a checkpoint, or from 0, to `trainer.total_training_steps`.
 
-    Weight versions: version 0 is what the run starts from; the update of step s publishes version s, so the
-    samples of step s must carry version s - 1, and a run whose samples do not is stopped.
+    Version 0 of the weights is the initial one, and step s publishes version s. So the samples of step s must have
+    version s - 1; otherwise the run stops.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class DiffusionTrainer:
         self.algorithm = training_algorithm(self.loss.loss_mode)
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
-        self._drawn = 0  # samples of this process
+        self._drawn = 0  # training samples since this process started
         self._collapse = collapse.CollapseState()
 
     def fit(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint if there is one.
 
         Raises:
-            Interrupted: `stop_requested` became true; a checkpoint of the last whole step is there.
-            StaleSample, StaleReplica, LogProbMismatch: samples and weights do not belong together.
+            Interrupted: `stop_requested` returned true; a checkpoint of the last complete step has been saved.
+            StaleSample, StaleReplica, LogProbMismatch: samples and weights have different versions.
         """
         step = 0
         if checkpoint is not None:
@@ -88,9 +88,9 @@ class DiffusionTrainer:
             **metrics.rewards(samples.scores, samples.extras),
             **metrics.reward_spread(samples.scores, samples.groups),
         }
-        with _timer(line, "update"):
+        with _Timer(line, "update"):
             line |= self._update(samples, step)
-        with _timer(line, "sync"):
+        with _Timer(line, "sync"):
             line |= self._publish(step)
         line["timing_s/generate"] = samples.seconds
         if samples.scoring_seconds is not None:
@@ -113,7 +113,7 @@ class DiffusionTrainer:
             [self.train[index] for index in indices],
             n=self.config.actor_rollout_ref.rollout.n, step=step, version=step - 1, seed=self.config.trainer.seed,
         )  # fmt: skip
-        prompts.meta_info["carry_responses"] = False  # a step learns from the trajectory and the score
+        prompts.meta_info["carry_responses"] = False  # a training step needs the trajectory and the score only
         samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
         metrics.check_versions(samples.versions, step - 1)
         return samples
@@ -127,20 +127,20 @@ class DiffusionTrainer:
         return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
 
     def _publish(self, step: int) -> dict[str, int]:
-        """Send the weights to every engine; the versions that they serve then."""
+        """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""
         self.stack.weights.update_weights(global_steps=step)
         return metrics.replica_versions(self.stack.versions(), step)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         line: dict[str, float] = {}
-        with _timer(line, "eval"):
+        with _Timer(line, "eval"):
             rows = [self.held_out[place] for place in range(len(self.held_out))]  # type: ignore[index,arg-type]
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
             prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
             found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
             metrics.check_versions(found.versions, step)
         assert found.images is not None
-        shown = _spread_out(len(rows), self.config.trainer.sample_prompts)
+        shown = _evenly_spaced(len(rows), self.config.trainer.sample_prompts)
         self.folder.samples(
             step,
             [Sample(rows[p]["extra_info"]["prompt"], seed + p, float(found.scores[p]), found.images[p]) for p in shown],
@@ -156,7 +156,7 @@ class DiffusionTrainer:
             self.folder.event("warning", reason=collapse.REASON, message=warning)
 
     def _restore_collapse(self) -> None:
-        """Take up the metrics of the steps before the checkpoint, of which warnings were given."""
+        """Replay the metrics of the steps before the checkpoint; their warnings have been given."""
         for line in self.folder.metrics():
             self._collapse, _ = collapse.observe(self._collapse, line)
 
@@ -181,14 +181,14 @@ class DiffusionTrainer:
         return every > 0 and step % every == 0
 
 
-def _spread_out(size: int, wanted: int) -> list[int]:
-    """`wanted` places spread evenly over `size` rows."""
+def _evenly_spaced(size: int, wanted: int) -> list[int]:
+    """Indices of `wanted` rows, evenly spaced among `size`."""
     wanted = min(size, wanted)
     return [place * size // wanted for place in range(wanted)]
 
 
-class _timer(AbstractContextManager[None]):
-    """Add the seconds of a block to a line, as `timing_s/<name>`."""
+class _Timer(AbstractContextManager[None]):
+    """Add the seconds of a block to the metrics, as `timing_s/<name>`."""
 
     def __init__(self, line: dict[str, Any], name: str) -> None:
         self.line, self.name = line, f"timing_s/{name}"

@@ -1,4 +1,4 @@
-"""`python3 -m verl_omni.trainer.main_diffusion name=value …`: train a diffusion model by reinforcement learning."""
+"""Entry point of the trainer: `python3 -m verl_omni.trainer.main_diffusion name=value ...`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Run:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a training job. Returns the exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted."""
+    """Run a training job. Returns the exit code: 0 done, 1 failed, 2 invalid settings, 130 interrupted."""
     try:
         config = settings.load(list(sys.argv[1:] if arguments is None else arguments))
     except settings.SettingsError as error:
@@ -195,7 +195,7 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The operator's word for a failure (`FailureReason` in its API). Ray's copy of an error keeps its classes."""
+    """The failure reason in the operator's API (`FailureReason`). Ray's wrapper of an error has its classes."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if "WeightSyncError" in names:
         return "WeightSyncFailed"
@@ -203,7 +203,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _report(folder: Any) -> None:
-    """Write the report of whatever there is; a run is not failed by its picture book."""
+    """Write the report of the steps so far; the run does not fail if that is not possible."""
     from verl_omni.trainer import report
 
     try:
@@ -213,27 +213,25 @@ def _report(folder: Any) -> None:
 
 
 def _other_distribution() -> str | None:
-    """The reference implementation has the same import name; one environment must not hold both."""
+    """An error message if the reference implementation, which has the same import name, is installed too."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         found = version("verl-omni")
     except PackageNotFoundError:
         return None
-    return (
-        f"verl-omni {found} is installed beside omni-operator, and both are `import verl_omni`: uninstall one of them"
-    )
+    return f"verl-omni {found} and omni-operator are both installed, and both are imported as verl_omni: uninstall one"
 
 
 class _StopOnSignal:
-    """The first SIGINT or SIGTERM asks the loop to stop after its step; the second one ends it at once."""
+    """Signal handler: the first SIGINT or SIGTERM requests a stop after the step, the second stops at once."""
 
     def __init__(self) -> None:
         self.requested = False
         self.listen()
 
     def listen(self) -> None:
-        """Take the signals (again)."""
+        """Install the handlers (again)."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
 

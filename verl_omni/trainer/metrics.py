@@ -1,4 +1,4 @@
-"""PURE: what a step or an evaluation measured -> the numbers of its line."""
+"""PURE: metrics of a step or an evaluation."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from verl_omni.trainer import collapse
 
 
 class StaleSample(RuntimeError):
-    """A sample was made by other weights than those that were last published."""
+    """A sample has another weight version than the last published one."""
 
 
 class StaleReplica(RuntimeError):
-    """A rollout replica serves other weights than those that were last published."""
+    """A rollout replica serves another weight version than the last published one."""
 
 
 def replica_versions(found: Sequence[int | None], published: int) -> dict[str, int]:
-    """Lowest and highest version that replicas serve after an update.
+    """Metrics of the lowest and highest weight version that replicas serve.
 
     Raises:
-        StaleReplica: one does not serve what was published; the message has all versions.
+        StaleReplica: a replica does not serve `published`; the message lists all versions.
     """
     if set(found) != {published}:
-        raise StaleReplica(f"weight version {published} was published, and the replicas serve {list(found)}")
+        raise StaleReplica(f"published weight version {published}, but the replicas serve {list(found)}")
     return {"weights/min_replica_version": published, "weights/max_replica_version": published}
 
 
 def check_versions(stamps: Sequence[Any], expected: int) -> None:
-    """Every sample must carry the version of the weights that were published last.
+    """Check that every sample has the weight version `expected`.
 
     Raises:
-        StaleSample: one does not; the message counts them.
+        StaleSample: a sample has another; the message counts them.
     """
     wrong = [stamp for stamp in stamps if stamp != expected]
     if wrong:
@@ -58,7 +58,7 @@ def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "
 
 
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """An evaluation's line: mean, standard error and number, and the extras' means."""
+    """Metrics of an evaluation: mean, standard error, number of samples, and means of the extras."""
     made = rewards(scores, extras, prefix="val/")
     spread = made.pop("val/reward/std", None)
     error = {} if spread is None else {"val/reward/stderr": spread / math.sqrt(len(scores))}
@@ -90,10 +90,10 @@ def picture_diversity(samples: Tensor) -> dict[str, float]:
 
 
 def eta(seconds_per_step: Sequence[float], remaining: int) -> float | None:
-    """Seconds left, from the median of the recent steps."""
+    """Estimated seconds for the remaining steps, from the median of the last ten; None without steps."""
     return float(np.median(seconds_per_step[-10:])) * remaining if seconds_per_step else None
 
 
 def mean_of(ranks: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Average over the ranks, by name."""
+    """Average of each metric over the ranks."""
     return {name: float(np.mean(values)) for name, values in ranks.items()}

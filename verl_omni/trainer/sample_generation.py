@@ -1,4 +1,4 @@
-"""Prompts -> scored samples, through verl's agent-loop manager."""
+"""Sample generation: prompts to scored samples, through verl's agent-loop manager."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from verl import DataProto
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.pixels import as_pixels
 
-# Per-sample tensors of a training batch, those that the algorithm asked for, beside the conditions of the family.
+# Tensors of a training sample, as far as the algorithm requests them; the family's conditions come on top.
 RECORDED = ("clean_latents", "all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs")
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSamples:
-    """What came back for a batch, in the order of its rows.
+    """Generated and scored samples, in the order of the batch's rows.
 
     Attributes:
-        tensors: the training tensors, [B, ...].
-        images: uint8 [B, C, H, W], or videos [B, T, C, H, W]; None where `meta_info["carry_responses"]` is false.
+        tensors: training tensors, [B, ...].
+        images: uint8 [B, C, H, W], or videos [B, T, C, H, W]; None if `meta_info["carry_responses"]` is false.
         scores: float32 [B].
-        extras: lists of length B, by name.
+        extras: further numbers of the scorer, lists of length B by name.
         versions: weight version of each sample.
-        groups: prompt each sample belongs to.
-        seconds: wall time of generation with the scoring inside it.
+        groups: id of each sample's prompt.
+        seconds: wall time of generation, including scoring.
         scoring_seconds: seconds the batch waited for its slowest reward; None where agent loops do not score.
     """
 
@@ -44,7 +44,7 @@ class ScoredSamples:
 
 
 def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: int, seed: int) -> DataProto:
-    """Each prompt `n` times in a row, with the indices that seeds are derived from."""
+    """Training batch: each prompt `n` times in a row, with the indices that seeds are derived from."""
     repeated = [row for row in rows for _ in range(n)]
     columns = _columns(repeated)
     columns["uid"] = np.array([f"{step}-{place}" for place in range(len(rows)) for _ in range(n)], dtype=object)
@@ -55,7 +55,7 @@ def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: 
 
 
 def evaluation_prompts(rows: list[dict[str, Any]], *, seed: int, version: int | None = None) -> DataProto:
-    """Each prompt once, with a seed of its own that is the same at every evaluation; `version` is for errors alone."""
+    """Evaluation batch: each prompt once, with a fixed seed of its own; error messages show `version`."""
     columns = _columns(rows)
     columns["uid"] = np.array([f"val-{place}" for place in range(len(rows))], dtype=object)
     columns["seed"] = np.array([seed + place for place in range(len(rows))], dtype=np.int64)
@@ -63,7 +63,7 @@ def evaluation_prompts(rows: list[dict[str, Any]], *, seed: int, version: int | 
 
 
 def generate(agent_loop: Any, prompts: DataProto, workers: int) -> DataProto:
-    """Run the agent loop; batches that its workers do not divide are padded and cut again."""
+    """Run the agent loop; pad the batch to a multiple of its workers, and drop the padding again."""
     from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
 
     padded, extra = pad_dataproto_to_divisor(prompts, workers)
@@ -74,19 +74,19 @@ def generate_scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> 
     """Generate and score a batch.
 
     Raises:
-        KeyError: no reward came back for some sample.
+        KeyError: a sample has no reward.
     """
     began = time.perf_counter()
     output = generate(agent_loop, prompts, config.actor_rollout_ref.rollout.agent.num_workers)
     seconds = time.perf_counter() - began
     if "rm_scores" not in output.batch:
-        raise KeyError("samples came back without a reward: check reward.scorer and reward.reward_manager")
+        raise KeyError("samples have no reward: check reward.scorer and reward.reward_manager")
     columns = output.non_tensor_batch
     timing = output.meta_info.get("timing", {})
-    wanted = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
+    names = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
     return ScoredSamples(
-        tensors={name: output.batch[name] for name in wanted if name in output.batch},
-        images=_shown(output.batch.get("responses"), config.actor_rollout_ref.rollout.pipeline.output_type),
+        tensors={name: output.batch[name] for name in names if name in output.batch},
+        images=_pixels(output.batch.get("responses"), config.actor_rollout_ref.rollout.pipeline.output_type),
         scores=output.batch["rm_scores"].squeeze(-1).float(),
         extras={key: list(columns[key]) for key in output.meta_info.get("reward_extra_keys", [])},
         versions=list(columns["global_steps"]),
@@ -96,7 +96,7 @@ def generate_scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> 
     )
 
 
-def _shown(responses: torch.Tensor | None, output_type: str) -> torch.Tensor | None:
+def _pixels(responses: torch.Tensor | None, output_type: str) -> torch.Tensor | None:
     return responses if responses is None or output_type == "latent" else as_pixels(responses)
 
 

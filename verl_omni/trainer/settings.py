@@ -1,4 +1,4 @@
-"""Hydra overrides -> checked settings; an unknown name is refused with the nearest valid one."""
+"""Settings of the trainer: Hydra overrides to a checked configuration."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from verl_omni.trainer import supported_values
 from verl_omni.workers.algorithms import registry
 
 CONFIG_NAME = "diffusion_trainer"
-# Its value is the name of a file in config/loss.
+# Selects a file of config/loss.
 LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
-# Settings whose keys the user chooses.
+# Groups whose keys the user chooses; supported_values.py and reward_settings.py check some of them.
 OPEN = (
     "data.apply_chat_template_kwargs",
     "data.mm_processor_kwargs",
@@ -36,7 +36,7 @@ _KEY = re.compile(r"^(?P<mark>[+~]{0,2})(?P<key>[^=@]+)(?:=|$)")
 
 
 class SettingsError(ValueError):
-    """Some settings cannot be used; the message has a line for each."""
+    """Invalid settings; the message has one line for each."""
 
 
 def load(overrides: Sequence[str]) -> DictConfig:
@@ -66,7 +66,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
 
 
 def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
-    """The algorithm's name, and the overrides that do not say it. Each algorithm has settings of its own."""
+    """The algorithm's name, and the overrides without it. Each algorithm has settings of its own."""
     loss, others = registry.DEFAULT, []
     for override in overrides:
         name, _, value = override.partition("=")
@@ -82,7 +82,7 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _names(config: Any, prefix: str = "") -> Iterator[str]:
-    """Every name in the tree, inner ones too."""
+    """Names of all settings and groups."""
     for key in config:
         name = f"{prefix}{key}"
         yield name
@@ -93,7 +93,7 @@ def _names(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _is_missing(config: DictConfig, name: str) -> bool:
-    """Whether a setting is still `???`; one that takes its value from a missing one does not count."""
+    """Whether a setting is still `???`; one that interpolates a missing setting does not count."""
     parent, _, key = name.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     return isinstance(node, DictConfig) and key in node._content and OmegaConf.is_missing(node, key)
@@ -102,7 +102,7 @@ def _is_missing(config: DictConfig, name: str) -> bool:
 def _unknown(override: str, known: list[str]) -> str | None:
     match = _KEY.match(override)
     if match is None:
-        return f"{override!r}: write name=value"
+        return f"{override!r} is not an override; write name=value"
     key = match["key"]
     if key in known or _is_open(key):
         return None
@@ -118,7 +118,7 @@ def _is_open(key: str) -> bool:
 
 
 def _opened(override: str) -> str:
-    """Hydra wants `++` before a name that the defaults do not have."""
+    """Add the `++` that Hydra requires before a name without a default."""
     match = _KEY.match(override)
     return (
         f"++{override}"

@@ -1,4 +1,4 @@
-"""Start Ray, the engine and the workers side by side: most of the wait is imports and other processes."""
+"""Start-up of a run: Ray, the rollout engine and the workers, started concurrently."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from omegaconf import DictConfig, open_dict
 
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 
-Say = Callable[[str], None]
-# A worker group asks for a CPU per colocated role and bundle, and each agent, reward, server and router actor
-# for one; on a host these are logical numbers (verl/single_controller/ray/base.py, `max_colocate_count`).
+ReportPhase = Callable[[str], None]
+# Each colocated role of a worker group requests a CPU, and so does each agent-loop, reward, server and router actor
+# (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are logical: more than the cores is fine.
 LOGICAL_CPUS = 16
-STOP_SECONDS = 60.0  # for an engine to end by itself
+STOP_SECONDS = 60.0  # timeout for an engine to shut down
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 
 
 class Cluster(Protocol):
-    """The Ray that a run uses."""
+    """Ray cluster of a run."""
 
     def stop(self) -> None:
-        """Leave it, and end what was started here."""
+        """Disconnect, and stop what this process started."""
 
 
 @dataclass
 class PlainCluster:
-    """Ray as `ray.init` starts or finds it."""
+    """Ray cluster that `ray.init` started or connected to."""
 
     started_here: bool
 
@@ -47,36 +47,38 @@ class PlainCluster:
 
 @dataclass
 class Stack:
-    """Everything that runs beside the driver."""
+    """Actors and handles of a run, outside the driver."""
 
     workers: Any  # RayWorkerGroup of DiffusionActorRolloutWorker
     servers: Any  # LLMServerManager
     agent_loop: Any  # AgentLoopManager
     weights: Any  # CheckpointEngineManager
     ray: Cluster
-    deadline: float  # seconds for an answer of a replica
+    deadline: float  # timeout in seconds for a replica to answer
 
     def versions(self) -> list[int]:
-        """Version of the weights that each rollout replica says it serves.
+        """Weight version that each rollout replica reports.
 
         Raises:
-            ReplicaCallFailed: one did not say it within `deadline`.
+            ReplicaCallFailed: a replica did not answer within `deadline`.
         """
         import ray
 
         from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
 
-        asked = [server.get_global_steps.remote() for server in self.servers.server_handles]
-        said, _ = ray.wait(asked, num_returns=len(asked), timeout=self.deadline)
-        if silent := [str(replica) for replica, answer in enumerate(asked) if answer not in said]:
-            raise ReplicaCallFailed(f"replica {', '.join(silent)} did not say its version within {self.deadline:g} s")
-        found: list[int] = ray.get(asked)
+        requests = [server.get_global_steps.remote() for server in self.servers.server_handles]
+        answered, _ = ray.wait(requests, num_returns=len(requests), timeout=self.deadline)
+        if silent := [str(replica) for replica, answer in enumerate(requests) if answer not in answered]:
+            raise ReplicaCallFailed(
+                f"replica {', '.join(silent)} did not report its weight version within {self.deadline:g} s"
+            )
+        found: list[int] = ray.get(requests)
         return found
 
     def stop(self) -> None:
-        """End engines before Ray, so that they remove their shared memory.
+        """Shut down the engines, which removes their shared memory, then Ray.
 
-        Safe after a failure, of engines too; one that does not answer is killed.
+        Works after a failure too; an engine that does not shut down within `STOP_SECONDS` is killed.
         """
         import ray
 
@@ -87,9 +89,9 @@ class Stack:
             for ending in silent:
                 ray.kill(endings[ending])
             for ending in ended:
-                with contextlib.suppress(ray.exceptions.RayActorError):  # it is gone already
+                with contextlib.suppress(ray.exceptions.RayActorError):  # it has exited already
                     ray.get(ending)
-            # An actor that ends by itself removes its semaphores from /dev/shm; one that is killed does not.
+            # An actor that exits by itself removes its semaphores from /dev/shm; a killed one does not.
             last = [endings[ending].__ray_terminate__.remote() for ending in ended]
             if last:
                 ray.wait(last, num_returns=len(last), timeout=10)
@@ -98,46 +100,46 @@ class Stack:
 
 
 def prepare_environment(has_accelerator: bool) -> None:
-    """Variables that must be set before Ray, torch and verl are imported; what the user set stays."""
-    wanted = {
+    """Set the variables that Ray, torch and verl read when they are imported; the user's values stay."""
+    defaults = {
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "RAY_DEDUP_LOGS": "0",
-        # A library that vLLM's server imports lets no warning through, of anybody's, unless this says so
+        # Without it, a library that vLLM's server imports silences all warnings of the process
         # (model_hosting_container_standards/logging_config.py).
         LOG_LEVEL: "WARNING",
     }
     if not has_accelerator:
-        wanted |= {
+        defaults |= {
             "VERL_PLATFORM": "cpu",
-            # Two threads on two busy cores cost seven times one thread's seconds (docs/adr/0005).
+            # On two busy cores, two threads took seven times as long as one (docs/adr/0005).
             "OMP_NUM_THREADS": "1",
-            # Ray runs workers at nice 15, where they starve beside any busy process.
+            # Ray runs workers at nice 15, where any other busy process starves them.
             "RAY_worker_niceness": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
-    # A random token of this run alone: without one, Ray writes a token file into the home folder.
-    # Ray reads it when it is imported, so afterwards it would be known to its servers alone.
+    # A random token for this run: without one, Ray writes a token file into the home folder. Ray reads the variable
+    # when it is imported; set later, only its servers would have the token.
     if not {"RAY_AUTH_MODE", "RAY_ADDRESS"} & os.environ.keys() and "ray" not in sys.modules:
         import secrets
 
-        wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-    for name, value in wanted.items():
+        defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
 
 def accelerator_present() -> bool:
-    """Whether this host has an NVIDIA or Ascend device, without importing torch."""
+    """Whether this machine has an NVIDIA or Ascend accelerator, found without importing torch."""
     devices = ("/dev/nvidiactl", "/dev/davinci_manager")
     return os.environ.get("VERL_PLATFORM") != "cpu" and any(Path(device).exists() for device in devices)
 
 
 def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
-    """Fill in the settings that are null because they depend on the machine or the model.
+    """Fill in the settings that are null because their default depends on the machine or the model.
 
     Raises:
-        FileNotFoundError: the model's folder is none of diffusers'.
-        ValueError: there is no family for the model, or the engine cannot run so on this machine.
+        FileNotFoundError: the model is not a folder in diffusers' layout.
+        ValueError: no model family matches, or the engine cannot run with these settings on this machine.
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
@@ -146,14 +148,14 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"
         if engine.distributed_executor_backend == "mp" and not (has_accelerator or rollout.step_execution):
-            # vllm_omni/diffusion/worker/diffusion_worker.py, `_async_output_loop`: its thread ends at the first line.
+            # vllm_omni/diffusion/worker/diffusion_worker.py, `_async_output_loop`: without streams its thread exits.
             raise ValueError(
-                "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend: with mp a worker "
-                "hands whole samples over on a stream of its device, which a host has not, and the engine would wait "
-                "for ever; it needs uni, or actor_rollout_ref.rollout.step_execution=true"
+                "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend: mp needs an "
+                "accelerator (its worker returns samples on a stream); write uni, or set "
+                "actor_rollout_ref.rollout.step_execution=true"
             )
         if config.trainer.fork_workers is None:
-            # Never with an accelerator: its context does not survive a fork.
+            # Not with an accelerator: its context does not survive a fork.
             ray_init = config.ray_kwargs.ray_init
             own_ray = ray_init.get("address", "local") == "local" and not ray_init.keys() - {"address", "num_cpus"}
             config.trainer.fork_workers = own_ray and not has_accelerator and can_fork_workers()
@@ -162,18 +164,20 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
 
 
 def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
-    """What the model's folder and its family say.
+    """Fill in settings from the model's folder and its family.
 
     Raises:
-        FileNotFoundError: the folder is none of diffusers'.
-        ValueError: there is no family for the model.
+        FileNotFoundError: the folder is not in diffusers' layout.
+        ValueError: no model family matches.
     """
     from verl_omni.pipelines.registry import training_adapter
 
     folder = Path(model.path)
     index, tokenizer = folder / "model_index.json", folder / "tokenizer" / "tokenizer_config.json"
     if not index.is_file():
-        raise FileNotFoundError(f"{index} not found: model.path must be a model in diffusers' folder layout")
+        raise FileNotFoundError(
+            f"actor_rollout_ref.model.path: {index} does not exist; write the folder of a model in diffusers' layout"
+        )
     if model.architecture is None:
         model.architecture = json.loads(index.read_text())["_class_name"]
     family = training_adapter(model.architecture)
@@ -190,18 +194,18 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
         rollout.max_prompt_embed_length = family.prompt_rows(rollout.pipeline.max_sequence_length, int(length))
 
 
-def start(config: DictConfig, say: Say) -> Stack:
-    """Bring everything up; `say` is told what is being waited for."""
-    return start_actors(config, start_ray(config, say), say)
+def start(config: DictConfig, report_phase: ReportPhase) -> Stack:
+    """Start everything; `report_phase` gets a text for each phase of the wait."""
+    return start_actors(config, start_ray(config, report_phase), report_phase)
 
 
-def start_ray(config: DictConfig, say: Say) -> Cluster:
-    """Start Ray and import whatever takes long to import, side by side.
+def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
+    """Start Ray and import the training stack, concurrently.
 
     Raises:
-        ValueError: `ray_kwargs.ray_init` asks for something that forked workers cannot have.
+        ValueError: `ray_kwargs.ray_init` has settings that forked workers do not support.
     """
-    say("starting Ray, importing the training stack")
+    report_phase("starting Ray, importing the training stack")
     options = dict(config.ray_kwargs.ray_init)
     address = options.pop("address", "local")
     cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1)
@@ -209,17 +213,20 @@ def start_ray(config: DictConfig, say: Say) -> Cluster:
         "num_cpus": cpus,
         "num_gpus": config.trainer.n_gpus_per_node,
         "include_dashboard": False,
-        "_node_ip_address": "127.0.0.1",  # one machine: nothing listens on its other addresses
+        "_node_ip_address": "127.0.0.1",  # one machine: listen on no other address
     }
     if config.trainer.fork_workers:
         if address != "local" or options:
-            raise ValueError("trainer.fork_workers=true goes with ray_kwargs.ray_init.num_cpus alone")
+            raise ValueError(
+                "trainer.fork_workers=true supports no setting of ray_kwargs.ray_init but num_cpus; "
+                "write trainer.fork_workers=false"
+            )
         from verl_omni.pipelines.registry import family
 
         return ForkingCluster([family(config.actor_rollout_ref.model.architecture).engine_module], **here)
     with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
         imported = pool.submit(_import_everything)
-        # Here and not in the other thread: Ray's servers die with the thread that started them (PR_SET_PDEATHSIG).
+        # In this thread: Ray's servers die with the thread that started them (PR_SET_PDEATHSIG).
         cluster = _join(address, options) if address != "local" else _local(here | options)
         try:
             imported.result()
@@ -229,10 +236,10 @@ def start_ray(config: DictConfig, say: Say) -> Cluster:
     return cluster
 
 
-def start_actors(config: DictConfig, cluster: Cluster, say: Say) -> Stack:
-    """Start the engine, the trainer, agent and reward workers; the cluster is ended if that fails."""
+def start_actors(config: DictConfig, cluster: Cluster, report_phase: ReportPhase) -> Stack:
+    """Start the engine and the training, agent-loop and reward workers; stop the cluster if that fails."""
     try:
-        return _start_actors(config, say, cluster)
+        return _start_actors(config, report_phase, cluster)
     except BaseException:
         cluster.stop()
         raise
@@ -255,14 +262,14 @@ def _join(address: str, options: dict[str, Any]) -> Cluster:
 
 
 def _import_everything() -> None:
-    """What the driver needs later; imported while Ray starts."""
+    """Import what the driver needs later, while Ray starts."""
 
     import verl_omni.agent_loop
     import verl_omni.workers.engine_workers
     import verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server  # noqa: F401
 
 
-def _start_actors(config: DictConfig, say: Say, cluster: Cluster) -> Stack:
+def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluster) -> Stack:
     import ray
     from verl.checkpoint_engine import CheckpointEngineManager
     from verl.experimental.reward_loop import RewardLoopManager
@@ -275,7 +282,7 @@ def _start_actors(config: DictConfig, say: Say, cluster: Cluster) -> Stack:
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     settings = config.actor_rollout_ref
-    say("starting the rollout engine and the workers")
+    report_phase("starting the rollout engine and the workers")
     rewards = RewardLoopManager(config, rm_resource_pool=None)
     pool = RayResourcePool(
         process_on_nodes=[config.trainer.n_gpus_per_node] * config.trainer.nnodes,
@@ -289,9 +296,9 @@ def _start_actors(config: DictConfig, say: Say, cluster: Cluster) -> Stack:
     with ThreadPoolExecutor(2, thread_name_prefix="startup") as threads:
         servers_up = threads.submit(LLMServerManager.create, config, worker_group=workers)
         (device,) = set(workers.init_model())
-        say(f"waiting for the rollout engine; the policy is trained on {workers.world_size} x {device}")
+        report_phase(f"waiting for the rollout engine; the policy is trained on {workers.world_size} x {device}")
         servers = servers_up.result()
-    say("starting the agent loop")
+    report_phase("starting the agent loop")
     client = servers.get_client(client_cls=DiffusionLLMServerClient)
     agent_loop = DiffusionAgentLoopManager.create(config, client, None, rewards.reward_loop_worker_handles)
     weights = CheckpointEngineManager(

@@ -69,7 +69,7 @@ def test_a_silent_replica_is_named_and_serves_when_it_is_back(two_replicas: TwoR
             two_replicas.stack.weights.update_weights(global_steps=5)
         with pytest.raises(ReplicaCallFailed, match=r"replica 1, sleep: no reply within 10 s"):
             two_replicas.stack.weights.sleep_replicas()
-        with pytest.raises(ReplicaCallFailed, match=r"replica 1 did not say its version within 10 s"):
+        with pytest.raises(ReplicaCallFailed, match=r"replica 1 did not report its weight version within 10 s"):
             two_replicas.stack.versions()
     finally:
         os.kill(pid, signal.SIGCONT)

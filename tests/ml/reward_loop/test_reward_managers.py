@@ -54,7 +54,7 @@ async def test_a_named_scorer_wins_over_the_data_source(settings: Settings, samp
         await visual(settings()).run_single(sample(data_source="web"))
 
 
-async def test_verls_default_for_texts_is_not_used(settings: Settings, sample: Sample) -> None:
+async def test_verls_scorer_of_texts_is_ignored(settings: Settings, sample: Sample) -> None:
     def texts(**_: Any) -> float:
         raise AssertionError("a scorer of texts was asked about a picture")
 
@@ -94,7 +94,7 @@ async def test_a_plain_function_does_not_block_the_loop(settings: Settings, samp
     assert threads[0] != threading.get_ident()
 
 
-async def test_the_row_is_left_as_it_was(settings: Settings, sample: Sample) -> None:
+async def test_the_data_sets_row_is_not_changed(settings: Settings, sample: Sample) -> None:
     seen: list[dict[str, Any]] = []
 
     async def judge(
@@ -198,7 +198,7 @@ async def test_a_required_part_that_fails_is_named(settings: Settings, sample: S
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-async def test_an_optional_part_that_fails_counts_nothing_but_is_seen(
+async def test_an_optional_part_that_fails_scores_zero_and_is_logged(
     settings: Settings, sample: Sample, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Samples report the same keys whether it failed or not: other keys have no column in the batch."""
@@ -232,6 +232,6 @@ def test_a_setting_that_no_scorer_takes_is_refused(settings: Settings) -> None:
         ({"sharpness": {}}, "Unknown scorer 'sharpness'"),
     ],
 )
-def test_functions_that_make_no_reward_are_refused(settings: Settings, functions: Any, message: str) -> None:
+def test_reward_functions_without_a_usable_reward_are_refused(settings: Settings, functions: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         multi(settings(reward_functions=functions))

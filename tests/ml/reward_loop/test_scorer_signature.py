@@ -54,7 +54,7 @@ def test_keyword_arguments_take_any_setting() -> None:
 
 
 @pytest.mark.parametrize("name", ["hidden", "alias", "absent"])
-def test_what_only_running_the_module_would_show_is_left_open(name: str) -> None:
+def test_a_function_that_is_not_a_plain_definition_is_not_checked(name: str) -> None:
     assert signature_in_source(SOURCE, name) is None
 
 

@@ -135,7 +135,7 @@ def test_a_function_of_a_module_by_name() -> None:
         ("FILE:late", "is async"),
     ],
 )
-def test_a_function_that_cannot_be_had_says_why(scorer_file: Path, function: str, message: str) -> None:
+def test_a_function_that_cannot_be_loaded_says_why(scorer_file: Path, function: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         score("python", CONSTANT, function=function.replace("FILE", str(scorer_file)))
 
@@ -200,7 +200,7 @@ def test_the_server_gets_the_picture_and_the_prompt(serve: Callable[..., Server]
     assert sent == {"prompt": "a prompt", "ground_truth": "truth", "data_source": "test"}
 
 
-def test_a_busy_server_is_asked_again_and_a_refusal_is_not(serve: Callable[..., Server]) -> None:
+def test_a_busy_server_is_retried_and_a_refusal_is_not(serve: Callable[..., Server]) -> None:
     busy = serve((503, ""), (200, '{"score": 1}'))
     assert score("http", CONSTANT, url=url(busy)) == {"score": 1.0}
     assert len(busy.received) == 2
@@ -220,7 +220,7 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_not(serve: Callable[..., 
         ((200, "[1]"), "has no number 'score'"),
     ],
 )
-def test_an_unusable_answer_says_who_and_what(
+def test_an_unusable_response_names_the_server_and_the_fault(
     serve: Callable[..., Server], answer: tuple[int, str], message: str
 ) -> None:
     server = serve(answer)
@@ -229,6 +229,6 @@ def test_an_unusable_answer_says_who_and_what(
     assert url(server) in str(caught.value)
 
 
-def test_a_server_that_is_away_is_named() -> None:
+def test_an_unreachable_server_is_named() -> None:
     with pytest.raises(RewardServerError, match=r"http://127\.0\.0\.1:9/x"):
         score("http", CONSTANT, url="http://127.0.0.1:9/x", attempts=1)

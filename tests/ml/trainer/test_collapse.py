@@ -41,14 +41,14 @@ def test_the_example_that_paints_everything_red_is_found_once() -> None:
     assert message.endswith(collapse.ADVICE)
 
 
-def test_without_evaluations_the_rewards_tell() -> None:
+def test_without_evaluations_the_spread_of_rewards_decides() -> None:
     training = [{name: value for name, value in line.items() if name != PICTURES} for line in lines("red-grpo")]
     ((place, message),) = warnings(training)
     assert 40 <= training[place]["step"] <= 55
     assert message.startswith("The samples of a prompt get nearly the same reward: the standard deviation within a")
 
 
-def test_the_control_is_left_alone() -> None:
+def test_the_control_gives_no_warning() -> None:
     control = lines("control")
     assert len(control) > 20
     assert warnings(control) == []

@@ -23,11 +23,11 @@ from verl_omni.trainer.run_folder import RunFolder
         ({"event": "warning", "message": "no report"}, "warning: no report"),
     ],
 )
-def test_each_event_is_a_line(event: dict[str, Any], line: str) -> None:
+def test_each_event_has_a_line(event: dict[str, Any], line: str) -> None:
     assert events.format_event(event) == line
 
 
-def test_a_run_tells_its_start_and_its_steps(tmp_path: Path) -> None:
+def test_start_steps_and_resume_have_a_line(tmp_path: Path) -> None:
     lines: list[str] = []
     folder = RunFolder(tmp_path, lambda event: lines.append(events.format_event(event)))
     config = OmegaConf.create({"trainer": {"total_training_steps": 9}})

@@ -36,7 +36,7 @@ def errors(folder: Path) -> list[dict[str, Any]]:
         ("constructor", "ActorDiedError", "ValueError: no module 'mine'"),
     ],
 )
-def test_the_last_line_and_the_event_are_what_a_worker_raised(
+def test_the_last_line_and_the_error_event_are_what_a_worker_raised(
     tmp_path: Path, case: str, kind: str, message: str
 ) -> None:
     """A real Ray: the error crosses two processes, and Ray prints and wraps it on the way."""

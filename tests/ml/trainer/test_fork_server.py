@@ -90,7 +90,7 @@ def test_a_fork_ends_when_its_client_is_killed(server: object, tmp_path: Path) -
     made.stdout.close()
 
 
-def test_a_fork_that_cannot_end_is_killed_with_the_server(tmp_path: Path) -> None:
+def test_the_server_kills_a_fork_that_does_not_exit(tmp_path: Path) -> None:
     """A process that is stopped takes no other signal."""
     server = started()
     script = tmp_path / "script.py"
@@ -117,7 +117,7 @@ def test_a_signal_reaches_the_fork(server: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can ask as another user")
-def test_another_user_is_refused(server: object, tmp_path: Path) -> None:
+def test_requests_of_another_user_are_refused(server: object, tmp_path: Path) -> None:
     as_another = (
         f"import array, contextlib, json, os, signal, socket, sys; sys.argv = ['client', {server.address!r}, 'x.py']; "  # type: ignore[attr-defined]
         "os.setuid(65534); exec(open(0).read())"
@@ -140,7 +140,7 @@ def test_without_a_server_the_client_runs_the_script_itself(tmp_path: Path) -> N
     assert done.stdout == "['one']\n"
 
 
-def test_ray_runs_its_workers_in_forks_and_nothing_is_left(tmp_path: Path) -> None:
+def test_ray_workers_are_forks_and_no_process_is_left(tmp_path: Path) -> None:
     script = Path(__file__).with_name("forked_ray.py")
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path
@@ -150,7 +150,7 @@ def test_ray_runs_its_workers_in_forks_and_nothing_is_left(tmp_path: Path) -> No
     assert [pid for pid in left if psutil.pid_exists(pid)] == []
 
 
-def test_a_ray_that_does_not_start_is_tried_again_and_then_named() -> None:
+def test_a_ray_that_does_not_start_is_retried_then_reported() -> None:
     script = "from verl_omni.trainer.fork_server import ForkingCluster; ForkingCluster(no_such_option=1)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1

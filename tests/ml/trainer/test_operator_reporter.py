@@ -47,7 +47,7 @@ def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(to
     assert [{"attempt": 2, **json.loads(line)} for line in lines] == [body for _, body in seen]
 
 
-def test_the_operator_may_ask_for_a_checkpoint_once(token: Path) -> None:
+def test_a_checkpoint_request_of_the_operator_is_returned_once(token: Path) -> None:
     with reporter(token, lambda request: httpx.Response(200, json={"checkpoint": True})) as made:
         made.post({"event": "phase"})
     assert made.checkpoint_wanted()
@@ -55,7 +55,7 @@ def test_the_operator_may_ask_for_a_checkpoint_once(token: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["refused", "unreachable", "no token", "no JSON"])
-def test_a_report_that_fails_is_said_once_and_the_run_goes_on(
+def test_a_failing_post_is_logged_once_and_the_run_continues(
     token: Path, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     posts: list[int] = []
@@ -75,7 +75,7 @@ def test_a_report_that_fails_is_said_once_and_the_run_goes_on(
     assert len([record for record in caplog.records if "could not be reported" in record.message]) == 1
 
 
-def test_telling_never_waits_for_an_operator_that_does_not_answer(token: Path) -> None:
+def test_posting_does_not_wait_for_an_operator_that_does_not_answer(token: Path) -> None:
     answered = threading.Event()
     seen: list[int] = []
 
@@ -92,7 +92,7 @@ def test_telling_never_waits_for_an_operator_that_does_not_answer(token: Path) -
     assert len(seen) <= operator_reporter.QUEUE_SIZE + 1
 
 
-def test_without_the_environment_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variables_nothing_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DIFFUSIONRL_REPORT_URL", "DIFFUSIONRL_REPORT_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     with operator_reporter.from_environment() as made:

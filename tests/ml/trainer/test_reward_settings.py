@@ -38,7 +38,7 @@ def problems(*overrides: str) -> list[str]:
         ["reward.reward_manager.module.path=pkg://mine", "reward.reward_manager.name=Mine", "reward.scorer=x"],
     ],
 )
-def test_a_reward_that_works_is_let_through(overrides: list[str]) -> None:
+def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
     assert problems(*overrides) == []
 
 

@@ -143,7 +143,7 @@ def test_a_setting_is_read_or_its_other_values_are_refused(setting: str) -> None
     assert is_read(setting) or setting in supported_values.SUPPORTED or setting in EXCEPTIONS
 
 
-def test_no_exception_has_lost_its_reason() -> None:
+def test_every_exception_is_still_needed() -> None:
     assert [setting for setting in EXCEPTIONS if setting not in all_settings() or is_read(setting)] == []
 
 

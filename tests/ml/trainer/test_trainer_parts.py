@@ -24,7 +24,7 @@ def test_every_epoch_uses_every_row_once(size: int, batch: int, seed: int) -> No
     assert sorted(order[:size]) == sorted(order[size : 2 * size]) == list(range(size))
 
 
-def test_the_order_is_that_of_the_seed() -> None:
+def test_the_order_depends_on_the_seed() -> None:
     one = data.batch_indices(3, size=50, batch=8, seed=1)
     assert one == data.batch_indices(3, size=50, batch=8, seed=1) != data.batch_indices(3, size=50, batch=8, seed=2)
     assert data.batch_indices(1, size=5, batch=3, seed=0, shuffle=False) == [0, 1, 2]
@@ -58,16 +58,16 @@ def test_a_stale_sample_stops_the_run() -> None:
         metrics.check_versions([3, None], 3)
 
 
-def test_a_replica_that_serves_other_weights_stops_the_run() -> None:
+def test_a_replica_with_another_weight_version_stops_the_run() -> None:
     assert metrics.replica_versions([3, 3], 3) == {
         "weights/min_replica_version": 3, "weights/max_replica_version": 3,
     }  # fmt: skip
     for served in ([3, 2], [None, 3], []):
-        with pytest.raises(metrics.StaleReplica, match="weight version 3 was published, and the replicas serve"):
+        with pytest.raises(metrics.StaleReplica, match="published weight version 3, but the replicas serve"):
             metrics.replica_versions(served, 3)
 
 
-def test_a_resumed_run_drops_the_steps_it_makes_again(tmp_path: Path) -> None:
+def test_a_resumed_run_drops_the_steps_it_repeats(tmp_path: Path) -> None:
     settings_ = OmegaConf.create({"trainer": {"total_training_steps": 4}})
     folder = RunFolder(tmp_path)
     folder.start(settings_, resumed_from=None)
@@ -90,9 +90,7 @@ def test_samples_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("frames", "shown"), [(1, [0]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (9, [0, 3, 5, 8])])
-def test_a_video_is_kept_as_a_strip_with_its_first_and_last_frame(
-    tmp_path: Path, frames: int, shown: list[int]
-) -> None:
+def test_a_video_is_saved_as_a_row_of_frames_with_first_and_last(tmp_path: Path, frames: int, shown: list[int]) -> None:
     video = torch.arange(frames, dtype=torch.uint8).view(frames, 1, 1, 1).expand(frames, 3, 2, 5)
     RunFolder(tmp_path).samples(1, [Sample("a walk", 0, 0.5, video)])
     with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:

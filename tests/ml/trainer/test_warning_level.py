@@ -1,4 +1,4 @@
-"""A warning of this project reaches whoever reads the log of a worker."""
+"""Warnings of this package appear in the log of a worker."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ logging.getLogger("verl_omni.agent_loop").warning("the prompt is cut")
 """
 
 
-def test_a_warning_is_not_lost_by_what_the_server_imports() -> None:
+def test_a_library_that_the_server_imports_does_not_silence_warnings() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=300)
     assert "the prompt is cut" in ended.stderr

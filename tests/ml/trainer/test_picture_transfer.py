@@ -1,4 +1,4 @@
-"""Which pictures the trainer has carried to it: those of an evaluation, none of a step."""
+"""Pictures are sent to the trainer at evaluations, not in training steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = [{"raw_prompt": [{"role": "user", "content": "a"}], "extra_info": {"promp
 
 
 class Loop:
-    """An agent loop that draws black pictures at weight version 0, and carries them where they are asked for."""
+    """Agent loop that returns black pictures of weight version 0, if the batch requests them."""
 
     def __init__(self) -> None:
         self.carried: list[bool] = []
@@ -55,13 +55,13 @@ def trainer(loop: Loop, tmp_path: Path) -> Any:
     return DiffusionTrainer(config, SimpleNamespace(agent_loop=loop), folder, ROWS, ROWS, stop_requested=lambda: False)
 
 
-def test_a_step_learns_without_its_pictures(trainer: Any, loop: Loop) -> None:
+def test_a_training_step_gets_no_pictures(trainer: Any, loop: Loop) -> None:
     samples = trainer._generate(1)
     assert loop.carried == [False] and samples.images is None
     assert samples.scores.tolist() == [1.0] * 16 and samples.tensors["rollout_log_probs"].shape == (16, 2)
 
 
-def test_an_evaluation_keeps_pictures(trainer: Any, loop: Loop) -> None:
+def test_an_evaluation_gets_and_saves_pictures(trainer: Any, loop: Loop) -> None:
     trainer._evaluate(0)
     assert loop.carried == [True]
     assert len(list((trainer.folder.path / "samples").rglob("*.png"))) == 2

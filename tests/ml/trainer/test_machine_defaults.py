@@ -1,4 +1,4 @@
-"""Settings that are left to the model's family."""
+"""Settings whose defaults come from the machine or the model's family."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fitted(folder: Path, architecture: str, *overrides: str) -> Any:
     return made.actor_rollout_ref
 
 
-def test_a_family_says_what_the_settings_leave_open(tmp_path: Path) -> None:
+def test_the_model_family_fills_in_settings_that_are_null(tmp_path: Path) -> None:
     made = fitted(tmp_path, "QwenImagePipeline", "actor_rollout_ref.rollout.pipeline.guidance_scale=2.5")
     assert made.model.architecture == "QwenImagePipeline"
     assert made.model.custom_chat_template == qwen_image.CHAT_TEMPLATE
@@ -38,7 +38,7 @@ def test_a_family_says_what_the_settings_leave_open(tmp_path: Path) -> None:
     assert qwen_image.guidance(made.rollout.pipeline) == 2.5, "one setting of guidance for all families"
 
 
-def test_what_the_settings_say_stays(tmp_path: Path) -> None:
+def test_settings_that_are_given_stay(tmp_path: Path) -> None:
     made = fitted(
         tmp_path, "StableDiffusion3Pipeline",
         "actor_rollout_ref.model.target_modules=[to_q]", "actor_rollout_ref.model.fsdp_layer_prefixes=[x.]",
@@ -54,20 +54,20 @@ def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Pa
         fitted(tmp_path, "FluxPipeline")
 
 
-def test_a_worker_process_that_a_host_cannot_hear_from_is_refused(tmp_path: Path) -> None:
+def test_the_executor_mp_is_refused_without_an_accelerator(tmp_path: Path) -> None:
     executor = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend=mp"
-    with pytest.raises(ValueError, match=r"it needs uni, or actor_rollout_ref\.rollout\.step_execution=true"):
+    with pytest.raises(ValueError, match=r"write uni, or set actor_rollout_ref\.rollout\.step_execution=true"):
         fitted(tmp_path, "QwenImagePipeline", executor)
 
 
-def test_step_by_step_a_worker_process_runs_on_a_host_too(tmp_path: Path) -> None:
+def test_the_executor_mp_is_allowed_with_step_execution(tmp_path: Path) -> None:
     executor = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.distributed_executor_backend=mp"
     made = fitted(tmp_path, "QwenImagePipeline", executor, "actor_rollout_ref.rollout.step_execution=true")
     assert made.rollout.engine_kwargs.vllm_omni.distributed_executor_backend == "mp"
 
 
 @pytest.mark.slow
-def test_a_model_without_a_family_ends_the_trainer_with_the_families_that_there_are(tmp_path: Path) -> None:
+def test_the_trainer_lists_the_families_when_a_model_has_none(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "NoSuchPipeline"}')
     wanted = [
         f"actor_rollout_ref.model.path='{tmp_path}'",
