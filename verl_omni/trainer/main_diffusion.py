@@ -37,11 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = settings.load(list(sys.argv[1:] if arguments is None else arguments))
     except settings.SettingsError as error:
-        print(error, file=sys.stderr)
-        return USAGE_ERROR
+        return _refuse(str(error))
     if problem := _other_distribution():
-        print(problem, file=sys.stderr)
-        return USAGE_ERROR
+        return _refuse(problem)
     stop = _StopOnSignal()
     has_accelerator = startup.accelerator_present()
     startup.prepare_environment(has_accelerator)
@@ -49,9 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         startup.fit_to_machine(config, has_accelerator)
         _check_files(config)
     except (FileNotFoundError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return USAGE_ERROR
+        return _refuse(str(error))
     return _run(config, stop)
+
+
+def _refuse(message: str) -> int:
+    """Report invalid settings: there is no run folder yet, but the operator shows the message in the job's status."""
+    from verl_omni.trainer import operator_reporter
+
+    with operator_reporter.from_environment() as reporter:
+        reporter.post({"event": "error", "message": message, "kind": "SettingsError", "reason": "ApplicationError"})
+    print(message, file=sys.stderr, flush=True)
+    return USAGE_ERROR
 
 
 def _check_files(config: Any) -> None:

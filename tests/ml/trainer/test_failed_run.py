@@ -6,6 +6,8 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,30 @@ def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(
     assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.FAILURE
     assert capfd.readouterr().err.splitlines()[-2:] == ["stopping", "error: OSError: disk full"]
     assert [error["message"] for error in errors(tmp_path)] == ["OSError: disk full"]
+
+
+def test_invalid_settings_are_reported_to_the_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    posts: list[dict[str, Any]] = []
+
+    class Operator(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    (tmp_path / "token").write_text("secret")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Operator) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DIFFUSIONRL_REPORT_URL", f"http://127.0.0.1:{server.server_port}/v1/reports")
+        monkeypatch.setenv("DIFFUSIONRL_REPORT_TOKEN_FILE", str(tmp_path / "token"))
+        assert main_diffusion.main(["trainer.save_frq=1"]) == main_diffusion.USAGE_ERROR
+        server.shutdown()
+    message = "trainer.save_frq: unknown setting; did you mean trainer.save_freq?"
+    assert capsys.readouterr().err == f"{message}\n"
+    assert [(post["event"], post["message"]) for post in posts] == [("error", message)]
