@@ -33,7 +33,7 @@ def problems(*overrides: str) -> list[str]:
     [
         [],
         ["reward.scorer=color", "reward.scorer_kwargs.color=green"],
-        ["reward.scorer=http", "reward.scorer_kwargs={url: http://x, attempts: 2}"],
+        ["reward.scorer=http", "reward.scorer_kwargs={url: 'http://x', attempts: 2}"],
         [SEVERAL, "reward.reward_functions={red: {name: color, weight: 2, color: red}, jpeg: {required: false}}"],
         ["reward.reward_manager.module.path=pkg://mine", "reward.reward_manager.name=Mine", "reward.scorer=x"],
     ],

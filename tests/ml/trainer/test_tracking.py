@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from verl_omni.trainer import main_diffusion, settings
 from verl_omni.trainer.run_folder import RunFolder
@@ -19,9 +18,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Any:
     for variable in ("TENSORBOARD_DIR", "VERL_FILE_LOGGER_PATH", "WANDB_DIR"):
         monkeypatch.setenv(variable, "")  # so that what the trainer sets is undone
         monkeypatch.delenv(variable)
-    made = settings.load([*REQUIRED, "trainer.logger=[console,tensorboard]"])
-    OmegaConf.update(made, "actor_rollout_ref.model.path", "m")
-    return made
+    return settings.load([*REQUIRED, "trainer.logger=[console,tensorboard]"])
 
 
 def test_the_console_and_tensorboard_get_every_metric(
