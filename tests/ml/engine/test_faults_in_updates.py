@@ -134,7 +134,7 @@ def bad(fault: str) -> list[tuple[str, Tensor]]:
     ("fault", "said"),
     [
         ("unknown module", "1 of 1 LoRA modules are not in the engine"),
-        ("wrong shape", "got lora_A (4, 7) and lora_B (32, 4)"),
+        ("wrong shape", "but the adapter has lora_A (4, 7) and lora_B (32, 4)"),
         ("not finite", "to_q.lora_A.weight has values that are not finite"),
         ("a name twice", "to_q.lora_A.weight was sent twice"),
     ],
@@ -225,7 +225,7 @@ def test_rank_alpha_and_modules_may_change_and_nothing_of_the_previous_adapter_s
     ("sent", "told", "said"),
     [
         ((600, 600, "q"), (600, 600, "q"), "LoRA rank of 600 exceeds max allowed rank of 512"),
-        ((2, 2, "q"), (4, 4, "q"), r"lora_A (2, 32) and lora_B (32, 2) where the rank is 4"),
+        ((2, 2, "q"), (4, 4, "q"), r"lora_A (2, 32) and lora_B (32, 2), but the adapter's rank is 4"),
         ((4, 4, "qx"), (4, 4, "qx"), "2 of 4 LoRA modules are not in the engine"),
     ],
 )
