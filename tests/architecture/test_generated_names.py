@@ -1,4 +1,4 @@
-"""The operator's list of the trainer's settings is the one that the trainer's configuration makes."""
+"""The operator's generated list of trainer settings is up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a RayJob's entry point says is what the trainer reads, on the Ray cluster that is there."""
+"""The trainer loads the overrides of a RayJob's entry point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_entry_point_of_an_example_loads_in_the_trainers_settings(path: Path) -> None:
+def test_the_trainer_loads_the_entry_point_of_an_example(path: Path) -> None:
     from verl_omni.trainer import settings
 
     job = load_job(path).job

@@ -25,7 +25,7 @@ def test_an_example_is_named_like_its_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_what_an_example_says_is_what_the_trainer_reads(path: Path) -> None:
+def test_the_trainer_loads_the_settings_of_an_example(path: Path) -> None:
     from verl_omni.trainer import settings
 
     job = plan.resolve_paths(load_job(path).job, str(path.parent))
@@ -37,7 +37,7 @@ def test_what_an_example_says_is_what_the_trainer_reads(path: Path) -> None:
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == wanted, name
 
 
-def test_every_reserved_setting_is_a_setting_of_the_trainer() -> None:
+def test_reserved_settings_exist_in_the_trainer() -> None:
     from omni_operator.api.reserved import RESERVED
     from verl_omni.trainer import settings
 

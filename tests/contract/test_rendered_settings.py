@@ -1,4 +1,4 @@
-"""What the trainer says about settings that it does not know."""
+"""Tests of settings between operator and trainer: trackers, unknown names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from verl_omni.trainer import settings
 
 
-def test_the_trackers_of_a_job_are_trackers_of_verl() -> None:
+def test_trackers_of_a_job_exist_in_verl() -> None:
     from verl.utils.tracking import Tracking
 
     from omni_operator import plan

@@ -1,4 +1,4 @@
-"""The operator judges the names of overrides as the trainer does."""
+"""Operator and trainer accept the same names of overrides."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def refused_by_trainer(override: str, loss: str) -> bool:
         ("+", "data.mm_processor_kwargs.new"), ("++", "data.mm_processor_kwargs.new"), ("", "loss"), ("", "trainer"),
     ],
 )  # fmt: skip
-def test_an_override_is_refused_by_both_or_by_neither(loss: str, mark: str, name: str) -> None:
+def test_operator_and_trainer_agree_on_the_name_of_an_override(loss: str, mark: str, name: str) -> None:
     value = "{seed: 1}" if name == "trainer" else "1"
     assert bool(describe_unknown(mark, name, loss)) == refused_by_trainer(f"{mark}{name}={value}", loss)
 
 
-def test_every_name_is_in_one_list() -> None:
+def test_no_name_is_in_two_lists() -> None:
     assert len(COMMON) > 150
     assert [name for names in BY_LOSS.values() for name in names if name in COMMON] == []

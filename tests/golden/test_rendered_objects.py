@@ -1,6 +1,6 @@
-"""`drl render --cluster` prints what stands in `<case>/objects.yaml`, byte for byte.
+"""`drl render --cluster` prints `<case>/objects.yaml`, byte for byte.
 
-`GOLDEN=rewrite python -m pytest tests/golden` writes the files anew; look at the difference before you commit it.
+`GOLDEN=rewrite python -m pytest tests/golden` rewrites the files; read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def test_a_job_renders_to_its_golden_file(case: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_is_printed_is_what_the_operator_applies(case: Path) -> None:
+def test_rendered_objects_are_those_that_the_operator_applies(case: Path) -> None:
     applied = plan.render_objects(load_job(case / "job.yaml").job, 7, read_settings(SETTINGS))
     printed = list(YAML(typ="safe", pure=True).load_all(render(case, "--attempt", "7")))
     assert printed == applied
     assert applied[-1]["metadata"]["name"].endswith("-a07")
 
 
-def test_there_is_a_golden_file_for_every_kind_of_accelerator() -> None:
+def test_there_is_a_golden_file_for_every_vendor() -> None:
     vendors = {load_job(case / "job.yaml").job.spec.trainer.accelerator.vendor for case in CASES}
     assert vendors == {"CPU", "NVIDIA", "Ascend", "Mock"}
 
 
-def test_a_job_that_the_cluster_cannot_run_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_refused_job_is_reported_with_its_line(tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text("rayVersion: 2.60.0\n")
     arguments = [str(HERE / "cpu" / "job.yaml"), "--cluster", "--settings", str(settings)]
@@ -65,7 +65,7 @@ def test_a_job_that_the_cluster_cannot_run_is_refused_with_its_line(tmp_path: Pa
 
 
 @pytest.mark.parametrize("command", ["validate", "render"])
-def test_results_that_would_be_lost_and_a_missing_vendor_are_a_line_on_stderr(tmp_path: Path, command: str) -> None:
+def test_lost_results_and_a_missing_vendor_are_notes(tmp_path: Path, command: str) -> None:
     job = tmp_path / "job.yaml"
     job.write_text((HERE / "cpu" / "job.yaml").read_text().replace(", accelerator: {vendor: CPU}", ""))
     result = CliRunner().invoke(app, [command, str(job), "--cluster", "--image", "i"])
@@ -76,7 +76,7 @@ def test_results_that_would_be_lost_and_a_missing_vendor_are_a_line_on_stderr(tm
     assert (quiet.exit_code, quiet.stderr) == (0, "")
 
 
-def test_wrong_settings_are_refused_with_their_line(tmp_path: Path) -> None:
+def test_invalid_settings_are_reported_with_their_line(tmp_path: Path) -> None:
     wrong = tmp_path / "settings.yaml"
     wrong.write_text("image: i\nreportURL: http://x\n")
     result = CliRunner().invoke(app, ["render", str(HERE / "cpu" / "job.yaml"), "--cluster", "--settings", str(wrong)])

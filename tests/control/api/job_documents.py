@@ -1,4 +1,4 @@
-"""Documents of jobs for property tests: valid ones, and slightly broken ones, made from the CRD's own schema.
+"""Hypothesis strategies for valid and slightly invalid jobs, from the CRD's schema.
 
 A test gives each to the models and to an API server and compares the two verdicts; `VERDICTS_DIFFER` lists where they
 may differ, and these strategies stay away from there.
@@ -16,7 +16,7 @@ Document = dict[str, Any]
 Schema = dict[str, Any]
 Path = tuple[str, ...]
 
-# Where a CRD has no words for what the models check; the operator says the rest in a condition.
+# Checks of the models that a CRD cannot express; the operator reports them in a condition.
 VERDICTS_DIFFER = {
     "spec.reward.scorers[].settings": "keys, and values of several types",
     "spec.algorithm.overrides": "names of the trainer's settings are a list that the CRD does not have",
@@ -34,7 +34,7 @@ SMALLEST: Document = {
         "trainer": {"totalSteps": 3},
     },
 }
-# Fields that name each other in rules, with values near the edge: drawn one by one they would seldom meet.
+# Fields that appear together in rules, with values near their limits, which independent draws would rarely combine.
 TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("trainer.replicas", (1, 2, 3)),
     ("trainer.accelerator", ({}, {"count": 2}, {"vendor": "CPU", "resourceName": "a.b/c"}, {"resourceName": "a.b/c"},
@@ -95,7 +95,7 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("scheduling.topology", ({"required": "rack"}, {"required": "rack", "preferred": "a.b/zone"})),
     ("scheduling.tolerations", ([{"key": "a"}, {"key": "a"}], [{"operator": "Equal", "value": "-"}])),
 )  # fmt: skip
-# Changes that a rule sees only together.
+# Combinations of changes that a rule refuses or accepts together.
 SETS: tuple[dict[str, Any], ...] = (
     {"model.lora.enabled": False, "algorithm.name": "DiffusionNFT"},
     {"model.base": "a/b", "model.revision": "main", "model.cache": {"claimName": "c"}},
@@ -132,7 +132,7 @@ def jobs(schema: Schema) -> st.SearchStrategy[Document]:
     )
     sets = st.sampled_from(SETS).map(_changes)
     anywhere = _anywhere(schema).map(lambda change: [change])
-    # Few at a time: what is wrong in one place hides what is wrong in another.
+    # Few changes at a time, because one error hides others.
     changes = st.lists(st.one_of(near, sets, anywhere, anywhere), max_size=3)
     return changes.map(lambda lists: _applied([change for some in lists for change in some]))
 
@@ -238,5 +238,5 @@ def _texts(node: Schema) -> st.SearchStrategy[str]:
         return plain
     letters = st.characters(codec="utf-8")
     fitting = st.from_regex(node["pattern"], fullmatch=True, alphabet=letters)
-    # The API server's expressions know no newline before `$`.
+    # In the API server's regular expressions, `$` does not match before a final newline.
     return st.one_of(plain, fitting.filter(lambda text: len(text) <= most and not text.endswith("\n")))

@@ -1,4 +1,4 @@
-"""The CRD is structural, explains itself, bounds everything, and holds every rule in words."""
+"""Tests of the generated CRD: structural schema, descriptions, bounds and rules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_node_has_a_type_or_is_open() -> None:
     assert [at for at, node in NODES.items() if "type" not in node and not node.get(PRESERVED)] == []
 
 
-def test_nothing_is_in_a_node_that_the_api_server_does_not_take() -> None:
+def test_nodes_have_only_keywords_that_the_api_server_accepts() -> None:
     assert {at: found for at, node in NODES.items() if (found := set(node) - KEPT - EXTENSIONS)} == {}
     assert [at for at, node in NODES.items() if "properties" in node and "additionalProperties" in node] == []
     assert [at for at, node in NODES.items() if node.get("default", "") is None] == []
@@ -49,12 +49,12 @@ def test_nothing_is_in_a_node_that_the_api_server_does_not_take() -> None:
     ] == []  # fmt: skip
 
 
-def test_every_field_is_explained() -> None:
+def test_every_field_has_a_description() -> None:
     named = {at: node for at, node in OURS.items() if not at.endswith(("[]", ".*"))}
     assert [at for at, node in named.items() if not node.get("description")] == []
 
 
-def test_everything_is_bounded_or_the_rules_cost_too_much() -> None:
+def test_every_node_is_bounded_for_the_cost_limit_of_rules() -> None:
     bounds = {"string": ("maxLength", "enum", "format"), "array": ("maxItems",), "object": ("maxProperties",)}
     assert [
         at for at, node in OURS.items()
@@ -64,7 +64,7 @@ def test_everything_is_bounded_or_the_rules_cost_too_much() -> None:
     ] == []  # fmt: skip
 
 
-def test_lists_say_how_they_are_merged() -> None:
+def test_every_list_has_a_merge_strategy() -> None:
     kinds = {at: node.get("x-kubernetes-list-type") for at, node in NODES.items() if node.get("type") == "array"}
     assert None not in kinds.values()
     by_key = {at: NODES[at]["x-kubernetes-list-map-keys"] for at, kind in kinds.items() if kind == "map"}
@@ -85,12 +85,12 @@ def test_lists_say_how_they_are_merged() -> None:
         ("", "self.metadata.name.size() <= 43", "at most 43 characters"),
     ],
 )  # fmt: skip
-def test_the_rules_are_there_each_with_words(at: str, part: str, said: str) -> None:
+def test_the_crd_has_the_rules_with_their_messages(at: str, part: str, said: str) -> None:
     rules = NODES[at][VALIDATIONS]
     assert [rule for rule in rules if part in rule["rule"] and said in rule["message"]]
 
 
-def test_every_rule_has_words_and_points_at_a_field_that_is_there() -> None:
+def test_every_rule_has_a_message_and_an_existing_field() -> None:
     for at, node in NODES.items():
         for rule in node.get(VALIDATIONS, []):
             assert rule["message"], at
@@ -98,7 +98,7 @@ def test_every_rule_has_words_and_points_at_a_field_that_is_there() -> None:
             assert at + rule.get("fieldPath", "") in NODES, f"{at}: {rule}"
 
 
-def test_device_names_match_the_pattern_of_every_plug_in() -> None:
+def test_resource_names_of_device_plug_ins_are_accepted() -> None:
     node = NODES[".spec.trainer.accelerator.resourceName"]
     assert node["pattern"] == "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"
     for name in ("nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "huawei.com/Ascend910", "huawei.com/Ascend910-2c"):
@@ -131,7 +131,7 @@ def fill(value: Any, node: dict[str, Any]) -> None:
         fill(item, node["items"])
 
 
-def test_columns_read_fields_that_are_there() -> None:
+def test_columns_read_existing_fields() -> None:
     version = crd.crd()["spec"]["versions"][0]
     paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
     for path in paths:
@@ -143,18 +143,18 @@ def test_columns_read_fields_that_are_there() -> None:
     assert version["subresources"] == {"status": {}}
 
 
-def test_names_and_size() -> None:
+def test_short_name_category_and_size() -> None:
     spec = crd.crd()["spec"]
     assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["drl"], ["diffusionrl"])
     assert len(crd.text().encode()) < 200_000
     assert len(json.dumps(crd.crd())) < 200_000
 
 
-def test_the_committed_file_is_what_the_models_say() -> None:
+def test_the_committed_crd_matches_the_models() -> None:
     assert crd.main(["--out", str(ROOT / "crds"), "--check"]) == 0
 
 
-def test_the_committed_reference_is_what_the_models_say(tmp_path: Path) -> None:
+def test_the_committed_reference_matches_the_models(tmp_path: Path) -> None:
     assert reference.main(["--out", str(ROOT / "docs" / "job.md"), "--check"]) == 0
     assert reference.main(["--out", str(tmp_path / "job.md"), "--check"]) == 1
     page = reference.text()
@@ -162,7 +162,7 @@ def test_the_committed_reference_is_what_the_models_say(tmp_path: Path) -> None:
     assert [at for at in missing if not at.endswith((".*", "[]")) and "odTemplate" not in at] == []
 
 
-def test_a_stale_file_is_found_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stale_file_is_detected_and_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--out", str(tmp_path), "--check"]) == 1
     assert "make crds" in capsys.readouterr().err
     assert crd.main(["--out", str(tmp_path)]) == 0
@@ -180,12 +180,12 @@ def test_a_stale_file_is_found_and_mended(tmp_path: Path, capsys: pytest.Capture
         {"type": "array", "items": {"oneOf": []}},
     ],
 )
-def test_what_a_crd_cannot_say_is_an_error_here(schema: dict[str, Any]) -> None:
+def test_a_schema_that_a_crd_cannot_express_is_an_error(schema: dict[str, Any]) -> None:
     with pytest.raises(NotStructural):
         structural(schema)
 
 
-def test_a_field_that_may_be_null_may_be_missing_instead() -> None:
+def test_a_nullable_field_becomes_optional() -> None:
     assert structural({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}], "default": None}) == {
         "type": "string",
         "maxLength": 3,

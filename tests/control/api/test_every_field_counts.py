@@ -1,4 +1,4 @@
-"""Every field of a job does something: another value changes an object, an override or a fact that decisions read."""
+"""No field of a job is without effect: changing it changes an object, an override, a refusal or a job fact."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "managedBy": "the reconciler leaves a job of another manager alone: tests/control/operator_core",
     "rollout.engine.type": "there is one engine, which has one name",
 }
-# Nothing is rendered of them: they say that the author means what the rest of the job asks for.
+# Fields that are only validated: they confirm what other fields ask for.
 CONFIRM = {
     "rollout.replicas": "must be what the accelerators give: replicas x tensorParallelSize = accelerators",
     "security.allowHostPaths": "lets a pod template reach into the node, and is refused without",
@@ -95,9 +95,9 @@ FULL: dict[str, Any] = {
         "tracking": {"loggers": ["wandb"], "project": "p", "wandbSecretRef": {"name": "wandb", "key": "key"}},
     },
 }  # fmt: skip
-# What excludes something of the above, and a model that is trained whole.
+# Fields that exclude others of FULL.
 OTHER = {"scheduling": {"topology": {"preferred": "rack"}}}
-# Values that a schema alone does not lead to.
+# Values that cannot be derived from the schema.
 VALUES: dict[str, list[Any]] = {
     "reward.scorers.settings": [{"color": "blue"}],
     "algorithm.overrides": [["data.shuffle=true"]],
@@ -132,7 +132,7 @@ def other() -> dict[str, Any]:
 
 
 def effects(spec: dict[str, Any]) -> str:
-    """All that comes of a job, but for copies of the job itself."""
+    """Everything derived from a job, without copies of the job itself."""
     body = document(spec)
     job = DiffusionRLJob.model_validate(body)
     bodies = plan.render_objects(job, 1, SETTINGS)
@@ -166,7 +166,7 @@ BEFORE = [(job, effects(job)) for job in (FULL, other())]
 
 
 def nodes_at(spec: Any, path: Path_) -> Iterator[tuple[dict[str, Any], str]]:
-    """Mappings of the job that hold the leaf, of which lists may have several."""
+    """All mappings of the job with the leaf; lists may have several."""
     if isinstance(spec, list):
         for item in spec:
             yield from nodes_at(item, path)
@@ -213,7 +213,7 @@ def values(path: Path_, now: Any) -> Iterator[Any]:
             yield {**now, "ephemeral-storage": "1"}
 
 
-def test_every_leaf_of_the_spec_is_in_a_job_below() -> None:
+def test_the_jobs_of_this_test_have_every_field() -> None:
     assert len(LEAVES) > 100
     assert [path for path in LEAVES if not any(list(nodes_at(spec, path)) for spec in (FULL, other()))] == []
 
@@ -235,7 +235,7 @@ def variants(job: dict[str, Any], path: Path_) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
-def test_another_value_of_a_field_changes_something(path: Path_) -> None:
+def test_changing_a_field_changes_the_result(path: Path_) -> None:
     name, refused = ".".join(path), False
     if name in EXCEPTIONS:
         assert EXCEPTIONS[name]
@@ -250,7 +250,7 @@ def test_another_value_of_a_field_changes_something(path: Path_) -> None:
     assert refused and name in CONFIRM, f"spec.{name}: no other value changes anything"
 
 
-def test_every_fact_about_a_job_is_read() -> None:
+def test_every_job_fact_is_read() -> None:
     read = set()
     for file in (ROOT / "operator" / "omni_operator").rglob("*.py"):
         if file.name != "job_parser.py":

@@ -1,4 +1,4 @@
-"""The whole spec and status: what a cluster adds is accepted, wrong things are refused in words, drawn ones too."""
+"""Tests of the models of spec and status, with written and drawn documents."""
 
 from __future__ import annotations
 
@@ -74,19 +74,19 @@ def problems(*assignments: str) -> list[str]:
          "has the wrong format"),
     ],
 )  # fmt: skip
-def test_what_a_cluster_cannot_do_is_refused_in_words(assignments: list[str], at: str, said: str) -> None:
+def test_unsupported_values_are_refused_with_an_explanation(assignments: list[str], at: str, said: str) -> None:
     (found,) = problems(*assignments)
     assert found.startswith(f"{at}: ")
     assert said in found
 
 
-def test_the_guard_opens_where_the_job_says_so() -> None:
+def test_allow_host_paths_permits_host_access() -> None:
     template = "spec.trainer.podTemplate={spec: {hostNetwork: true, volumes: [{name: a, hostPath: {path: /}}]}}"
     job = read_job(BASE, "job.yaml", [template, "spec.security.allowHostPaths=true"]).job
     assert job.spec.trainer.pod_template["spec"]["hostNetwork"] is True  # type: ignore[index,call-overload]
 
 
-def test_a_null_is_a_field_that_is_not_there() -> None:
+def test_null_means_that_a_field_is_absent() -> None:
     job = read_job(BASE, "job.yaml", ["spec.seed=null", "spec.rollout=null", "spec.runtime.image=null"]).job
     assert job == read_job(BASE, "job.yaml").job
     assert problems("spec.trainer=null") == [
@@ -94,7 +94,7 @@ def test_a_null_is_a_field_that_is_not_there() -> None:
     ]
 
 
-def test_metadata_and_status_are_read_leniently() -> None:
+def test_unknown_fields_of_metadata_and_status_are_ignored() -> None:
     document = {
         "apiVersion": "diffusionrl.io/v1alpha1",
         "kind": "DiffusionRLJob",
@@ -116,7 +116,7 @@ def test_metadata_and_status_are_read_leniently() -> None:
     assert (job.status.condition("Ready"), job.status.is_true("Succeeded")) == (None, True)
 
 
-def test_status_is_written_as_the_crd_reads_it() -> None:
+def test_the_written_status_matches_the_crd() -> None:
     schema = crd.schema()["properties"]["status"]
     assert set(schema["properties"]) == {field.alias for field in Status.model_fields.values()}
     written = Status(attempts=2).model_dump(exclude_none=True, exclude_defaults=True)
@@ -124,7 +124,7 @@ def test_status_is_written_as_the_crd_reads_it() -> None:
     assert len(CONDITION_TYPES) == 10
 
 
-def test_names_fit_what_kuberay_allows() -> None:
+def test_names_are_within_the_limits_of_kuberay() -> None:
     names = Names("j" * 43)
     assert len(names.attempt(99)) == 47
     assert names.attempt(1).endswith("-a01")
@@ -137,7 +137,7 @@ def test_names_fit_what_kuberay_allows() -> None:
 
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-def test_drawn_documents_are_jobs_or_problems_in_words(documents: ModuleType, data: st.DataObject) -> None:
+def test_drawn_documents_are_jobs_or_explained_problems(documents: ModuleType, data: st.DataObject) -> None:
     document: dict[str, Any] = data.draw(documents.jobs(SPEC))
     try:
         job = DiffusionRLJob.model_validate(document)
@@ -150,7 +150,7 @@ def test_drawn_documents_are_jobs_or_problems_in_words(documents: ModuleType, da
         assert DiffusionRLJob.model_validate(again) == job
 
 
-def test_the_strategies_draw_both_kinds(documents: ModuleType) -> None:
+def test_the_strategies_draw_valid_and_invalid_documents(documents: ModuleType) -> None:
     verdicts: list[bool] = []
 
     @given(documents.jobs(SPEC))

@@ -1,4 +1,4 @@
-"""What tests of the chart share: a real Helm, built once for each version."""
+"""Fixtures of the chart's tests: a real Helm, built once per version."""
 
 from __future__ import annotations
 

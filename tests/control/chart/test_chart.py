@@ -1,4 +1,4 @@
-"""The chart: what it makes of its values, and which of them it refuses. Rendered by a real Helm."""
+"""Tests of the chart, rendered by a real Helm: objects and invalid values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 Body = dict[str, Any]
 Render = Callable[..., list[Body]]
 CRD = "diffusionrljobs.diffusionrl.io"
-# What each setting is made from; a setting that is not here cannot be set by the chart.
+# Setting of the operator -> the value that it comes from.
 FROM = {
     "IMAGE": ["jobs.image=rollout:1"],
     "KUBERAY_NAMESPACE": ["jobs.kuberayNamespace=ray-system"],
@@ -56,7 +56,7 @@ def with_values(folder: Path, values: Body) -> str:
     return f"--values={path}"
 
 
-def test_by_default_it_makes_these_and_nothing_else(chart: Render) -> None:
+def test_default_objects(chart: Render) -> None:
     found = sorted((body["kind"], body["metadata"]["name"]) for body in chart())
     assert found == [
         ("ClusterRole", "omni-omni-operator-omni-system"),
@@ -72,7 +72,7 @@ def test_by_default_it_makes_these_and_nothing_else(chart: Render) -> None:
     ]
 
 
-def test_the_pod_is_restricted_and_can_write_nowhere(chart: Render) -> None:
+def test_the_pod_is_restricted_and_has_a_read_only_file_system(chart: Render) -> None:
     bodies = chart()
     pod, only = operator_pod(bodies)["spec"], container(bodies)
     assert pod["securityContext"] == {
@@ -85,7 +85,7 @@ def test_the_pod_is_restricted_and_can_write_nowhere(chart: Render) -> None:
     assert {"requests", "limits"} <= set(only["resources"])
 
 
-def test_there_is_one_writer_and_it_has_time_to_stop(chart: Render) -> None:
+def test_the_deployment_has_one_replica_and_a_grace_period(chart: Render) -> None:
     (deployment,) = of_kind(chart(), "Deployment")
     assert deployment["spec"]["replicas"] == 1
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
@@ -93,7 +93,7 @@ def test_there_is_one_writer_and_it_has_time_to_stop(chart: Render) -> None:
     assert grace > settings(chart()).stop_seconds
 
 
-def test_probes_and_services_meet_the_ports_that_the_operator_listens_on(chart: Render) -> None:
+def test_probes_and_services_use_the_ports_of_the_operator(chart: Render) -> None:
     bodies = chart("--set=metrics.port=9001,reports.port=9002")
     ports = {port["name"]: port["containerPort"] for port in container(bodies)["ports"]}
     read = settings(bodies)
@@ -112,13 +112,13 @@ def test_probes_and_services_meet_the_ports_that_the_operator_listens_on(chart: 
     assert read.cluster.report_url == f"http://{service['metadata']['name']}.omni-system.svc:9002"
 
 
-def test_every_setting_of_the_operator_can_be_set(chart: Render, tmp_path: Path) -> None:
+def test_every_setting_of_the_operator_has_a_value(chart: Render, tmp_path: Path) -> None:
     schema = json.loads((tool.CHART / "values.schema.json").read_text())
     tuning = dict.fromkeys(schema["properties"]["tuning"]["properties"], 86400000)
     options = [f"--set={text}" for texts in FROM.values() for text in texts]
     found = environ(chart(*options, with_values(tmp_path, {"tuning": tuning})))
     assert set(found) == {PREFIX + name for name in _READERS}
-    # Figures of a values file are floats to Helm; the operator reads whole numbers.
+    # Helm reads numbers as floats; the operator expects integers.
     assert from_environ(found, "omni-system").jobs_shown == 86_400_000
 
 
@@ -149,7 +149,7 @@ def test_the_image_is_a_tag_or_a_digest(chart: Render, options: list[str], image
     assert container(chart(*options))["image"] == image
 
 
-def test_the_custom_resource_is_the_generated_one_and_stays_when_the_chart_goes(chart: Render) -> None:
+def test_the_custom_resource_definition_is_generated_and_survives_an_uninstall(chart: Render) -> None:
     (found,) = of_kind(chart(), "CustomResourceDefinition")
     metadata = found.pop("metadata")
     wanted = YAML(typ="safe").load(crd.text())
@@ -157,16 +157,16 @@ def test_the_custom_resource_is_the_generated_one_and_stays_when_the_chart_goes(
     assert found == wanted
     assert metadata["name"] == CRD
     assert metadata["annotations"]["helm.sh/resource-policy"] == "keep"
-    # Helm upgrades what is among the templates, and never what is in `crds/`.
+    # Helm upgrades templates, and never files in `crds/`.
     assert not (tool.CHART / "crds").exists()
     assert of_kind(chart("--set=crds.install=false"), "CustomResourceDefinition") == []
 
 
-def test_the_charts_copy_of_the_custom_resource_is_fresh() -> None:
+def test_the_charts_copy_of_the_crd_is_up_to_date() -> None:
     assert crd.main(["--check", "--out", str(tool.CHART / "files")]) == 0
 
 
-def test_monitoring_and_network_policy_are_made_when_asked_for(chart: Render) -> None:
+def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:
     bodies = chart(
         "--set=metrics.podMonitor.enabled=true,metrics.podMonitor.labels.release=prom,networkPolicy.enabled=true"
     )
@@ -199,12 +199,12 @@ def test_monitoring_and_network_policy_are_made_when_asked_for(chart: Render) ->
         ("terminationGracePeriodSeconds=5", "/terminationGracePeriodSeconds"),
     ],
 )
-def test_what_is_wrong_is_refused_in_words(helm: Path, option: str, words: str) -> None:
-    # Helm spells an index of a list either way.
+def test_invalid_values_are_refused_with_an_explanation(helm: Path, option: str, words: str) -> None:
+    # Versions of Helm format a list index differently.
     assert words in tool.refusal(helm, f"--set={option}").replace("/watch/namespaces.0", "/watch/namespaces/0")
 
 
-def test_every_value_is_in_the_schema_and_has_its_words() -> None:
+def test_every_value_has_a_schema_and_a_description() -> None:
     schema = json.loads((tool.CHART / "values.schema.json").read_text())
     values = YAML().load(tool.CHART / "values.yaml")
     assert set(values) == set(schema["properties"]) - {"global"}
@@ -212,5 +212,5 @@ def test_every_value_is_in_the_schema_and_has_its_words() -> None:
     assert all(part["additionalProperties"] is False for part in closed)
 
 
-def test_an_old_cluster_is_refused_in_words(helm: Path) -> None:
+def test_an_old_cluster_is_refused_with_an_explanation(helm: Path) -> None:
     assert "chart requires kubeVersion: >=1.29.0-0" in tool.refusal(helm, "--kube-version=1.28.0")

@@ -1,4 +1,4 @@
-"""What the chart lets the operator do: every call that it makes, and not one more."""
+"""Tests of the chart's permissions: exactly those of the operator's requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def applied() -> set[Kind]:
 def needed() -> set[Right]:
     """What the operator does in the namespaces that it watches."""
     found = rights(JOBS, "patch", "delete") | rights(JOBS, "patch", subresource="/status")
-    # Where the cluster protects owners, a child that holds up its owner's deletion needs this.
+    # blockOwnerDeletion needs this on clusters that protect owners.
     found |= rights(JOBS, "update", subresource="/finalizers")
     found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
     for kind in (JOBS, *CHILDREN, LEASES):
@@ -86,14 +86,14 @@ def by_place(bodies: list[Body]) -> dict[str, set[Right]]:
     return found
 
 
-def test_over_the_whole_cluster_it_may_do_what_it_does(chart: Render) -> None:
+def test_cluster_wide_permissions_match_the_requests(chart: Render) -> None:
     assert by_place(chart()) == {
         "*": needed() | REPORTS,
         "omni-system": rights(LEASES, "create", "patch"),
     }
 
 
-def test_in_some_namespaces_it_may_do_what_it_does_there(chart: Render) -> None:
+def test_namespaced_permissions_match_the_requests(chart: Render) -> None:
     assert by_place(chart(NAMESPACED)) == {
         "*": REPORTS,
         "one": needed() | rights(LEASES, "create", "patch"),
@@ -104,7 +104,7 @@ def test_in_some_namespaces_it_may_do_what_it_does_there(chart: Render) -> None:
     assert own["one"] == needed()
 
 
-def test_without_reports_it_has_no_right_outside_its_namespaces(chart: Render) -> None:
+def test_without_reports_there_are_no_cluster_wide_permissions(chart: Render) -> None:
     options = (NAMESPACED, "--set=rbac.aggregate=false,reports.enabled=false")
     bodies = chart(*options)
     assert set(by_place(bodies)) == {"one", "two"}
@@ -112,7 +112,7 @@ def test_without_reports_it_has_no_right_outside_its_namespaces(chart: Render) -
 
 
 @pytest.mark.parametrize("options", [(), (NAMESPACED,), ("--set=reports.enabled=false",)])
-def test_nothing_dangerous_is_ever_granted(chart: Render, options: tuple[str, ...]) -> None:
+def test_no_dangerous_permission_is_granted(chart: Render, options: tuple[str, ...]) -> None:
     bodies = chart(*options)
     found = set().union(*by_place(bodies).values())
     resources = {resource for _, resource, _ in found}
@@ -120,12 +120,12 @@ def test_nothing_dangerous_is_ever_granted(chart: Render, options: tuple[str, ..
     assert {group for group, _, _ in found} & {"rbac.authorization.k8s.io", "admissionregistration.k8s.io"} == set()
     assert {verb for _, _, verb in found} & {"*", "escalate", "bind", "impersonate", "deletecollection"} == set()
     assert "*" not in resources | {group for group, _, _ in found}
-    # The one thing that it writes over the whole cluster and that is not a job's own: whether a token is good.
+    # The only cluster-wide request besides jobs: authentication of a token.
     written = {right for right in found if right[2] not in ("list", "watch")}
     assert {resource for group, resource, _ in written if group == ""} == {"configmaps", "services"}
 
 
-def test_people_read_and_write_jobs_by_the_clusters_own_roles(chart: Render) -> None:
+def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:
     by_name = {body["metadata"]["name"]: body for body in chart() if body["kind"] == "ClusterRole"}
     view, edit = (by_name[f"{NAME}-omni-system-{role}"] for role in ("view", "edit"))
     label = "rbac.authorization.k8s.io/aggregate-to-"
@@ -135,11 +135,11 @@ def test_people_read_and_write_jobs_by_the_clusters_own_roles(chart: Render) -> 
     assert f"{label}view" not in edit["metadata"]["labels"]
     assert {verb for _, _, verb in granted(view["rules"])} == {"get", "list", "watch"}
     assert {group for group, _, _ in granted(view["rules"]) | granted(edit["rules"])} == {"diffusionrl.io"}
-    # The status is the operator's alone.
+    # Only the operator writes the status.
     assert {verb for _, resource, verb in granted(edit["rules"]) if resource.endswith("/status")} == set()
 
 
-def test_an_account_of_the_platforms_own_is_used_as_it_is(chart: Render) -> None:
+def test_an_existing_service_account_is_used(chart: Render) -> None:
     bodies = chart("--set=serviceAccount.create=false,serviceAccount.name=given,rbac.create=false")
     assert {body["kind"] for body in bodies} == {"CustomResourceDefinition", "Deployment", "Service"}
     (deployment,) = (body for body in bodies if body["kind"] == "Deployment")

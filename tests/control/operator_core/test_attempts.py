@@ -221,7 +221,7 @@ async def test_an_image_that_cannot_be_pulled_is_named_within_two_minutes(simula
          "CreateContainerConfigError", 'container ray-worker: secret "wandb" not found'),
     ],
 )  # fmt: skip
-async def test_a_claim_or_a_secret_that_does_not_exist_is_named(
+async def test_a_missing_claim_or_secret_is_named(
     simulation: Any, status: dict[str, Any], reason: str, said: str
 ) -> None:
     simulation.submit()
@@ -234,7 +234,7 @@ async def test_a_claim_or_a_secret_that_does_not_exist_is_named(
     assert simulation.event_reasons() == [reason]
 
 
-async def test_a_warning_of_the_trainer_is_an_event_once_for_each_attempt(simulation: Any) -> None:
+async def test_a_trainer_warning_is_one_event_per_attempt_and_reason(simulation: Any) -> None:
     simulation.submit(backoffLimit=1)
     await simulation.settle()
     simulation.run(1)

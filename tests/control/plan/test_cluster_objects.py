@@ -1,4 +1,4 @@
-"""A job's objects on a cluster: what KubeRay, schedulers, device plug-ins and guards rely on."""
+"""Tests of the Kubernetes objects of a job: what KubeRay, schedulers, device plug-ins and policies depend on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def env(group: dict[str, Any]) -> dict[str, Any]:
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in pod(group)["containers"][0]["env"]}
 
 
-def test_an_attempt_is_submitted_once_and_never_again_by_kuberay(make_job: MakeJob) -> None:
+def test_kuberay_submits_an_attempt_once(make_job: MakeJob) -> None:
     body = ray_job(make_job())
     spec, head = body["spec"], body["spec"]["rayClusterSpec"]["headGroupSpec"]
     assert (spec["submissionMode"], spec["backoffLimit"], spec["shutdownAfterJobFinishes"]) == ("HTTPMode", 0, True)
@@ -60,7 +60,7 @@ def test_an_attempt_is_submitted_once_and_never_again_by_kuberay(make_job: MakeJ
     assert spec["rayClusterSpec"]["rayVersion"] == "2.60.0"
 
 
-def test_readiness_is_asked_every_second_where_no_token_is_needed(make_job: MakeJob) -> None:
+def test_readiness_probes_run_every_second_without_a_token(make_job: MakeJob) -> None:
     head = ray_job(make_job())["spec"]["rayClusterSpec"]["headGroupSpec"]
     probes = [pod(group)["containers"][0]["readinessProbe"] for group in (head, workers(make_job()))]
     assert [probe["httpGet"] for probe in probes] == [
@@ -70,7 +70,7 @@ def test_readiness_is_asked_every_second_where_no_token_is_needed(make_job: Make
     assert {probe["periodSeconds"] for probe in probes} == {1}
 
 
-def test_the_training_program_is_that_of_a_local_run_in_another_folder(make_job: MakeJob) -> None:
+def test_the_command_is_that_of_a_local_run_in_another_folder(make_job: MakeJob) -> None:
     job = make_job("spec.checkpoint={claimName: c, path: /data}", "spec.runtime.workingDir=/opt/x")
     entry = ray_job(job)["spec"]["entrypoint"]
     before, _, line = entry.partition(" & exec ")
@@ -99,7 +99,7 @@ def test_the_training_program_is_that_of_a_local_run_in_another_folder(make_job:
          "cpu"),
     ],
 )  # fmt: skip
-def test_devices_are_asked_for_by_their_own_names(
+def test_accelerators_are_requested_by_resource_name(
     make_job: MakeJob, accelerator: str, asked: dict[str, str], ray: tuple[str, str], platform: str
 ) -> None:
     job = make_job(
@@ -113,11 +113,11 @@ def test_devices_are_asked_for_by_their_own_names(
     assert group["resources"][ray[0]] == ray[1]
     assert {"GPU", "NPU"} & group["resources"].keys() == {ray[0]}
     assert env(group)["VERL_PLATFORM"] == platform
-    # KubeRay refuses a group that says its resources twice.
+    # KubeRay refuses a group with two sources of its resources.
     assert {"num-cpus", "num-gpus", "memory", "resources"} & group["rayStartParams"].keys() == set()
 
 
-def test_ascend_pods_bind_to_their_own_address_and_a_preset_can_be_overridden(make_job: MakeJob) -> None:
+def test_ascend_pods_bind_to_the_pod_address_and_presets_can_be_overridden(make_job: MakeJob) -> None:
     ascend = "spec.trainer.accelerator={vendor: Ascend, preset: Atlas-A2}"
     group = workers(make_job(ascend))
     assert env(group)["HCCL_IF_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
@@ -136,7 +136,7 @@ def test_ascend_pods_bind_to_their_own_address_and_a_preset_can_be_overridden(ma
     assert env(other)["HCCL_SOCKET_IFNAME"] == "e"
 
 
-def test_a_mock_needs_nothing_of_real_nodes(make_job: MakeJob) -> None:
+def test_mock_needs_no_runtime_class_and_no_node_labels(make_job: MakeJob) -> None:
     group = workers(make_job("spec.trainer.accelerator={vendor: Mock, resourceName: a.b/c, preset: Atlas-A2}"))
     assert {"runtimeClassName", "nodeSelector"} & pod(group).keys() == set()
     assert group["resources"]["NPU"] == "1"
@@ -159,13 +159,13 @@ def test_shared_memory_counts_as_memory(make_job: MakeJob) -> None:
     assert group["resources"]["CPU"] == "20"
 
 
-def test_there_are_logical_processors_for_every_actor(make_job: MakeJob) -> None:
+def test_ray_has_a_logical_cpu_for_every_actor(make_job: MakeJob) -> None:
     crowd = make_job("spec.rollout.agentLoop.workers=32", "spec.trainer.resources.requests={cpu: 100m}")
     assert int(workers(crowd)["resources"]["CPU"]) >= 32 + 4
     assert workers(make_job())["resources"]["CPU"] == "16"
 
 
-def test_schedulers_find_their_labels_on_the_rayjob_and_nothing_else_goes_there(make_job: MakeJob) -> None:
+def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> None:
     labels = {
         "kueue.x-k8s.io/queue-name": "team", "volcano.sh/queue-name": "q", "kai.scheduler/queue": "k",
         "yunikorn.apache.org/queue": "y", "ray.io/scheduler-name": "volcano", "ray.io/gang-scheduling-enabled": "true",
@@ -187,7 +187,7 @@ def test_schedulers_find_their_labels_on_the_rayjob_and_nothing_else_goes_there(
     assert near == {"kueue.x-k8s.io/podset-preferred-topology": "rack"}
 
 
-def test_the_report_token_is_good_for_this_job_alone(make_job: MakeJob) -> None:
+def test_the_report_token_is_valid_for_this_job_only(make_job: MakeJob) -> None:
     group = workers(make_job("metadata.namespace=team"))
     (volume,) = [entry for entry in pod(group)["volumes"] if entry["name"] == "report-token"]
     (source,) = volume["projected"]["sources"]
@@ -199,7 +199,7 @@ def test_the_report_token_is_good_for_this_job_alone(make_job: MakeJob) -> None:
     assert pod(group)["automountServiceAccountToken"] is False
 
 
-def test_workers_have_the_run_folder_and_the_head_does_not_so_that_one_worker_may_have_a_claim_alone(
+def test_only_workers_mount_the_run_folder(
     make_job: MakeJob,
 ) -> None:
     job = make_job("spec.checkpoint={claimName: runs, path: /data}")
@@ -210,7 +210,7 @@ def test_workers_have_the_run_folder_and_the_head_does_not_so_that_one_worker_ma
     assert json.loads(ray_job(job)["spec"]["entrypointResources"]).keys() <= workers(job)["resources"].keys()
 
 
-def test_a_model_of_a_hub_is_fetched_before_a_pod_starts(make_job: MakeJob) -> None:
+def test_an_init_container_downloads_a_model_id(make_job: MakeJob) -> None:
     job = make_job(
         "spec.model={base: Qwen/Qwen-Image, revision: abc, tokenSecretRef: {name: hf, key: t}, cache: {claimName: m}}"
     )
@@ -225,7 +225,7 @@ def test_a_model_of_a_hub_is_fetched_before_a_pod_starts(make_job: MakeJob) -> N
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "m"}} in pod(group)["volumes"]
 
 
-def test_what_the_operator_depends_on_stays_whatever_a_template_says(make_job: MakeJob) -> None:
+def test_a_pod_template_cannot_change_what_the_operator_depends_on(make_job: MakeJob) -> None:
     template = {
         "metadata": {"labels": {"diffusionrl.io/job": "forged", "mine": "yes"}},
         "spec": {
@@ -249,20 +249,20 @@ def test_what_the_operator_depends_on_stays_whatever_a_template_says(make_job: M
         ("Retain", {"shutdownAfterJobFinishes": False}),
     ],
 )
-def test_what_is_left_of_an_attempt(make_job: MakeJob, policy: str, wanted: dict[str, Any]) -> None:
+def test_cleanup_policies(make_job: MakeJob, policy: str, wanted: dict[str, Any]) -> None:
     spec = ray_job(make_job(f"spec.cleanupPolicy={policy}", "spec.activeDeadlineSeconds=100"))["spec"]
     assert {name: spec[name] for name in wanted} == wanted
     assert spec["activeDeadlineSeconds"] > 100
 
 
-def test_only_workers_are_deleted_where_the_job_says_so(make_job: MakeJob) -> None:
+def test_delete_workers_keeps_the_head(make_job: MakeJob) -> None:
     spec = ray_job(make_job("spec.cleanupPolicy=DeleteWorkers"))["spec"]
     rules = spec["deletionStrategy"]["deletionRules"]
     assert [(rule["policy"], rule["condition"]["jobStatus"]) for rule in rules] == [
         ("DeleteWorkers", "SUCCEEDED"),
         ("DeleteWorkers", "FAILED"),
     ]
-    # KubeRay refuses the two together.
+    # KubeRay refuses both together.
     assert {"shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys() == set()
 
 
@@ -284,7 +284,7 @@ def test_network_policies(make_job: MakeJob) -> None:
     }
 
 
-def test_a_pod_monitor_is_made_where_it_is_wanted(make_job: MakeJob) -> None:
+def test_a_pod_monitor_is_rendered_if_enabled(make_job: MakeJob) -> None:
     assert "PodMonitor" not in by_kind(make_job())
     wanted = "spec.observability.podMonitor={enabled: true, interval: 5s, labels: {release: p}}"
     body = by_kind(make_job(wanted))["PodMonitor"]
@@ -293,7 +293,7 @@ def test_a_pod_monitor_is_made_where_it_is_wanted(make_job: MakeJob) -> None:
     assert body["metadata"]["labels"]["release"] == "p"
 
 
-def test_owners_are_named_once_the_job_is_on_a_cluster(make_job: MakeJob) -> None:
+def test_objects_of_a_job_with_a_uid_have_an_owner(make_job: MakeJob) -> None:
     assert all("ownerReferences" not in body["metadata"] for body in plan.render_objects(make_job(), 1, SETTINGS))
     for body in plan.render_objects(make_job("metadata.uid=u-1"), 1, SETTINGS):
         (owner,) = body["metadata"]["ownerReferences"]
@@ -317,19 +317,19 @@ def test_owners_are_named_once_the_job_is_on_a_cluster(make_job: MakeJob) -> Non
          "must be DeleteCluster in a Kueue queue"),
     ],
 )  # fmt: skip
-def test_what_this_cluster_cannot_do_is_refused_in_words(
+def test_the_operator_refuses_jobs_with_an_explanation(
     make_job: MakeJob, assignments: list[str], settings: plan.ClusterSettings, said: str
 ) -> None:
     (found,) = plan.find_refusals(make_job(*assignments), settings)
     assert said in f"{'.'.join(map(str, found.at))}: {found.text}"
 
 
-def test_wandb_may_get_its_key_or_its_mode_from_the_pod_template(make_job: MakeJob) -> None:
+def test_the_pod_template_may_set_the_key_or_mode_of_wandb(make_job: MakeJob) -> None:
     env = "spec.trainer.podTemplate={spec: {containers: [{name: ray, env: [{name: WANDB_MODE, value: offline}]}]}}"
     assert plan.find_refusals(make_job("spec.observability.tracking.loggers=[wandb]", env), SETTINGS) == []
 
 
-def test_trackers_write_to_the_run_folder_with_their_key(make_job: MakeJob) -> None:
+def test_trackers_get_the_run_folder_and_their_key(make_job: MakeJob) -> None:
     tracking = "spec.observability.tracking={loggers: [tensorboard, wandb], wandbSecretRef: {name: s, key: k}}"
     job = make_job(tracking, "spec.checkpoint.path=/data", "spec.security.networkPolicy=DefaultDeny")
     made = by_kind(job)
@@ -360,7 +360,7 @@ CLAIM = "volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]"
         (["spec.trainer.podTemplate={spec: {volumes: [{name: runs, nfs: {server: s, path: /p}}]}}"], {"vendor"}),
     ],
 )  # fmt: skip
-def test_what_an_author_would_not_want_is_a_warning(
+def test_lost_results_and_a_missing_vendor_are_warnings(
     make_job: MakeJob, assignments: list[str], warned: set[str]
 ) -> None:
     job = make_job(*assignments)
@@ -382,13 +382,13 @@ def test_every_container_has_requests_and_the_limits_of_the_job(make_job: MakeJo
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), container["name"]
 
 
-def test_a_job_without_anything_special_runs_here(make_job: MakeJob) -> None:
+def test_the_smallest_job_is_not_refused(make_job: MakeJob) -> None:
     assert plan.find_refusals(make_job(), SETTINGS) == []
 
 
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=25)
-def test_every_valid_job_renders_the_same_each_time_and_safely(documents: ModuleType, data: st.DataObject) -> None:
+def test_rendering_is_deterministic_and_never_grants_host_access(documents: ModuleType, data: st.DataObject) -> None:
     document = data.draw(documents.jobs(crd.schema()["properties"]["spec"]))
     try:
         job = DiffusionRLJob.model_validate(document)

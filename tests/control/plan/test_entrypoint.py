@@ -1,4 +1,4 @@
-"""The line that starts a trainer in a pod, run by a shell."""
+"""Tests of the shell command that starts the trainer in a pod."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def pod(tmp_path: Path, make_job: MakeJob) -> Pod:
     return Pod(tmp_path, make_job)
 
 
-def test_what_is_printed_goes_to_ray_to_the_run_folder_and_to_the_container_to_the_last_word(pod: Pod) -> None:
+def test_all_output_goes_to_ray_the_run_folder_and_the_container(pod: Pod) -> None:
     process = pod.start()
     assert process.stdout is not None
     assert process.stdout.readline() == "training\n"
@@ -75,7 +75,7 @@ def test_what_is_printed_goes_to_ray_to_the_run_folder_and_to_the_container_to_t
     assert list(pod.temporary.iterdir()) == []
 
 
-def test_a_next_attempt_adds_to_the_log(pod: Pod) -> None:
+def test_the_next_attempt_appends_to_the_log(pod: Pod) -> None:
     for _ in range(2):
         process = pod.start()
         assert process.stdout is not None
@@ -85,7 +85,7 @@ def test_a_next_attempt_adds_to_the_log(pod: Pod) -> None:
     assert (pod.runs / "train.log").read_text().count("saved\n") == 2
 
 
-def test_without_a_job_folder_nothing_starts(pod: Pod, tmp_path: Path) -> None:
+def test_the_trainer_does_not_start_without_the_job_folder(pod: Pod, tmp_path: Path) -> None:
     (tmp_path / "job" / "job.yaml").unlink()
     process = pod.start()
     said, _ = process.communicate()

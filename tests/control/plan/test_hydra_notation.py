@@ -1,4 +1,4 @@
-"""Values arrive in the trainer's settings as they left."""
+"""Tests of Hydra overrides: the trainer parses the value that was formatted."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def arrived(value: Value) -> object:
 
 
 @given(values)
-def test_any_value_arrives(value: Value) -> None:
+def test_any_value_is_parsed_unchanged(value: Value) -> None:
     assert arrived(value) == value
 
 
 @pytest.mark.parametrize(
     "text", ["null", "True", "nan", "1", "1e3", ".0", "", " a", "${oc.env:HOME}", "it's", "a\\", "a\\'b"]
 )
-def test_a_text_that_looks_like_something_else_stays_a_text(text: str) -> None:
+def test_a_string_that_looks_like_another_type_stays_a_string(text: str) -> None:
     assert arrived(text) == text
 
 

@@ -1,4 +1,4 @@
-"""A job's overrides: the reference's names of settings, one way to say each, the same every time."""
+"""Tests of the overrides of a job."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_base_with_one_slash_and_no_dot_is_a_model_id(base: str, path: str) ->
     assert settings(f"spec.model.base={base}")["actor_rollout_ref.model.path"] == path
 
 
-def test_one_scorer_is_set_by_name_with_its_settings() -> None:
+def test_a_single_scorer_is_set_by_name_with_its_settings() -> None:
     made = settings()
     assert (made["reward.scorer"], made["reward.scorer_kwargs.quality"]) == ("jpeg", 50)
     assert "reward.reward_manager.name" not in made
@@ -71,7 +71,7 @@ def test_a_function_of_the_user_is_a_custom_reward_function() -> None:
     assert module["reward.custom_reward_function.path"] == "pkg://my.rewards"
 
 
-def test_a_server_is_the_http_scorer() -> None:
+def test_a_reward_server_is_the_http_scorer() -> None:
     made = settings("spec.reward.scorers=[{name: judge, http: {url: 'http://judge:80/', attempts: 5}}]")
     assert made["reward.scorer"] == "http"
     assert made["reward.scorer_kwargs.url"] == "http://judge:80/"
@@ -91,7 +91,7 @@ def test_several_scorers_are_weighted() -> None:
     assert made["reward.reward_functions.mine.k"] == [1]
 
 
-def test_devices_of_all_replicas_are_on_the_one_machine() -> None:
+def test_a_local_run_has_all_accelerators_on_one_machine() -> None:
     made = settings("spec.trainer.replicas=2", "spec.trainer.accelerator.count=2", "spec.rollout.replicas=4")
     assert (made["trainer.nnodes"], made["trainer.n_gpus_per_node"]) == (1, 4)
 
@@ -105,7 +105,7 @@ def test_without_an_adapter_all_weights_are_trained() -> None:
 @pytest.mark.parametrize(
     ("name", "loss"), [("FlowGRPO", "flow_grpo"), ("DiffusionNFT", "diffusion_nft"), ("DiffusionDPO", "diffusion_dpo")]
 )
-def test_an_algorithm_is_set_by_the_trainers_name(name: str, loss: str) -> None:
+def test_an_algorithm_is_rendered_as_the_trainers_name(name: str, loss: str) -> None:
     made = settings(f"spec.algorithm.name={name}")
     assert made["actor_rollout_ref.actor.diffusion_loss.loss_mode"] == loss
     assert made["actor_rollout_ref.model.algorithm"] == loss
@@ -116,19 +116,19 @@ def test_a_custom_algorithm_is_left_to_the_overrides() -> None:
     assert not {"actor_rollout_ref.actor.diffusion_loss.loss_mode", "algorithm.adv_estimator"} & made.keys()
 
 
-def test_a_progressive_window_is_told_how_long_it_stays() -> None:
+def test_a_progressive_window_has_its_training_steps_per_place() -> None:
     made = settings("spec.rollout.sampler.window={size: 2, end: 4, placement: Progressive, stepsPerPlace: 3}")
     assert made["actor_rollout_ref.rollout.algo.sample_strategy"] == "progressive"
     assert made["actor_rollout_ref.rollout.algo.iters_per_group"] == 3
 
 
-def test_the_layers_of_an_adapter_are_left_to_the_model_unless_they_are_named() -> None:
+def test_target_modules_default_to_those_of_the_model_family() -> None:
     name = "actor_rollout_ref.model.target_modules"
     assert settings("spec.model.lora.rank=4")[name] is None
     assert settings("spec.model.lora.targetModules=[attn1.to_q]")[name] == ("attn1.to_q",)
 
 
-def test_a_scorer_that_may_fail_is_run_by_the_manager_that_knows_it() -> None:
+def test_a_single_scorer_that_may_fail_needs_the_manager_of_several() -> None:
     made = settings("spec.reward.scorers=[{name: jpeg, required: false}]")
     assert made["reward.reward_functions.jpeg.required"] is False
     assert "reward.scorer" not in made
@@ -141,7 +141,7 @@ def test_trackers_and_their_project_are_the_trainers_loggers() -> None:
     assert made["trainer.experiment_name"] == "a-job"
 
 
-def test_everything_that_is_rendered_is_reserved_and_the_other_way_round() -> None:
+def test_rendered_and_reserved_settings_are_the_same() -> None:
     every = settings() | settings("spec.reward.scorers=[{name: jpeg}, {name: shapes}]")
     every |= settings("spec.reward.scorers=[{name: a, function: {path: a.py}}]")
     every |= settings("spec.observability.tracking={loggers: [console], project: p}")
@@ -149,13 +149,13 @@ def test_everything_that_is_rendered_is_reserved_and_the_other_way_round() -> No
     assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
 
 
-def test_the_users_overrides_come_last_and_untouched() -> None:
+def test_the_users_overrides_come_last_and_unchanged() -> None:
     mine = "actor_rollout_ref.actor.optim.betas=[0.9,0.95]"
     one = job(f"spec.algorithm.overrides=['{mine}']")
     assert plan.render_overrides(one, plan.local_layout(one, "/runs"))[-1] == mine
 
 
-def test_the_command_names_the_interpreter_that_it_is_given() -> None:
+def test_the_command_uses_the_given_interpreter() -> None:
     one = job("spec.algorithm.entrypoint=[python3, /child.py]")
     line = plan.render_command(one, plan.local_layout(one, "/runs"), python="/venv/bin/python")
     assert line[:2] == ["/venv/bin/python", "/child.py"]

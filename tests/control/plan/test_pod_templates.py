@@ -1,4 +1,4 @@
-"""Merging a user's pod template, and amounts of memory."""
+"""Tests of merging pod templates and adding quantities."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ POD: dict[str, Any] = {
          ["volumes", 0], {"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}),
     ],
 )  # fmt: skip
-def test_a_users_part_is_merged_as_kubernetes_does(patch: dict[str, Any], path: list[Any], wanted: Any) -> None:
+def test_pod_templates_merge_as_in_kubernetes(patch: dict[str, Any], path: list[Any], wanted: Any) -> None:
     node: Any = merge_templates(POD, patch)
     for step in path[:-1]:
         node = node[step]
@@ -77,7 +77,7 @@ def without_nulls(value: Any) -> bool:
 
 
 @given(templates, templates)
-def test_merging_changes_neither_part_and_twice_is_once(base: dict[str, Any], patch: dict[str, Any]) -> None:
+def test_merging_is_idempotent_and_does_not_change_its_inputs(base: dict[str, Any], patch: dict[str, Any]) -> None:
     before = copy.deepcopy((base, patch))
     once = merge_templates(base, patch)
     assert (base, patch) == before
@@ -94,11 +94,11 @@ def test_sums_of_memory_are_exact(one: int, unit: str, other: int) -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"), [(("4Gi", "2Gi"), "6Gi"), (("1Gi", "512Mi"), "1536Mi"), (("1G", "1"), "1000000001")]
 )
-def test_sums_are_written_in_the_largest_unit(given: tuple[str, str], wanted: str) -> None:
+def test_sums_of_memory_use_the_largest_unit(given: tuple[str, str], wanted: str) -> None:
     assert quantity.add(*given) == wanted
 
 
-def test_what_is_no_quantity_is_an_error() -> None:
+def test_a_malformed_quantity_is_an_error() -> None:
     assert (quantity.whole("1500m"), quantity.whole("0.5Ki")) == (2, 512)
     with pytest.raises(ValueError, match="not a quantity"):
         quantity.value("4 Gi")

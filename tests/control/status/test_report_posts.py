@@ -1,4 +1,4 @@
-"""Posts of trainers: leniently read, remembered within an attempt, never believed across attempts."""
+"""Tests of trainers' reports: parsed leniently, merged within an attempt, ignored across attempts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def posted(*posts: dict[str, Any]) -> Any:
     return report
 
 
-def test_a_metrics_line_is_a_report() -> None:
+def test_a_step_event_updates_the_report() -> None:
     line = {
         "attempt": 1, "event": "step", "step": 7, "reward/mean": 0.5, "reward/std": 0.1, "weights/version": 7,
         "images_per_s": 12.5, "timing_s/sync": 0.3, "timing_s/step": 4.0, "eta_s": 12.0, "rollout_corr/ratio_max": 1.1,
@@ -36,7 +36,7 @@ def test_a_metrics_line_is_a_report() -> None:
     assert (report.synced_at, report.sync_seconds) == (NOW, 0.3)
 
 
-def test_a_checkpoint_is_named_and_leaves_the_step_alone() -> None:
+def test_a_checkpoint_event_does_not_change_the_step() -> None:
     report = posted(
         {"attempt": 1, "event": "step", "step": 41},
         {"attempt": 1, "event": "checkpoint", "path": "runs/x/checkpoints/step_000040", "step": 40},
@@ -51,7 +51,7 @@ def test_an_error_may_name_its_reason() -> None:
     assert posted({"attempt": 1, "event": "error", "message": "x", "reason": "Whatever"}).error_kind is None
 
 
-def test_a_long_error_keeps_its_begin_and_its_end() -> None:
+def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
     message = "ValueError: no colour 'mauve'; " + "frame " * 3000 + "prompt 7: a red cube"
     error = posted({"attempt": 1, "event": "error", "message": message}).error
     assert error.startswith("ValueError: no colour 'mauve'")
@@ -59,7 +59,7 @@ def test_a_long_error_keeps_its_begin_and_its_end() -> None:
     assert len(error) == 512
 
 
-def test_a_warning_is_kept_once_for_each_reason() -> None:
+def test_the_last_warning_of_each_reason_is_kept() -> None:
     report = posted(
         {"attempt": 1, "event": "warning", "reason": "SamplesCollapsed", "message": "step 3"},
         {"attempt": 1, "event": "warning", "message": "no report"},
@@ -71,7 +71,7 @@ def test_a_warning_is_kept_once_for_each_reason() -> None:
     ]  # fmt: skip
 
 
-def test_a_new_attempt_starts_from_nothing() -> None:
+def test_a_new_attempt_resets_the_report() -> None:
     first = merge_event(None, parse_event({"attempt": 1, "event": "step", "step": 9}), NOW)
     assert not is_current(
         merge_event(None, parse_event({"attempt": 2, "event": "start"}), NOW),
@@ -89,7 +89,7 @@ def test_a_new_attempt_starts_from_nothing() -> None:
         {"attempt": 1, "event": "error", "message": "x" * 70_000},
     ],
 )  # fmt: skip
-def test_senseless_posts_are_refused(post: dict[str, Any]) -> None:
+def test_malformed_events_are_refused(post: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         parse_event(post)
 
@@ -108,7 +108,7 @@ FIELDS = st.fixed_dictionaries(
 
 @given(st.lists(FIELDS, min_size=1, max_size=20))
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_row_of_posts_leaves_a_report_of_the_newest_attempt(posts: list[dict[str, Any]]) -> None:
+def test_the_report_belongs_to_the_newest_attempt(posts: list[dict[str, Any]]) -> None:
     report = None
     for post in posts:
         parsed = parse_event(post)
