@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from e2e.cluster import deadlines
 from suite import coverage, timings
 from suite.runner import Runner
 from suite.stages import IMAGES, PROGRAMS, Stage, Target, lanes, only
 from suite.timings import StageTime, TestTime
-
-from e2e.cluster import deadlines
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINE = sorted(path.relative_to(ROOT) for path in (ROOT / "tests/ml/engine").glob("test_*.py"))
