@@ -2,8 +2,8 @@
 
 Two signs. The pictures of different held-out prompts become alike: their diversity falls below a share of the first
 evaluation's. Or the samples of one prompt all get the same reward: the spread within prompts falls below a share of the
-run's largest. The second sign is also that of a reward that is saturated, so it does not count while an evaluation says
-that the pictures are diverse.
+run's largest. A saturated reward has the second sign too, so that sign is ignored while the pictures of the last
+evaluation are diverse.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CollapseState:
 
     @property
     def spread(self) -> float | None:
-        """Average of the last `WINDOW` steps' spreads within prompts; None before so many steps."""
+        """Average of the last `WINDOW` steps' spreads within prompts; None before that many steps."""
         return sum(self.spreads) / WINDOW if len(self.spreads) == WINDOW else None
 
     @property

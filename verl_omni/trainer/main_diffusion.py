@@ -95,7 +95,7 @@ def run_training(config: Any, reporter: Any, train: Callable[[Run, contextlib.Ex
 
     errors: list[str] = []
 
-    def tell(event: Mapping[str, Any]) -> None:
+    def on_event(event: Mapping[str, Any]) -> None:
         line = events.format_event(event)
         if event["event"] == "error":
             errors.append(line)
@@ -103,7 +103,7 @@ def run_training(config: Any, reporter: Any, train: Callable[[Run, contextlib.Ex
             print(line, flush=True)
         reporter.post(event)
 
-    folder = RunFolder(Path(config.trainer.default_local_dir), tell)
+    folder = RunFolder(Path(config.trainer.default_local_dir), on_event)
     own = folder.path / "checkpoints"
     aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
     if config.trainer.resume_mode == "resume_path":
@@ -133,16 +133,16 @@ def run_training(config: Any, reporter: Any, train: Callable[[Run, contextlib.Ex
 def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> None:
     """Start everything and train; what must be stopped is put on `resources`."""
 
-    def say(text: str) -> None:
+    def report_phase(text: str) -> None:
         run.folder.event("phase", text=text)
 
-    cluster = startup.start_ray(run.config, say)
+    cluster = startup.start_ray(run.config, report_phase)
     resources.callback(cluster.stop)
     stop.listen()  # Ray has replaced our handler of SIGTERM
     from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
 
     train, held_out = _prompts(run.config)
-    stack = startup.start_actors(run.config, cluster, say)
+    stack = startup.start_actors(run.config, cluster, report_phase)
     resources.callback(stack.stop)
     tracking = open_tracking(run.config, run.folder.path)
     if tracking is not None:
@@ -181,9 +181,9 @@ def _record_failure(folder: Any, error: Exception) -> int:
         folder.event("stopped", message=str(error), kind=kind)
         return INTERRUPTED
     traceback.print_exc()
-    # Errors of this package are whole sentences; of others, the type is half of what they say.
-    ours = type(cause).__module__.startswith("verl_omni.") and str(cause)
-    folder.event("error", message=ours or describe_error(error), kind=kind, reason=_reason(error))
+    # Messages of this package's own errors are complete sentences; others need their type to be understood.
+    own = type(cause).__module__.startswith("verl_omni.") and str(cause)
+    folder.event("error", message=own or describe_error(error), kind=kind, reason=_reason(error))
     return FAILURE
 
 

@@ -79,7 +79,7 @@ def picture_diversity(samples: Tensor) -> dict[str, float]:
     """Mean pixel standard deviation across samples, uint8 [B, ...] -> [0, 1]; empty for one sample, or for latents."""
     if len(samples) < 2 or samples.dtype != torch.uint8:
         return {}
-    # One sample at a time: a batch of large pictures as floats would not fit beside the model.
+    # One sample at a time: a batch of large pictures as floats may not fit in memory.
     total, squares = torch.zeros((2, *samples.shape[1:]), dtype=torch.float64)
     for sample in samples:
         value = sample.double() / 255

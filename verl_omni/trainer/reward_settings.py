@@ -21,7 +21,7 @@ PART_SETTINGS = ("path", "name", "weight", "required")  # of a part itself; the 
 
 
 class ScorerNotFound(ValueError):
-    """There is no such scorer; the message says where it was looked for."""
+    """A scorer does not exist; the message names the file or module."""
 
 
 def find_problems(reward: DictConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""The fork server by itself, and under a real Ray. Each test has a process of its own: a fork takes all along."""
+"""The fork server alone, and with a real Ray. Each test uses a process of its own, because forks copy everything."""
 
 from __future__ import annotations
 
