@@ -47,9 +47,9 @@ RUNS = {
         "spec.trainer.learningRate=0.02",
         WINDOW,
     ),
-    "DiffusionNFT": ("red", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0"),
-    "DiffusionDPO": ("red", "DiffusionDPO", "spec.rollout.sampler.noiseLevel=0"),
-    "chance": ("chance", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0"),
+    "DiffusionNFT": ("red", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
+    "DiffusionDPO": ("red", "DiffusionDPO", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
+    "chance": ("chance", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
 }
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 OVERRIDES = {
@@ -68,8 +68,7 @@ def trained(folder: Path, scorer: str, algorithm: str, *assignments: str) -> tup
     settings = [
         f"spec.algorithm={json.dumps({'name': algorithm, 'overrides': overrides})}",
         f"spec.reward.scorers={json.dumps([{'name': scorer, 'function': function}])}",
-        "spec.trainer.learningRate=0.01", "spec.trainer.evalEverySteps=0", "spec.checkpoint.everySteps=0",
-        *assignments,
+        "spec.trainer.evalEverySteps=0", "spec.checkpoint.everySteps=0", *assignments,
     ]  # fmt: skip
     command = [str(Path(sys.executable).with_name("drl")), "run", "examples/red-grpo.yaml", "--runs", str(folder)]
     command += ["--plain", "--steps", str(UPDATES), *(part for one in settings for part in ("--set", one))]
