@@ -19,7 +19,7 @@ SCRIPT = textwrap.dedent("""\
 
 
 class ExecPlugin:
-    """A plug-in in a folder; it prints what it was last told to."""
+    """A plug-in in a folder that prints a given ExecCredential."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "plugin"

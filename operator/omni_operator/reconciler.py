@@ -161,7 +161,7 @@ class Reconciler:
                 await self._perform(step, key, job, facts)
             except (Conflict, NotFound) as error:
                 # The cache is older than the API server's state; the watch will update it.
-                log.info("%s/%s: %s", *key, error)
+                log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
                 conflict = True
                 break
             except (Refused, KindAbsent) as error:
@@ -280,7 +280,7 @@ class Reconciler:
                 self._absent[kind] = self.clock() + BACKOFF_MOST
 
     def _standing_refusal(self, memory: _Memory, facts: JobFacts, now: datetime) -> Refusal | None:
-        """A refusal that need not be heartbeat again yet: what is asked has not changed."""
+        """The last refusal while its backoff runs and the spec is unchanged; else None."""
         if facts.deleting is not None or memory.refused_generation != facts.generation:
             return None
         return memory.refusal if memory.refused_until and now < memory.refused_until else None
@@ -304,7 +304,7 @@ class Reconciler:
         try:
             answer = await self.cluster.apply_status(JOBS, *key, facts.uid, values)
         except (Conflict, NotFound) as error:
-            log.info("%s/%s: %s", *key, error)
+            log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
             return ReconcileResult(wake=now + SOON, result="conflict")
         self.cache.put(JOBS, answer)
         memory.written = now
@@ -338,7 +338,7 @@ class Reconciler:
             await self.cluster.create(made)
         except ClusterError as error:
             # Events expire anyway, and the status has the same information.
-            log.warning("%s/%s: no event %s: %s", about["namespace"], about["name"], event.reason.value, error)
+            log.warning("%s/%s: event %s not created: %s", about["namespace"], about["name"], event.reason.value, error)
 
 
 def _status_of(body: Body) -> Status:

@@ -31,7 +31,7 @@ JOB_PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
 
 
 class RecordingServer:
-    """An API server that records requests and answers as told."""
+    """An HTTP server that records requests and returns a given answer."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
