@@ -43,7 +43,7 @@ ENGINES = (
 )
 UNEVEN = "x spec.rollout.samplesPerPrompt must be a multiple of"
 HOST_ACCESS = "uses host access, which spec.security.allowHostPaths must allow"
-_DEVICES = "self.trainer.replicas * self.trainer.accelerator.count"
+_ACCELERATORS = "self.trainer.replicas * self.trainer.accelerator.count"
 _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
 
 
@@ -133,12 +133,12 @@ class Spec(StrictModel):
     cel = (
         Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
         Cel(
-            f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {_DEVICES}",
+            f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {_ACCELERATORS}",
             ENGINES,
             ".rollout.replicas",
         ),
         Cel(
-            f"{_SAMPLES} % ({_DEVICES}) == 0",
+            f"{_SAMPLES} % ({_ACCELERATORS}) == 0",
             f"{UNEVEN} the number of accelerators",
             ".trainer.batch.prompts",
         ),
@@ -163,7 +163,7 @@ class Spec(StrictModel):
             ".model.lora.enabled",
         ),
         Cel(
-            f"self.algorithm.name != 'DiffusionDPO' || self.trainer.batch.prompts % ({_DEVICES}) == 0",
+            f"self.algorithm.name != 'DiffusionDPO' || self.trainer.batch.prompts % ({_ACCELERATORS}) == 0",
             PAIRS,
             ".trainer.batch.prompts",
         ),
@@ -195,15 +195,15 @@ class Spec(StrictModel):
         yield from self._cluster_rules()
 
     def _size_rules(self) -> Iterator[Violation]:
-        devices, parallel = self.trainer.devices, self.rollout.engine.tensor_parallel_size
-        if self.rollout.replicas * parallel != devices:
+        accelerators, parallel = self.trainer.accelerators, self.rollout.engine.tensor_parallel_size
+        if self.rollout.replicas * parallel != accelerators:
             yield Violation(
                 ("rollout", "replicas"),
-                f"is {self.rollout.replicas}: {ENGINES} ({devices} / {parallel})",
+                f"is {self.rollout.replicas}: {ENGINES} ({accelerators} / {parallel})",
             )
         samples = self.trainer.batch.prompts * self.rollout.samples_per_prompt
         workers = self.rollout.agent_loop.workers
-        for parts, what in ((devices, "the number of accelerators"), (workers, "spec.rollout.agentLoop.workers")):
+        for parts, what in ((accelerators, "the number of accelerators"), (workers, "spec.rollout.agentLoop.workers")):
             if samples % parts:
                 yield Violation(
                     ("trainer", "batch", "prompts"),
@@ -219,7 +219,7 @@ class Spec(StrictModel):
         if name == "DiffusionDPO":
             if not self.model.lora.enabled:
                 yield Violation(("model", "lora", "enabled"), NO_BASE)
-            if self.trainer.batch.prompts % self.trainer.devices:
+            if self.trainer.batch.prompts % self.trainer.accelerators:
                 yield Violation(("trainer", "batch", "prompts"), PAIRS)
 
     def _cluster_rules(self) -> Iterator[Violation]:

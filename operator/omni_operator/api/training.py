@@ -159,7 +159,7 @@ class Trainer(StrictModel):
     )
 
     @property
-    def devices(self) -> int:
+    def accelerators(self) -> int:
         """Accelerators of all replicas."""
         return self.replicas * self.accelerator.count
 

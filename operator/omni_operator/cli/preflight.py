@@ -89,7 +89,7 @@ def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
 
 
 def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[Field, str]]:
-    vendor, wanted = job.spec.trainer.accelerator.vendor, job.spec.trainer.devices
+    vendor, wanted = job.spec.trainer.accelerator.vendor, job.spec.trainer.accelerators
     available = {found.vendor: found.count for found in accelerators}
     at = ("spec", "trainer", "accelerator", "vendor")
     if vendor in (None, "CPU"):

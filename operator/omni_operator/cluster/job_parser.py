@@ -46,7 +46,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         rules=tuple(rules),
         ttl=_span(spec.ttl_seconds_after_finished),
         retain=spec.cleanup_policy == "Retain",
-        devices=spec.trainer.devices if accelerated else 0,
+        accelerators=spec.trainer.accelerators if accelerated else 0,
         workers=spec.trainer.replicas,
         total_steps=spec.trainer.total_steps,
         max_lag=spec.rollout.staleness.max_versions,

@@ -23,7 +23,9 @@ def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
         model = job.spec.model.model_copy(update={"base": model_path(job.spec.model.base)})
         made = made.model_copy(update={"spec": made.spec.model_copy(update={"model": model})})
     trainer = job.spec.trainer
-    return made, RunLayout(run_folder_path(job), nodes=trainer.replicas, devices_per_node=trainer.accelerator.count)
+    return made, RunLayout(
+        run_folder_path(job), nodes=trainer.replicas, accelerators_per_node=trainer.accelerator.count
+    )
 
 
 def render_pod_overrides(job: DiffusionRLJob) -> list[str]:

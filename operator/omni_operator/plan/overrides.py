@@ -149,7 +149,7 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         "trainer.max_actor_ckpt_to_keep": spec.checkpoint.keep,
         "trainer.resume_mode": "auto" if spec.checkpoint.resume == "Auto" else "disable",
         "trainer.nnodes": layout.nodes,
-        "trainer.n_gpus_per_node": layout.devices_per_node,
+        "trainer.n_gpus_per_node": layout.accelerators_per_node,
         "trainer.default_local_dir": layout.run_folder,
         "trainer.experiment_name": job.metadata.name,
         "trainer.seed": spec.seed,

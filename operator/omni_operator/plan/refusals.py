@@ -22,7 +22,7 @@ def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violat
     """All reasons to refuse the job; `at` is relative to the job."""
     return [
         *_image(job, settings),
-        *_devices(job, settings),
+        *_accelerators(job, settings),
         *_storage(job),
         *_claims(job),
         *_tracking(job),
@@ -37,7 +37,7 @@ def _image(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation
         )
 
 
-def _devices(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
+def _accelerators(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
     trainer, parallel = job.spec.trainer, job.spec.rollout.engine.tensor_parallel_size
     given = trainer.accelerator
     if given.vendor in ("NVIDIA", "Ascend") and not (given.resource_name or settings.resource_names.get(given.vendor)):

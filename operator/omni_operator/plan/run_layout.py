@@ -14,17 +14,19 @@ class RunLayout:
 
     Attributes:
         run_folder: absolute path of the run folder.
-        nodes, devices_per_node: nodes and accelerators of the trainer.
+        nodes, accelerators_per_node: nodes and accelerators of the trainer.
     """
 
     run_folder: str
     nodes: int
-    devices_per_node: int
+    accelerators_per_node: int
 
 
 def local_layout(job: DiffusionRLJob, runs: str) -> RunLayout:
     """All accelerators on one machine; the run folder is `<runs>/<name of the job>`."""
-    return RunLayout(posixpath.join(runs, job.metadata.name), nodes=1, devices_per_node=job.spec.trainer.devices)
+    return RunLayout(
+        posixpath.join(runs, job.metadata.name), nodes=1, accelerators_per_node=job.spec.trainer.accelerators
+    )
 
 
 def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:

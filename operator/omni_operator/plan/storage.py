@@ -45,7 +45,7 @@ def add_model(template: Object, job: DiffusionRLJob) -> Object:
         "env": [{"name": "HF_HOME", "value": f"{MODELS_PATH}/.cache"}],
         # A ResourceQuota refuses pods with a container without resources. These add nothing to the pod's request,
         # which is the larger one of init container and containers.
-        "resources": _without_devices(container["resources"]),
+        "resources": _without_accelerators(container["resources"]),
         "securityContext": container["securityContext"],
         "volumeMounts": [mount],
     }
@@ -61,7 +61,7 @@ def add_model(template: Object, job: DiffusionRLJob) -> Object:
     return merge_templates(template, {"spec": added})
 
 
-def _without_devices(resources: Object) -> Object:
+def _without_accelerators(resources: Object) -> Object:
     return {
         kind: {name: amount for name, amount in amounts.items() if "/" not in name}
         for kind, amounts in resources.items()

@@ -24,7 +24,7 @@ class JobFacts:
         deleting: `metadata.deletionTimestamp`.
         has_finalizer: the job has the operator's finalizer.
         grace: how long a suspension waits for a checkpoint; None: it requests none.
-        devices: accelerators of a running attempt.
+        accelerators: accelerators of a running attempt.
         workers: pods besides the head.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
@@ -46,7 +46,7 @@ class JobFacts:
     rules: tuple[Rule, ...] = ()
     ttl: timedelta | None = None
     retain: bool = False
-    devices: int = 0
+    accelerators: int = 0
     workers: int = 1
     total_steps: int | None = None
     max_lag: int = 1

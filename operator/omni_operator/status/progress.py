@@ -81,7 +81,7 @@ def update_usage(
     if running is not None and until is not None:
         counted = parse_timestamp(previous.progress.heartbeat_time) if previous.running_time else None
         since = max(running, counted) if counted else running
-        seconds += facts.devices * max(0.0, (until - since).total_seconds())
+        seconds += facts.accelerators * max(0.0, (until - since).total_seconds())
     samples = previous.usage.samples
     if report and report.samples is not None:
         samples += max(0, report.samples - (previous.progress.samples or 0))

@@ -76,7 +76,7 @@ def test_the_command_is_that_of_a_local_run_in_another_folder(make_job: MakeJob)
     before, _, line = entry.partition(" & exec ")
     words = shlex.split(line.removesuffix(' >"$pipe" 2>&1; }'))
     local = plan.render_overrides(
-        plan.resolve_paths(job, "/opt/x"), plan.RunLayout("/data/a-job", nodes=1, devices_per_node=1)
+        plan.resolve_paths(job, "/opt/x"), plan.RunLayout("/data/a-job", nodes=1, accelerators_per_node=1)
     )
     assert words[:3] == ["python3", "-m", "verl_omni.trainer.main_diffusion"]
     assert words[3:] == [*local, "ray_kwargs.ray_init.address=auto"]
