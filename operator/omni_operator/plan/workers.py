@@ -12,7 +12,7 @@ from .accelerators import AcceleratorNeeds, resolve_accelerator
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, apply_user_template, render_pod_template, secret_env
 from .merge import merge_templates
-from .storage import add_model, add_run_folder, run_folder_path
+from .storage import add_model, add_run_folder
 
 Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
@@ -84,17 +84,8 @@ def _job_folder(config: str) -> Object:
 
 
 def _tracking(job: DiffusionRLJob) -> Object:
-    """Environment of experiment trackers: they write to the run folder."""
-    tracking = job.spec.observability.tracking
-    folder = run_folder_path(job)
-    env: list[Object] = []
-    if "tensorboard" in tracking.loggers:
-        env.append({"name": "TENSORBOARD_DIR", "value": f"{folder}/tensorboard"})
-    if "wandb" in tracking.loggers:
-        env.append({"name": "WANDB_DIR", "value": folder})
-    if secret := tracking.wandb_secret_ref:
-        env.append(secret_env("WANDB_API_KEY", secret.name, secret.key))
-    return _with_env(env) if env else {}
+    secret = job.spec.observability.tracking.wandb_secret_ref
+    return _with_env([secret_env("WANDB_API_KEY", secret.name, secret.key)]) if secret else {}
 
 
 def _reports(job: DiffusionRLJob, settings: ClusterSettings) -> Object:

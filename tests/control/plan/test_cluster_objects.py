@@ -329,14 +329,12 @@ def test_the_pod_template_may_set_the_key_or_mode_of_wandb(make_job: MakeJob) ->
     assert plan.find_refusals(make_job("spec.observability.tracking.loggers=[wandb]", env), SETTINGS) == []
 
 
-def test_trackers_get_the_run_folder_and_their_key(make_job: MakeJob) -> None:
+def test_wandb_gets_its_key_and_its_port(make_job: MakeJob) -> None:
     tracking = "spec.observability.tracking={loggers: [tensorboard, wandb], wandbSecretRef: {name: s, key: k}}"
-    job = make_job(tracking, "spec.checkpoint.path=/data", "spec.security.networkPolicy=DefaultDeny")
+    job = make_job(tracking, "spec.security.networkPolicy=DefaultDeny")
     made = by_kind(job)
     (worker,) = made["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     env = {entry["name"]: entry for entry in pod(worker)["containers"][0]["env"]}
-    assert env["TENSORBOARD_DIR"]["value"] == "/data/a-job/tensorboard"
-    assert env["WANDB_DIR"]["value"] == "/data/a-job"
     assert env["WANDB_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "s", "key": "k"}}
     ports = [port["port"] for rule in made["NetworkPolicy"]["spec"]["egress"] for port in rule.get("ports", ())]
     assert 443 in ports
