@@ -127,11 +127,18 @@ def _last_attempt(run: Run) -> Sequence[Event]:
 
 
 def warnings(run: Run) -> list[WarningGroup]:
-    """All warnings of the run by reason, the collapse of the samples first; repeated ones are listed once."""
+    """All warnings of the run by reason, the collapse of the samples first; repeated ones are listed once.
+
+    A warning without a step belongs to the last step recorded before it in the same attempt.
+    """
     by_reason: dict[str, dict[str, None]] = {}
+    step: int | None = None
     for event in run.events:
-        if event.event == "warning":
-            where = f"Step {event.step}: " if event.step is not None else ""
+        if event.event in ("start", "step"):
+            step = event.step
+        elif event.event == "warning":
+            own = event.step if event.step is not None else step
+            where = f"Step {own}: " if own is not None else ""
             by_reason.setdefault(event.reason or "", {})[f"{where}{event.message or 'no message'}"] = None
     reasons = sorted(by_reason, key=lambda reason: reason != COLLAPSED)
     return [

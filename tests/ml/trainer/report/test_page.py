@@ -147,7 +147,7 @@ def test_a_collapsed_run_says_so_at_the_top(begun: Callable[..., Any]) -> None:
     assert "<h2>Warning: SamplesCollapsed</h2>" in top
     assert "The samples of this run collapsed: the images of different prompts became alike" in top
     assert "<li>Step 3: the reward&#39;s standard deviation is 0.0001 &lt;for 3 steps&gt;</li>" in top
-    assert "<li>no report: disk full</li>" in top
+    assert "<li>Step 4: no report: disk full</li>" in top
 
 
 def test_a_run_without_warnings_has_nothing_above_its_results(run: Path) -> None:

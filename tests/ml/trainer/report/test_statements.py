@@ -133,6 +133,13 @@ def test_warnings_are_grouped_by_reason_with_the_collapse_first() -> None:
     assert {each.explanation for each in found[1:]} == {""}
 
 
+def test_a_warning_has_the_step_recorded_before_it() -> None:
+    warning = Event(event="warning", reason="SamplesCollapsed", message="alike")
+    events = [START, warning, Event(event="step", step=4), warning, START, warning]
+    (found,) = statements.warnings(Run("r", events=events))
+    assert found.messages == ["alike", "Step 4: alike"]
+
+
 def test_a_wrong_weight_version_is_named() -> None:
     fine = [trained(1), trained(2)]
     assert statements.weight_versions(fine) == (
