@@ -78,7 +78,9 @@ def main() -> int:
         raise KeyboardInterrupt
 
     os.chdir(ROOT)
-    signal.signal(signal.SIGTERM, stop)
+    # Both, because a shell starts background jobs with SIGINT ignored, which the stages would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     if chosen.target == "times":
         return write_times(say)
     try:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -125,6 +126,15 @@ def lives(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where a shell has started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> None:
     child = tmp_path / "child"
     code = (
@@ -135,8 +145,7 @@ def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> 
     )
 
     def interrupt() -> None:
-        while not child.exists() or not child.read_text():
-            pass
+        deadlines.wait_until("the stage", deadlines.COMMAND, lambda: child.exists() and child.read_text())
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
