@@ -22,7 +22,7 @@ from e2e.cluster.tools import kuberay_files
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENT = "diffusionrl-operator/"
-OPERATOR_READY = 60.0
+OPERATOR_READY = 180.0
 JOB_SEEN = 30.0
 STOPPED = 30.0
 
