@@ -16,7 +16,7 @@ from verl_omni.trainer.collapse import PICTURES, REWARD_SPREAD, CollapseState
 from verl_omni.trainer.loop import DiffusionTrainer
 from verl_omni.trainer.run_folder import RunFolder
 
-# Measured: `drl run examples/red-grpo.yaml`.
+# Measured: `drl run examples/red-grpo.yaml`, and the same job at learning rate 0.
 MEASURED = json.loads((Path(__file__).parent / "collapse.json").read_text())
 
 
@@ -46,6 +46,14 @@ def test_without_evaluations_the_spread_of_rewards_decides() -> None:
     ((place, message),) = warnings(training)
     assert 40 <= training[place]["step"] <= 55
     assert message.startswith("The samples of a prompt get nearly the same reward: the standard deviation within a")
+
+
+def test_the_control_gives_no_warning() -> None:
+    control = lines("control")
+    assert len(control) > 20
+    assert sum(PICTURES in line for line in control) > 2
+    assert warnings(control) == []
+    assert warnings([{name: value for name, value in line.items() if name != PICTURES} for line in control]) == []
 
 
 def test_the_steps_before_the_collapse_give_no_warning() -> None:
