@@ -1,11 +1,11 @@
-"""PURE: settings -> the sampling parameters of each row."""
+"""PURE: sampling parameters and seeds of the rows of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_omni.agent_loop.utils import maybe_per_rollout_seeds
+from verl_omni.utils.seeds import derived_seed
 
 
 def as_params(config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -35,3 +35,23 @@ def row_params(
     base["global_steps"] = meta_info["global_steps"]
     derived = maybe_per_rollout_seeds(meta_info, size, columns.get("_rollout_seed_global_idx"))
     return [base | ({} if derived is None else {"seed": derived[row]}) for row in range(size)]
+
+
+def maybe_per_rollout_seeds(
+    meta_info: Mapping[str, Any], batch_size: int, global_indices: Sequence[int] | None = None
+) -> list[int] | None:
+    """A seed for each row, or None when `meta_info["rollout_seed"]` is not given.
+
+    (base * 1_000_003 + index) mod (2^63 - 1), where the index counts over the whole batch, so that seeds do not
+    depend on how the batch is cut for the workers.
+
+    Raises:
+        ValueError: there is not one index a row.
+    """
+    base = meta_info.get("rollout_seed")
+    if base is None:
+        return None
+    indices = range(batch_size) if global_indices is None else global_indices
+    if len(indices) != batch_size:
+        raise ValueError(f"Expected {batch_size} global rollout indices, got {len(indices)}")
+    return [derived_seed(int(base), int(index)) for index in indices]

@@ -1,10 +1,12 @@
-"""A tiny random model of each family in diffusers' layout, made offline, the same bytes for the same seed."""
+"""Tiny random models for tests, one of each family and a language model: made offline, deterministic by seed."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+import tqdm
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLQwenImage,
@@ -17,9 +19,9 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl_omni.models import text
-from verl_omni.models.saving import save
 
 WORDS = tuple(
     "a above and below black blue bright cat circle dark dog green house left of on orange photo purple red "  # noqa: SIM905
@@ -60,7 +62,7 @@ def make_tiny_sd3(path: Path, seed: int = 0) -> None:
         text_encoder_3=text.t5_encoder(t5, 2 * WIDTH, seed=seed + 3),
         tokenizer_3=t5,
     )
-    save(pipeline, path)
+    _save(pipeline, path)
 
 
 def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
@@ -87,7 +89,7 @@ def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
         text_encoder=text.qwen_encoder(tokenizer, WIDTH, seed=seed + 1),
         tokenizer=tokenizer,
     )
-    save(pipeline, path)
+    _save(pipeline, path)
 
 
 def make_tiny_wan(path: Path, seed: int = 0) -> None:
@@ -113,7 +115,38 @@ def make_tiny_wan(path: Path, seed: int = 0) -> None:
         text_encoder=text.umt5_encoder(tokenizer, WIDTH, seed=seed + 1),
         tokenizer=tokenizer,
     )
-    save(pipeline, path)
+    _save(pipeline, path)
+
+
+@torch.no_grad()
+def make_tiny_qwen2(path: Path, seed: int = 0) -> None:
+    """Write the model: two layers of 4 heads that share 2 key-value heads, 30 thousand parameters, and a tokenizer.
+
+    Its weights are large, so the next token depends on all before it, and greedy choices are never close.
+    """
+    tokenizer = text.qwen_tokenizer(WORDS)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=False,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    model.get_input_embeddings().weight.normal_(0, 1, generator=generator)
+    _save(model.eval(), path)
+    tokenizer.save_pretrained(path)
+
+
+def _save(model: Any, path: Path) -> None:
+    """Write a model or a pipeline in its library's layout.
+
+    That shows a progress bar, whose monitor is a thread; a process with a second thread cannot fork Ray's workers
+    (docs/adr/0007), as a program that makes a model and then trains it would. Bars have no monitor from here on.
+    """
+    tqdm.tqdm.monitor_interval = 0
+    model.save_pretrained(path)
 
 
 MAKERS = {"qwen_image": make_tiny_qwen_image, "sd3": make_tiny_sd3, "wan": make_tiny_wan}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import os
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -121,18 +120,6 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
     def load_checkpoint(self, folder: str) -> None:
         """Read back what `save_checkpoint` wrote."""
         self.actor.load(Path(folder) / "state")
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def peak_memory_bytes(self) -> int:
-        """Peak resident memory of this process."""
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def process_id(self) -> int:
-        """For tests that count what is left."""
-        return os.getpid()
 
 
 def _device() -> torch.device:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.algos import advantages, agreement, losses, window
+from verl_omni.algos import advantages, agreement, grpo, window
 
 REWARDS = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
 
@@ -48,7 +48,7 @@ def test_bad_rewards_are_refused() -> None:
 @given(st.floats(-0.5, 0.5), st.floats(-8, 8), st.floats(1e-4, 0.3))
 @settings(max_examples=80, deadline=None)
 def test_clipped_loss_against_float64(difference: float, advantage: float, clip: float) -> None:
-    found = losses.clipped(
+    found = grpo.clipped(
         torch.tensor([difference]), torch.zeros(1), torch.tensor([advantage]), clip_ratio=clip, adv_clip_max=5.0
     )
     bounded = min(max(advantage, -5.0), 5.0)
@@ -59,14 +59,14 @@ def test_clipped_loss_against_float64(difference: float, advantage: float, clip:
 
 def test_clipping_stops_the_gradient() -> None:
     log_prob = torch.tensor([0.5], requires_grad=True)
-    losses.clipped(log_prob, torch.zeros(1), torch.ones(1), clip_ratio=1e-4, adv_clip_max=5.0).sum().backward()
+    grpo.clipped(log_prob, torch.zeros(1), torch.ones(1), clip_ratio=1e-4, adv_clip_max=5.0).sum().backward()
     assert log_prob.grad is not None and log_prob.grad.item() == 0
 
 
 def test_kl_is_zero_only_for_equal_means() -> None:
     mean, std = torch.randn(2, 3), torch.full((2, 1), 0.5)
-    assert losses.kl_to_base(mean, mean, std).tolist() == [0, 0]
-    assert losses.kl_to_base(mean, mean + 1, std).tolist() == pytest.approx([2.0, 2.0])
+    assert grpo.kl_to_base(mean, mean, std).tolist() == [0, 0]
+    assert grpo.kl_to_base(mean, mean + 1, std).tolist() == pytest.approx([2.0, 2.0])
 
 
 @given(st.integers(3, 30), st.integers(0, 2**40), st.data())

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl_omni.algos import agreement
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.workers.actor import build, export, optim
+from verl_omni.workers.actor import build, export
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.actor.training_state import TrainingState
 from verl_omni.workers.algorithms.base import Objective, training_algorithm
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig, DiffusionOptimizerConfig
 
 
 class DiffusionActor:
@@ -64,8 +64,8 @@ class DiffusionActor:
             lora=model.lora_rank > 0, keeps_old="old" in model.policy_state_adapters,
         )  # fmt: skip
         self.trained = list(self.policy.trained.values())
-        self.optimizer = optim.optimizer(self.trained, actor.optim)
-        self.scheduler = optim.scheduler(self.optimizer, actor.optim)
+        self.optimizer = _adamw(self.trained, actor.optim)
+        self.scheduler = _schedule(self.optimizer, actor.optim)
         self.generator = torch.Generator().manual_seed(actor.seed)
         self._state = TrainingState(self.policy, self.optimizer, self.scheduler, self.generator, mesh)
         self.offload = Offload(self.policy, self.optimizer, self.device, actor.fsdp_config)
@@ -192,3 +192,23 @@ def _size(batch: Batch) -> int:
 
 def _rows(batch: Batch, chosen: Tensor, device: torch.device | None = None) -> Batch:
     return {name: tensor[chosen].to(device) for name, tensor in batch.items()}
+
+
+def _adamw(parameters: Iterable[nn.Parameter], config: DiffusionOptimizerConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        list(parameters), lr=config.lr, betas=tuple(config.betas), eps=config.eps, weight_decay=config.weight_decay
+    )
+
+
+def _schedule(optimizer: torch.optim.Optimizer, config: DiffusionOptimizerConfig) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, config))
+
+
+def _learning_rate_factor(step: int, config: DiffusionOptimizerConfig) -> float:
+    """Factor of the learning rate at optimizer step `step` (from 0): linear warm-up, then constant or cosine to 0."""
+    if step < config.lr_warmup_steps:
+        return (step + 1) / config.lr_warmup_steps
+    if config.lr_scheduler_type == "constant" or config.total_training_steps <= 0:
+        return 1.0
+    done = (step - config.lr_warmup_steps) / max(1, config.total_training_steps - config.lr_warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))

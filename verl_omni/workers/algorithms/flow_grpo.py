@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.algos import agreement, losses, sde
+from verl_omni.algos import agreement, grpo, sde
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgorithm, group_advantages
@@ -63,14 +63,14 @@ class GRPOObjective:
         mean, std, log_prob = self.density(part, place)
         old = part["rollout_log_probs"][:, place]
         clip = self.config.clip_ratio
-        loss = losses.clipped(log_prob, old, part["advantages"], clip_ratio=clip, adv_clip_max=self.config.adv_clip_max)
+        loss = grpo.clipped(log_prob, old, part["advantages"], clip_ratio=clip, adv_clip_max=self.config.adv_clip_max)
         difference = log_prob.detach() - old
         clipped = ((difference.exp() - 1).abs() > clip).float()
         measured = {"difference": difference, "clip_fraction": clipped}
         if self.kl_loss_coef is not None:
             with self.policy.as_base():
                 base_mean, _, _ = self.density(part, place)
-            divergence = losses.kl_to_base(mean, base_mean, std)
+            divergence = grpo.kl_to_base(mean, base_mean, std)
             loss = loss + self.kl_loss_coef * divergence
             measured["kl"] = divergence.detach()
         return loss, measured

@@ -1,4 +1,4 @@
-"""Policy losses."""
+"""GRPO: the clipped policy loss, and the KL divergence to the base model."""
 
 from __future__ import annotations
 
