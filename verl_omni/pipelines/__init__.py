@@ -1,1 +1,1 @@
-"""A folder per model family."""
+"""Model families, a folder each, and what their engine pipelines share."""

@@ -14,12 +14,12 @@ from verl_omni.pipelines.sde_sampler import Window
 
 @dataclass(frozen=True, slots=True)
 class RequestedFields:
-    """What goes back beside the picture; how the picture is drawn does not depend on it.
+    """Fields returned with a sample; the sample itself does not depend on them.
 
     Attributes:
-        steps: the window's steps and their log-probabilities, for algorithms that compare likelihoods.
-        clean_latents: what the decoder is given, for algorithms that add noise of their own to it.
-        version: of the weights that drew it.
+        steps: latents and log-probabilities of the steps of the SDE window, for algorithms that compare likelihoods.
+        clean_latents: final latents, for algorithms that add their own noise to them.
+        version: version of the weights that generated the sample.
     """
 
     steps: bool = False
@@ -28,7 +28,7 @@ class RequestedFields:
 
 
 def requested_fields(extra: Mapping[str, Any]) -> RequestedFields:
-    """What the extra arguments of one request ask for: `logprobs`, `clean_latents`, `weights_version`."""
+    """Fields that the extra arguments of a request ask for: `logprobs`, `clean_latents`, `weights_version`."""
     return RequestedFields(
         steps=bool(extra.get("logprobs")),
         clean_latents=bool(extra.get("clean_latents")),
@@ -37,13 +37,16 @@ def requested_fields(extra: Mapping[str, Any]) -> RequestedFields:
 
 
 def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None:
-    """The window of one request, or None when it follows the ODE from end to end.
+    """SDE window of a request, or None when every step follows the ODE.
 
     Args:
-        extra: the fields of `DiffusionRolloutAlgoConfig`, and `global_steps`, the version of the weights, which is
-            the number of training steps that are done: a progressive window is where that number says.
-        steps: denoising steps.
-        seed: what the request's noise is drawn from; a random window starts where it says.
+        extra: the fields of `DiffusionRolloutAlgoConfig`, and `global_steps`, the version of the weights: the number of
+            finished training steps, which places a progressive window.
+        steps: number of denoising steps.
+        seed: seed of the request's noise, which places a random window.
+
+    Raises:
+        ValueError: the window does not fit into `steps`, or `sample_strategy` is unknown.
     """
     noise_level = float(extra.get("noise_level") or 0.0)
     if noise_level <= 0:
@@ -61,7 +64,7 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
 
 
 def with_text(prompt: Any, tokenizer: Any) -> Any:
-    """A prompt of token ids with their text, for a pipeline that tokenizes texts itself; the input is not changed."""
+    """A copy of the prompt with the text of its token ids, for a pipeline that tokenizes text itself."""
     if isinstance(prompt, str) or prompt.get("prompt"):
         return prompt
     made = dict(prompt)
@@ -71,8 +74,12 @@ def with_text(prompt: Any, tokenizer: Any) -> Any:
     return made
 
 
-def own_generator(params: Any, device: torch.device) -> torch.Generator:
-    """The engine makes a generator where a seed was given; a request without one gets its own chance."""
+def request_generator(params: Any, device: torch.device) -> torch.Generator:
+    """The request's random generator; a request without a seed gets a generator with a random one.
+
+    Args:
+        params: the engine's sampling parameters, whose `generator` the engine sets where a seed is given.
+    """
     if not isinstance(params.generator, torch.Generator):
         params.generator = torch.Generator(device=device)
         params.generator.seed()

@@ -11,25 +11,25 @@ from verl_omni.utils.pixels import as_images, as_pixels
 
 
 def get_post_process_func(od_config: Any) -> Callable[..., Any]:
-    """What `output_type` asks for instead of a VAE's output; runs beside the engine.
+    """Factory of the engine's post-processing function, which converts the output of the VAE as `output_type` asks.
 
-    The function takes a tensor (nothing was recorded) or what `attach` made.
+    The function takes a tensor (no recorded fields), or the dict that `trajectory_recorder.attach` made.
     """
 
     def post_process(output: Any, sampling_params: Any = None) -> Any:
         if isinstance(output, Tensor):
-            return drawn(output, sampling_params)
-        payload = {media: drawn(pixels, sampling_params) for media, pixels in output["payload"].items()}
+            return converted(output, sampling_params)
+        payload = {media: converted(pixels, sampling_params) for media, pixels in output["payload"].items()}
         return {**output, "payload": payload}
 
     return post_process
 
 
-def drawn(pixels: Tensor, sampling_params: Any) -> Any:
-    """A VAE's output in [-1, 1], an image [1, 3, H, W] or a video [1, 3, T, H, W], in the form that was asked for.
+def converted(pixels: Tensor, sampling_params: Any) -> Any:
+    """Convert the output of the VAE in [-1, 1], an image [1, 3, H, W] or a video [1, 3, T, H, W].
 
-    `output_type` is `latent` (left as it is), `pt` (pixels; a video becomes [1, T, 3, H, W]), or what HTTP clients
-    leave open: PIL images, and for a video pixels too. `extra_args["pixel_dtype"]` is `uint8` or `float32`.
+    `output_type` is `latent` (returned unchanged), `pt` (pixels; a video becomes [1, T, 3, H, W]), or unset, as HTTP
+    clients leave it: PIL images, for a video pixels. `extra_args["pixel_dtype"]` is `uint8` (default) or `float32`.
     """
     output_type = getattr(sampling_params, "output_type", None)
     if output_type == "latent":

@@ -34,12 +34,12 @@ class Family:
 
     @property
     def engine_module(self) -> str:
-        """The module that the engine imports."""
+        """Name of the module that the engine imports."""
         return f"{__package__}.{self.folder}.engine_pipeline"
 
     @property
     def pipeline_class(self) -> str:
-        """`module.Class`, as the engine's `custom_pipeline_args` wants it."""
+        """`module.Class`, as in the engine's `custom_pipeline_args`."""
         return f"{self.engine_module}.{self.pipeline}"
 
 
@@ -51,15 +51,14 @@ FAMILIES = {
 
 
 class TrainingAdapter(Protocol):
-    """What the trainer and the agent loop need to know of a family: the module `training.py` of its folder.
+    """Interface of a family for trainer and agent loop: the module `training.py` of its folder.
 
     Attributes:
-        CONDITIONS: names of the tensors, one of each for a sample, that `velocity` reads from a batch. Those for
-            guidance are there only with guidance.
-        LAYERS: prefixes of the transformer's layers that FSDP2 shards one by one (`<prefix><index>`).
-        LORA_TARGETS: endings of the names of the linear layers that get an adapter when the settings name none.
-        CHAT_TEMPLATE: Jinja template by which prompts become token ids; None where the tokenizer's own is right, or
-            where prompts are plain text.
+        CONDITIONS: names of the per-sample tensors that `velocity` reads from a batch; those for guidance exist only
+            with guidance.
+        LAYERS: name prefixes of the layers that FSDP2 shards one by one (`<prefix><index>`).
+        LORA_TARGETS: suffixes of the linear layers to adapt unless the settings list others, e.g. `attn.to_q`.
+        CHAT_TEMPLATE: Jinja chat template of prompts; None for the tokenizer's own, or for plain text.
     """
 
     CONDITIONS: tuple[str, ...]
@@ -68,30 +67,30 @@ class TrainingAdapter(Protocol):
     CHAT_TEMPLATE: str | None
 
     def guidance(self, pipeline: Any) -> float:
-        """The scale of classifier-free guidance that the engine uses under these settings; 1 is none."""
+        """Scale of classifier-free guidance that the engine uses with these settings; 1: no guidance."""
 
     def prompt_rows(self, max_sequence_length: int, tokenizer_length: int) -> int:
-        """The most rows that the embeddings of a prompt have.
+        """Maximum number of rows of a prompt's embeddings.
 
         Args:
-            max_sequence_length: the setting.
+            max_sequence_length: the setting of the pipeline.
             tokenizer_length: `model_max_length` of the model's first tokenizer.
         """
 
     def velocity(
         self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
     ) -> Tensor:
-        """What the model predicts for latents `x` [B, ...] at `timestep` [B], float32 of the same shape."""
+        """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, ...] at `timestep` [B]."""
 
 
 def family(architecture: str | None) -> Family:
-    """Find the family of a model.
+    """The family of a model.
 
     Args:
-        architecture: `_class_name` of its `model_index.json`.
+        architecture: `_class_name` in its `model_index.json`.
 
     Raises:
-        ValueError: there is none for the architecture; the message lists those that there are.
+        ValueError: no family has this architecture; the message lists the supported ones.
     """
     if architecture not in FAMILIES:
         raise ValueError(f"No model family for architecture {architecture!r}; one of {sorted(FAMILIES)}")
@@ -99,10 +98,10 @@ def family(architecture: str | None) -> Family:
 
 
 def training_adapter(architecture: str | None) -> TrainingAdapter:
-    """Import the training side of a model's family.
+    """Import the training adapter of a model's family.
 
     Raises:
-        ValueError: there is no family for the architecture.
+        ValueError: no family has this architecture.
     """
     module = importlib.import_module(f"{__package__}.{family(architecture).folder}.training")
     return cast(TrainingAdapter, module)

@@ -1,4 +1,4 @@
-"""PURE: denoise a batch whose rows have windows of their own, and record what training needs."""
+"""PURE: SDE sampler: denoises a batch whose rows have different SDE windows, and records the trajectories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from verl_omni.algos import sde
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The steps [start, start + size) of one sample that are drawn from the SDE; the others follow the ODE."""
+    """SDE window of a sample: steps [start, start + size) follow the SDE, the others the ODE.
+
+    Attributes:
+        noise_level: scale of the noise (`a` in Flow-GRPO, arXiv:2505.05470); no noise at 0.
+        kind: one of `algos.sde.SDE_TYPES`.
+    """
 
     start: int
     size: int
@@ -21,19 +26,19 @@ class Window:
     kind: str = "sde"
 
     def holds(self, step: int) -> bool:
-        """Whether `step` is drawn from the SDE."""
+        """Whether `step` follows the SDE."""
         return self.noise_level > 0 and self.start <= step < self.start + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """What was recorded of one sample, float32, on the sampler's device.
+    """Recorded steps of one sample, float32, on the sampler's device.
 
     Attributes:
         latents: [size + 1, C, h, w], before the window and after each of its steps.
-        timesteps: [size], as the model was given them.
+        timesteps: [size], as passed to the model.
         sigmas: [size + 1], noise level of each recorded latent.
-        log_probs: [size], mean over the latent's elements (Flow-GRPO, arXiv:2505.05470).
+        log_probs: [size], mean over the elements of the latent (Flow-GRPO, arXiv:2505.05470).
     """
 
     latents: Tensor
@@ -43,14 +48,14 @@ class Trajectory:
 
 
 class Sampler:
-    """Moves the latents of a batch from one step to the next, and records the rows that have a window.
+    """Advances the latents of a batch step by step, and records the rows that have a window.
 
-    Each row draws its noise from its own generator, and only inside its own window, so that a sample
-    depends on its seed and not on the batch it was made in.
+    Each row draws its noise from its own generator, and only inside its own window, so a sample depends on its seed
+    and not on the batch it is generated in.
 
     Args:
         timesteps: [S]. sigmas: [S + 1], the last one 0.
-        windows, generators: one for each row.
+        windows, generators: one per row; None follows the ODE and is not recorded.
     """
 
     def __init__(
@@ -66,10 +71,10 @@ class Sampler:
         self._scores: list[list[Tensor]] = [[] for _ in windows]
 
     def advance(self, step: int, x: Tensor, v: Tensor) -> Tensor:
-        """Latents after `step`, from latents `x` and velocity `v` [B, C, h, w], all float32."""
+        """Latents after `step`, from latents `x` and velocity `v`, all float32 [B, ...]."""
         sigmas = self._sigmas
         moved = x + (sigmas[step + 1] - sigmas[step]) * v
-        for (kind, noise_level), members in _drawn_together(self._windows, step).items():
+        for (kind, noise_level), members in _rows_by_step_kind(self._windows, step).items():
             index = torch.tensor(members, device=x.device)
             rows_of = len(members)
             mean, std = sde.moments(
@@ -88,7 +93,7 @@ class Sampler:
         return moved
 
     def trajectories(self) -> list[Trajectory | None]:
-        """What was recorded of each row; None for a row without a window."""
+        """Trajectory of each row; None for a row without a window."""
         return [
             _trajectory(window, self._latents[row], self._scores[row], self._timesteps, self._sigmas)
             if window is not None
@@ -105,14 +110,15 @@ def denoise(
     windows: Sequence[Window | None],
     generators: Sequence[torch.Generator],
 ) -> tuple[Tensor, list[Trajectory | None]]:
-    """Run all steps of a `Sampler` for a batch.
+    """Denoise a batch with a `Sampler`.
 
     Args:
         velocity: (latents [B, ...], timestep scalar tensor) -> velocity [B, ...].
-        latents: [B, C, h, w], the noise that sampling starts from.
+        latents: [B, ...], the initial noise.
+        timesteps, sigmas, windows, generators: as `Sampler` takes them.
 
     Returns:
-        Final latents [B, C, h, w] float32, and a trajectory for each row that has a window.
+        Final latents, float32 [B, ...], and a trajectory for each row that has a window.
     """
     x = latents.float()
     sampler = Sampler(timesteps.to(x.device), sigmas, windows, generators)
@@ -121,8 +127,8 @@ def denoise(
     return x, sampler.trajectories()
 
 
-def _drawn_together(windows: Sequence[Window | None], step: int) -> dict[tuple[str, float], list[int]]:
-    """Rows whose window holds `step`, by what their step shares."""
+def _rows_by_step_kind(windows: Sequence[Window | None], step: int) -> dict[tuple[str, float], list[int]]:
+    """Rows whose window holds `step`, grouped by SDE type and noise level."""
     together: dict[tuple[str, float], list[int]] = {}
     for row, window in enumerate(windows):
         if window is not None and window.holds(step):

@@ -9,20 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.pipelines.engine_requests import RequestedFields, own_generator, requested_fields, sde_window
+from verl_omni.pipelines.engine_requests import RequestedFields, request_generator, requested_fields, sde_window
 from verl_omni.pipelines.sde_sampler import Trajectory, denoise
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSample:
-    """What is known of one request besides its pixels.
+    """Recorded data of one request, without its pixels.
 
     Attributes:
-        final: the last latents [1, ...].
-        sigma_max: the schedule's second noise level.
-        conditions: what its velocities were computed from, [1, ...] each, under the names of the family's `CONDITIONS`.
-        trajectory: of its window, None where it has none.
-        version: of the weights, None where the trainer gave none.
+        final: final latents, [1, ...].
+        sigma_max: second noise level of the schedule; see `algos.sde.moments`.
+        conditions: inputs of the velocity besides latents and time, [1, ...] each, by the names in the family's
+            `CONDITIONS`.
+        trajectory: recorded steps; None without an SDE window.
+        version: version of the weights; None before the first update.
     """
 
     final: Tensor
@@ -33,21 +34,21 @@ class RecordedSample:
 
 
 class TrajectoryRecorder:
-    """One batch of requests: the window and the generator of each, what was recorded of them, and what is fields.
+    """Denoises one batch of requests and attaches the fields that each request asks for to its output.
 
-    A pipeline makes one at the beginning of `forward`, runs `denoise` in place of its own loop, and calls `attach`
-    on what it returns.
+    A pipeline creates one at the beginning of `forward`, calls `denoise` instead of its own loop, and `attach` with
+    its outputs.
 
     Args:
-        params: the engine's sampling parameters, one for each request; a request without a generator gets one here.
-        steps: the pipeline's own number of steps, for requests that name none.
-        version: of the pipeline's weights, as `version_of` finds it.
+        params: the engine's sampling parameters, one per request; a request without a generator gets one here.
+        steps: number of denoising steps of requests that do not set it.
+        version: version of the weights, from `version_of`.
     """
 
     def __init__(self, params: Sequence[Any], device: torch.device, *, steps: int, version: int | None = None) -> None:
         self._version = version
-        self._generators = [own_generator(each, device) for each in params]
-        # The generator's own seed: a request that brought none must have a window of its own too.
+        self._generators = [request_generator(each, device) for each in params]
+        # The generator's own seed, so that a request without a seed has a window of its own too.
         self._windows = [
             sde_window(each.extra_args or {}, int(each.num_inference_steps or steps), generator.initial_seed())
             for each, generator in zip(params, self._generators, strict=True)
@@ -63,15 +64,15 @@ class TrajectoryRecorder:
         sigmas: Tensor,
         conditions: Mapping[str, Sequence[Tensor] | Tensor | None],
     ) -> Tensor:
-        """Run all steps.
+        """Denoise the batch.
 
         Args:
-            velocity, latents, timesteps, sigmas: as `sde_sampler.denoise` takes them.
-            conditions: what the velocities were computed from, under the names of the family's `CONDITIONS`; a tensor
-                for each row, or one tensor [B, ...]. None where guidance is off.
+            velocity, latents, timesteps, sigmas: as in `sde_sampler.denoise`.
+            conditions: inputs of the velocity besides latents and time, by the names in the family's `CONDITIONS`: a
+                tensor per row, or one tensor [B, ...]; None for those of guidance when it is off.
 
         Returns:
-            Final latents, of the shape and dtype of `latents`.
+            Final latents, in the shape and dtype of `latents`.
         """
         final, trajectories = denoise(velocity, latents, timesteps, sigmas, self._windows, self._generators)
         self._records = [
@@ -85,21 +86,21 @@ class TrajectoryRecorder:
         return final.to(latents.dtype)
 
     def attach(self, outputs: Sequence[Any], media: str) -> None:
-        """Put what was asked for of each row beside its pixels.
+        """Attach the requested fields of each row to its output.
 
         Args:
-            outputs: the engine's `DiffusionOutput`, one for each row.
-            media: `image` or `video`, the engine's word for what `output` holds.
+            outputs: the engine's `DiffusionOutput`, one per row.
+            media: `image` or `video`: the engine's key for the pixels.
         """
         for output, fields, record in zip(outputs, self._fields, self._records, strict=True):
             attach(output, media, fields, record)
 
 
 def attach(output: Any, media: str, fields: RequestedFields, record: RecordedSample) -> None:
-    """Put what was asked for of one request, and what it was conditioned on, beside its pixels.
+    """Attach the requested fields of one request, and its conditions, to its output.
 
     Args:
-        output: the engine's `DiffusionOutput`; one of which nothing was asked is left alone.
+        output: the engine's `DiffusionOutput`; left unchanged if no field is requested.
         media: `image` or `video`.
     """
     found: dict[str, Tensor] = {}
@@ -110,7 +111,7 @@ def attach(output: Any, media: str, fields: RequestedFields, record: RecordedSam
         found = {"all_sigmas": record.trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[record.sigma_max]])}
     if fields.clean_latents:
         found["clean_latents"] = _kept(record.final)
-    # Without these, what it was conditioned on is of no use to anybody.
+    # The trainer needs the conditions only together with recorded steps or final latents.
     embeddings = {name: _kept(value) for name, value in record.conditions.items()} if found else {}
     if fields.version and record.version is not None:
         found["weights_version"] = torch.tensor([record.version])
@@ -119,12 +120,12 @@ def attach(output: Any, media: str, fields: RequestedFields, record: RecordedSam
 
 
 def version_of(pipeline: Any) -> int | None:
-    """Version of a pipeline's weights, which the engine's worker notes at each update; None before the first."""
+    """Version of the pipeline's weights, which the engine's worker sets at each update; None before the first."""
     version: int | None = getattr(pipeline, "weights_version", None)
     return version
 
 
 def _kept(value: Tensor) -> Tensor:
-    """On the host, floating-point numbers as float32: what the trainer computes with."""
+    """A copy in CPU memory; floating-point values as float32, the trainer's dtype."""
     found = value.detach().cpu()
     return found.float() if found.is_floating_point() else found

@@ -1,4 +1,4 @@
-"""Qwen-Image inside vLLM-Omni: token-id prompts, a batch of requests, recorded SDE steps."""
+"""Qwen-Image in the vLLM-Omni engine: token-id prompts, batched requests, recorded SDE steps."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Prompt = str | list[int]
 class QwenImageRolloutPipeline(QwenImagePipeline):
     """Upstream's pipeline with three additions.
 
-    Prompts may be token ids, whole conversations in the model's template; a prompt without a negative one is guided
-    away from the empty prompt; and the steps inside each request's SDE window are recorded.
+    Prompts may be token ids: whole conversations in the model's chat template. A prompt without a negative prompt is
+    guided away from the empty prompt. The steps in the SDE window of each request are recorded.
 
     Latents are packed: [B, patches, 4 C].
     """
 
     supports_request_batch = True
-    supports_step_execution = False  # it would go around `diffuse`
-    # Parts of the engine's names of weights, and what checkpoints call them.
+    supports_step_execution = False  # step execution bypasses `diffuse`
+    # Parts of weight names: (in the engine, in checkpoints).
     checkpoint_names = ((".to_out.", ".to_out.0."),)
 
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
         super().__init__(od_config=od_config, prefix=prefix)
         head, self._tail = self.prompt_template_encode.split("{}")
-        # 34 tokens of the released tokenizer, which upstream counts on; another one has another number.
+        # Upstream assumes the 34 tokens of the released tokenizer; other tokenizers have other numbers.
         self._head: list[int] = list(self.tokenizer(head).input_ids)
 
     @override
@@ -95,7 +95,7 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
 
     @override
     def _extract_prompts(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[Prompt]]:
-        """Prompts and negative prompts, each as ids or as text."""
+        """Prompts and negative prompts, each as token ids or text."""
         return (
             [_either(prompt, "prompt_token_ids", "prompt") for prompt in prompts],
             [_either({} if isinstance(p, str) else p, "negative_prompt_ids", "negative_prompt") for p in prompts],
@@ -109,10 +109,10 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
         max_sequence_length: int | None = None,
         prompt_name: str = "prompt",
     ) -> tuple[Tensor, Tensor]:
-        """Embeddings [B, L, D] and mask int64 [B, L] of the user's words and what follows them, padded on the right.
+        """Embeddings [B, L, D] and mask int64 [B, L] of the tokens after the system prompt, padded on the right.
 
         Raises:
-            ValueError: ids do not begin with the model's system prompt, or a prompt is too long.
+            ValueError: token ids do not begin with the model's system prompt, or a prompt is too long.
         """
         ids = [torch.tensor(self._conversation(each, prompt_name)) for each in prompt]
         limit = max_sequence_length or self.tokenizer_max_length
@@ -131,14 +131,14 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
         if prompt[: len(self._head)] != self._head:
             raise ValueError(
                 f"the ids of a {name} do not begin with Qwen-Image's system prompt ({len(self._head)} tokens): "
-                "is data.max_prompt_length too small for it, or model.custom_chat_template another?"
+                "raise data.max_prompt_length, or check model.custom_chat_template"
             )
         return prompt
 
     def map_lora_update_to_engine(
         self, tensors: dict[str, Tensor], peft_config: dict[str, Any]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """An adapter under the engine's names."""
+        """The adapter's tensors and PEFT settings under the engine's module names."""
         return to_engine_adapter(tensors, peft_config, self.checkpoint_names)
 
 

@@ -1,4 +1,4 @@
-"""Qwen-Image for training: the velocity of a recorded step, with the engine's own embeddings."""
+"""Qwen-Image for the trainer: velocity of a recorded step from the engine's embeddings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ LORA_TARGETS = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
     "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
 )  # fmt: skip
-# The words around a prompt that the model was trained with, as diffusers' and the engine's pipelines have them. The
-# tokenizer's own template is that of a chat.
+# The prompt template of diffusers' and the engine's pipelines; the tokenizer's own is a chat model's.
 CHAT_TEMPLATE = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\n"
     "Describe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
@@ -25,26 +24,26 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-ENGINE_GUIDANCE = 4.0  # where the settings name none
+ENGINE_GUIDANCE = 4.0  # the engine's default
 
 
 def guidance(pipeline: Any) -> float:
-    """The engine guides by `true_cfg_scale`."""
+    """The guidance scale that the engine uses: `true_cfg_scale`, or its default."""
     return float(pipeline.true_cfg_scale or ENGINE_GUIDANCE)
 
 
 def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
-    """The engine refuses prompts with more tokens, counted from the user's words to the end of the template."""
+    """The engine refuses prompts with more tokens after the system prompt."""
     return max_sequence_length
 
 
 def velocity(
     transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
 ) -> Tensor:
-    """What the model predicts for packed latents `x` [B, patches, 4 C] at `timestep` [B], float32 of the same shape.
+    """Predicted velocity, float32 in the shape of `x`, of packed latents `x` [B, patches, 4 C] at `timestep` [B].
 
-    `batch["img_shapes"]` [B, 3] has the frames (1), rows and columns of patches. With `guidance_scale` > 1 the
-    prediction is guided, and then scaled to the length that the unguided one has at each patch, as the engine does.
+    `batch["img_shapes"]` [B, 3]: frames (1), rows and columns of patches. With `guidance_scale` > 1 the prediction is
+    guided, and rescaled at each patch to the norm of the unguided prediction, as in the engine.
     """
     positive = _predict(transformer, batch, x, timestep, "prompt_embeds")
     if guidance_scale <= 1:
@@ -57,7 +56,7 @@ def velocity(
 def _predict(transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, embeds: str) -> Tensor:
     dtype = next(transformer.parameters()).dtype
     mask = batch[f"{embeds}_mask"].to(torch.bool)
-    longest = int(mask.sum(dim=1).max())  # rows are padded for longer prompts than these
+    longest = int(mask.sum(dim=1).max())  # padding beyond the longest prompt of this batch is cut
     found: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=(timestep / 1000).to(dtype),

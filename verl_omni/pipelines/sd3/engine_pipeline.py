@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 inside vLLM-Omni: token-id prompts, a batch of requests, recorded SDE steps."""
+"""Stable Diffusion 3 in the vLLM-Omni engine: token-id prompts, batched requests, recorded SDE steps."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["SD3RolloutPipeline", "get_post_process_func", "get_pre_process_func"
 
 
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
-    """Refuses a request that cannot be drawn before it joins a batch, which it would take down with it."""
+    """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
     multiple = pixels_of_a_patch(Path(od_config.model))
 
     def pre_process(request: Any) -> Any:
         prompt, params = request.prompt, request.sampling_params
         if not isinstance(prompt, str) and prompt.get("multi_modal_data"):
-            raise OmniClientError("Stable Diffusion 3 draws from text alone: it takes no images, videos or sound")
+            raise OmniClientError("Stable Diffusion 3 accepts text prompts only: remove the images, videos or audio")
         for side, pixels in (("height", params.height), ("width", params.width)):
             if pixels is not None and (pixels <= 0 or pixels % multiple):
                 raise OmniClientError(f"{side} must be a multiple of {multiple}, not {pixels}")
@@ -40,7 +40,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
 
 
 def pixels_of_a_patch(model: Path) -> int:
-    """Height and width, in pixels, of what the transformer sees as one token."""
+    """Height and width in pixels of one token of the transformer."""
     vae, transformer = (json.loads((model / part / "config.json").read_text()) for part in ("vae", "transformer"))
     return int(2 ** (len(vae["block_out_channels"]) - 1) * transformer["patch_size"])
 
@@ -48,9 +48,9 @@ def pixels_of_a_patch(model: Path) -> int:
 class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
     """Upstream's pipeline with four additions.
 
-    Prompts may be token ids of the first CLIP tokenizer; requests run as one batch with a generator each;
-    the steps inside each request's SDE window are recorded with their log-probabilities; and the engine may run
-    one step at a time (`rollout.step_execution`).
+    Prompts may be token ids of the first CLIP tokenizer. Requests run as one batch with a random generator each. The
+    steps in the SDE window of each request are recorded with their log-probabilities. The engine may run one step at
+    a time (`rollout.step_execution`).
     """
 
     supports_request_batch = True
@@ -58,7 +58,7 @@ class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
     @override
     def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
         for request in req.requests:
-            # The three encoders have tokenizers of their own, so ids of the first become text again.
+            # Each of the three encoders has its own tokenizer, so ids of the first are decoded to text.
             request.prompt = with_text(request.prompt, self.tokenizer)
         self._recorder = TrajectoryRecorder(
             req.sampling_params_list, self.device, steps=STEPS, version=version_of(self)

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 one step at a time: requests may join and leave the engine's batch between two steps."""
+"""Step execution of Stable Diffusion 3: requests may join and leave the engine's batch between two steps."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 from vllm_omni.diffusion.data import DiffusionOutput
 
-from verl_omni.pipelines.engine_requests import own_generator, requested_fields, sde_window, with_text
+from verl_omni.pipelines.engine_requests import request_generator, requested_fields, sde_window, with_text
 from verl_omni.pipelines.sde_sampler import Sampler
 from verl_omni.pipelines.trajectory_recorder import RecordedSample, attach, version_of
 
-STEPS, SEQUENCE_LENGTH = 28, 256  # where a request does not say, as upstream's `forward` has it
+STEPS, SEQUENCE_LENGTH = 28, 256  # upstream's defaults in `forward`
 
 
 class StepwiseSD3:
     """vLLM-Omni's `SupportsStepExecution`, mixed into the rollout pipeline.
 
-    A request's own data is in `state.extra`: `sampler`, `conditions` ([1, ...] each, by the names that the trainer
-    knows them by), `sigma_max`.
+    `state.extra` holds the data of a request: `sampler`, `conditions` ([1, ...] each, by the names in `training.py`),
+    `sigma_max`.
     """
 
     supports_step_execution = True
 
     def prepare_encode(self: Any, state: Any, **kwargs: Any) -> Any:
-        """Encode the prompt, draw the first noise and place the window."""
+        """Encode the prompt, draw the initial noise and place the SDE window."""
         params = state.sampling
         prompt = with_text(state.prompt, self.tokenizer)
         text, negative = (prompt, "") if isinstance(prompt, str) else _texts(prompt)
@@ -39,7 +39,7 @@ class StepwiseSD3:
         if state.do_true_cfg:
             names = ("negative_prompt_embeds", "negative_pooled_prompt_embeds")
             conditions |= dict(zip(names, self._encoded(negative, length), strict=True))
-        generator = own_generator(params, self.device)
+        generator = request_generator(params, self.device)
         latents = self.prepare_latents(1, self.transformer.in_channels, height, width, generator, params.latents)
         timesteps, _ = self.prepare_timesteps(steps, params.sigmas, latents.shape[1])
         sigmas = self.scheduler.sigmas
@@ -58,7 +58,7 @@ class StepwiseSD3:
         return self.encode_prompt(prompt=[text], prompt_2="", prompt_3="", max_sequence_length=length)
 
     def denoise_step(self: Any, input_batch: Any, *, states: Sequence[Any], **kwargs: Any) -> Tensor:
-        """Velocity of every request at its own step, [B, C, h, w]."""
+        """Velocity of each request at its own step, [B, C, h, w]."""
         return self._velocity(
             input_batch.latents,
             input_batch.timesteps,
@@ -71,15 +71,15 @@ class StepwiseSD3:
         )
 
     def step_scheduler(self, state: Any, noise_pred: Tensor, **kwargs: Any) -> None:
-        """Move one request to its next step."""
+        """Advance one request to its next step."""
         state.latents = state.extra["sampler"].advance(state.step_index, state.latents, noise_pred.float())
         state.step_index += 1
 
     def post_decode(self: Any, state: Any, **kwargs: Any) -> DiffusionOutput:
-        """The picture of a request that is through, with what was recorded."""
+        """Output of a finished request, with its recorded fields."""
         output = DiffusionOutput(output=self._decoded(state.latents, state.sampling.output_type))
         trajectory = state.extra["sampler"].trajectories()[0]
-        # No update of the weights comes between the steps of a request: the worker refuses it.
+        # One version for all steps: the worker refuses weight updates while a request is running.
         record = RecordedSample(
             state.latents, state.extra["sigma_max"], state.extra["conditions"], trajectory, version_of(self)
         )

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 for training: the velocity of a recorded step, with the engine's own embeddings."""
+"""Stable Diffusion 3 for the trainer: velocity of a recorded step from the engine's embeddings."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ CHAT_TEMPLATE = None
 
 
 def guidance(pipeline: Any) -> float:
-    """The engine guides by `guidance_scale`."""
+    """The guidance scale that the engine uses: `guidance_scale`."""
     return float(pipeline.guidance_scale or 1.0)
 
 
 def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
-    """The CLIP tokens come before the T5 tokens; without an attention mask, a padded row would be attended to."""
+    """CLIP and T5 tokens: without an attention mask, more rows would be attended to."""
     return tokenizer_length + max_sequence_length
 
 
 def velocity(
     transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
 ) -> Tensor:
-    """What the model predicts for latents `x` [B, C, h, w] at `timestep` [B], float32 [B, C, h, w].
+    """Predicted velocity, float32 [B, C, h, w], of latents `x` [B, C, h, w] at `timestep` [B].
 
-    With `guidance_scale` > 1 it is guided as the engine guides: negative + scale (positive - negative).
+    With `guidance_scale` > 1 guided as in the engine: negative + scale (positive - negative).
     """
     positive = _predict(transformer, x, timestep, batch["prompt_embeds"], batch["pooled_prompt_embeds"])
     if guidance_scale <= 1:

@@ -1,4 +1,4 @@
-"""Wan, text to video, inside vLLM-Omni: token-id prompts, a batch of requests, recorded SDE steps."""
+"""Wan, text to video, in the vLLM-Omni engine: token-id prompts, batched requests, recorded SDE steps."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from verl_omni.weight_sync.names import to_engine_adapter
 __all__ = ["WanRolloutPipeline", "get_post_process_func", "get_wan22_pre_process_func"]
 
 STEPS = 40
-ONE_TRANSFORMER = 0.0  # upstream's ratio of noise levels that a second transformer is for
+ONE_TRANSFORMER = 0.0  # share of the noise levels that upstream gives to a second transformer
 
 
 class WanRolloutPipeline(Wan22Pipeline):
     """Upstream's pipeline with three additions.
 
-    Prompts may be token ids; the solver is Euler's, whose steps have a density; and the steps inside each request's
-    SDE window are recorded.
+    Prompts may be token ids. The solver is Euler's, whose steps have a density. The steps in the SDE window of each
+    request are recorded.
 
     Latents are [B, C, frames, h, w].
 
     Raises:
-        NotImplementedError: the model has two transformers, one for each half of the noise levels.
+        NotImplementedError: the model has two transformers, for high and for low noise levels.
     """
 
     supports_request_batch = True
-    # Parts of the engine's names of weights, and what checkpoints call them.
+    # Parts of weight names: (in the engine, in checkpoints).
     checkpoint_names = (
         (".to_out.", ".to_out.0."),
         (".ffn.net_0.", ".ffn.net.0."),
@@ -47,7 +47,7 @@ class WanRolloutPipeline(Wan22Pipeline):
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
         super().__init__(od_config=od_config, prefix=prefix)
         if self.has_transformer_2:
-            raise NotImplementedError(f"{od_config.model} has two transformers, and only one can be trained here")
+            raise NotImplementedError(f"{od_config.model} has two transformers; only models with one can be trained")
         self.boundary_ratio = ONE_TRANSFORMER
 
     @override
@@ -105,5 +105,5 @@ class WanRolloutPipeline(Wan22Pipeline):
     def map_lora_update_to_engine(
         self, tensors: dict[str, Tensor], peft_config: dict[str, Any]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """An adapter under the engine's names."""
+        """The adapter's tensors and PEFT settings under the engine's module names."""
         return to_engine_adapter(tensors, peft_config, self.checkpoint_names)

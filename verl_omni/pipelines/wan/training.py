@@ -1,4 +1,4 @@
-"""Wan for training: the velocity of a recorded step of a video, with the engine's own embeddings."""
+"""Wan for the trainer: velocity of a recorded step of a video from the engine's embeddings."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ LORA_TARGETS = tuple(
     f"{attention}.{layer}" for attention in ("attn1", "attn2") for layer in ("to_q", "to_k", "to_v", "to_out.0")
 )
 CHAT_TEMPLATE = None
-ENGINE_GUIDANCE = 4.0  # where the settings name none
+ENGINE_GUIDANCE = 4.0  # the engine's default
 
 
 def guidance(pipeline: Any) -> float:
-    """The engine guides by `guidance_scale`."""
+    """The guidance scale that the engine uses: `guidance_scale`, or its default."""
     return ENGINE_GUIDANCE if pipeline.guidance_scale is None else float(pipeline.guidance_scale)
 
 
 def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
-    """The engine pads every prompt to this length, and the model attends to the padding."""
+    """The engine pads every prompt to `max_sequence_length`, and the model attends to the padding."""
     return max_sequence_length
 
 
 def velocity(
     transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
 ) -> Tensor:
-    """What the model predicts for latents `x` [B, C, T, h, w] at `timestep` [B], float32 of the same shape.
+    """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, C, T, h, w] at `timestep` [B].
 
-    With `guidance_scale` > 1 it is guided as the engine guides: negative + scale (positive - negative).
+    With `guidance_scale` > 1 guided as in the engine: negative + scale (positive - negative).
     """
     positive = _predict(transformer, x, timestep, batch["prompt_embeds"])
     if guidance_scale <= 1:
