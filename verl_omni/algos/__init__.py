@@ -1,1 +1,1 @@
-"""Pure tensor mathematics: SDE steps, advantages, losses."""
+"""PURE: tensor mathematics of sampling and training: SDE steps, advantages, losses."""

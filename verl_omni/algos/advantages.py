@@ -1,4 +1,4 @@
-"""How much better a sample is than the others of its prompt (GRPO, arXiv:2402.03300)."""
+"""Group-relative advantages (GRPO, arXiv:2402.03300)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def group_advantages(
     """(r - mean of its group) / (std + 1e-4), float32 [B].
 
     Args:
-        rewards: [B]. groups: the prompt each row belongs to. A group of one has advantage 0.
+        rewards: [B].
+        groups: the prompt that each row belongs to. A group of one has advantage 0.
         normalize: divide by the standard deviation.
         global_std: of the whole batch rather than of the group.
 
@@ -26,7 +27,7 @@ def group_advantages(
         ValueError: lengths differ, or a reward is not finite.
     """
     members = rows_of_groups(rewards, groups)
-    # In float32 the mean of equal rewards is not quite them, and the division would make advantages of what is left.
+    # float64: in float32 the mean of equal rewards differs slightly from them, and the division would amplify that.
     rewards = rewards.double()
     centred, spread = torch.empty_like(rewards), torch.empty_like(rewards)
     for rows in members:

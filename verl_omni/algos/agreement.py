@@ -1,4 +1,4 @@
-"""Do the engine and the trainer agree about how likely a sample was?"""
+"""Agreement check: the engine's and the trainer's log-probabilities of the same steps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 class LogProbMismatch(RuntimeError):
-    """They do not, so the ratio of the update would be wrong."""
+    """Engine and trainer disagree about log-probabilities, so the likelihood ratios would be wrong."""
 
 
 def metrics(difference: Tensor, tolerance: float) -> dict[str, float]:
     """Statistics of `difference`, the trainer's log-probabilities minus the engine's, any shape.
 
     Raises:
-        LogProbMismatch: the mean absolute difference passes `tolerance`, or is not a number.
+        LogProbMismatch: the mean absolute difference exceeds `tolerance` or is NaN.
     """
     ratio = difference.exp()
     found = {
@@ -25,6 +25,6 @@ def metrics(difference: Tensor, tolerance: float) -> dict[str, float]:
     if not found["rollout_corr/mean_abs_diff"] <= tolerance:
         raise LogProbMismatch(
             f"log-probabilities of engine and trainer differ by {found['rollout_corr/mean_abs_diff']:.3g} on average, "
-            f"more than trainer.max_log_prob_difference={tolerance:g}: do both run the same weights and settings?"
+            f"more than trainer.max_log_prob_difference={tolerance:g}: do both use the same weights and settings?"
         )
     return found

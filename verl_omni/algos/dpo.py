@@ -1,6 +1,6 @@
-"""Direct preference optimisation of a flow-matching model on pairs that it drew itself.
+"""Direct preference optimization of a flow-matching model, on pairs of its own samples.
 
-Diffusion-DPO (arXiv:2311.12908, eq. 14) with the velocity in the place of the noise (arXiv:2501.13918, eq. 8).
+Diffusion-DPO (arXiv:2311.12908, eq. 14) with velocity instead of noise prediction (arXiv:2501.13918, eq. 8).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from verl_omni.algos.groups import rows_of_groups
 def pairs(rewards: Tensor, groups: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Rows of the best and of the worst sample of each group, int64 [G] each, in the order of the groups.
 
-    Of equal rewards the first row is taken, so a group of equal ones gives the same row twice: no preference.
+    The first row wins ties, so a group of equal rewards gives the same row twice: no preference.
 
     Args:
-        rewards: [B]. groups: the prompt that each row belongs to.
+        rewards: [B].
+        groups: the prompt that each row belongs to.
 
     Raises:
         ValueError: lengths differ, or a reward is not finite.
@@ -32,18 +33,18 @@ def pairs(rewards: Tensor, groups: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 def margin(better: Tensor, base_better: Tensor, worse: Tensor, base_worse: Tensor) -> Tensor:
-    """How much more the model gained on the better sample than on the worse one, against the base, [P].
+    """Improvement over the base model on the better sample minus that on the worse one, [P].
 
     Args:
-        better, worse: error of the model's velocity on either sample of a pair, [P].
-        base_better, base_worse: the same of the base.
+        better, worse: velocity error of the model on the samples of a pair, [P].
+        base_better, base_worse: velocity error of the base model.
     """
     return (base_better - better) - (base_worse - worse)
 
 
 def loss(margin: Tensor, *, beta: float) -> Tensor:
-    """-log sigmoid(beta / 2 margin) of each pair, [P]; log 2 where the model is the base.
+    """-log sigmoid(beta / 2 * margin) of each pair, [P]; log 2 for the base model itself.
 
-    `beta` holds what the papers write as beta T w(t): a large one keeps the model near the base.
+    `beta` stands for beta T w(t) of the papers: a larger value keeps the model closer to the base.
     """
     return -torch.nn.functional.logsigmoid(0.5 * beta * margin)

@@ -1,7 +1,7 @@
-"""The forward process of flow matching: from a clean latent to a noisy one, without a sampler.
+"""Forward process of flow matching: noisy latents and velocity targets from clean latents.
 
-Symbols: x0 the clean latent, e standard normal noise, t in [0, 1) the noise level,
-x_t = (1 - t) x0 + t e, and v = e - x0 what a model should predict for x_t (rectified flow, arXiv:2209.03003).
+Symbols: x0 the clean latent, e standard normal noise, t in [0, 1) the noise level, x_t = (1 - t) x0 + t e, and
+v = e - x0 the target of the predicted velocity (rectified flow, arXiv:2209.03003).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-TIMESTEPS = 1000.0  # the schedulers of diffusers give a model 1000 t
+TIMESTEPS = 1000.0  # diffusers' schedulers pass 1000 t to a model
 
 
 def draws(seeds: Tensor, count: int, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Times [B, count] and noise [B, count, *shape], float32, on the host.
+    """Times [B, count] and noise [B, count, *shape], float32, on the CPU.
 
-    A row's draws depend on its seed alone, so they are the same however a batch is cut. Its times lie one in each of
-    `count` equal parts of [0, 1): they cover the noise levels better than independent ones, and their mean is the same.
+    The draws of a row depend on its seed alone, not on how a batch is split. Its times are stratified: one in each of
+    `count` equal parts of [0, 1), which covers the noise levels better than independent draws with the same mean.
 
     Args:
-        seeds: int64 [B], not negative. Torch's generator of the host takes 32 bits of a seed: those that differ by a
-            multiple of 2^32 draw the same.
+        seeds: int64 [B], not negative. Torch's CPU generator uses 32 bits of a seed: seeds that differ by a multiple of
+            2^32 give the same draws.
     """
     times, noise = [], []
     for seed in seeds.tolist():
@@ -39,5 +39,5 @@ def noised(clean: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def error(velocity: Tensor, target: Tensor) -> Tensor:
-    """Squared difference, mean over all non-batch dimensions, [B]."""
+    """Mean squared error over all non-batch dimensions, [B]."""
     return ((velocity - target) ** 2).flatten(1).mean(1)

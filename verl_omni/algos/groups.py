@@ -1,4 +1,4 @@
-"""Samples of one prompt belong together."""
+"""Groups of samples: the rows of a batch that share a prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def rows_of_groups(rewards: Tensor, groups: Sequence[str]) -> list[list[int]]:
     """Rows of each group, in the order in which the groups appear.
 
     Args:
-        rewards: [B]. groups: the prompt that each row belongs to.
+        rewards: [B].
+        groups: the prompt that each row belongs to.
 
     Raises:
         ValueError: lengths differ, or a reward is not finite.

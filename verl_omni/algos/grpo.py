@@ -19,5 +19,5 @@ def clipped(
 
 
 def kl_to_base(mean: Tensor, base_mean: Tensor, std: Tensor) -> Tensor:
-    """KL divergence of two normal distributions with the same deviation, mean over the latent's elements, [B]."""
+    """KL divergence of two normal distributions with the same standard deviation, mean over the elements, [B]."""
     return ((mean - base_mean) ** 2 / (2 * std**2)).flatten(1).mean(1)

@@ -1,7 +1,7 @@
-"""DiffusionNFT: what is better than the old policy is fitted, what is worse is fled from (arXiv:2509.16117).
+"""DiffusionNFT (arXiv:2509.16117): fits samples that are better than the old policy's average, and avoids worse ones.
 
-There is no likelihood and no sampler in it: samples may be drawn in any way from the old policy, and the loss is that
-of flow matching at random noise levels of the clean samples.
+It uses no likelihood and works with any sampler: the old policy generates the samples, and the loss is flow matching
+at random noise levels of their final latents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def optimality(advantages: Tensor, clip: float) -> Tensor:
 
     Args:
         advantages: the rewards [B], centred over their group and divided by their spread.
-        clip: the advantage from which on a sample is certainly good.
+        clip: advantage at which r reaches 1.
     """
     return 0.5 + 0.5 * (advantages / clip).clamp(-1, 1)
 
@@ -25,8 +25,7 @@ def loss(velocity: Tensor, old_velocity: Tensor, target: Tensor, good: Tensor, *
     """r |v+ - v|^2 + (1 - r) |v- - v|^2 of each row (theorem 3.2), [B].
 
     v+ = (1 - beta) v_old + beta v_theta is the implicit positive policy, v- = (1 + beta) v_old - beta v_theta the
-    negative one; both are v_old where v_theta is. The norm is the mean over the latent's elements, and every noise
-    level weighs the same.
+    negative one. The norm is the mean over the elements of the latent; all noise levels have the same weight.
 
     Args:
         velocity: v_theta, old_velocity: v_old, target: v, all [B, ...].
@@ -38,8 +37,8 @@ def loss(velocity: Tensor, old_velocity: Tensor, target: Tensor, good: Tensor, *
 
 
 def old_decay(updates: int, *, rate: float, most: float) -> float:
-    """How much of the old policy stays after an update: min(rate x updates before it, most).
+    """Share of the old policy that an update keeps: min(rate * number of updates before it, most).
 
-    The first update replaces it whole; later ones ever less of it, which keeps samples from changing too fast.
+    The first update replaces the old policy; later updates replace less and less of it.
     """
     return min(rate * updates, most)

@@ -1,4 +1,4 @@
-"""One step of a stochastic sampler for a flow-matching model, and its transition density.
+"""SDE step of a flow-matching model, and its transition density.
 
 Symbols: x the latent at noise level sigma, v the model's velocity, sigma' < sigma the next level,
 dt = sigma' - sigma < 0, a the noise level. Noise levels are [B]; x, v are [B, ...]; all float32.
@@ -23,8 +23,7 @@ def moments(
     """Mean [B, ...] and standard deviation [B, 1, ...] of the next latent.
 
     Args:
-        sigma_max: the schedule's second noise level, which stands in for sigma where sigma is 1 and
-            sigma / (1 - sigma) has no value.
+        sigma_max: second noise level of the schedule; replaces sigma = 1, where sigma / (1 - sigma) is undefined.
 
     Raises:
         ValueError: `kind` is unknown, or a tensor is not float32.
@@ -53,8 +52,8 @@ def moments(
 def log_prob(kind: str, x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Log-density of `x_next`, mean over all non-batch dimensions, [B].
 
-    `cps` leaves out the normalisation and the variance, as its authors do: the variance does not depend on the
-    policy, and dividing by it would let the late, nearly noiseless steps dominate.
+    `cps` omits normalization and variance, as its authors do: the variance does not depend on the policy, and dividing
+    by it would let the late steps, which have almost no noise, dominate.
     """
     squared = (x_next - mean) ** 2
     if kind == "cps":
@@ -64,5 +63,5 @@ def log_prob(kind: str, x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def _spread(level: Tensor, like: Tensor) -> Tensor:
-    """[B] -> [B, 1, ...], to go with `like`."""
+    """[B] -> [B, 1, ...], broadcastable to `like`."""
     return level.view(-1, *([1] * (like.ndim - 1)))

@@ -1,4 +1,4 @@
-"""Which steps of a sample are drawn from the SDE (the window of MixGRPO, arXiv:2507.21802)."""
+"""Placement of the SDE window of a sample (MixGRPO, arXiv:2507.21802)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ def place(
 ) -> tuple[int, int]:
     """First step and number of steps of the window.
 
-    Without a size it is every step but the last, whose noise nothing would smooth. A `random` window starts
-    where the seed says; a `progressive` one moves by one place every `iters_per_group` training steps and
-    begins again at the end.
+    Without a size it has every step but the last, because noise added in the last step is never denoised. The seed
+    places a `random` window; a `progressive` one moves by one step every `iters_per_group` training steps and starts
+    over at the end.
 
     Args:
-        steps: denoising steps. size: wanted length. bounds: [low, high) that the window lies in.
+        steps: number of denoising steps.
+        size: length of the window; None: all of `bounds`.
+        bounds: steps [low, high) that the window lies in; None: all but the last.
 
     Raises:
         ValueError: the window does not fit, or the strategy is unknown.
