@@ -1,4 +1,4 @@
-"""PURE: pad the samples of single rows and put them together as verl's `DataProto`."""
+"""PURE: batching: pad the samples of single rows and collect them in verl's `DataProto`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _pad_prompt_extra_field(key: str, value: Tensor, target_length: int) -> Tens
     """Zero-pad dimension 0 on the right to `target_length`: [L, D] -> [target, D], [L] -> [target].
 
     Raises:
-        ValueError: it is longer than that.
+        ValueError: it is longer than `target_length`.
     """
     length = value.shape[0]
     if length > target_length:
@@ -36,7 +36,7 @@ def _pad_prompt_extra_field(key: str, value: Tensor, target_length: int) -> Tens
 
 
 def padded_fields(fields: Mapping[str, Any], embed_length: int) -> dict[str, Any]:
-    """Tensors get a batch dimension of 1, embeddings and their masks the common length; the rest passes."""
+    """Fields with a batch dimension of 1 for tensors, and the common length for embeddings and their masks."""
     made = {}
     for key, value in fields.items():
         if isinstance(value, Tensor):
@@ -48,7 +48,7 @@ def padded_fields(fields: Mapping[str, Any], embed_length: int) -> dict[str, Any
 
 
 def padded_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask, int64 [1, length], padded on the tokenizer's side."""
+    """Token ids and attention mask, int64 [1, length], padded on the tokenizer's padding side."""
     made = tokenizer.pad(
         {"input_ids": prompt_ids}, padding="max_length", max_length=length,
         return_tensors="pt", return_attention_mask=True,
@@ -58,7 +58,7 @@ def padded_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[T
 
 
 def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[str, np.ndarray]) -> DataProto:
-    """Put rows together.
+    """Collect rows in one batch.
 
     `batch`: prompts, responses and rollout_log_probs (if the first row has any), every tensor among the first
     row's extra fields, and rm_scores float32 [B, 1] if every row was scored. `non_tensor_batch`: the input
@@ -92,11 +92,11 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
 
 
 def aligned(parts: Sequence[DataProto]) -> list[DataProto]:
-    """Parts of a batch, made by several workers, with the same keys: those they had if one worker had made all rows.
+    """Give the parts of a batch from several workers the keys that one worker would have given all rows.
 
-    Scores stay if every part has them, and a reward's extra key if every part has a column of it
-    (`reward_extra_info` keeps everything). Any other column that a part lacks is None there. Tensors are not touched:
-    a part that lacks one is an error, as a row that lacks one is.
+    Scores are kept if every part has them, and a reward's extra key if every part has a column of it
+    (`reward_extra_info` keeps all). Any other column that a part lacks is None there. Tensors are not changed: a part
+    that lacks one is an error, like a row that lacks one.
     """
     scored = all("rm_scores" in part.batch for part in parts)
     reported = [set(part.meta_info.get("reward_extra_keys", [])) for part in parts]

@@ -1,4 +1,4 @@
-"""`DiffusionAgentLoopWorker`: runs an agent loop for each row of a batch, and has each sample scored."""
+"""`DiffusionAgentLoopWorker`: runs an agent loop for each row of a batch and has each sample scored."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from verl_omni.agent_loop.fanout import run_rows
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
 
-SCORE_SECONDS = 600.0  # where a configuration from elsewhere has no reward.deadline_seconds
-# Scorers are told; the methods on the way to them have only the arguments that subclasses know.
+SCORE_SECONDS = 600.0  # for configurations without reward.deadline_seconds
+# A context variable, because the methods on the way to the scorers have the arguments that subclasses override.
 _validating: ContextVar[bool] = ContextVar("validating", default=False)
 
 __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "_pad_prompt_extra_field"]
 
 
 class DiffusionAgentLoopWorker:
-    """Made a Ray actor by its caller (`AgentLoopManager.agent_loop_workers_class`).
+    """Worker of verl's `AgentLoopManager`, which makes it a Ray actor (`agent_loop_workers_class`).
 
     Args:
         config: the whole configuration.
-        llm_client: where samples come from; a subclass may set `server_manager` itself.
-        teacher_client: accepted for verl's call, not used.
+        llm_client: client of the rollout replicas; a subclass may set `server_manager` instead.
+        teacher_client: ignored; verl passes it.
         reward_loop_worker_handles: actors with `compute_score`; None leaves scoring to the trainer.
 
     Raises:
-        ValueError: prompt embeddings would have no length, or `agent_loop_config_path` is no list of named loops.
+        ValueError: `max_prompt_embed_length` is not positive, or `agent_loop_config_path` is no list of named loops.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class DiffusionAgentLoopWorker:
         self.score_seconds = float(OmegaConf.select(config, "reward.deadline_seconds", default=SCORE_SECONDS))
         self._makers: dict[str, Callable[..., Any]] = {}
         self._turns = itertools.count()
-        # For each loop, so for each row, it says that a diffusion model has no builder of its own.
+        # It would log for each row that a diffusion model has no builder of its own.
         logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").setLevel(logging.ERROR)
 
     def _for_loops(self) -> dict[str, Any]:
-        """What every loop is made with. In their copy of the configuration, what they read for each row is resolved."""
+        """Constructor arguments of every loop. Their copy of the settings has what is read for each row resolved."""
         config = copy.deepcopy(self.config)
         OmegaConf.resolve(config.actor_rollout_ref.rollout)
         OmegaConf.resolve(config.data)
@@ -95,19 +95,19 @@ class DiffusionAgentLoopWorker:
             "dataset_cls": self.dataset_cls,
             "data_config": DictConfigWrap(config.data),
         }
-        # A loop of somebody else's need not know this argument.
+        # Loops defined elsewhere need not accept this argument.
         if extra := self.model_config.load_extra_tokenizers():
             offered["extra_tokenizer_map"] = extra
         return offered
 
     async def generate_sequences(self, batch: DataProto) -> DataProto:
-        """Make and score a sample for each row; the keys of the result are in `batching.collate`.
+        """Generate and score a sample for each row; `batching.collate` lists the keys of the result.
 
-        The batch gains a column `agent_name` where it has none. With `meta_info["carry_responses"]` false, each sample
-        is left behind once it has its score: the result has no `responses`.
+        Adds a column `agent_name` to `batch` if it has none. With `meta_info["carry_responses"]` false, samples are
+        dropped once they are scored: the result has no `responses`.
 
         Raises:
-            SampleFailed: a row failed, or had no score to be carried instead; the others were cancelled.
+            SampleFailed: a row failed, or has no score when its sample is dropped; the other rows were cancelled.
             KeyError: a training batch has no `meta_info["global_steps"]`.
         """
         size = len(batch)
@@ -141,9 +141,9 @@ class DiffusionAgentLoopWorker:
         return await self._agent_loop_postprocess(output, **kwargs)
 
     def _loop(self, name: str) -> Any:
-        """A new loop, because it may keep a row's state. What its entry instantiates on the way, rows share.
+        """A new loop for one row, because a loop may hold state. Rows share the objects nested in its entry.
 
-        Hydra takes milliseconds to make an object of an entry, so it reads and checks each entry once.
+        Hydra takes milliseconds to instantiate an entry, so each entry is parsed once.
         """
         if name not in self._makers:
             assert name in _agent_loop_registry, (
@@ -182,10 +182,10 @@ class DiffusionAgentLoopWorker:
         responses: torch.Tensor,
         kwargs: dict[str, Any],
     ) -> None:
-        """Let the next reward worker score a sample that has no score, while other rows are still being generated.
+        """Have the next reward worker score a sample without a score, while other rows are still being generated.
 
-        The output is given `reward_score`, `extra_fields["reward_extra_info"]` and the seconds that it took. Only what
-        scoring needs travels: the recorded latents stay here.
+        Sets `reward_score`, `extra_fields["reward_extra_info"]` and `metrics.compute_score` (seconds) of the output.
+        Recorded latents are not sent.
 
         Raises:
             TimeoutError: there was no score within `reward.deadline_seconds`.
@@ -219,10 +219,10 @@ class DiffusionAgentLoopWorker:
 
 
 def configured_loops(path: str) -> dict[str, Any]:
-    """The loops of a YAML list, by name; each has `name`, `_target_`, and arguments of its class.
+    """Agent loops of a YAML list, by name; each entry has `name`, `_target_`, and arguments of its class.
 
     Raises:
-        ValueError: it is not such a list.
+        ValueError: the file is not such a list.
     """
     entries = OmegaConf.load(path)
     named = OmegaConf.is_list(entries) and all(
@@ -235,7 +235,7 @@ def configured_loops(path: str) -> dict[str, Any]:
 
 def _score_alone(made: _InternalDiffusionAgentLoopOutput) -> _InternalDiffusionAgentLoopOutput:
     if made.reward_score is None:
-        raise ValueError("carry_responses is false, and nothing has scored the sample: there are no reward workers")
+        raise ValueError("carry_responses is false, so each sample needs a score, and there are no reward workers")
     return made.model_copy(update={"response_diffusion_output": None})
 
 

@@ -1,4 +1,4 @@
-"""Run a coroutine for each row, a bounded number at a time, and leave nothing running after a failure."""
+"""Bounded fan-out: a coroutine per row, a limited number at a time, all cancelled after a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class SampleFailed(RuntimeError):
-    """A row could not be made; the message names it, the cause is kept."""
+    """A row failed; the message names it, `__cause__` has the error."""
 
 
 async def run_rows(

@@ -1,4 +1,4 @@
-"""`DiffusionAgentLoopManager`: verl's manager, whose result does not depend on how many workers made it."""
+"""`DiffusionAgentLoopManager`: verl's manager, with results that do not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from verl_omni.agent_loop.diffusion_agent_loop import DiffusionAgentLoopWorker
 class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
     """Runs `DiffusionAgentLoopWorker`s.
 
-    verl's own joins what workers report and refuses any difference of keys. Which keys a scorer reports may depend on
-    the sample, and no worker can know what the others were given, so the keys are made the same here.
+    verl's manager refuses workers' results with different keys. Which keys a scorer reports may depend on the sample,
+    and a worker does not see the samples of others, so the keys are aligned here.
     """
 
     agent_loop_workers_class = ray.remote(DiffusionAgentLoopWorker)
@@ -29,9 +29,9 @@ class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
     @auto_await
     @SkipManager.annotate(role="rollout")
     async def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """Samples for a batch that the number of workers divides; keys as in `batching.collate`.
+        """Samples for a batch whose size the number of workers divides; keys as in `batching.collate`.
 
-        As verl's (verl/experimental/agent_loop/agent_loop.py), but for `aligned`.
+        The same as verl's method (verl/experimental/agent_loop/agent_loop.py), except for `aligned`.
         """
         if "priority" not in prompts.non_tensor_batch:
             prompts.non_tensor_batch["priority"] = np.arange(len(prompts), dtype=np.int64)

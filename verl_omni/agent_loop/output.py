@@ -1,4 +1,4 @@
-"""What an agent loop returns for a row, and its padded form with a batch dimension."""
+"""Output of an agent loop for a row, and its padded form with a batch dimension."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class DiffusionAgentLoopOutput(BaseModel):
     Attributes:
         prompt_ids: unpadded token ids.
         response_diffusion_output: pixels or latents, [C, H, W] or [T, C, H, W].
-        response_logprobs: float32 [T_sde], one for each recorded step, or None.
-        reward_score: set by a loop that scores itself; the reward workers are not asked then.
-        num_turns: messages exchanged.
-        metrics: seconds of each part.
-        extra_fields: whatever else the server returned.
+        response_logprobs: float32 [T_sde], one per recorded step, or None.
+        reward_score: score, if the loop computes it; the reward workers are not called then.
+        num_turns: number of messages.
+        metrics: seconds of each phase.
+        extra_fields: all other fields that the server returned.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -36,7 +36,7 @@ class DiffusionAgentLoopOutput(BaseModel):
 class _InternalDiffusionAgentLoopOutput(DiffusionAgentLoopOutput):
     """The same with tensors that have a leading dimension of 1: prompt_ids int64 [1, P], and so on.
 
-    The response is None where the caller asked for scores alone.
+    The response is None when `carry_responses` is false.
     """
 
     prompt_ids: torch.Tensor  # type: ignore[assignment]

@@ -9,18 +9,18 @@ from verl_omni.utils.seeds import derived_seed
 
 
 def as_params(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Every item whose name does not start with an underscore; nothing for None."""
+    """Items whose names do not start with an underscore; {} for None."""
     return {} if config is None else {key: config[key] for key in config if not key.startswith("_")}
 
 
 def row_params(
     rollout: Any, meta_info: Mapping[str, Any], size: int, columns: Mapping[str, Sequence[Any]]
 ) -> list[dict[str, Any]]:
-    """Parameters of each row, independent copies.
+    """Sampling parameters of each row, independent copies.
 
-    Validation takes its overrides and seed from `val_kwargs`, and asks for nothing that only training needs; a
-    column `seed` gives rows seeds of their own. Training carries the version of the weights, and seeds only where
-    `rollout_seed` is given; otherwise the engine draws its own.
+    Validation takes overrides and seed from `val_kwargs`, and requests no fields for training; a column `seed` sets the
+    seed of each row. Training passes the version of the weights, and seeds only if `rollout_seed` is given; otherwise
+    the engine chooses them.
 
     Raises:
         KeyError: a training batch has no `global_steps`.
@@ -40,13 +40,13 @@ def row_params(
 def maybe_per_rollout_seeds(
     meta_info: Mapping[str, Any], batch_size: int, global_indices: Sequence[int] | None = None
 ) -> list[int] | None:
-    """A seed for each row, or None when `meta_info["rollout_seed"]` is not given.
+    """Seed of each row, or None without `meta_info["rollout_seed"]`.
 
-    (base * 1_000_003 + index) mod (2^63 - 1), where the index counts over the whole batch, so that seeds do not
-    depend on how the batch is cut for the workers.
+    (base * 1_000_003 + index) mod (2^63 - 1) with the index in the whole batch, so seeds do not depend on how the batch
+    is split over workers.
 
     Raises:
-        ValueError: there is not one index a row.
+        ValueError: the number of indices is not `batch_size`.
     """
     base = meta_info.get("rollout_seed")
     if base is None:

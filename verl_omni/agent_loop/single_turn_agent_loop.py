@@ -1,4 +1,4 @@
-"""`diffusion_single_turn_agent`: one prompt, one sample."""
+"""`diffusion_single_turn_agent`: the agent loop of one prompt and one sample."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 
 class SampleAborted(RuntimeError):
-    """A server cut a sample off, and nobody asked for it again."""
+    """The server aborted a sample, and the client did not retry it."""
 
 
 @register("diffusion_single_turn_agent")
 class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Tokenize the prompt, ask a server for one sample, hand back all that it returned.
+    """Tokenizes the prompt, requests one sample, and returns all fields of the server's output.
 
     Args:
-        extra_tokenizer_map: for the other text encoders of a model, {name: {"tokenizer": …, "max_length": int or
-            None}}; None cuts nothing. Their ids go out as `extra_prompt_ids`, by name.
+        extra_tokenizer_map: tokenizers of the model's other text encoders, {name: {"tokenizer": …, "max_length": int
+            or None}}; None: no truncation. Their ids are sent as `extra_prompt_ids`, by name.
     """
 
     def __init__(
@@ -38,20 +38,20 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     @override
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> DiffusionAgentLoopOutput:
-        """Make a sample for one row.
+        """Generate a sample for one row.
 
         Args:
             sampling_params: see `vLLMOmniHttpServer.generate`.
-            kwargs: the row: `raw_prompt` (list of messages, required) and maybe `raw_negative_prompt`
-                (messages, or a text).
+            kwargs: the row: `raw_prompt` (list of messages, required), and optionally `raw_negative_prompt` (messages
+                or text).
 
         Raises:
             KeyError: the row has no `raw_prompt`.
-            ValueError: a prompt with images or videos is too long to be cut.
-            SampleAborted: the sample has no picture.
+            ValueError: a prompt with images or videos is too long; it cannot be truncated.
+            SampleAborted: the server aborted the sample.
         """
         prompt = kwargs["raw_prompt"]
-        # Words alone need no package that reads pictures, which verl imports for every model with a processor.
+        # Text prompts do not need the image packages that verl imports for every model with a processor.
         media = await self.process_vision_info(prompt) if _has_parts(prompt) else {}
         images, videos = media.get("images"), media.get("videos")
         prompt_ids = await self._token_ids(prompt, images, videos)
@@ -63,7 +63,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
             image_data=images, video_data=videos, negative_prompt_ids=negative_ids, **self._extra_ids(prompt, negative),
         )  # fmt: skip
         if output.stop_reason == "aborted":
-            raise SampleAborted("the server aborted the sample (DiffusionWholeSampleRetryLLMServerClient asks again)")
+            raise SampleAborted("the server aborted the sample; to retry, use DiffusionWholeSampleRetryLLMServerClient")
         seconds = time.perf_counter() - began
         preempted = output.num_preempted if output.num_preempted is not None else -1
         return DiffusionAgentLoopOutput(
@@ -82,21 +82,21 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return self._plain_ids(_text(messages))
 
     def _template_owner(self) -> Any:
-        """Who renders messages: the processor, else the tokenizer; None where it has no chat template."""
+        """The processor, else the tokenizer; None if it has no chat template."""
         owner = self.processor or self.tokenizer
         return owner if getattr(owner, "chat_template", None) else None
 
     def _plain_ids(self, text: str) -> list[int]:
-        """Text encoders of diffusion models have no chat template: the text itself, with start and end tokens."""
+        """Token ids of plain text, with special tokens, for text encoders without a chat template."""
         limit = self.rollout_config.prompt_length
         ids = normalize_token_ids(self.tokenizer(text, truncation=False)["input_ids"])
         if len(ids) <= limit:
             return list(ids)
-        logger.warning("prompt of %d tokens is cut to rollout.prompt_length=%d: %.80s", len(ids), limit, text)
+        logger.warning("prompt of %d tokens is truncated to rollout.prompt_length=%d: %.80s", len(ids), limit, text)
         return list(normalize_token_ids(self.tokenizer(text, truncation=True, max_length=limit)["input_ids"]))
 
     def _extra_ids(self, prompt: list[dict[str, Any]], negative: list[dict[str, Any]] | None) -> dict[str, Any]:
-        """`extra_prompt_ids` and `negative_extra_prompt_ids`, None without a negative prompt; nothing without a map."""
+        """`extra_prompt_ids` and `negative_extra_prompt_ids` (None without a negative prompt); {} without a map."""
         if not self.extra_tokenizer_map:
             return {}
         return {
@@ -105,7 +105,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         }
 
     def _by_encoder(self, messages: list[dict[str, Any]]) -> dict[str, list[int]]:
-        """Unpadded ids of the same text, by each encoder's own tokenizer, with its special tokens."""
+        """Unpadded ids of the text from each encoder's tokenizer, with special tokens."""
         assert self.extra_tokenizer_map is not None
         owner = self._template_owner()
         text = _text(messages)
@@ -130,7 +130,7 @@ def _has_parts(messages: list[dict[str, Any]]) -> bool:
 
 
 def _text(messages: list[dict[str, Any]]) -> str:
-    """The words of messages, whose content is a text or a list of parts."""
+    """Text of messages whose content is text or a list of parts."""
     contents = [message["content"] for message in messages]
     parts = [[{"text": each}] if isinstance(each, str) else each for each in contents]
     return " ".join(part["text"] for each in parts for part in each if "text" in part)
