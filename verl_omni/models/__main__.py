@@ -1,4 +1,4 @@
-"""`python -m verl_omni.models`: make the project's own models and prompts."""
+"""`python -m verl_omni.models`: generate the test models, the example model and its prompts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-FAMILIES = ("qwen_image", "sd3", "wan")  # of `tiny.MAKERS`, whose import takes long
+FAMILIES = ("qwen_image", "sd3", "wan")  # keys of `tiny.MAKERS`, which is slow to import
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one of the makers."""
+    """Run a subcommand. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="verl_omni.models", description=__doc__)
     makers = parser.add_subparsers(dest="maker", required=True)
     tiny = makers.add_parser("tiny", help="a tiny random model, for tests")
@@ -47,7 +47,7 @@ def _shapes(path: Path, steps: int, seed: int) -> None:
 
     from verl_omni.models.shapes import pretrain, prompts
 
-    torch.set_num_threads(1)  # small matrices: two threads are slower, and would draw other numbers
+    torch.set_num_threads(1)  # small matrices: two threads are slower, and would give other results
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"))
     with Progress(*columns, TimeRemainingColumn()) as progress:
         task = progress.add_task("", total=steps, loss=float("nan"))

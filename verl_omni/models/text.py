@@ -1,4 +1,4 @@
-"""Real tokenizers and frozen random text encoders, made offline from a list of words."""
+"""Tokenizers built from a list of words, and frozen random text encoders; no download."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ QWEN_END, QWEN_TURNS = "<|endoftext|>", ("<|im_start|>", "<|im_end|>")
 
 
 def clip_tokenizer(words: Sequence[str], length: int) -> CLIPTokenizer:
-    """A byte-pair tokenizer that knows each word as one token."""
+    """A byte-pair tokenizer with one token per word."""
     made = Tokenizer(models.BPE(unk_token=END, end_of_word_suffix="</w>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    # The trainer numbers letters that end a word in the order of a hash table, which differs from run to run, unless
-    # they are named beforehand.
+    # Without these special tokens, the trainer numbers final letters in the order of a hash table, which is not
+    # deterministic.
     endings = sorted({f"{word[-1]}</w>" for word in words})
     trainer = trainers.BpeTrainer(
         vocab_size=2000, min_frequency=1, end_of_word_suffix="</w>", special_tokens=[START, END, *endings],
@@ -48,14 +48,14 @@ def clip_tokenizer(words: Sequence[str], length: int) -> CLIPTokenizer:
 
 
 def t5_tokenizer(words: Sequence[str], length: int) -> T5Tokenizer:
-    """A unigram tokenizer that knows each word as one token."""
+    """A unigram tokenizer with one token per word."""
     vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -20.0)] + [(f"▁{word}", -3.0) for word in words]
     return T5Tokenizer(vocab=vocabulary, model_max_length=length, extra_ids=0)
 
 
 @torch.no_grad()
 def clip_encoder(tokenizer: Any, width: int, length: int, seed: int) -> CLIPTextModelWithProjection:
-    """Two random layers; positions are loud enough that the order of words matters."""
+    """Encoder with two random layers; its position embeddings are large enough that word order matters."""
     config = CLIPTextConfig(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
         num_attention_heads=2, max_position_embeddings=length, projection_dim=width, hidden_act="gelu",
@@ -76,12 +76,12 @@ def clip_encoder(tokenizer: Any, width: int, length: int, seed: int) -> CLIPText
 
 
 def t5_encoder(tokenizer: Any, width: int, seed: int) -> T5EncoderModel:
-    """One random layer."""
+    """Encoder with one random layer."""
     return _t5(T5Config, T5EncoderModel, tokenizer, width, seed)
 
 
 def umt5_encoder(tokenizer: Any, width: int, seed: int) -> UMT5EncoderModel:
-    """One random layer."""
+    """Encoder with one random layer."""
     return _t5(UMT5Config, UMT5EncoderModel, tokenizer, width, seed)
 
 
@@ -99,7 +99,7 @@ def _t5(config_class: Any, model_class: Any, tokenizer: Any, width: int, seed: i
 
 
 def qwen_tokenizer(words: Sequence[str]) -> Qwen2Tokenizer:
-    """A byte-pair tokenizer of Qwen2 that knows the words; any other text becomes bytes."""
+    """A Qwen2 byte-pair tokenizer trained on the words; other text is encoded as bytes."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -116,7 +116,7 @@ def qwen_tokenizer(words: Sequence[str]) -> Qwen2Tokenizer:
 
 
 def qwen_encoder(tokenizer: Any, width: int, seed: int) -> Qwen2_5_VLForConditionalGeneration:
-    """Two random layers, and a tower for pictures that nothing uses but every such checkpoint has."""
+    """Encoder with two random layers, and the vision tower that checkpoints of this class have; it is not used."""
     head = width // 2
     config = Qwen2_5_VLConfig(
         text_config={

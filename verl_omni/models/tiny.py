@@ -28,12 +28,12 @@ WORDS = tuple(
     "right sky small square the tree triangle two white with yellow".split()
 )
 TEXT_LENGTH, WIDTH, HIDDEN, LATENT_CHANNELS = 16, 32, 32, 16
-# A random decoder draws nearly grey; this much more contrast gives rewards something to measure.
+# Factor of the decoder's output weights: a random decoder gives nearly grey images, which rewards cannot tell apart.
 CONTRAST = 8.0
 
 
 def make_tiny_sd3(path: Path, seed: int = 0) -> None:
-    """Write the model: a transformer of 82 thousand parameters, a VAE that shrinks by 8, three text encoders."""
+    """Write the model: a transformer of 82 thousand parameters, a VAE with a factor of 8, three text encoders."""
     clip, t5 = text.clip_tokenizer(WORDS, TEXT_LENGTH), text.t5_tokenizer(WORDS, TEXT_LENGTH)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -42,7 +42,9 @@ def make_tiny_sd3(path: Path, seed: int = 0) -> None:
             attention_head_dim=HIDDEN // 2, num_attention_heads=2, caption_projection_dim=HIDDEN,
             joint_attention_dim=2 * WIDTH, pooled_projection_dim=2 * WIDTH, pos_embed_max_size=64, qk_norm="rms_norm",
         )  # fmt: skip
-        torch.nn.init.normal_(transformer.proj_out.weight, std=0.1)  # diffusers starts it at zero: nothing would move
+        torch.nn.init.normal_(
+            transformer.proj_out.weight, std=0.1
+        )  # diffusers initializes it to zero, so nothing would be denoised
         vae = AutoencoderKL(
             in_channels=3, out_channels=3, latent_channels=LATENT_CHANNELS, layers_per_block=1, norm_num_groups=4,
             down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
@@ -66,7 +68,7 @@ def make_tiny_sd3(path: Path, seed: int = 0) -> None:
 
 
 def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
-    """Write the model: a transformer of 89 thousand parameters, a VAE that shrinks by 8, a text encoder."""
+    """Write the model: a transformer of 89 thousand parameters, a VAE with a factor of 8, a text encoder."""
     channels = 4
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -93,7 +95,7 @@ def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
 
 
 def make_tiny_wan(path: Path, seed: int = 0) -> None:
-    """Write the model: a transformer of 38 thousand parameters, a VAE that shrinks by 4 x 8 x 8, a text encoder."""
+    """Write the model: a transformer of 38 thousand parameters, a VAE with factors of 4 x 8 x 8, a text encoder."""
     tokenizer, channels = text.t5_tokenizer(WORDS, TEXT_LENGTH), 4
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

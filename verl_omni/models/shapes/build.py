@@ -1,4 +1,4 @@
-"""The untrained example model: an SD3 in diffusers' layout."""
+"""The example model before training: a Stable Diffusion 3 pipeline of diffusers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_omni.models.shapes.vae import linear_vae
 TEXT_LENGTH = 12  # tokens of each encoder
 CLIP_WIDTH = 32
 LATENT_SIZE = 32
-# The engine's warm-up draws 512 pixels, so the table of positions must have this many rows and columns.
+# Rows and columns of the position table; the engine's warm-up request of 512 pixels needs as many.
 POSITIONS = 64
 
 
@@ -28,7 +28,7 @@ def pipeline(
             raise ValueError(f"{word!r} is not one token")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        transformer = SD3Transformer2DModel(  # its table of positions is replaced below
+        transformer = SD3Transformer2DModel(  # its position table is replaced below
             sample_size=LATENT_SIZE, patch_size=patch, in_channels=3, out_channels=3, num_layers=layers,
             attention_head_dim=hidden // heads, num_attention_heads=heads, caption_projection_dim=hidden,
             joint_attention_dim=2 * CLIP_WIDTH, pooled_projection_dim=2 * CLIP_WIDTH,
@@ -50,10 +50,10 @@ def pipeline(
 
 @torch.no_grad()
 def _use_own_positions(transformer: SD3Transformer2DModel, size: int) -> None:
-    """Put the table of a size x size grid into the middle, where pictures of 64 pixels are cropped from.
+    """Put the table of a size x size grid into the centre, where images of 64 pixels are cropped from.
 
-    diffusers spreads the positions of the native grid over the whole table, which would leave such pictures
-    positions that hardly differ. Around the middle nothing was trained, so nothing is lost.
+    diffusers spreads the positions of the native grid over the whole table, so the positions of such images would
+    hardly differ. The rest of the table is not trained and stays zero.
     """
     table = transformer.pos_embed.pos_embed
     width = table.shape[-1]

@@ -1,8 +1,8 @@
-"""PURE: does a picture show what its prompt asks for? In the spirit of GenEval (arXiv:2310.11513), by rules.
+"""PURE: rule-based check that an image shows its prompt, modelled on GenEval (arXiv:2310.11513).
 
-Connected components are found against the background; each is given a colour by vote of its inner pixels
-and a shape by overlap with templates; number, colours, shapes and relation must be right, the background flat and
-of its own colour, and next to nothing else in the picture.
+It finds connected components against the background, and classifies their colour by a vote of the inner pixels and
+their shape by overlap with templates. Number, colours, shapes and relation must match; the background must be flat and
+have its own colour; there must be almost nothing else in the image.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from verl_omni.models.shapes.scenes import (
 )
 
 FOREGROUND_DISTANCE = 0.28  # of a pixel's colour to the background's, Euclidean in RGB
-SMALLEST_AREA = 16  # pixels; less is a speck
+SMALLEST_AREA = 16  # pixels; smaller components are specks
 TEMPLATE_SIZE = 16
 SHAPE_OVERLAP = 0.80  # intersection over union with the best template
-# Overlap alone takes a rounded square for either. A square fills the corner patches of its bounding box; a circle
+# Overlap does not tell a rounded square from a circle. A square fills the corner patches of its bounding box; a circle
 # fills pi / 4 = 0.785 of the box.
 CORNER = 3
 SQUARE_CORNER, CIRCLE_FILL = 0.60, 0.85
 RELATION_MARGIN = 6.0  # pixels
-# Root mean square of the background's deviation from what it should be, three pixels away from any object. Pictures
-# of the example model stay below 0.008; a tint or a lattice of patches that training could hide in lies above.
+# Upper limit of the background's RMS deviation from its colour, at least three pixels away from any object. Images of
+# the example model stay below 0.008; a tint or a lattice of patches, as training may produce, lies above.
 FLAT_ENOUGH = 0.012
-MOST_DEBRIS = 16  # pixels in specks, all together; one speck of that size would be an object
+MOST_DEBRIS = 16  # pixels in all specks; one speck of that size would be an object
 
 _PALETTE = np.array(list(COLORS.values()))
 _NAMES = list(COLORS)
@@ -48,7 +48,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """An object in a picture; colour or shape is None where it is unclear."""
+    """An object in an image; colour or shape is None if it is ambiguous."""
 
     color: str | None
     shape: str | None
@@ -58,7 +58,7 @@ class Detected:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`correct` is strict; `partial` in [0, 1] grows with what is right; `roughness` is that of the background."""
+    """Result: `correct` if everything matches, `partial` credit in [0, 1], `roughness` of the background."""
 
     correct: bool
     partial: float
@@ -66,10 +66,10 @@ class Verdict:
 
 
 def judge(picture: Image, prompt: str) -> Verdict:
-    """Check a picture, float [64, 64, 3] in [0, 1], against one of the prompts of `scenes`.
+    """Check an image, float [64, 64, 3] in [0, 1], against a prompt of `scenes`.
 
     Raises:
-        ValueError: the prompt or the shape of the picture is unknown.
+        ValueError: the prompt is unknown, or the image has another shape.
     """
     if picture.shape != (SIZE, SIZE, 3):
         raise ValueError(f"expected a picture [{SIZE}, {SIZE}, 3], got {list(picture.shape)}")
@@ -88,7 +88,7 @@ def judge(picture: Image, prompt: str) -> Verdict:
 
 
 def detect(picture: Image) -> list[Detected]:
-    """Objects of a picture, from the top left."""
+    """Objects of an image, from the top left."""
     labels, _ = ndimage.label(_foreground(picture))
     found = []
     for index, place in enumerate(ndimage.find_objects(labels), 1):
@@ -101,7 +101,7 @@ def detect(picture: Image) -> list[Detected]:
 
 
 def background_roughness(picture: Image) -> float:
-    """Root mean square deviation of the background from its colour; a tint, a shade or a lattice raises it."""
+    """Root mean square deviation of the background from its colour, raised by a tint, a gradient or a lattice."""
     away = ~ndimage.binary_dilation(_foreground(picture), iterations=3)
     if away.sum() < SMALLEST_AREA:
         return 1.0
@@ -109,7 +109,7 @@ def background_roughness(picture: Image) -> float:
 
 
 def debris(picture: Image) -> int:
-    """Pixels in all the specks that are too small to be objects."""
+    """Number of pixels in components that are too small to be objects."""
     labels, number = ndimage.label(_foreground(picture))
     areas = np.bincount(labels.ravel(), minlength=number + 1)[1:]
     return int(areas[areas < SMALLEST_AREA].sum())
@@ -144,7 +144,7 @@ def _shape(mask: Mask) -> str | None:
 
 
 def _corner_fill(square: Mask) -> float:
-    """Share of the four corner patches that is covered."""
+    """Covered share of the four corner patches."""
     c = CORNER
     return float(np.mean([square[:c, :c], square[:c, -c:], square[-c:, :c], square[-c:, -c:]]))
 
@@ -173,7 +173,7 @@ def _templates() -> dict[str, list[Mask]]:
 
 
 def _match(found: list[Detected], wanted: tuple[Item, ...]) -> tuple[float, dict[int, int]]:
-    """Best assignment: share of colours and shapes that are right, and which detected object is which."""
+    """Best assignment: share of correct colours and shapes, and the detected object of each wanted one."""
     if not found:
         return 0.0, {}
     score = np.array([[0.5 * (d.color == c) + 0.5 * (d.shape == s) for d in found] for c, s in wanted])

@@ -1,4 +1,4 @@
-"""Teach the example model to draw, well enough that reinforcement learning has something to improve."""
+"""Pretraining of the example model, and its evaluation on held-out prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ EVAL_SEED = 900_000
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Flow matching with Muon for the blocks' matrices and AdamW for the rest."""
+    """Hyperparameters: flow matching, Muon for the matrices of the blocks, AdamW for the rest.
+
+    Attributes:
+        steps: optimizer steps.
+        batch: images per step.
+        pictures: training images, drawn once.
+        warm_up: steps of linear warm-up.
+        average: decay of the weight average.
+    """
 
     steps: int = 1000
     batch: int = 64
@@ -42,7 +50,7 @@ Report = Callable[[int, float], None]
 
 
 def pretrain(recipe: Recipe, report: Report) -> Any:
-    """Train and return the pipeline with the averaged weights. Deterministic for a recipe and a thread count.
+    """Train a pipeline and return it with averaged weights. Deterministic for a recipe and a thread count.
 
     Args:
         report: called with (step, loss) after every step.
@@ -63,7 +71,7 @@ def pretrain(recipe: Recipe, report: Report) -> Any:
         chosen = torch.randint(len(latents), (recipe.batch,))
         clean = latents[chosen].float()
         noise = torch.randn_like(clean)
-        # More time where the picture takes shape: a logit-normal draw (SD3, arXiv:2403.03206).
+        # Logit-normal noise levels (SD3, arXiv:2403.03206): more samples where the composition forms.
         level = torch.sigmoid(torch.randn(recipe.batch) + 0.3)
         mix = level.view(-1, 1, 1, 1)
         place = labels[chosen]
@@ -106,7 +114,7 @@ def _optimizers(transformer: nn.Module, recipe: Recipe) -> list[torch.optim.Opti
 
 
 def _pictures(train: list[scenes.Scene], number: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Latents [number, 3, 32, 32] float16 of drawn scenes, and the prompt each one shows."""
+    """Latents float16 [number, 3, 32, 32] of random scenes, and the index of each one's prompt."""
     by_category = {c: [i for i, scene in enumerate(train) if scene.category == c] for c in scenes.CATEGORIES}
     categories = rng.choice(list(SHARES), number, p=list(SHARES.values()))
     labels = np.array([rng.choice(by_category[category]) for category in categories])
@@ -119,7 +127,7 @@ def _pictures(train: list[scenes.Scene], number: int, rng: np.random.Generator) 
 
 @torch.no_grad()
 def draw_prompts(pipe: Any, prompts: list[str], steps: int = EVAL_STEPS) -> np.ndarray:
-    """Pictures [N, 64, 64, 3] in [0, 1] by the ODE, each from the noise of its own seed."""
+    """Images [N, 64, 64, 3] in [0, 1], sampled with the ODE, each with its own seed."""
     sequences, pooled = build.embed(pipe, prompts)
     pipe.scheduler.set_timesteps(steps)
     levels = pipe.scheduler.sigmas
@@ -136,7 +144,7 @@ def draw_prompts(pipe: Any, prompts: list[str], steps: int = EVAL_STEPS) -> np.n
 
 
 def accuracy(pipe: Any, wanted: list[scenes.Scene]) -> tuple[dict[str, float], np.ndarray, list[bool]]:
-    """Share of right pictures by category and in all; the pictures; and which ones are right."""
+    """Accuracy by category and overall; the images; and which of them are correct."""
     pictures = draw_prompts(pipe, [scene.text for scene in wanted])
     right = [judge(picture, scene.text).correct for picture, scene in zip(pictures, wanted, strict=True)]
     found = {
@@ -147,7 +155,7 @@ def accuracy(pipe: Any, wanted: list[scenes.Scene]) -> tuple[dict[str, float], n
 
 
 def grid(pictures: np.ndarray, captions: list[str], right: list[bool], path: Path, columns: int = 6) -> None:
-    """A contact sheet; captions of right pictures are green."""
+    """Write a contact sheet; captions of correct images are green."""
     width, height, zoom = 64 * 2 + 8, 64 * 2 + 30, 2
     rows = -(-len(pictures) // columns)
     sheet = Picture.new("RGB", (columns * width, rows * height), "white")

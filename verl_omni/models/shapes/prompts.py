@@ -1,4 +1,4 @@
-"""The example's prompt files."""
+"""Prompt files of the example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD_OUT_PER_CATEGORY = 50
 
 
 def held_out() -> list[Scene]:
-    """200 held-out prompts, 50 a category; categories with fewer prompts repeat them (with other seeds)."""
+    """200 held-out prompts, 50 per category; categories with fewer prompts repeat them."""
     _, held = split()
     made: list[Scene] = []
     for category in CATEGORIES:
@@ -25,7 +25,7 @@ def held_out() -> list[Scene]:
 
 
 def training(seed: int = 0) -> list[Scene]:
-    """2,000 training prompts with the shares of categories that the recipe was measured with."""
+    """2,000 training prompts, with `TRAINING_SHARES` of each category."""
     train, _ = split()
     rng = np.random.default_rng(seed)
     own = {category: [scene for scene in train if scene.category == category] for category in CATEGORIES}

@@ -27,7 +27,7 @@ Item = tuple[str, str]  # colour, shape
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a prompt asks for: objects, and how the first lies to the second."""
+    """Content of a prompt: objects, and the position of the first relative to the second."""
 
     category: str
     text: str
@@ -37,7 +37,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An object in a picture; centre and radius in pixels."""
+    """An object in an image; centre and radius in pixels."""
 
     color: str
     shape: str
@@ -47,7 +47,7 @@ class Placed:
 
 
 def all_scenes() -> list[Scene]:
-    """Every prompt there is, in a fixed order (2,496)."""
+    """All 2,496 prompts, in a fixed order."""
     items = list(itertools.product(COLORS, SHAPES))
     made = []
     for color, shape in items:
@@ -71,10 +71,10 @@ _BY_TEXT: dict[str, Scene] = {scene.text: scene for scene in all_scenes()}
 
 
 def parse(text: str) -> Scene:
-    """The scene that a prompt asks for.
+    """The scene of a prompt.
 
     Raises:
-        ValueError: it is not one of these prompts.
+        ValueError: the text is not one of `all_scenes`.
     """
     scene = _BY_TEXT.get(" ".join(text.lower().split()))
     if scene is None:
@@ -83,7 +83,7 @@ def parse(text: str) -> Scene:
 
 
 def split() -> tuple[list[Scene], list[Scene]]:
-    """(training, held out): in each category one prompt in five, by the hash of its text, is never trained on."""
+    """(training, held out): one prompt in five of each category, chosen by a hash of its text, is held out."""
     train: list[Scene] = []
     held: list[Scene] = []
     for category in CATEGORIES:
@@ -99,7 +99,7 @@ def _hash(text: str) -> str:
 
 
 def place(scene: Scene, rng: np.random.Generator, jitter: float = 1.5) -> list[Placed]:
-    """Put the objects near the centres of a 2 x 2 grid; free places were not learned in minutes."""
+    """Place the objects near the centres of a 2 x 2 grid; arbitrary positions take longer to learn."""
     cells = [(x, y) for x in (0, 1) for y in (0, 1)]
     if scene.relation is None:
         chosen = [cells[index] for index in rng.permutation(4)[: len(scene.objects)]]
@@ -121,7 +121,7 @@ _ROW, _COLUMN = np.mgrid[0:SIZE, 0:SIZE] + 0.5
 
 
 def draw(placed: list[Placed]) -> Image:
-    """Float picture [64, 64, 3] in [0, 1], edges smoothed over a pixel."""
+    """Render float [64, 64, 3] in [0, 1], with anti-aliased edges."""
     picture: Image = np.broadcast_to(BACKGROUND, (SIZE, SIZE, 3)).copy()
     for each in placed:
         distance = shape_distance(each.shape, (_COLUMN - each.x) / each.radius, (_ROW - each.y) / each.radius)
@@ -131,7 +131,7 @@ def draw(placed: list[Placed]) -> Image:
 
 
 def shape_distance(shape: str, x: Image, y: Image) -> Image:
-    """Signed distance (roughly) to the outline of a shape of radius 1 at the origin; negative inside."""
+    """Approximate signed distance to the outline of a shape of radius 1 at the origin; negative inside."""
     match shape:
         case "circle":
             return np.asarray(np.hypot(x, y) - 1)

@@ -1,4 +1,4 @@
-"""A VAE whose weights are written down, not trained: a 2 x 2 mean to encode, bilinear x 2 to decode.
+"""VAE with closed-form weights: encodes with a 2 x 2 mean, decodes with bilinear upsampling by 2.
 
 Two identities make diffusers' nonlinear blocks linear: SiLU(x) - SiLU(-x) = x turns a pair of channels (x, -x)
 into x again, and a large constant pair (k, -k) in a group makes the group norm divide by a constant.
@@ -13,7 +13,7 @@ from torch import nn
 from verl_omni.models.shapes.scenes import BACKGROUND
 
 CONSTANT = 1024.0
-CHANNELS = 12  # for each colour: +x, -x, +k, -k
+CHANNELS = 12  # +x, -x, +k, -k for each colour
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def linear_vae() -> AutoencoderKL:
     for half in (vae.encoder, vae.decoder):
         _spread(half.conv_in)
         _gather(half.conv_norm_out, half.conv_out)
-    vae.encoder.conv_out.bias[3:] = -30  # log-variance: the latent is a point
+    vae.encoder.conv_out.bias[3:] = -30  # log-variance: effectively deterministic
     background = torch.tensor(BACKGROUND * 2 - 1, dtype=torch.float32)
     for color in range(3):
         vae.encoder.conv_in.bias[4 * color] = -background[color]
@@ -58,7 +58,7 @@ def _gather(norm: nn.GroupNorm, conv: nn.Conv2d) -> None:
 
 
 def _resize(down: nn.Conv2d, up: nn.Conv2d) -> None:
-    kernel = torch.tensor([1.0, 2.0, 1.0]) / 4  # after doubling by repetition, this is bilinear
+    kernel = torch.tensor([1.0, 2.0, 1.0]) / 4  # bilinear, after nearest-neighbour upsampling
     for channel in range(CHANNELS):
         if channel % 4 < 2:
             down.weight[channel, channel, :2, :2] = 0.25
