@@ -1,4 +1,4 @@
-"""The Ray worker that trains the policy and hands its weights to the colocated replica."""
+"""The Ray worker that trains the policy and sends its weights to the colocated rollout replica."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omn
 
 
 class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
-    """One rank of the trained model beside one rank of a rollout replica (verl's hybrid placement).
+    """One rank of the trained model, colocated with one rank of a rollout replica (verl's hybrid mode).
 
     Args:
-        config: `actor_rollout_ref`.
+        config: settings below `actor_rollout_ref`.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -32,7 +32,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> str:
-        """Load the model and the weight sender. Returns the kind of device that trains: `cuda`, `npu` or `cpu`."""
+        """Load the model and the weight sender. Returns the type of the training device: `cuda`, `npu` or `cpu`."""
         from verl.workers.rollout.base import get_rollout_class
 
         from verl_omni.workers.actor.actor import DiffusionActor
@@ -49,7 +49,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         return self.actor.device.type
 
     def _mesh(self) -> Any:
-        """A device mesh when there are several ranks; a single process needs no process group."""
+        """Device mesh of all ranks; None for a single process, which needs no process group."""
         if self.world_size == 1:
             return None
         from torch.distributed.device_mesh import init_device_mesh
@@ -63,7 +63,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
     def update_actor(self, data: DataProto) -> DataProto:
         """Update the policy on this rank's share of the samples.
 
-        `data.batch` and `data.meta_info["request"]` are what the objective of `actor.diffusion_loss` takes.
+        Args:
+            data: `batch` from the algorithm's `training_batch`, `meta_info["request"]` from its `update_arguments`.
 
         Returns:
             A proto without rows; `meta_info["metrics"]` has this rank's metrics.
@@ -73,14 +74,13 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, Any]:
-        """Send the policy that draws (`rollout.rollout_adapter`) to the replica; every worker of it confirms.
+        """Send the policy that samples (`rollout.rollout_adapter`) to the replica, whose workers all confirm it.
 
         Returns:
-            `seconds`, and on the rank that owns the server the worker's answer: `tensors`, `buckets`, `lora`, `bound`.
+            `seconds`, and on the rank that owns the server the worker's reply: `tensors`, `buckets`, `lora`, `bound`.
 
         Raises:
-            WeightSyncError: they did not take effect everywhere; the replica goes on with the old ones. The message
-                names replica and version.
+            WeightSyncError: a worker of the replica did not apply the weights. The message names replica and version.
         """
         began = time.perf_counter()
         try:
@@ -102,28 +102,28 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
                 weights, peft_config=config, base_sync_done=config is not None, global_steps=global_steps
             )
         finally:
-            # Gathering a sharded weight is a collective: where this rank gives up, the others still wait for it.
+            # Gathering a sharded weight is a collective: after a failure on this rank, the others still wait for it.
             if self.world_size > 1:
                 await asyncio.to_thread(collections.deque, weights, 0)
-            weights.close()  # or they would be off to the host whenever it is forgotten, in the middle of an update
+            weights.close()  # offloads now; garbage collection might do it in the middle of an update
         if sleeping:
             await self.rollout.resume(tags=["kv_cache"])
         return answer  # type: ignore[no-any-return]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
-        """Write the full state, and the adapter in diffusers' format, below `folder`."""
+        """Write the training state to `folder`/state and the adapter, in diffusers' format, to `folder`/lora."""
         self.actor.save(Path(folder) / "state")
         self.actor.save_adapter(Path(folder) / "lora")
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
-        """Read back what `save_checkpoint` wrote."""
+        """Read the training state that `save_checkpoint` wrote."""
         self.actor.load(Path(folder) / "state")
 
 
 def _device() -> torch.device:
-    """The accelerator of this process, or the host where there is none."""
+    """The accelerator of this process, or the CPU."""
     from verl.utils.device import get_device_id, get_device_name
 
     name = get_device_name()

@@ -1,4 +1,4 @@
-"""`DiffusionActor`: the policy on one rank, and how it is updated."""
+"""`DiffusionActor`: the trained policy on one rank, its updates, weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig,
 
 
 class DiffusionActor:
-    """Holds the transformer, its optimiser and schedule.
+    """The trained transformer with its optimizer and learning-rate schedule.
 
-    The model stays in evaluation mode: the policy whose likelihood is measured must be the one that sampled,
-    and dropout would make it another.
+    The model stays in evaluation mode: with dropout, likelihoods would be those of another policy than the one that
+    sampled.
 
     Args:
-        rollout_n: samples a prompt; a mini-batch is what `ppo_mini_batch_size` prompts make, over all ranks.
-        mesh: shard over it with FSDP2; None for one process.
-        device: where the policy is trained, the mesh's own if there is one; None for the host.
+        rollout_n: samples per prompt; a mini-batch has the rows of `ppo_mini_batch_size` prompts, over all ranks.
+        mesh: device mesh to shard over with FSDP2; None for one process.
+        device: training device, that of the mesh if there is one; None for the CPU.
+
+    Raises:
+        ValueError: a mini-batch has fewer rows than there are ranks.
     """
 
     def __init__(
@@ -49,12 +52,15 @@ class DiffusionActor:
         per_prompt = self.algorithm.rows_per_prompt(rollout_n)
         self.mini_batch = actor.ppo_mini_batch_size * per_prompt // self.ranks
         if self.mini_batch <= 0:
-            raise ValueError(f"{actor.ppo_mini_batch_size} x {per_prompt} rows do not reach {self.ranks} ranks")
+            raise ValueError(
+                f"{actor.ppo_mini_batch_size} prompts x {per_prompt} rows are fewer than {self.ranks} ranks: "
+                "raise actor.ppo_mini_batch_size"
+            )
         self.module = build.transformer(model, dtype=getattr(torch, actor.dtype), seed=actor.seed)
         self.module.eval()
         if mesh is None:
             self.module.to(self.device)
-        else:  # takes it to the device layer by layer: as a whole it might not fit
+        else:  # moves layer by layer: the whole model might not fit on the device
             build.shard(
                 self.module, mesh, model.fsdp_layer_prefixes,
                 reshard_after_forward=actor.fsdp_config.reshard_after_forward,
@@ -74,18 +80,18 @@ class DiffusionActor:
     # --- update -----------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, **request: Any) -> dict[str, float]:
-        """One pass (or `ppo_epochs`) over this rank's rows.
+        """Update the policy with `ppo_epochs` passes over this rank's rows.
 
         Args:
-            batch: what the objective of `actor.diffusion_loss` learns from.
-            request: this update's arguments of that objective.
+            batch: the algorithm's training batch.
+            request: what the algorithm's `update_arguments` returned.
 
         Returns:
-            `actor/loss`, `actor/grad_norm`, `actor/lr`, and what the objective measures.
+            `actor/loss`, `actor/grad_norm`, `actor/lr`, and the metrics of the objective.
 
         Raises:
-            FloatingPointError: the gradient is not finite; the weights are as they were before that step.
-            LogProbMismatch: engine and trainer disagree about likelihoods; nothing was updated.
+            FloatingPointError: the gradient is not finite; that optimizer step was not taken.
+            LogProbMismatch: engine and trainer disagree about log-probabilities; nothing was updated.
         """
         totals: dict[str, list[float]] = {}
         with self.offload.loaded(states=True):
@@ -106,7 +112,7 @@ class DiffusionActor:
     def _optimizer_step(self, batch: Batch, objective: Objective) -> dict[str, float]:
         rows, passes = _size(batch), objective.passes(batch)
         learning = objective.learning(batch).nonzero().flatten()
-        if self.ranks > 1 or len(learning) == 0:  # every rank must take part in every collective
+        if self.ranks > 1 or len(learning) == 0:  # every rank must run the same collectives
             learning = torch.arange(rows)
         samples = self.config.ppo_micro_batch_size_per_gpu
         micro = max(1, samples // objective.samples_per_row) if samples else rows
@@ -127,32 +133,32 @@ class DiffusionActor:
         except agreement.LogProbMismatch:
             self.optimizer.zero_grad()
             raise
-        return {"actor/loss": loss, **self._stepped(), **summary}
+        return {"actor/loss": loss, **self._take_step(), **summary}
 
-    def _stepped(self) -> dict[str, float]:
-        """Move the weights along the gradient that was gathered."""
+    def _take_step(self) -> dict[str, float]:
+        """Take an optimizer step with the accumulated gradients."""
         norm = float(build.gathered(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
         rate = self.scheduler.get_last_lr()[0]
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
-            raise FloatingPointError(f"the gradient's norm is {norm}")
+            raise FloatingPointError(f"the gradient norm is {norm}: the optimizer step was not taken")
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
         return {"actor/grad_norm": norm, "actor/lr": rate}
 
-    # --- what leaves and enters ---------------------------------------------------------------------------
+    # --- weights and checkpoints ---------------------------------------------------------------------------
 
     def weights(
         self, kind: Literal["lora", "full"], which: Literal["default", "old"] = "default"
     ) -> Generator[tuple[str, Tensor]]:
-        """(name, whole tensor) of the adapter, or of all weights, named `transformer.<path>…`.
+        """(name, unsharded tensor) of the adapter or of all weights; names are `transformer.<path>…`.
 
         Args:
-            which: the trained policy, or the old one.
+            which: the trained policy or the old one.
 
         Raises:
-            ValueError: there is no old policy.
+            ValueError: the old policy is asked for and not kept.
         """
         if which == "old":
             self.policy.require_old()
@@ -166,21 +172,21 @@ class DiffusionActor:
             yield from export.weights(self.module, kind, instead=instead)
 
     def peft_config(self) -> dict[str, Any] | None:
-        """The adapter's `PeftConfig` as plain data, or None for full weights."""
+        """`PeftConfig` of the adapter as JSON data; None when all weights are trained."""
         return export.peft_config(self.module) if self.model_config.lora_rank > 0 else None
 
     def save(self, folder: Path) -> None:
-        """Write model, optimiser, schedule and generator, so that `load` continues bit-exactly."""
+        """Write the training state, so that `load` resumes bit-exactly."""
         with self.offload.loaded(states=True):
             self._state.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Read back what `save` wrote."""
+        """Read what `save` wrote; raises as `TrainingState.load`."""
         with self.offload.loaded(states=True):
             self._state.load(folder)
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter as `load_lora_weights` of diffusers' pipelines reads it; nothing for full weights."""
+        """Write the adapter in diffusers' `load_lora_weights` format; nothing when all weights are trained."""
         if self.model_config.lora_rank > 0:
             with self.offload.loaded():
                 export.save_adapter(self.module, folder, write=self.mesh is None or self.mesh.get_rank() == 0)

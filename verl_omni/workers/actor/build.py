@@ -1,4 +1,4 @@
-"""Load the transformer of a diffusers model, and wrap or thaw what is trained."""
+"""Model construction: load the transformer, add the LoRA adapter, shard with FSDP2."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ logger = logging.getLogger(__name__)
 
 
 def transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
-    """The transformer in `dtype`, with a fresh LoRA adapter when `model.lora_rank` is positive.
+    """Load the transformer in `dtype`, with a new LoRA adapter when `model.lora_rank` is positive.
 
-    The adapter's first values depend on `seed` alone, so every rank makes the same ones.
+    The initial values of the adapter depend on `seed` alone, so they are the same on every rank.
+
+    Args:
+        model: `DiffusionModelConfig`.
 
     Raises:
-        ValueError: LoRA is asked for without `target_modules`, or they match nothing.
-        ImportError: what `model.attn_backend` needs is not installed.
+        ValueError: `lora_rank` is positive and `target_modules` is empty or matches no layer.
+        ImportError: the package of `model.attn_backend` is not installed.
     """
     from diffusers import AutoModel
 
     made: nn.Module = AutoModel.from_pretrained(str(Path(model.path)), subfolder="transformer", torch_dtype=dtype)
-    if model.attn_backend != "native":  # which diffusers takes by itself
-        attend_with(made, model.attn_backend)
+    if model.attn_backend != "native":  # diffusers' default
+        select_attention(made, model.attn_backend)
     if model.lora_rank <= 0:
         made.requires_grad_(True)
         return made
@@ -52,23 +55,25 @@ def transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
     return made
 
 
-def attend_with(module: Any, backend: str) -> None:
-    """Let a diffusers model compute its attention by the kernel that diffusers calls `backend`.
+def select_attention(module: Any, backend: str) -> None:
+    """Select the attention kernel of a diffusers model, by diffusers' name.
 
     Raises:
-        ImportError: what it needs is not installed, or could not be fetched.
+        ImportError: the kernel's package is not installed, or the kernel could not be downloaded.
     """
     try:
         module.set_attention_backend(backend)
     except Exception as error:
         raise ImportError(f"model.attn_backend={backend!r} cannot be used: {error}") from error
     if not any(hasattr(each, "_attention_backend") for each in module.attn_processors.values()):
-        # As in the reference, whose recipes name one for every family.
-        logger.warning("model.attn_backend=%r changes nothing: %s has torch's own", backend, type(module).__name__)
+        # A warning, not an error: recipes of verl-omni set a backend for every family.
+        logger.warning(
+            "model.attn_backend=%r has no effect: %s always uses torch's attention", backend, type(module).__name__
+        )
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, prefixes: Sequence[str], *, reshard_after_forward: bool) -> None:
-    """FSDP2: shard each child whose name is `<prefix><index>`, then the rest."""
+    """Shard with FSDP2: each layer named `<prefix><index>` for itself, then the rest of the module."""
     from torch.distributed.fsdp import fully_shard
 
     names = [name for name, _ in module.named_modules() if _is_layer(name, prefixes)]
@@ -82,6 +87,6 @@ def _is_layer(name: str, prefixes: Sequence[str]) -> bool:
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a sharded parameter; a collective, so every rank must ask in the same order."""
+    """The unsharded tensor of a parameter. A collective: every rank must call it in the same order."""
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[attr-defined]
     return whole.detach()

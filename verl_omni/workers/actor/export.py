@@ -1,4 +1,4 @@
-"""The trained weights under the names that others know."""
+"""Export of trained weights: names without peft's additions, and files in diffusers' LoRA format."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LORA_FILE = "pytorch_lora_weights.safetensors"
 def weights(
     module: nn.Module, kind: Literal["lora", "full"], instead: Mapping[str, Tensor] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor): of the adapter, or of every base weight.
+    """(name, unsharded tensor) of the adapter or of every base weight.
 
     Args:
-        instead: values to take in the place of the parameters of these names.
+        instead: values by parameter name that replace those of the module.
     """
     for name, parameter in module.named_parameters():
         if ("lora_" in name) == (kind == "lora"):
@@ -29,12 +29,12 @@ def weights(
 
 
 def _public(name: str) -> str:
-    """Without what peft puts into names: `attn.to_q.lora_A.default.weight` -> `attn.to_q.lora_A.weight`."""
+    """Remove peft's additions to a name: `attn.to_q.lora_A.default.weight` -> `attn.to_q.lora_A.weight`."""
     return name.replace(f".{ADAPTER}.", ".").replace(".base_layer.", ".")
 
 
 def peft_config(module: Any) -> dict[str, Any]:
-    """`PeftConfig.to_dict()` with sets sorted and enumerations as strings."""
+    """`PeftConfig.to_dict()` as JSON data: sets sorted, enumerations as strings."""
     return {name: _plain(value) for name, value in module.peft_config[ADAPTER].to_dict().items()}
 
 
@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
 
 
 def save_adapter(module: Any, folder: Path, *, write: bool) -> None:
-    """Write the adapter in diffusers' format; every rank gathers, `write` says which one writes."""
+    """Write the adapter in diffusers' LoRA format. Every rank gathers; the rank with `write` writes."""
     found = {name: tensor.cpu().contiguous() for name, tensor in weights(module, "lora")}
     if not write:
         return

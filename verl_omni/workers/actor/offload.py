@@ -1,4 +1,4 @@
-"""What of a policy is on the host while nobody trains, so that a colocated engine has the device's memory."""
+"""Offload weights and optimizer state to CPU memory during generation, for a colocated engine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import torch
 from verl_omni.workers.actor.policy import Policy
 from verl_omni.workers.config import DiffusionFSDPConfig
 
-HOST = torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 class Offload:
-    """Moves weights and the optimizer's states between host and device, as the settings ask.
-
-    Where there is no device, all of it is on the host anyway, and nothing moves.
+    """Moves weights and optimizer state between accelerator and CPU memory; nothing moves when training on the CPU.
 
     Args:
-        config: `param_offload` and `optimizer_offload` say what is on the host between uses.
+        config: `param_offload` and `optimizer_offload` select what is in CPU memory between uses.
     """
 
     def __init__(
@@ -30,7 +28,7 @@ class Offload:
 
     @contextmanager
     def loaded(self, *, states: bool = False) -> Iterator[None]:
-        """The weights are on the device in this block, and the optimizer's states too if `states`."""
+        """Keep the weights on the device in this block, and the optimizer state too if `states`."""
         if self._weights:
             self._policy.move(self._device)
         if self._states and states:
@@ -41,17 +39,17 @@ class Offload:
             self.rest()
 
     def rest(self) -> None:
-        """Leave the device to the engine, which is another process: what torch only keeps for later is freed too."""
-        if self._device == HOST:
+        """Offload, and release torch's cached device memory, which the engine's process could not use otherwise."""
+        if self._device == CPU:
             return
         if self._weights:
-            self._policy.move(HOST)
+            self._policy.move(CPU)
         if self._states:
-            self._move_states(HOST)
+            self._move_states(CPU)
         torch.get_device_module(self._device).empty_cache()
 
     def _move_states(self, device: torch.device) -> None:
         for state in self._optimizer.state.values():
             for name, value in state.items():
-                if value.ndim > 0:  # the number of steps is a scalar on the host, where AdamW wants it
+                if value.ndim > 0:  # AdamW keeps its step counter, a scalar, on the CPU
                     state[name] = value.to(device)

@@ -1,4 +1,4 @@
-"""`Policy`: the trained transformer, and the two others that it is compared with."""
+"""`Policy`: the trained transformer, which can also run as the base model and as the old policy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Batch = dict[str, Tensor]
 
 
 class OldPolicy:
-    """A delayed copy of what is trained (arXiv:2509.16117, section 3.3), sharded as the parameters are.
+    """A delayed copy of the trained parameters (arXiv:2509.16117, section 3.3), sharded as they are.
 
     Attributes:
-        values: by the parameter's name.
+        values: tensors by parameter name.
     """
 
     def __init__(self, trained: Mapping[str, nn.Parameter]) -> None:
@@ -28,18 +28,18 @@ class OldPolicy:
 
     @torch.no_grad()
     def follow(self, trained: Mapping[str, nn.Parameter], decay: float) -> None:
-        """decay x old + (1 - decay) x trained."""
+        """Move towards the trained parameters: old = decay * old + (1 - decay) * trained."""
         for name, value in self.values.items():
             value.mul_(decay).add_(trained[name].detach(), alpha=1 - decay)
 
 
 class Policy:
-    """The model as algorithms see it.
+    """The interface of the model for training algorithms.
 
     Args:
-        adapter: what the trainer knows of the model's family.
-        lora: whether an adapter is trained, so that the base is the model without it.
-        keeps_old: hold a delayed copy of what is trained.
+        adapter: training adapter of the model's family.
+        lora: whether a LoRA adapter is trained; the base model is then the model with the adapter disabled.
+        keeps_old: keep a delayed copy of the trained parameters.
     """
 
     def __init__(self, module: nn.Module, adapter: TrainingAdapter, *, lora: bool, keeps_old: bool) -> None:
@@ -48,38 +48,38 @@ class Policy:
         self.old = OldPolicy(self.trained) if keeps_old else None
 
     def move(self, device: torch.device) -> None:
-        """Take the model, and what it is compared with, to a device. Parameters stay the objects that they are."""
+        """Move the model and the old policy to a device; the parameter objects stay the same."""
         self.module.to(device)
         if self.old is not None:
             self.old.values = {name: value.to(device) for name, value in self.old.values.items()}
 
     def velocity(self, part: Batch, x: Tensor, timestep: Tensor, guidance_scale: float) -> Tensor:
-        """What the model predicts for latents `x` [B, ...] at `timestep` [B], float32 of the same shape."""
+        """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, ...] at `timestep` [B]."""
         return self.adapter.velocity(self.module, part, x, timestep, guidance_scale)
 
     def velocity_at(self, part: Batch, x: Tensor, time: Tensor) -> Tensor:
-        """The same at the noise level `time` [B] in [0, 1), without guidance."""
+        """Predicted velocity at noise level `time` [B] in [0, 1), without guidance."""
         return self.velocity(part, x, time * TIMESTEPS, 1.0)
 
     def require_old(self) -> OldPolicy:
         """The old policy.
 
         Raises:
-            ValueError: there is none.
+            ValueError: none is kept.
         """
         if self.old is None:
-            raise ValueError("there is no old policy: model.policy_state_adapters must have `old`")
+            raise ValueError("no old policy is kept: model.policy_state_adapters must have `old`")
         return self.old
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
-        """Be the base, without gradients: the model with its adapter switched off needs no second copy.
+        """Run as the base model: adapter disabled, no gradients.
 
         Raises:
-            ValueError: all weights are trained, so there is no base.
+            ValueError: all weights are trained, so the base weights are not kept.
         """
         if not self.lora:
-            raise ValueError("a comparison with the base needs LoRA: full weights would need a second copy of it")
+            raise ValueError("a comparison with the base model needs LoRA: with full weights the base is not kept")
         module: Any = self.module
         module.disable_adapters()
         try:
@@ -90,24 +90,24 @@ class Policy:
 
     @contextmanager
     def as_old(self) -> Iterator[None]:
-        """Be the old policy, without gradients.
+        """Run as the old policy, without gradients.
 
         Raises:
-            ValueError: there is none.
+            ValueError: none is kept.
         """
         old = self.require_old()
         new = OldPolicy(self.trained)
         with torch.no_grad():
-            self._become(old)
+            self._copy_values(old)
             try:
                 yield
             finally:
-                self._become(new)
+                self._copy_values(new)
 
-    def _become(self, policy: OldPolicy) -> None:
+    def _copy_values(self, policy: OldPolicy) -> None:
         for name, parameter in self.trained.items():
             parameter.copy_(policy.values[name])
-        # Whole weights that FSDP2 kept from the last forward pass are those of the other policy.
+        # FSDP2 may still hold unsharded weights of the other policy from the last forward pass.
         for part in self.module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()

@@ -86,7 +86,7 @@ class TrainingState:
 
 
 def _whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gathered on every rank, on the host."""
+    """Unsharded tensors in CPU memory, on every rank."""
     return {name: gathered(tensor).cpu().contiguous() for name, tensor in tensors.items()}
 
 
@@ -97,7 +97,7 @@ def _fill(tensors: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor
 
 
 def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """`whole`, sharded as `parameter` is."""
+    """`whole`, sharded like `parameter`."""
     if not hasattr(parameter, "device_mesh"):
         return whole.to(parameter.device, parameter.dtype)
     from torch.distributed.tensor import distribute_tensor

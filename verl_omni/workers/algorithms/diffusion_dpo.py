@@ -17,19 +17,19 @@ from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgori
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 from verl_omni.workers.config.diffusion.actor import require_positive
 
-OF_PAIRS = frozenset({"preferred", "draw_seeds", "times", "noise"})  # tensors with one entry a pair, not two
+OF_PAIRS = frozenset({"preferred", "draw_seeds", "times", "noise"})  # tensors with one entry per pair; others have two
 
 
 @dataclass
 class DiffusionDPOLossConfig(DiffusionLossConfig):
-    """Online Diffusion-DPO (arXiv:2311.12908).
+    """Settings of online Diffusion-DPO.
 
     Attributes:
-        beta: how much the policy is held to the base; > 0.
-        draws: noise levels at which each pair is trained on in an update; > 0.
+        beta: strength of the pull to the base model; > 0.
+        draws: noise levels that each pair is trained on in an update; > 0.
 
     Raises:
-        ValueError: a number is not in its range.
+        ValueError: a number is out of its range.
     """
 
     loss_mode: Literal["diffusion_dpo"] = "diffusion_dpo"
@@ -41,10 +41,10 @@ class DiffusionDPOLossConfig(DiffusionLossConfig):
 
 
 class DPOObjective:
-    """The better sample of a pair gains on the base, the worse one loses. A row is a pair.
+    """The DPO loss of pairs of samples; a row of the batch is a pair.
 
-    Batch: `clean_latents` [P, 2, ...], the better one first, `preferred` [P], 0 where there is no preference,
-    `draw_seeds` int64 [P]: both samples get the same noise at the same time; and the embeddings, [P, 2, ...].
+    Batch: `clean_latents` [P, 2, ...], the better sample first; `preferred` [P], 0 for equal rewards; `draw_seeds`
+    int64 [P], so both samples of a pair get the same noise and noise level; and the embeddings, [P, 2, ...].
     """
 
     samples_per_row = 2

@@ -27,16 +27,16 @@ from verl_omni.workers.config.diffusion.actor import require_positive
 
 @dataclass
 class DiffusionNFTLossConfig(DiffusionLossConfig):
-    """DiffusionNFT (arXiv:2509.16117).
+    """Settings of DiffusionNFT.
 
     Attributes:
-        beta: how far the implicit policies are from the old one, as a share of the trained one's distance; > 0.
-        adv_clip_max: advantage from which on a sample is certainly good; its negative, certainly bad; > 0.
-        draws: noise levels at which each sample is trained on in an update; > 0.
-        old_decay_rate, old_decay_max: after the update of step s, min(rate (s - 1), max) of the old policy stays.
+        beta: distance of the implicit policies from the old one, relative to the trained policy's; > 0.
+        adv_clip_max: advantage at which the optimality probability reaches 1, and at its negative 0; > 0.
+        draws: noise levels that each sample is trained on in an update; > 0.
+        old_decay_rate, old_decay_max: see `algos.nft.old_decay`.
 
     Raises:
-        ValueError: a number is not in its range.
+        ValueError: a number is out of its range.
     """
 
     loss_mode: Literal["diffusion_nft"] = "diffusion_nft"
@@ -56,15 +56,15 @@ class DiffusionNFTLossConfig(DiffusionLossConfig):
 
 
 class NFTObjective:
-    """Flow matching of the implicit positive and negative policies on clean samples of the old one.
+    """Flow-matching loss of the implicit positive and negative policies on samples of the old policy.
 
     Batch: `clean_latents` [B, ...], `optimality` [B] in [0, 1], `draw_seeds` int64 [B], and the embeddings.
 
     Args:
-        step: training step, from 1; says how far the old policy follows afterwards.
+        step: training step, from 1, which determines the decay of the old policy.
 
     Raises:
-        ValueError: the policy keeps no old one.
+        ValueError: no old policy is kept.
     """
 
     samples_per_row = 1
@@ -79,7 +79,7 @@ class NFTObjective:
         return self.config.draws
 
     def learning(self, batch: Batch) -> Tensor:
-        # At r = 1/2 both implicit policies weigh the same, and the loss still pulls the policy to the old one.
+        # At optimality 1/2 the loss still pulls the policy to the old one.
         return torch.ones(len(batch["optimality"]), dtype=torch.bool)
 
     def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:

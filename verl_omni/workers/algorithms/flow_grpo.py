@@ -1,4 +1,4 @@
-"""Flow-GRPO (arXiv:2505.05470); DanceGRPO and MixGRPO are the same loss on samples that are drawn in another way."""
+"""Flow-GRPO (arXiv:2505.05470). DanceGRPO and MixGRPO use the same loss and differ in the sampler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 
 @dataclass
 class FlowGRPOLossConfig(DiffusionLossConfig):
-    """Flow-GRPO (arXiv:2505.05470). `clip_ratio` bounds |ratio - 1|; `adv_clip_max` bounds |advantage|."""
+    """Settings of Flow-GRPO.
+
+    Attributes:
+        clip_ratio: clip range of the likelihood ratio: 1 ± `clip_ratio`.
+        adv_clip_max: upper limit of the absolute advantage.
+    """
 
     loss_mode: Literal["flow_grpo"] = "flow_grpo"
     clip_ratio: float = 1e-4
@@ -27,16 +32,16 @@ class FlowGRPOLossConfig(DiffusionLossConfig):
 
 
 class GRPOObjective:
-    """The clipped loss over the recorded steps of a sampler that draws noise.
+    """The clipped policy loss over the recorded SDE steps (arXiv:2505.05470, eq. 6).
 
     Batch: `all_latents` [B, T + 1, ...], `all_timesteps` [B, T], `all_sigmas` [B, T + 1], `sigma_max` [B, 1],
     `rollout_log_probs` [B, T], `advantages` [B], and the embeddings.
 
     Args:
-        kl_loss_coef: weight of the KL to the base, None for none.
-        noise_level, sde_type, guidance_scale: of the sampler that drew the batch.
-        tolerance: how far the engine's log-probabilities and ours may be apart on average, before the first
-            optimizer step, where both have the same weights.
+        kl_loss_coef: weight of the KL to the base model; None: no KL.
+        noise_level, sde_type, guidance_scale: of the sampler that generated the batch.
+        tolerance: upper limit of the mean absolute difference between the engine's and the trainer's log-probabilities
+            before the first optimizer step, where both have the same weights.
     """
 
     samples_per_row = 1
@@ -56,7 +61,7 @@ class GRPOObjective:
         return batch["rollout_log_probs"].shape[1]
 
     def learning(self, batch: Batch) -> Tensor:
-        # A row that is neither better nor worse than its group has no gradient, unless the KL gives it one.
+        # Without KL, a row with advantage 0 has no gradient.
         return (batch["advantages"] != 0) | (self.kl_loss_coef is not None)
 
     def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -76,7 +81,7 @@ class GRPOObjective:
         return loss, measured
 
     def density(self, part: Batch, place: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, deviation and log-probability [B] of a recorded transition under the policy as it is."""
+        """Mean, standard deviation and log-probability [B] of recorded step `place` under the current policy."""
         x = part["all_latents"][:, place]
         velocity = self.policy.velocity(part, x, part["all_timesteps"][:, place], self.guidance_scale)
         mean, std = sde.moments(
@@ -102,7 +107,7 @@ class GRPOObjective:
 
 
 class FlowGRPO(TrainingAlgorithm[FlowGRPOLossConfig]):
-    """Compares the likelihoods of recorded steps under the trained policy and under the one that sampled."""
+    """Flow-GRPO: raises the likelihood of recorded steps with positive advantages, within the clip range."""
 
     settings = FlowGRPOLossConfig
 

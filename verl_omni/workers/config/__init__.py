@@ -1,4 +1,4 @@
-"""Typed settings of rollout, model and actor."""
+"""Typed settings of model, actor and rollout."""
 
 from .diffusion import *  # noqa: F403
 from .diffusion import __all__ as __all__

@@ -1,4 +1,4 @@
-"""Typed settings of a diffusion model's rollout, of the model and of its training."""
+"""Typed settings of a diffusion model, its training and its rollout."""
 
 from .actor import (
     DiffusionActorConfig,

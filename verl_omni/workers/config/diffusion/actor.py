@@ -34,7 +34,14 @@ def require_positive(loss: str, **numbers: float) -> None:
 
 @dataclass
 class DiffusionOptimizerConfig(BaseConfig):
-    """AdamW and its schedule; warm-up and total are counted in optimizer steps."""
+    """AdamW and its learning-rate schedule.
+
+    Attributes:
+        lr: peak learning rate.
+        lr_scheduler_type: after the warm-up, constant, or cosine decay to 0.
+        lr_warmup_steps: optimizer steps of linear warm-up.
+        total_training_steps: optimizer steps at which the cosine reaches 0; constant if not positive.
+    """
 
     lr: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -47,12 +54,12 @@ class DiffusionOptimizerConfig(BaseConfig):
 
 @dataclass
 class DiffusionFSDPConfig(BaseConfig):
-    """How weights lie in the devices' memory; a host without any ignores it.
+    """Sharding and offload of the trained model; without effect on the CPU in one process.
 
     Attributes:
-        reshard_after_forward: of FSDP2 (`fully_shard`), which an actor of several processes is sharded by.
-        param_offload: weights are on the host while nobody trains, so that the engine has the device's memory.
-        optimizer_offload: the optimizer's states too.
+        reshard_after_forward: argument of FSDP2's `fully_shard`, which shards an actor of several processes.
+        param_offload: keep the weights in CPU memory except during updates and weight sync.
+        optimizer_offload: keep the optimizer state in CPU memory except during updates.
     """
 
     reshard_after_forward: bool = True
@@ -62,20 +69,22 @@ class DiffusionFSDPConfig(BaseConfig):
 
 @dataclass
 class DiffusionActorConfig(BaseConfig):
-    """How the policy is updated.
+    """Updates of the policy.
 
     Attributes:
-        diffusion_loss: what is learned from the samples.
-        ppo_mini_batch_size: prompts per optimizer step (times `rollout.n` samples), as in verl.
-        ppo_micro_batch_size_per_gpu: samples per forward pass; gradients accumulate over the rest.
+        diffusion_loss: settings of the training algorithm.
+        ppo_mini_batch_size: prompts per optimizer step (each with `rollout.n` samples), as in verl.
+        ppo_micro_batch_size_per_gpu: samples per forward pass; gradients are accumulated. None: the mini-batch.
         ppo_epochs: passes over each batch.
-        grad_clip: largest gradient norm.
-        use_kl_loss, kl_loss_coef: KL to the base model (adapter switched off); of Flow-GRPO alone.
-        dtype: parameters' dtype.
-        strategy: how several processes share it; `fsdp` too means FSDP2.
+        shuffle: shuffle the rows of each batch.
+        grad_clip: upper limit of the gradient norm.
+        use_kl_loss, kl_loss_coef: add this multiple of the KL to the base model (adapter disabled); Flow-GRPO only.
+        dtype: dtype of the parameters, by torch's name.
+        seed: seed of the initial adapter and of the shuffling.
+        strategy: sharding over several processes; `fsdp` and `fsdp2` both mean FSDP2.
 
     Raises:
-        ValueError: `strategy` is another.
+        ValueError: `strategy` is unknown.
     """
 
     strategy: str = "fsdp2"

@@ -21,16 +21,21 @@ class DiffusionModelConfig(BaseConfig):
 
     Attributes:
         path: folder with `model_index.json`.
-        architecture: the pipeline's class name, read from `model_index.json` when not given.
-        algorithm: training algorithm that the samples are for; the pipeline of a family samples for all of them.
-        tokenizer_path: defaults to `<path>/tokenizer`, else `path`.
-        lora_rank: 0 trains all weights of the transformer.
-        target_modules: names (suffixes) that LoRA wraps.
-        external_lib: module, or list of modules, that every process with the model imports first.
-        extra_tokenizers: of the model's other text encoders, {name: {path, max_length}}; without `max_length`
-            nothing is cut.
+        architecture: class name of the pipeline; None: `_class_name` in `model_index.json`.
+        algorithm: training algorithm that the samples are for, the same as `actor.diffusion_loss.loss_mode`.
+        external_lib: module, or list of modules, to import before the model is loaded, in each process that loads it.
+        tokenizer_path: default `<path>/tokenizer` if that exists, else `path`.
+        custom_chat_template: Jinja chat template of prompts; None: the tokenizer's.
+        extra_tokenizers: tokenizers of the model's other text encoders, {name: {path, max_length}}; without
+            `max_length` prompts are not truncated.
         attn_backend: the trainer's attention kernel, by diffusers' name.
-        fsdp_layer_prefixes: children sharded one by one under FSDP2.
+        lora_rank: rank of the LoRA adapter; 0 trains all weights of the transformer.
+        lora_alpha, lora_init_weights, exclude_modules: as in peft's `LoraConfig`.
+        target_modules: suffixes of the linear layers to adapt, e.g. `attn.to_q`, or a regular expression.
+        lora: read by verl's server.
+        policy_state_adapters: `default`, and `old` to keep an old policy.
+        fsdp_layer_prefixes: name prefixes of the layers that FSDP2 shards one by one.
+        tokenizer, processor: loaded from `tokenizer_path`, and from `<path>/processor` if that exists.
 
     Raises:
         FileNotFoundError: the folder or its `model_index.json` is missing.
@@ -62,10 +67,10 @@ class DiffusionModelConfig(BaseConfig):
     lora_init_weights: str = "gaussian"
     target_modules: Any = None
     exclude_modules: Any = None
-    lora: dict[str, Any] = field(default_factory=dict)  # verl's server reads .get("rank") and .get("merge")
+    lora: dict[str, Any] = field(default_factory=dict)  # read by verl's server: .get("rank"), .get("merge")
     policy_state_adapters: tuple[str, ...] = ("default",)
     fsdp_layer_prefixes: list[str] = field(default_factory=lambda: ["transformer_blocks."])
-    hf_config: Any = None  # verl's server asks for the attribute; a diffusion model has none
+    hf_config: Any = None  # read by verl's server; a diffusion model has none
     tokenizer: Any = None
     processor: Any = None
 
@@ -99,7 +104,7 @@ class DiffusionModelConfig(BaseConfig):
             self.processor = hf_processor(str(root / "processor"), trust_remote_code=self.trust_remote_code)
 
     def load_extra_tokenizers(self) -> dict[str, dict[str, Any]]:
-        """`extra_tokenizers` as an agent loop takes them: {name: {"tokenizer": …, "max_length": int or None}}."""
+        """Load `extra_tokenizers`: {name: {"tokenizer": …, "max_length": int or None}}."""
         from verl.utils import hf_tokenizer
 
         return {

@@ -17,16 +17,16 @@ REPLICA_DEADLINE_SECONDS = 1800.0
 
 @dataclass
 class DiffusionPipelineConfig(BaseConfig):
-    """What one request asks of the diffusion pipeline.
+    """Settings of one request to the diffusion pipeline.
 
     Attributes:
-        height, width: pixels.
-        num_inference_steps: denoising steps.
-        true_cfg_scale, guidance_scale: classifier-free guidance; 1.0 and None mean none.
+        height, width: size of a sample in pixels.
+        num_inference_steps: number of denoising steps.
+        true_cfg_scale, guidance_scale: scale of classifier-free guidance, 1.0: none; a family uses one of the two.
         max_sequence_length: tokens of the longest text encoder; prompt embeddings are padded to it.
-        num_frames: 1 for an image.
+        num_frames: frames of a video; 1 for an image.
         output_type: `image` (pixels) or `latent`.
-        pixel_dtype: of a sample's pixels: `uint8` (0 to 255) or `float32` (0 to 1).
+        pixel_dtype: `uint8` (0 to 255) or `float32` (0 to 1).
     """
 
     height: int = 512
@@ -42,17 +42,20 @@ class DiffusionPipelineConfig(BaseConfig):
 
 @dataclass
 class DiffusionRolloutAlgoConfig(BaseConfig):
-    """How noise enters the sampler, and which steps are recorded.
+    """SDE sampler: its noise, and the steps that are recorded.
 
     Attributes:
         noise_level: scale of the SDE's noise (`a` in Flow-GRPO, arXiv:2505.05470).
         sde_type: `sde`, `cps` or `dance_sde`.
-        sde_window_size: recorded steps; None records every step but the last.
-        sde_window_range: [low, high) of the window's possible places.
-        sample_strategy: `random` draws the window's start for each request, `progressive` moves it.
-        iters_per_group: training steps for which a progressive window stays; > 0.
-        sde_window_seed: seed of the random window's start.
+        sde_window_size: number of steps with noise, which are recorded; None: all but the last.
+        sde_window_range: steps [low, high) that the window lies in; None: all but the last.
+        sample_strategy: `random` places the window for each request, `progressive` moves it over the training steps.
+        iters_per_group: training steps between two moves of a progressive window; > 0.
+        sde_window_seed: seed of the random placement.
         clean_latents: return the final latents of training samples, for algorithms without a likelihood.
+
+    Raises:
+        ValueError: `sde_type` or `sample_strategy` is unknown, or `iters_per_group` is not positive.
     """
 
     noise_level: float = 1.0
@@ -77,7 +80,13 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
 
 @dataclass
 class DiffusionSamplingConfig(BaseConfig):
-    """Overrides for validation: fixed seeds, usually no noise."""
+    """Overrides for validation samples.
+
+    Attributes:
+        n: samples per prompt.
+        seed: seed of rows without a `seed` column.
+        pipeline, algo: settings that replace those of training.
+    """
 
     n: int = 1
     seed: int = 42
@@ -87,17 +96,23 @@ class DiffusionSamplingConfig(BaseConfig):
 
 @dataclass
 class DiffusionRolloutConfig(RolloutConfig):
-    """verl's rollout settings with those of a diffusion engine.
+    """verl's rollout settings, extended by those of a diffusion engine.
 
     Attributes:
-        rollout_attn_backend: vLLM-Omni's name of the pipeline's attention, unless `engine_kwargs.vllm_omni` has one.
-        deadline_seconds: how long a replica may answer nothing of what it was asked before it is given up. It must
-            exceed the time for one batch of the engine; weight updates have a deadline of their own
+        rollout_attn_backend: attention backend of the pipeline, by vLLM-Omni's name, unless `engine_kwargs.vllm_omni`
+            sets one.
+        step_execution: run one denoising step at a time, so that requests join and leave a batch between steps.
+        rollout_adapter: policy that samples: `default`, the trained one, or `old`.
+        external_lib: module to import in the server's process before the engine starts.
+        max_prompt_embed_length: rows that prompt embeddings are padded to; None: `pipeline.max_sequence_length`.
+        max_concurrent_requests: upper limit of the requests in flight of one agent-loop worker.
+        deadline_seconds: a replica that has requests in flight and sends nothing for so long is treated as failed. It
+            must exceed the time for one batch of the engine; weight updates have their own deadline
             (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
 
     Raises:
-        ValueError: `mode` is not `async`, `rollout_adapter` is unknown, or `deadline_seconds` is not positive.
-        NotImplementedError: pipeline parallelism is asked of vLLM-Omni.
+        ValueError: `mode` is `sync`, `rollout_adapter` is unknown, or `deadline_seconds` is not positive.
+        NotImplementedError: pipeline parallelism is requested.
     """
 
     _mutable_fields = RolloutConfig._mutable_fields | {
