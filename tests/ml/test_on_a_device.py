@@ -1,4 +1,4 @@
-"""What runs on a device: `second_device`, in a process of its own, because torch does not forget such a device."""
+"""Tests on a second device (`second_device`), in their own process, because torch cannot unregister a device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
         pytest.param("cuda", marks=pytest.mark.gpu),
     ],
 )
-def test_what_runs_on_a_device_does_as_on_the_host(kind: str) -> None:
+def test_device_results_equal_cpu_results(kind: str) -> None:
     checks = [str(ROOT / "tests" / "ml" / "second_device" / name) for name in ("sampling_and_weights.py", "actor.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", *checks]
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja is installed beside Python

@@ -1,4 +1,4 @@
-"""The names that programs are written against stand where those programs look for them, with those arguments."""
+"""Documented public names exist at their import paths, with their arguments."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def check(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
 
 
 @pytest.mark.parametrize(("module", "name", "arguments"), LIGHT)
-def test_documented_names_are_there(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
+def test_documented_names_exist(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
     check(module, name, arguments)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("module", "name", "arguments"), HEAVY)
-def test_documented_names_of_the_engine_are_there(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
+def test_documented_engine_names_exist(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
     check(module, name, arguments)
 
 

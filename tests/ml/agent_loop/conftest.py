@@ -1,4 +1,4 @@
-"""What tests of the agent loop share: settings of the example's model, doubles of an engine and a reward worker."""
+"""Fixtures of the agent-loop tests: settings of the example model, fake engine, fake reward worker."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from verl_omni.workers.config import DiffusionRolloutConfig, DiffusionSamplingCo
 
 @given(st.integers(0, 2**40), st.integers(1, 50), st.data())
 @settings(deadline=None)
-def test_seeds_do_not_depend_on_how_a_batch_is_cut(base: int, size: int, data: st.DataObject) -> None:
+def test_seeds_do_not_depend_on_how_a_batch_is_split(base: int, size: int, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, size))
     meta = {"rollout_seed": base}
     whole = maybe_per_rollout_seeds(meta, size)
@@ -33,7 +33,7 @@ def test_seeds_do_not_depend_on_how_a_batch_is_cut(base: int, size: int, data: s
     assert whole[-1] == (base * 1_000_003 + size - 1) % (2**63 - 1)
 
 
-def test_seeds_are_optional_and_counted() -> None:
+def test_seeds_are_optional_and_need_one_index_per_row() -> None:
     assert maybe_per_rollout_seeds({}, 3) is None
     with pytest.raises(ValueError, match="Expected 3 global rollout indices, got 2"):
         maybe_per_rollout_seeds({"rollout_seed": 1}, 3, [0, 1])
@@ -56,7 +56,7 @@ def test_training_and_validation_parameters() -> None:
 
 @given(st.integers(1, 20), st.booleans(), st.none() | st.integers(0, 2**40))
 @settings(deadline=None)
-def test_each_row_has_parameters_of_its_own(size: int, validate: bool, seed: int | None) -> None:
+def test_rows_do_not_share_parameters(size: int, validate: bool, seed: int | None) -> None:
     rollout = DiffusionRolloutConfig()
     made = row_params(rollout, {"validate": validate, "global_steps": 1, "rollout_seed": seed}, size, {})
     assert len(made) == size
@@ -66,7 +66,7 @@ def test_each_row_has_parameters_of_its_own(size: int, validate: bool, seed: int
     assert rollout.pipeline.height == 512
 
 
-async def test_no_more_than_the_limit_is_in_flight() -> None:
+async def test_the_number_of_rows_in_flight_is_limited() -> None:
     """Fault 6."""
     flying, most = 0, 0
     release = asyncio.Event()
@@ -108,7 +108,7 @@ async def test_a_failure_cancels_and_awaits_the_rest_and_names_the_row() -> None
 
 @given(st.integers(1, 12), st.integers(0, 12))
 @settings(deadline=None)
-def test_embeddings_are_padded_and_never_cut(length: int, room: int) -> None:
+def test_embeddings_are_padded_and_never_truncated(length: int, room: int) -> None:
     value = torch.randn(length, 3)
     padded = batching._pad_prompt_extra_field("prompt_embeds", value, length + room)
     assert padded.shape == (length + room, 3)
@@ -129,7 +129,7 @@ def row(score: float | None = 1.0, **fields: Any) -> _InternalDiffusionAgentLoop
     )
 
 
-def test_rows_are_put_together_with_the_documented_keys() -> None:
+def test_collated_batches_have_the_documented_keys() -> None:
     info = {"correct": 1.0, "note": "x"}
     rows = [
         row(all_latents=torch.zeros(1, 6, 1), global_steps=3, reward_extra_info=info),

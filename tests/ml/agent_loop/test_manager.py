@@ -1,4 +1,4 @@
-"""What several workers report is put together as if one had made all rows."""
+"""Manager: the results of several workers are joined as if one worker had run all rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def whole(rows: list[Any], cut: int) -> DataProto:
 
 @given(st.lists(ROW, min_size=2, max_size=6), st.data())
 @settings(deadline=None)
-def test_the_result_does_not_depend_on_how_rows_are_spread(rows: list[Any], data: st.DataObject) -> None:
+def test_the_result_does_not_depend_on_the_split_over_workers(rows: list[Any], data: st.DataObject) -> None:
     one = collate([row(*each) for each in rows], {})
     joined = whole(rows, data.draw(st.integers(1, len(rows) - 1)))
     assert set(joined.batch.keys()) == set(one.batch.keys())
@@ -48,7 +48,7 @@ def test_the_result_does_not_depend_on_how_rows_are_spread(rows: list[Any], data
     assert found == {name: list(column) for name, column in one.non_tensor_batch.items()}
 
 
-def test_verl_alone_refuses_what_is_joined_here() -> None:
+def test_verls_manager_refuses_results_that_are_aligned_here() -> None:
     """Removable when verl joins workers whose samples report different keys."""
     rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "iou": 0.2}, {})]
     with pytest.raises(AssertionError, match=r"not present in the keys|Conflicting values"):
@@ -71,7 +71,7 @@ class Worker:
         return collate(rows, {"priority": columns["priority"]})
 
 
-def test_the_manager_joins_its_workers_and_times_them() -> None:
+def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
     from omegaconf import OmegaConf
 
     from verl_omni.agent_loop.manager import DiffusionAgentLoopManager

@@ -1,4 +1,4 @@
-"""Pictures and videos of a prompt, from a row of verl's data set to the prompt that the engine is given."""
+"""Images and videos of a prompt, from a row of verl's dataset to the engine's prompt."""
 
 from __future__ import annotations
 
@@ -105,9 +105,7 @@ def message(*parts: str | Image.Image | list[Image.Image]) -> list[dict[str, Any
     return [{"role": "user", "content": [part(each) for each in parts]}]
 
 
-async def test_a_picture_of_a_row_is_in_the_engines_prompt_and_its_tokens_in_the_ids(
-    worker: Any, batch: Any, model: Path
-) -> None:
+async def test_an_image_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any, batch: Any, model: Path) -> None:
     engine = Engine()
     made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
     assert type(made.processor).__name__ == "Qwen2VLProcessor"
@@ -128,9 +126,7 @@ async def test_a_picture_of_a_row_is_in_the_engines_prompt_and_its_tokens_in_the
     assert output.non_tensor_batch["raw_prompt"][0][0]["content"][0]["image"] is red
 
 
-async def test_a_video_of_a_row_is_in_the_engines_prompt_and_its_tokens_in_the_ids(
-    worker: Any, batch: Any, model: Path
-) -> None:
+async def test_a_video_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any, batch: Any, model: Path) -> None:
     engine = Engine()
     made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))
     frames = [Image.new("RGB", (SIDE, SIDE), (shade, 0, 0)) for shade in (0, 80, 160, 240)]
@@ -143,7 +139,7 @@ async def test_a_video_of_a_row_is_in_the_engines_prompt_and_its_tokens_in_the_i
     assert asked["prompt_token_ids"].count(ids(VIDEO)) == 2 * 4, "one for each 2 by 2 patches of 2 frames"
 
 
-async def test_a_picture_of_too_many_tokens_is_refused(worker: Any, batch: Any, model: Path) -> None:
+async def test_an_image_with_too_many_tokens_is_refused(worker: Any, batch: Any, model: Path) -> None:
     from verl_omni.agent_loop.fanout import SampleFailed
 
     made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=16", engine=server(Engine()))

@@ -1,4 +1,4 @@
-"""How a row becomes a request: chat templates, negative prompts, pictures, other text encoders."""
+"""From a row to a request: chat templates, negative prompts, images, other text encoders."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def one(worker: Any, batch: Any, prompt: Any, **columns: list[Any]) -> dic
     return asked
 
 
-async def test_without_a_chat_template_the_text_itself_is_read(worker: Any, batch: Any) -> None:
+async def test_without_a_chat_template_the_plain_text_is_tokenized(worker: Any, batch: Any) -> None:
     made = worker()
     request = await one(made, batch, "a red circle")
     assert request.keys() == SENT, "a server need not know what is not used"
@@ -64,7 +64,7 @@ async def test_without_a_chat_template_the_text_itself_is_read(worker: Any, batc
     assert request["negative_prompt_ids"] is request["image_data"] is request["video_data"] is None
 
 
-async def test_words_alone_need_no_reader_of_pictures(worker: Any, batch: Any) -> None:
+async def test_text_prompts_do_not_import_image_packages(worker: Any, batch: Any) -> None:
     """verl's imports `qwen_vl_utils` for every model that has a processor."""
 
     class Missing:
@@ -79,14 +79,14 @@ async def test_words_alone_need_no_reader_of_pictures(worker: Any, batch: Any) -
         await one(made, batch, [{"role": "user", "content": [{"type": "text", "text": "a"}, {"image": "b"}]}])
 
 
-async def test_a_long_text_is_cut_and_keeps_its_end(worker: Any, batch: Any, caplog: Any) -> None:
+async def test_a_long_text_is_truncated_and_keeps_its_end_token(worker: Any, batch: Any, caplog: Any) -> None:
     # An import of vLLM in another test of this process raises the level of all loggers.
     caplog.set_level(logging.WARNING, logger="verl_omni.agent_loop.single_turn_agent_loop")
     made = worker()
     ids = (await one(made, batch, "red " * 20))["prompt_ids"]
     assert len(ids) == 8
     assert ids[-1] == made.tokenizer.eos_token_id
-    assert "prompt of 22 tokens is cut to rollout.prompt_length=8" in caplog.text
+    assert "prompt of 22 tokens is truncated to rollout.prompt_length=8" in caplog.text
 
 
 async def test_a_custom_chat_template_is_used_by_tokenizer_and_processor(worker: Any, batch: Any) -> None:
@@ -107,7 +107,7 @@ def test_a_custom_chat_template_is_set_on_the_processor(worker: Any, monkeypatch
     assert made.processor.chat_template == made.tokenizer.chat_template == TEMPLATE
 
 
-async def test_a_templated_text_that_is_too_long_loses_its_beginning(worker: Any, batch: Any) -> None:
+async def test_a_long_templated_prompt_is_truncated_on_the_left(worker: Any, batch: Any) -> None:
     made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
     ids = (await one(made, batch, "circle " * 20))["prompt_ids"]
     assert len(ids) == 8
@@ -115,13 +115,13 @@ async def test_a_templated_text_that_is_too_long_loses_its_beginning(worker: Any
 
 
 @pytest.mark.parametrize("negative", ["blue square", [{"role": "user", "content": "blue square"}]])
-async def test_a_negative_prompt_is_read_like_the_prompt(worker: Any, batch: Any, negative: Any) -> None:
+async def test_a_negative_prompt_is_tokenized_like_the_prompt(worker: Any, batch: Any, negative: Any) -> None:
     made = worker()
     request = await one(made, batch, "a red circle", raw_negative_prompt=[negative])
     assert request["negative_prompt_ids"] == made.tokenizer("blue square")["input_ids"]
 
 
-async def test_pictures_and_videos_travel_with_both_prompts(worker: Any, batch: Any) -> None:
+async def test_images_and_videos_are_sent_with_both_prompts(worker: Any, batch: Any) -> None:
     made = worker()
     made.processor, made.dataset_cls = Processor(), Dataset
     prompt = [{"role": "user", "content": [{"text": "make it red"}, {"image": "cat"}, {"video": "dog"}]}]
@@ -133,7 +133,7 @@ async def test_pictures_and_videos_travel_with_both_prompts(worker: Any, batch: 
     assert request["negative_prompt_ids"] == [1, IMAGE, VIDEO]
 
 
-async def test_a_prompt_with_pictures_is_never_cut(worker: Any, batch: Any) -> None:
+async def test_a_prompt_with_images_is_never_truncated(worker: Any, batch: Any) -> None:
     made = worker()
     made.processor, made.dataset_cls = Processor(), Dataset
     prompt = [{"role": "user", "content": [{"text": "red " * 8}, {"image": "cat"}]}]
@@ -146,7 +146,7 @@ def extra(**entries: str) -> str:
     return f"actor_rollout_ref.model.extra_tokenizers={{{listed}}}"
 
 
-async def test_other_encoders_get_ids_of_their_own_tokenizers(worker: Any, batch: Any) -> None:
+async def test_other_encoders_get_ids_from_their_own_tokenizers(worker: Any, batch: Any) -> None:
     folder = MODEL / "tokenizer_3"
     made = worker(extra(long=f"path: '{folder}'", short=f"path: '{folder}', max_length: 3"))
     read = made.model_config.load_extra_tokenizers()["long"]["tokenizer"]
@@ -158,7 +158,7 @@ async def test_other_encoders_get_ids_of_their_own_tokenizers(worker: Any, batch
     assert request["negative_extra_prompt_ids"]["long"] == read("blue")["input_ids"]
 
 
-async def test_other_encoders_read_the_rendered_template(worker: Any, batch: Any) -> None:
+async def test_other_encoders_get_ids_of_the_rendered_template(worker: Any, batch: Any) -> None:
     made = worker(
         extra(t5=f"path: '{MODEL / 'tokenizer_3'}'"), f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'"
     )

@@ -1,4 +1,4 @@
-"""The worker with a double of the engine: what it asks for, which loops it runs, what it gives back."""
+"""Agent-loop worker with a fake engine: requests, loops, results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def asked(worker: Any, batch: Any) -> list[dict[str, Any]]:
     return [request["sampling_params"] for request in worker.server_manager.asked]
 
 
-async def test_training_asks_with_every_field_the_version_and_a_seed_for_each_row(worker: Any, batch: Any) -> None:
+async def test_training_requests_have_all_settings_the_version_and_a_seed_per_row(worker: Any, batch: Any) -> None:
     made = worker("actor_rollout_ref.rollout.algo.noise_level=0.3")
     rows = batch(["a", "b"], {"global_steps": 7, "rollout_seed": 4}, _rollout_seed_global_idx=[10, 11])
     first, second = await asked(made, rows)
@@ -45,11 +45,11 @@ async def test_training_asks_with_every_field_the_version_and_a_seed_for_each_ro
     assert [first["seed"], second["seed"]] == [4 * 1_000_003 + 10, 4 * 1_000_003 + 11]
 
 
-async def test_training_leaves_the_seed_to_the_engine_unless_one_is_derived(worker: Any, batch: Any) -> None:
+async def test_training_requests_have_no_seed_without_a_rollout_seed(worker: Any, batch: Any) -> None:
     assert "seed" not in (await asked(worker(), batch(["a"])))[0]
 
 
-async def test_validation_asks_with_its_own_overrides_and_one_seed(worker: Any, batch: Any) -> None:
+async def test_validation_requests_have_their_overrides_and_one_seed(worker: Any, batch: Any) -> None:
     made = worker(
         "actor_rollout_ref.rollout.val_kwargs.pipeline.num_inference_steps=3",
         "actor_rollout_ref.rollout.val_kwargs.seed=9",
@@ -61,7 +61,7 @@ async def test_validation_asks_with_its_own_overrides_and_one_seed(worker: Any, 
         assert "global_steps" not in params
 
 
-async def test_loops_of_a_yaml_list_are_used_and_each_row_has_its_own(
+async def test_loops_from_a_yaml_list_are_instantiated_for_each_row(
     worker: Any, batch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "framed_loop.py").write_text(LOOP)
@@ -77,19 +77,19 @@ async def test_loops_of_a_yaml_list_are_used_and_each_row_has_its_own(
 
 
 @pytest.mark.parametrize("text", ["name: x\n_target_: y\n", "- {_target_: y}\n", "- {name: x}\n", "- x\n"])
-def test_a_file_that_is_no_list_of_loops_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_list_of_loops_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "loops.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"loops\.yaml must be a list of agent loops"):
         configured_loops(str(path))
 
 
-async def test_an_unknown_loop_is_named(worker: Any, batch: Any) -> None:
+async def test_the_error_names_an_unknown_loop(worker: Any, batch: Any) -> None:
     with pytest.raises(SampleFailed, match=r"Agent loop other not registered, registered .*single_turn"):
         await worker().generate_sequences(batch(["a"], agent_name=["other"]))
 
 
-async def test_a_subclass_may_bring_its_own_way_to_the_engine(worker: Any, batch: Any, engine: Any) -> None:
+async def test_a_subclass_may_set_its_own_server_manager(worker: Any, batch: Any, engine: Any) -> None:
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
 
     own = engine()
@@ -104,9 +104,7 @@ async def test_a_subclass_may_bring_its_own_way_to_the_engine(worker: Any, batch
     assert len(own.asked) == 1
 
 
-async def test_what_comes_back_has_the_documented_keys_and_shapes(
-    worker: Any, batch: Any, engine: Any, rewards: Any
-) -> None:
+async def test_results_have_the_documented_keys_and_shapes(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
     fields = {
         "prompt_embeds": torch.ones(4, 5), "negative_prompt_embeds": torch.ones(6, 5),
         "prompt_embeds_mask": torch.ones(4), "pooled_prompt_embeds": torch.ones(7), "all_latents": torch.ones(5, 2),
@@ -147,16 +145,16 @@ async def test_embeddings_longer_than_configured_are_an_error(worker: Any, batch
 
 
 @pytest.mark.parametrize(("given", "length"), [("null", 6), ("9", 9)])
-def test_the_length_of_embeddings_falls_back_to_the_longest_encoder(worker: Any, given: str, length: int) -> None:
+def test_the_embedding_length_defaults_to_max_sequence_length(worker: Any, given: str, length: int) -> None:
     assert worker(f"actor_rollout_ref.rollout.max_prompt_embed_length={given}").max_prompt_embed_length == length
 
 
-def test_embeddings_without_length_are_refused(worker: Any) -> None:
+def test_an_embedding_length_of_0_is_refused(worker: Any) -> None:
     with pytest.raises(ValueError, match="max_prompt_embed_length must be positive: 0"):
         worker("actor_rollout_ref.rollout.max_prompt_embed_length=0")
 
 
-async def test_reward_workers_take_turns_and_get_what_scoring_needs(
+async def test_reward_workers_take_turns_and_get_no_recorded_tensors(
     worker: Any, batch: Any, engine: Any, rewards: Any
 ) -> None:
     handles = [rewards(), rewards()]
@@ -173,7 +171,9 @@ async def test_reward_workers_take_turns_and_get_what_scoring_needs(
 
 
 @pytest.mark.parametrize("missing", ["reward_score", "reward_extra_info"])
-async def test_an_answer_of_a_reward_worker_must_be_whole(worker: Any, batch: Any, missing: str, rewards: Any) -> None:
+async def test_an_incomplete_reply_of_a_reward_worker_is_an_error(
+    worker: Any, batch: Any, missing: str, rewards: Any
+) -> None:
     class Partial(rewards):
         async def remote(self, data: Any) -> dict[str, Any]:
             return {name: value for name, value in (await super().remote(data)).items() if name != missing}
@@ -182,7 +182,7 @@ async def test_an_answer_of_a_reward_worker_must_be_whole(worker: Any, batch: An
         await worker(rewards=[Partial()]).generate_sequences(batch(["a"]))
 
 
-async def test_a_scorer_that_never_answers_ends_at_the_deadline(worker: Any, batch: Any, rewards: Any) -> None:
+async def test_a_scorer_that_does_not_reply_fails_at_the_deadline(worker: Any, batch: Any, rewards: Any) -> None:
     class Stuck(rewards):
         async def remote(self, data: Any) -> dict[str, Any]:
             await asyncio.Event().wait()
@@ -199,7 +199,7 @@ async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: An
     assert "reward_extra_keys" not in output.meta_info
 
 
-async def test_responses_stay_behind_where_scores_alone_are_asked_for(worker: Any, batch: Any, rewards: Any) -> None:
+async def test_responses_are_dropped_when_only_scores_are_requested(worker: Any, batch: Any, rewards: Any) -> None:
     scorer = rewards()
     rows = batch(["a", "b"], {"global_steps": 3, "carry_responses": False})
     output = await worker(rewards=[scorer]).generate_sequences(rows)
@@ -209,12 +209,12 @@ async def test_responses_stay_behind_where_scores_alone_are_asked_for(worker: An
     assert output.batch["rollout_log_probs"].shape == (2, 4)
 
 
-async def test_responses_that_nothing_scores_cannot_stay_behind(worker: Any, batch: Any) -> None:
-    with pytest.raises(SampleFailed, match="carry_responses is false, and nothing has scored the sample"):
+async def test_unscored_responses_cannot_be_dropped(worker: Any, batch: Any) -> None:
+    with pytest.raises(SampleFailed, match="carry_responses is false, so each sample needs a score"):
         await worker().generate_sequences(batch(["a"], {"global_steps": 3, "carry_responses": False}))
 
 
-async def test_a_sample_says_how_often_it_was_set_aside(worker: Any, batch: Any, engine: Any) -> None:
+async def test_the_number_of_preemptions_is_reported(worker: Any, batch: Any, engine: Any) -> None:
     class Preempting(engine):
         async def generate(self, request_id: str, **request: Any) -> Any:
             return (await super().generate(request_id, **request)).model_copy(update={"num_preempted": 2})
@@ -229,7 +229,7 @@ async def test_columns_of_any_name_reach_the_loop(worker: Any, batch: Any) -> No
     assert {name: list(output.non_tensor_batch[name]) for name in names} == names
 
 
-async def test_a_failed_row_is_named_with_prompt_and_version(worker: Any, batch: Any, engine: Any) -> None:
+async def test_the_error_of_a_failed_row_names_row_prompt_and_version(worker: Any, batch: Any, engine: Any) -> None:
     class Broken(engine):
         async def generate(self, request_id: str, **request: Any) -> Any:
             if len(self.asked) == 1:
@@ -250,7 +250,7 @@ async def test_an_aborted_sample_is_an_error(worker: Any, batch: Any, engine: An
         await worker(engine=Aborting()).generate_sequences(batch(["a"]))
 
 
-async def test_the_batch_that_was_given_gains_the_name_of_its_loop_alone(worker: Any, batch: Any) -> None:
+async def test_only_agent_name_is_added_to_the_input_batch(worker: Any, batch: Any) -> None:
     rows = batch(["a"])
     before = set(rows.non_tensor_batch)
     await worker().generate_sequences(rows)
@@ -276,7 +276,7 @@ async def test_prompts_are_padded_on_the_tokenizers_side(worker: Any, batch: Any
     assert masks == {"left": [0] * 5 + [1] * 3, "right": [1] * 3 + [0] * 5}
 
 
-async def test_a_sample_is_scored_in_place_and_once(worker: Any, rewards: Any) -> None:
+async def test_a_sample_is_scored_once(worker: Any, rewards: Any) -> None:
     from verl_omni.agent_loop import DiffusionAgentLoopOutput
 
     made, handle = worker(), rewards()

@@ -81,7 +81,7 @@ def test_a_random_window_lies_in_its_bounds(steps: int, seed: int, data: st.Data
     assert length == size and low <= start and start + size <= high
 
 
-def test_a_progressive_window_moves_and_begins_again() -> None:
+def test_a_progressive_window_moves_and_starts_over() -> None:
     starts = [
         window.place(
             steps=6, size=2, bounds=[1, 5], strategy="progressive", seed=0, global_step=step, iters_per_group=2
@@ -91,7 +91,7 @@ def test_a_progressive_window_moves_and_begins_again() -> None:
     assert starts == [1, 1, 2, 2, 3, 3, 1, 1]
 
 
-def test_without_a_size_all_steps_but_the_last() -> None:
+def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:
     kind = {"strategy": "random", "seed": 1, "global_step": 0, "iters_per_group": 1}
     assert window.place(steps=9, size=None, bounds=None, **kind) == (0, 8)  # type: ignore[arg-type]
     assert window.place(steps=9, size=None, bounds=[0, 4], **kind) == (0, 4)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def test_without_a_size_all_steps_but_the_last() -> None:
         window.place(steps=9, size=5, bounds=[0, 4], **kind)  # type: ignore[arg-type]
 
 
-def test_disagreement_is_measured_and_refused() -> None:
+def test_log_prob_differences_are_measured_and_large_ones_refused() -> None:
     found = agreement.metrics(torch.tensor([0.0, 0.002]), tolerance=0.01)
     assert found["rollout_corr/mean_abs_diff"] == pytest.approx(0.001)
     for bad in (torch.tensor([0.1]), torch.tensor([math.nan])):

@@ -26,7 +26,7 @@ def test_the_loss_against_float64(
     assert dpo.loss(margin, beta=beta).item() == pytest.approx(want, rel=1e-4, abs=1e-5)
 
 
-def test_the_base_has_the_loss_of_no_opinion_and_learns_towards_the_better_sample() -> None:
+def test_the_base_model_has_loss_log_2_and_a_gradient_towards_the_better_sample() -> None:
     errors = torch.tensor([0.3, 0.7], requires_grad=True)
     loss = dpo.loss(dpo.margin(errors[:1], torch.tensor([0.3]), errors[1:], torch.tensor([0.7])), beta=8.0)
     assert loss.item() == pytest.approx(math.log(2))
@@ -34,14 +34,14 @@ def test_the_base_has_the_loss_of_no_opinion_and_learns_towards_the_better_sampl
     assert errors.grad is not None and errors.grad.tolist() == pytest.approx([2.0, -2.0])  # beta / 4
 
 
-def test_a_large_margin_is_not_an_infinite_loss() -> None:
+def test_a_large_margin_has_a_finite_loss() -> None:
     assert dpo.loss(torch.tensor([-1e4]), beta=2.0).item() == pytest.approx(1e4)
     assert dpo.loss(torch.tensor([1e4]), beta=2.0).item() == 0
 
 
 @given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=5), min_size=1, max_size=4), st.randoms())
 @settings(max_examples=80, deadline=None)
-def test_a_pair_is_the_best_and_the_worst_of_its_group(groups: list[list[int]], random: object) -> None:
+def test_pairs_are_the_best_and_the_worst_of_each_group(groups: list[list[int]], random: object) -> None:
     rows = [(reward, f"g{place}") for place, group in enumerate(groups) for reward in group]
     random.shuffle(rows)  # type: ignore[attr-defined]
     rewards, names = torch.tensor([float(r) for r, _ in rows]), [name for _, name in rows]

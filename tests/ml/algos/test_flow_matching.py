@@ -1,4 +1,4 @@
-"""Draws of the forward process."""
+"""Forward process of flow matching: times, noise, velocity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_omni.algos import flow_matching
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5, unique=True), st.integers(1, 6))
 @settings(max_examples=40, deadline=None)
-def test_draws_belong_to_their_seed_and_not_to_the_batch(seeds: list[int], count: int) -> None:
+def test_draws_depend_on_the_seed_and_not_on_the_batch(seeds: list[int], count: int) -> None:
     times, noise = flow_matching.draws(torch.tensor(seeds), count, (2, 3))
     assert times.shape == (len(seeds), count) and noise.shape == (len(seeds), count, 2, 3)
     for row, seed in enumerate(seeds):
@@ -21,7 +21,7 @@ def test_draws_belong_to_their_seed_and_not_to_the_batch(seeds: list[int], count
     assert len({row.flatten()[0].item() for row in noise}) == len(seeds)
 
 
-def test_times_cover_every_part_of_the_unit_interval_alike() -> None:
+def test_times_are_stratified_over_the_unit_interval() -> None:
     times, noise = flow_matching.draws(torch.arange(2000), 4, (5,))
     assert torch.equal((times * 4).floor(), torch.arange(4.0).expand(2000, 4))
     within = times * 4 - torch.arange(4.0)
@@ -30,7 +30,7 @@ def test_times_cover_every_part_of_the_unit_interval_alike() -> None:
     assert noise.mean().item() == pytest.approx(0, abs=0.02) and noise.std().item() == pytest.approx(1, abs=0.02)
 
 
-def test_the_velocity_leads_from_the_noisy_latent_to_both_ends() -> None:
+def test_the_velocity_connects_clean_latent_and_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     clean, noise = torch.randn(3, 2, 4, generator=generator), torch.randn(3, 2, 4, generator=generator)
     time = torch.tensor([0.0, 0.3, 0.9])

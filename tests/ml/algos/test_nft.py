@@ -1,4 +1,4 @@
-"""DiffusionNFT against float64, and against what its theorem promises."""
+"""DiffusionNFT: the loss against float64, and against its theorem."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_loss_against_float64(values: list[tuple[float, float, float]], r: f
     assert found.item() == pytest.approx(reference(v, old, target, r, beta), rel=1e-4, abs=1e-4)
 
 
-def test_its_minimum_is_the_improved_policy() -> None:
+def test_the_minimum_of_the_loss_is_the_improved_policy() -> None:
     """Theorem 3.2: v* = v_old + (2 / beta) alpha (v+ - v_old), where v+ is what good samples alone would teach.
 
     Two samples that look alike once they are noisy, one good and one bad, teach the way from the bad one to the good
@@ -55,7 +55,7 @@ def test_its_minimum_is_the_improved_policy() -> None:
     assert torch.allclose(v.detach().float(), old + (good - old) / beta, atol=1e-5)
 
 
-def test_at_the_old_policy_good_samples_pull_and_bad_ones_push() -> None:
+def test_good_samples_attract_and_bad_samples_repel_the_old_policy() -> None:
     target = torch.tensor([[1.0], [1.0], [1.0]])
     v = torch.zeros(3, 1, requires_grad=True)
     nft.loss(v, torch.zeros(3, 1), target, torch.tensor([1.0, 0.5, 0.0]), beta=1.0).sum().backward()
@@ -65,12 +65,12 @@ def test_at_the_old_policy_good_samples_pull_and_bad_ones_push() -> None:
 
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=6), st.floats(0.5, 5))
 @settings(max_examples=40, deadline=None)
-def test_optimality_is_a_probability_in_the_order_of_the_advantages(advantages: list[float], clip: float) -> None:
+def test_optimality_is_a_probability_monotonic_in_the_advantage(advantages: list[float], clip: float) -> None:
     found = nft.optimality(torch.tensor(advantages), clip)
     assert bool(((found >= 0) & (found <= 1)).all())
     assert found.tolist() == pytest.approx([0.5 + 0.5 * min(max(a / clip, -1), 1) for a in advantages], abs=1e-5)
 
 
-def test_the_old_policy_follows_wholly_at_first_and_ever_slower() -> None:
+def test_the_decay_of_the_old_policy_starts_at_0_and_grows_to_its_maximum() -> None:
     decays = [nft.old_decay(updates, rate=0.1, most=0.35) for updates in range(6)]
     assert decays == pytest.approx([0, 0.1, 0.2, 0.3, 0.35, 0.35])

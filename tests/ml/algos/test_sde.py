@@ -1,4 +1,4 @@
-"""SDE steps: against formulas written out apart, and against what the formulas are for, in float64."""
+"""SDE steps, in float64: against independently written formulas, and against the marginals they preserve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reference(kind: str, x: float, v: float, s: float, s1: float, top: float, a:
 @pytest.mark.parametrize("kind", sde.SDE_TYPES)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_moments_are_those_of_the_formulas(kind: str, data: st.DataObject) -> None:
+def test_moments_equal_the_formulas_in_float64(kind: str, data: st.DataObject) -> None:
     s = data.draw(st.one_of(LEVELS, st.just(1.0)))
     s1 = data.draw(st.floats(0.01, 0.98)) * s
     top, a = data.draw(st.floats(0.5, 0.95)), data.draw(st.floats(0.05, 0.95))

@@ -1,4 +1,4 @@
-"""The example model's pre-training: the same recipe makes the same bytes."""
+"""Pretraining of the example model is deterministic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def weights(recipe: Recipe) -> dict[str, torch.Tensor]:
     return dict(made.transformer.state_dict())
 
 
-def test_a_recipe_is_deterministic_and_its_seed_counts() -> None:
+def test_pretraining_is_deterministic_by_seed() -> None:
     recipe = Recipe(steps=3, pictures=200, warm_up=1)
     one, again = weights(recipe), weights(recipe)
     assert all(torch.equal(one[name], again[name]) for name in one)

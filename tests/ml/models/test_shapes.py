@@ -1,4 +1,4 @@
-"""The example's prompts, pictures, checker and models."""
+"""Prompts, images, checker and models of the example."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCENES = [scenes.all_scenes()[i] for i in RNG.integers(len(scenes.all_scenes()),
 PICTURES = [scenes.draw(scenes.place(scene, RNG)) for scene in SCENES]
 
 
-def test_every_prompt_is_read_back() -> None:
+def test_every_prompt_is_parsed() -> None:
     assert len(scenes.all_scenes()) == 2496
     assert all(scenes.parse(scene.text.upper()) == scene for scene in scenes.all_scenes())
     with pytest.raises(ValueError, match="not a prompt of the shapes example"):
@@ -34,7 +34,7 @@ def test_no_held_out_prompt_is_trained_on() -> None:
     assert {s.text for s in prompts.held_out()} <= {s.text for s in held} and len(prompts.held_out()) == 200
 
 
-def test_true_pictures_are_right_and_others_wrong() -> None:
+def test_rendered_scenes_pass_and_others_fail() -> None:
     right = [checker.judge(picture, scene.text) for picture, scene in zip(PICTURES, SCENES, strict=True)]
     assert np.mean([verdict.correct for verdict in right]) >= 0.985
     shuffled = [
@@ -43,7 +43,7 @@ def test_true_pictures_are_right_and_others_wrong() -> None:
     assert np.mean([verdict.correct for verdict in shuffled]) <= 0.05
 
 
-def test_a_lattice_on_the_background_is_wrong() -> None:
+def test_a_lattice_on_the_background_fails() -> None:
     scene = scenes.parse("a red circle")
     picture = scenes.draw(scenes.place(scene, np.random.default_rng(1)))
     assert checker.judge(picture, scene.text).correct
@@ -62,7 +62,7 @@ def test_a_rounded_square_is_neither_square_nor_circle(other: str) -> None:
     assert not checker.judge(picture, f"a blue {'circle' if other == 'circle' else 'square'}").correct
 
 
-def test_the_scorer_gives_the_same_keys_always() -> None:
+def test_the_scorer_always_reports_the_same_keys() -> None:
     scorer = get_scorer("shapes")
     drawn = torch.from_numpy((PICTURES[0] * 255).astype(np.uint8)).permute(2, 0, 1)
     good = scorer("shapes", drawn, SCENES[0].text, {})
@@ -84,7 +84,7 @@ def test_the_closed_form_vae_is_exact() -> None:
     assert (decoded - wanted).abs().max() < 1e-3
 
 
-def test_the_tiny_model_is_the_same_bytes_and_loads(tmp_path: Path) -> None:
+def test_the_tiny_model_is_deterministic_and_loads(tmp_path: Path) -> None:
     from diffusers import StableDiffusion3Pipeline
 
     from verl_omni.models.tiny import make_tiny_sd3

@@ -1,4 +1,4 @@
-"""What may and what may not pass the checker: training looks for everything that does."""
+"""What passes the checker and what does not; training exploits every wrong pass."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def through_the_vae(picture: scenes.Image) -> scenes.Image:
 
 @settings(deadline=None)
 @given(SCENES, st.sampled_from(["", " ", "\n\t "]), st.booleans())
-def test_a_prompt_is_read_back_whatever_its_spaces_and_case(scene: scenes.Scene, space: str, loud: bool) -> None:
+def test_prompts_are_parsed_regardless_of_spaces_and_case(scene: scenes.Scene, space: str, loud: bool) -> None:
     text = space + (space or " ").join(scene.text.split()) + space
     assert scenes.parse(text.upper() if loud else text) == scene
 
@@ -53,7 +53,7 @@ def test_held_out_and_training_prompts_share_the_categories() -> None:
 
 
 @pytest.mark.parametrize("vae", [False, True], ids=["drawn", "through the VAE"])
-def test_true_pictures_pass(vae: bool) -> None:
+def test_rendered_scenes_pass(vae: bool) -> None:
     rng = np.random.default_rng(4)
     chosen = [ALL[index] for index in rng.choice(len(ALL), 300, replace=False)]
     pictures = [picture_of(scene, seed) for seed, scene in enumerate(chosen)]
@@ -64,7 +64,7 @@ def test_true_pictures_pass(vae: bool) -> None:
 
 @settings(deadline=None)
 @given(SCENES, SCENES, SEEDS)
-def test_a_picture_of_other_objects_is_wrong(shown: scenes.Scene, asked: scenes.Scene, seed: int) -> None:
+def test_an_image_of_other_objects_fails(shown: scenes.Scene, asked: scenes.Scene, seed: int) -> None:
     if Counter(shown.objects) != Counter(asked.objects):
         verdict = checker.judge(picture_of(shown, seed), asked.text)
         assert not verdict.correct
@@ -73,19 +73,19 @@ def test_a_picture_of_other_objects_is_wrong(shown: scenes.Scene, asked: scenes.
 
 @settings(deadline=None)
 @given(st.sampled_from([scene for scene in ALL if scene.relation]), SEEDS)
-def test_only_the_relation_that_is_asked_for_is_right(scene: scenes.Scene, seed: int) -> None:
+def test_only_the_requested_relation_passes(scene: scenes.Scene, seed: int) -> None:
     picture, relation = picture_of(scene, seed), str(scene.relation)
     right = [
         checker.judge(picture, scene.text.replace(relation, other)).correct for other in scenes.RELATIONS
     ]  # fmt: skip
-    # The checker misses a true object now and then (test_true_pictures_pass); then no relation may be right.
+    # The checker misses a true object now and then (test_rendered_scenes_pass); then no relation may be right.
     objects_seen = checker.judge(picture, scene.text.replace(relation, "and")).correct
     assert right == [objects_seen and other == relation for other in scenes.RELATIONS]
 
 
 @settings(deadline=None, max_examples=50)
 @given(SCENES, npst.arrays(np.uint8, (8, 8, 3)))
-def test_scores_are_shares_and_right_means_all_of_it(scene: scenes.Scene, blocks: np.ndarray) -> None:
+def test_partial_credit_is_in_0_1_and_correct_means_all_parts(scene: scenes.Scene, blocks: np.ndarray) -> None:
     verdict = checker.judge(np.kron(blocks, np.ones((8, 8, 1))) / 255, scene.text)
     assert 0 <= verdict.partial <= 1
     assert verdict.roughness >= 0
@@ -94,7 +94,7 @@ def test_scores_are_shares_and_right_means_all_of_it(scene: scenes.Scene, blocks
 
 @settings(deadline=None)
 @given(SCENES, SEEDS, st.sampled_from([-0.03, 0.03]), st.sets(st.integers(0, 2), min_size=1))
-def test_a_tinted_background_is_wrong(scene: scenes.Scene, seed: int, tint: float, channels: set[int]) -> None:
+def test_a_tinted_background_fails(scene: scenes.Scene, seed: int, tint: float, channels: set[int]) -> None:
     picture = picture_of(scene, seed)
     picture[..., sorted(channels)] += tint
     verdict = checker.judge(picture, scene.text)
@@ -104,7 +104,7 @@ def test_a_tinted_background_is_wrong(scene: scenes.Scene, seed: int, tint: floa
 
 @settings(deadline=None)
 @given(SCENES, SEEDS, st.sampled_from([2, 4, 8]), st.integers(0, 7))
-def test_a_lattice_of_patches_is_wrong(scene: scenes.Scene, seed: int, period: int, phase: int) -> None:
+def test_a_lattice_of_patches_fails(scene: scenes.Scene, seed: int, period: int, phase: int) -> None:
     picture = picture_of(scene, seed)
     picture[phase % period :: period] -= 0.06
     verdict = checker.judge(picture, scene.text)
@@ -113,7 +113,7 @@ def test_a_lattice_of_patches_is_wrong(scene: scenes.Scene, seed: int, period: i
 
 
 @pytest.mark.parametrize(("specks", "right"), [(0, True), (1, True), (2, False), (6, False)])
-def test_a_speck_may_be_there_but_no_debris(specks: int, right: bool) -> None:
+def test_a_speck_passes_and_debris_fails(specks: int, right: bool) -> None:
     scene = scenes.parse("a red circle left of a blue cross")
     picture = scenes.draw([scenes.Placed("red", "circle", 16, 16, 11), scenes.Placed("blue", "cross", 48, 16, 11)])
     for number in range(specks):
@@ -137,7 +137,7 @@ def rounded_square(corner: float, seed: int) -> scenes.Image:
     ("corner", "square", "circle"),
     [(0.0, {30}, {0}), (0.2, {30}, {0}), (0.5, set(range(31)), {0}), (0.7, {0}, {0}), (1.0, {0}, {30})],
 )
-def test_a_rounded_square_is_no_circle_and_a_round_one_no_square(
+def test_a_rounded_square_is_not_a_circle_and_a_circle_not_a_square(
     corner: float, square: set[int], circle: set[int]
 ) -> None:
     """Between 0.4 and 0.7 it depends on the size whether a square is square enough."""
@@ -154,6 +154,6 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 64), (32, 32, 3), (64, 64)])
-def test_a_picture_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+def test_an_image_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"expected a picture \[64, 64, 3\]"):
         checker.judge(np.zeros(shape), "a red circle")

@@ -1,4 +1,4 @@
-"""What every model family must have, and what its rollout pipelines share, without an engine."""
+"""Interface of the model families, and what their engine pipelines share, without an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = Path(registry.__file__).parent
 
 
 @pytest.mark.parametrize("architecture", sorted(registry.FAMILIES))
-def test_a_family_is_a_folder_with_everything_that_others_ask_of_it(architecture: str) -> None:
+def test_each_family_implements_its_interface(architecture: str) -> None:
     family = registry.family(architecture)
     source = (FOLDER / family.folder / "engine_pipeline.py").read_text()
     assert f"class {family.pipeline}(" in source and registry.POST_PROCESS in source
@@ -29,7 +29,7 @@ def test_a_family_is_a_folder_with_everything_that_others_ask_of_it(architecture
     assert adapter.prompt_rows(max_sequence_length=32, tokenizer_length=16) >= 32
 
 
-def test_without_a_setting_the_guidance_is_the_engines_own() -> None:
+def test_default_guidance_is_the_engines_default() -> None:
     open_ = SimpleNamespace(guidance_scale=None, true_cfg_scale=None)
     found = {
         family.folder: registry.training_adapter(name).guidance(open_) for name, family in registry.FAMILIES.items()
@@ -37,18 +37,18 @@ def test_without_a_setting_the_guidance_is_the_engines_own() -> None:
     assert found == {"qwen_image": 4.0, "sd3": 1.0, "wan": 4.0}
 
 
-def test_every_folder_is_a_family_and_can_be_made_tiny() -> None:
+def test_every_family_is_registered_and_has_a_tiny_model() -> None:
     folders = {path.parent.name for path in FOLDER.glob("*/training.py")}
     assert folders == {family.folder for family in registry.FAMILIES.values()} == set(makers.FAMILIES)
 
 
-def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_architecture_is_refused_and_known_ones_are_listed() -> None:
     with pytest.raises(ValueError, match=r"FluxPipeline.*QwenImagePipeline.*StableDiffusion3Pipeline.*WanPipeline"):
         registry.training_adapter("FluxPipeline")
 
 
 @pytest.mark.parametrize("prompt", ["a red circle", "", "zwei  Katzen\nund ein Haus"])
-def test_qwen_image_prompts_are_those_of_diffusers(prompt: str) -> None:
+def test_the_qwen_image_chat_template_equals_that_of_diffusers(prompt: str) -> None:
     from diffusers import QwenImagePipeline
 
     from verl_omni.models import text
@@ -65,7 +65,7 @@ def test_qwen_image_prompts_are_those_of_diffusers(prompt: str) -> None:
     assert made.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n"), "a given system prompt stays"
 
 
-def test_qwen_image_guidance_keeps_the_length_of_each_patch() -> None:
+def test_qwen_image_guidance_keeps_the_norm_of_each_patch() -> None:
     """The rescaling of the engine's guidance (vllm_omni/diffusion/distributed/cfg_parallel.py)."""
     generator = torch.Generator().manual_seed(0)
     predictions = {"positive": torch.randn(2, 6, 8, generator=generator), "negative": torch.randn(2, 6, 8)}
@@ -96,7 +96,7 @@ def params(seed: int, **extra: Any) -> SimpleNamespace:
     return SimpleNamespace(extra_args=extra, num_inference_steps=3, seed=seed, generator=generator)
 
 
-def test_a_recorded_row_carries_its_steps_and_its_own_conditions() -> None:
+def test_a_recorded_row_has_its_steps_and_unpadded_conditions() -> None:
     recorded = params(1, noise_level=0.7, logprobs=True, sde_type="sde")
     made = trajectory_recorder.TrajectoryRecorder([params(0), recorded], torch.device("cpu"), steps=9)
     sigmas = torch.tensor([0.9, 0.6, 0.3, 0.0])
@@ -117,7 +117,7 @@ def test_a_recorded_row_carries_its_steps_and_its_own_conditions() -> None:
     assert found["metadata"]["rl"]["sigma_max"].item() == pytest.approx(0.6)
 
 
-def test_pixels_come_in_the_form_that_was_asked_for_and_videos_frames_first() -> None:
+def test_post_processing_converts_pixels_and_puts_video_frames_first() -> None:
     post_process = post_processing.get_post_process_func(None)
     video = torch.linspace(-1.5, 1.5, 2 * 3 * 4).view(1, 3, 4, 2, 1)
     wrapped = {"payload": {"video": video}, "metadata": {"rl": 1}}
@@ -134,7 +134,7 @@ def test_pixels_come_in_the_form_that_was_asked_for_and_videos_frames_first() ->
     assert latents["payload"]["video"] is video
 
 
-def test_ids_become_text_for_pipelines_that_tokenize() -> None:
+def test_token_ids_are_decoded_to_text() -> None:
     class Tokenizer:
         def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
             assert skip_special_tokens
@@ -147,7 +147,7 @@ def test_ids_become_text_for_pipelines_that_tokenize() -> None:
         assert engine_requests.with_text(given, Tokenizer()) == given
 
 
-def test_the_tiny_tokenizer_of_qwen_is_the_same_each_time() -> None:
+def test_the_tiny_qwen_tokenizer_is_deterministic() -> None:
     """Trainers of tokenizers keep hash tables, whose order differs from one to the next."""
     from verl_omni.models import text, tiny
 

@@ -1,4 +1,4 @@
-"""A tiny model of each family in the trainer: its layers, its adapter, and the adapter's file in diffusers."""
+"""A tiny model of each family in the trainer: layers, LoRA adapter, and the adapter's file in diffusers."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return family.folder, folder, DiffusionActor(model, config, 1)
 
 
-def test_the_familys_names_are_those_of_its_transformer(made: tuple[str, Path, DiffusionActor]) -> None:
+def test_the_adapter_constants_match_layers_of_the_transformer(made: tuple[str, Path, DiffusionActor]) -> None:
     folder, _, actor = made
     layers = [name for name, _ in actor.module.named_modules() if build._is_layer(name, actor.policy.adapter.LAYERS)]
     assert len(layers) == 2
     assert len(dict(actor.weights("lora"))) == 2 * MODULES[folder]
 
 
-def test_diffusers_loads_the_adapter_whole(made: tuple[str, Path, DiffusionActor], tmp_path: Path) -> None:
+def test_diffusers_loads_every_tensor_of_the_adapter(made: tuple[str, Path, DiffusionActor], tmp_path: Path) -> None:
     from diffusers import DiffusionPipeline
 
     _, folder, actor = made
@@ -74,18 +74,18 @@ def math(made: tuple[str, Path, DiffusionActor]) -> Iterator[str]:
     _AttentionBackendRegistry.set_active_backend(active)
 
 
-def test_attention_takes_the_kernel_that_is_named(
+def test_the_selected_attention_kernel_is_used(
     made: tuple[str, Path, DiffusionActor], math: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, _, actor = made
     caplog.set_level(logging.WARNING, build.__name__)  # a library of vLLM's server raises everybody's
-    build.attend_with(actor.module, math)
+    build.select_attention(actor.module, math)
     taken = {getattr(each, "_attention_backend", None) for each in actor.module.attn_processors.values()}
     assert taken == ({None} if folder == "sd3" else {math})
-    assert caplog.text.count("changes nothing: SD3Transformer2DModel has torch's own") == (folder == "sd3")
+    assert caplog.text.count("has no effect: SD3Transformer2DModel") == (folder == "sd3")
 
 
-def test_a_kernel_that_is_not_installed_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_kernel_that_is_not_installed(tmp_path: Path) -> None:
     MAKERS["wan"](tmp_path)
     model: Any = SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="_native_npu")
     with pytest.raises(ImportError, match=r"model\.attn_backend='_native_npu' cannot be used: .*install `torch_npu`"):

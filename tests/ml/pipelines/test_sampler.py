@@ -1,4 +1,4 @@
-"""A batch that is drawn whole, and its rows one by one, a step at a time."""
+"""SDE sampler: a whole batch, and its rows one by one, a step at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ windows = st.none() | st.builds(
 
 @given(st.lists(windows, min_size=1, max_size=4))
 @settings(deadline=None, max_examples=40)
-def test_a_row_that_is_moved_alone_is_drawn_and_recorded_as_in_its_batch(rows: list[Window | None]) -> None:
+def test_a_row_advanced_alone_equals_the_row_in_its_batch(rows: list[Window | None]) -> None:
     noise = torch.randn(len(rows), 2, 3, 3, generator=torch.Generator().manual_seed(0))
 
     def chances() -> list[torch.Generator]:

@@ -1,4 +1,4 @@
-"""MixGRPO's window, from a request's arguments to what is recorded."""
+"""SDE window of MixGRPO, from the arguments of a request to the recorded trajectory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_progressive_window_moves_with_the_training_step() -> None:
     assert starts == [0, 0, 1, 1, 2, 2, 3, 3, 0, 0]
 
 
-def test_a_random_window_is_each_place_equally_often_and_belongs_to_its_seed() -> None:
+def test_random_windows_are_uniform_and_determined_by_the_seed() -> None:
     algo = {"sde_window_size": 2, "sde_window_range": [1, 6], "sample_strategy": "random"}
     asked = params(0, rows=2000, **algo)
     starts = [found.start for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))]
@@ -69,7 +69,7 @@ def test_a_random_window_is_each_place_equally_often_and_belongs_to_its_seed() -
 
 @given(st.integers(0, 3), st.integers(1, 3), st.floats(0.1, 1.0), st.sampled_from(["sde", "cps", "dance_sde"]))
 @settings(max_examples=30, deadline=None)
-def test_noise_is_drawn_inside_the_window_and_nowhere_else(start: int, size: int, noise: float, kind: str) -> None:
+def test_noise_is_added_only_inside_the_window(start: int, size: int, noise: float, kind: str) -> None:
     size = min(size, STEPS - 1 - start)
     final, (recorded, none) = drawn([Window(start, size, noise, kind), None])
     plain, _ = drawn([None, None])
@@ -82,7 +82,7 @@ def test_noise_is_drawn_inside_the_window_and_nowhere_else(start: int, size: int
     assert not torch.equal(final[0], plain[0])
 
 
-def test_what_is_recorded_does_not_change_what_is_drawn() -> None:
+def test_requested_fields_do_not_change_the_window() -> None:
     (row,) = params(0, log_probs=False, noise_level=0.7, clean_latents=True)
     assert requested_fields(row) == RequestedFields(steps=False, clean_latents=True)
     (recorded,) = params(0, noise_level=0.7)

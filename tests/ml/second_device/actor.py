@@ -1,7 +1,7 @@
-"""The actor on a device that is not the host: run by `test_on_a_device.py`, in a process of its own.
+"""The actor on a second device; run by `test_on_a_device.py`, in its own process.
 
-What is asserted of the second device holds for any: its tensors and the host's are nowhere mixed, what is computed is
-what the host computes, and what should rest on the host does.
+The assertions hold for any device: tensors of device and CPU are never mixed, results equal those of the CPU, and
+offloaded tensors are in CPU memory.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any], Updates]] = {
 
 
 def published(actor: DiffusionActor) -> dict[str, torch.Tensor]:
-    """What the engine would be sent."""
+    """Weights as sent to the engine."""
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
     sent = actor.weights(kind, "old" if actor.policy.old is not None else "default")
     return {name: tensor.detach().cpu().clone() for name, tensor in sent}
 
 
-def test_what_is_of_both_is_refused(second: torch.device) -> None:
-    """Or the tests below would show nothing."""
+def test_mixing_devices_is_refused(second: torch.device) -> None:
+    """Without this, the tests below would prove nothing."""
     with pytest.raises(RuntimeError, match="to be on the same device"):
         torch.ones(2, device=second) + torch.ones(2)
     with pytest.raises(RuntimeError, match="to be on the same device"):
@@ -71,7 +71,7 @@ def test_what_is_of_both_is_refused(second: torch.device) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_device_learns_what_the_host_learns(second: torch.device, folder: Path, algorithm: str) -> None:
+def test_training_on_the_device_equals_training_on_the_cpu(second: torch.device, folder: Path, algorithm: str) -> None:
     make, settings, updates = ALGORITHMS[algorithm]
     host, there = make(folder, **settings), make(folder, device=second, **settings)
     assert {parameter.device for parameter in there.module.parameters()} == {second}
@@ -82,7 +82,7 @@ def test_the_device_learns_what_the_host_learns(second: torch.device, folder: Pa
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_rests_on_the_host_changes_nothing(second: torch.device, folder: Path, algorithm: str) -> None:
+def test_offload_does_not_change_the_result(second: torch.device, folder: Path, algorithm: str) -> None:
     make, settings, updates = ALGORITHMS[algorithm]
     gc.collect()
     before = device.allocated()
@@ -98,7 +98,7 @@ def test_what_rests_on_the_host_changes_nothing(second: torch.device, folder: Pa
     assert all(torch.equal(tensor, there[name]) for name, tensor in published(resting).items())
 
 
-def test_weights_of_which_not_all_are_taken_rest_again(second: torch.device, folder: Path) -> None:
+def test_weights_are_offloaded_after_a_partial_read(second: torch.device, folder: Path) -> None:
     gc.collect()
     before = device.allocated()
     sent = grpo.make(folder, device=second, fsdp_config=OFFLOADED).weights("lora")
@@ -109,7 +109,7 @@ def test_weights_of_which_not_all_are_taken_rest_again(second: torch.device, fol
     assert device.allocated() == before
 
 
-def test_either_may_rest_alone(second: torch.device, folder: Path) -> None:
+def test_weights_and_optimizer_state_can_be_offloaded_separately(second: torch.device, folder: Path) -> None:
     weights = grpo.make(folder, device=second, fsdp_config=DiffusionFSDPConfig(param_offload=True))
     states = grpo.make(folder, device=second, fsdp_config=DiffusionFSDPConfig(optimizer_offload=True))
     for actor in (weights, states):
@@ -123,7 +123,7 @@ def test_either_may_rest_alone(second: torch.device, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"fsdp_config": OFFLOADED}], ids=["stays", "rests"])
-def test_a_checkpoint_goes_on_bit_exactly(
+def test_a_checkpoint_resumes_bit_exactly(
     second: torch.device, folder: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     one = grpo.make(folder, device=second, **settings)

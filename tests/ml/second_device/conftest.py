@@ -1,4 +1,4 @@
-"""`second`: the device beside the host."""
+"""Fixture `second`: the second device."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""A device beside the host, for tests: an NVIDIA one if `SECOND_DEVICE=cuda`, or else `second_device.cpp`.
+"""Second device for tests: an NVIDIA GPU if `SECOND_DEVICE=cuda`, else the stand-in of `second_device.cpp`.
 
-That one is no accelerator. It is built once for each torch, which knows it as `second`.
+The stand-in is no accelerator. It is built once per version of torch and registered as `second`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-given_back: list[str] = []  # what the stand-in's module was asked to give back
+given_back: list[str] = []  # calls to the stand-in's module that release memory
 SOURCE = Path(__file__).with_name("second_device.cpp")
 
 
 def load() -> torch.device:
-    """Build it if need be, and make it known to torch in this process, for which it stays so."""
+    """Build the stand-in if necessary, and register it with torch for the rest of this process."""
     if _cuda():
         return torch.device("cuda", 0)
     _load_library()
@@ -30,8 +30,8 @@ def load() -> torch.device:
     module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
     module.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
     torch._register_device_module("second", module)
-    # A parameter that goes to another device stays the same object, as it does with CUDA, whose tensors torch takes for
-    # the same kind as the host's.
+    # Keep parameter objects when they move to the device, as with CUDA, whose tensors torch treats as compatible with
+    # those of the CPU.
     torch.__future__.set_swap_module_params_on_conversion(True)
     return torch.device("second", 0)
 
@@ -46,7 +46,7 @@ def _load_library() -> None:
     from torch.utils import cpp_extension
 
     cache.mkdir(parents=True, exist_ok=True)
-    # Not built in its place: whoever ends a build leaves a lock, for which the next one would wait.
+    # Built in a temporary folder: a build that is killed leaves a lock that the next build would wait for.
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         cpp_extension.load(
             "second_device", [str(SOURCE)], build_directory=folder, is_python_module=False,
@@ -56,7 +56,7 @@ def _load_library() -> None:
 
 
 def allocated() -> int:
-    """Bytes of its memory that are in use."""
+    """Allocated bytes of the device."""
     if _cuda():
         return torch.cuda.memory_allocated()
     return torch.ops.second_device.allocated()

@@ -1,4 +1,4 @@
-"""What of the rollout computes on a device: run by `test_on_a_device.py`."""
+"""Sampling and weight sync on a second device; run by `test_on_a_device.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_omni.weight_sync.staging import StagedTensors
 
 
 @pytest.mark.parametrize("kind", ["sde", "cps", "dance_sde"])
-def test_a_sampler_draws_there_what_it_draws_on_the_host(second: torch.device, kind: str) -> None:
+def test_sampling_on_the_device_equals_sampling_on_the_cpu(second: torch.device, kind: str) -> None:
     sigmas = torch.linspace(1, 0, 6)
     start = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(1))
     windows = [Window(0, 5, 0.7, kind), Window(1, 2, 0.7, kind), None]
@@ -35,12 +35,12 @@ def test_a_sampler_draws_there_what_it_draws_on_the_host(second: torch.device, k
             assert torch.allclose(getattr(one, name).cpu(), getattr(other, name), atol=1e-5), name
 
 
-def test_weights_are_summed_where_they_lie(second: torch.device) -> None:
+def test_digests_on_the_device_equal_digests_on_the_cpu(second: torch.device) -> None:
     flat = torch.randint(256, (1003,), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     assert device_digest(flat.to(second)) == device_digest(flat)
 
 
-def test_weights_are_staged_where_they_arrive(second: torch.device) -> None:
+def test_weights_are_staged_on_the_device(second: torch.device) -> None:
     staging = StagedTensors()
     staging.add([("whole", torch.ones(3, device=second))])
     assert staging.tensors["whole"].device == second
@@ -48,7 +48,7 @@ def test_weights_are_staged_where_they_arrive(second: torch.device) -> None:
         staging.add([("broken", torch.tensor([1.0, float("nan")]).to(second))])
 
 
-def test_a_buffer_that_is_closed_is_given_back(second: torch.device) -> None:
+def test_a_closed_buffer_releases_device_memory(second: torch.device) -> None:
     given_back.clear()
     buffer = SendBuffer(second)
     buffer.tensor = torch.empty(16, dtype=torch.uint8, device=second)

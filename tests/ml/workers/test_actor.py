@@ -75,7 +75,7 @@ def adapter(actor: DiffusionActor) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in actor.weights("lora")}
 
 
-def test_an_update_makes_good_samples_likelier(model_folder: Path) -> None:
+def test_an_update_raises_the_likelihood_of_good_samples(model_folder: Path) -> None:
     actor = make(model_folder)
     data = batch(actor)
     found = actor.update(data, **SAMPLER, tolerance=1e-6)
@@ -115,7 +115,7 @@ def test_no_kl_is_reported_when_none_is_computed(model_folder: Path) -> None:
     assert "actor/kl" not in found
 
 
-def test_kl_pulls_towards_the_base(model_folder: Path) -> None:
+def test_the_kl_loss_is_0_at_the_base_and_grows(model_folder: Path) -> None:
     actor = make(model_folder, use_kl_loss=True, kl_loss_coef=1.0)
     data = batch(actor)
     assert actor.update(data, **SAMPLER)["actor/kl"] == 0
@@ -125,7 +125,7 @@ def test_kl_pulls_towards_the_base(model_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [4, 0])
-def test_a_loaded_checkpoint_goes_on_bit_exactly(model_folder: Path, tmp_path: Path, rank: int) -> None:
+def test_a_loaded_checkpoint_resumes_bit_exactly(model_folder: Path, tmp_path: Path, rank: int) -> None:
     one = make(model_folder, rank=rank, shuffle=True)
     data = batch(one)
     one.update(data, **SAMPLER)
@@ -139,7 +139,7 @@ def test_a_loaded_checkpoint_goes_on_bit_exactly(model_folder: Path, tmp_path: P
         assert torch.equal(tensor, other), name
 
 
-def test_another_shape_of_adapter_is_refused(model_folder: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_adapter_is_refused(model_folder: Path, tmp_path: Path) -> None:
     make(model_folder).save(tmp_path)
     with pytest.raises(ValueError, match=r"lora_rank or model\.target_modules"):
         make(model_folder, rank=0).load(tmp_path)
@@ -188,7 +188,7 @@ def _rank(rank: int, port: int, folder: str, out: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_two_ranks_learn_what_one_learns(model_folder: Path, tmp_path: Path) -> None:
+def test_two_ranks_give_the_result_of_one(model_folder: Path, tmp_path: Path) -> None:
     """FSDP2 over gloo: within 2e-5 of one process after three steps, and its checkpoint loads in one process."""
     single = make(model_folder)
     data = batch(single)

@@ -1,4 +1,4 @@
-"""The choice of an algorithm: its settings, contradictions in words, and the batch that it learns from."""
+"""Training algorithms: settings, conflicts between settings, and training batches."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([DPO, "trainer.n_gpus_per_node=3"], "3 ranks cannot share 8 pairs evenly"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_said_at_the_start(overrides: list[str], said: str) -> None:
+def test_conflicting_settings_are_refused_at_the_start(overrides: list[str], said: str) -> None:
     with pytest.raises(settings.SettingsError, match=said):
         load(*overrides)
 
@@ -101,7 +101,7 @@ def scored(scores: list[float]) -> ScoredSamples:
     )  # fmt: skip
 
 
-def test_flow_grpo_is_told_the_sampler_and_the_advantages() -> None:
+def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
     rollout = "actor_rollout_ref.rollout"
     config = load(
         "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", f"{rollout}.pipeline.guidance_scale=1.5",
@@ -114,7 +114,7 @@ def test_flow_grpo_is_told_the_sampler_and_the_advantages() -> None:
     }  # fmt: skip
 
 
-def test_nft_learns_from_every_sample_by_how_good_it_is() -> None:
+def test_nft_trains_on_every_sample_with_its_optimality() -> None:
     config = load(NFT, f"{LOSS}.adv_clip_max=0.5")
     made = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=1)
     assert made["optimality"].tolist() == [0.0, 0.5, 1.0, 0.5]
@@ -124,7 +124,7 @@ def test_nft_learns_from_every_sample_by_how_good_it_is() -> None:
     assert arguments(config, step=7) == {"step": 7}
 
 
-def test_dpo_learns_from_the_best_and_the_worst_of_each_prompt() -> None:
+def test_dpo_pairs_the_best_and_the_worst_sample_of_each_prompt() -> None:
     config = load(DPO, "actor_rollout_ref.model.lora_rank=4")
     made = batch(config, scored([1.0, 5.0, 3.0, 5.0, 2.0, 5.0]), seed=1)
     assert made["prompt_embeds"].flatten().tolist() == [2, 0, 1, 1], "prompt a: row 2 over row 0; prompt b: all equal"

@@ -1,4 +1,4 @@
-"""The documented settings of rollout and model: defaults, what is refused, and in which words."""
+"""Typed settings: documented defaults, and the errors of refused values."""
 
 from __future__ import annotations
 
@@ -101,18 +101,18 @@ def test_what_is_refused(config: type, given: dict[str, Any], error: type[Except
 @pytest.mark.parametrize(
     "name", ["max_model_len", "load_format", "engine_kwargs", "prompt_length", "expert_parallel_size"]
 )
-def test_some_settings_may_change_later(name: str) -> None:
+def test_mutable_settings_can_be_changed(name: str) -> None:
     made = DiffusionRolloutConfig()
     setattr(made, name, 1)
     assert getattr(made, name) == 1
 
 
-def test_other_settings_may_not() -> None:
+def test_other_settings_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         DiffusionRolloutConfig().calculate_log_probs = True
 
 
-def test_a_model_folder_says_what_it_is() -> None:
+def test_the_architecture_and_tokenizer_come_from_the_model_folder() -> None:
     made = DiffusionModelConfig(path=str(MODEL))
     assert made.architecture == "StableDiffusion3Pipeline"
     assert made.tokenizer_path == str(MODEL / "tokenizer")
@@ -121,11 +121,11 @@ def test_a_model_folder_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("targets", ["attn.*", ["to_q", "to_k"], None])
-def test_what_lora_wraps_is_a_pattern_or_a_list(targets: Any) -> None:
+def test_target_modules_are_a_pattern_or_a_list(targets: Any) -> None:
     assert DiffusionModelConfig(path=str(MODEL), target_modules=targets).target_modules == targets
 
 
-def test_a_model_without_a_folder_of_its_tokenizer_is_its_tokenizer(tmp_path: Path) -> None:
+def test_the_tokenizer_may_be_in_the_model_folder_itself(tmp_path: Path) -> None:
     for file in (MODEL / "tokenizer").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "model_index.json").write_text('{"_class_name": "Mine"}')
@@ -134,6 +134,6 @@ def test_a_model_without_a_folder_of_its_tokenizer_is_its_tokenizer(tmp_path: Pa
     assert made.tokenizer("red")["input_ids"]
 
 
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"model_index\.json not found: model\.path must be a model"):
         DiffusionModelConfig(path=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Algorithms without a likelihood, on the tiny model: they learn, keep their old policy, and go on bit-exactly."""
+"""Objectives of DiffusionNFT and DiffusionDPO on a tiny model: gradients, old policy, checkpoints."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def test_nft_fits_the_good_samples_rather_than_the_bad_ones(model_folder: Path) -> None:
+def test_nft_fits_good_samples_better_than_bad_ones(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
     before = errors(actor, data)
@@ -112,14 +112,14 @@ def test_nft_fits_the_good_samples_rather_than_the_bad_ones(model_folder: Path) 
     assert not {name for name in found[0] if name.startswith("rollout_corr/")}, "there are no likelihoods to compare"
 
 
-def test_nft_learns_nothing_from_samples_that_are_neither(model_folder: Path) -> None:
+def test_nft_has_no_gradient_at_optimality_one_half(model_folder: Path) -> None:
     """The control: the same samples with r = 1/2 leave the policy where it is."""
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged() | {"optimality": torch.full((4,), 0.5)}
     assert actor.update(data, step=1)["actor/grad_norm"] < 1e-7
 
 
-def test_the_old_policy_follows_as_its_schedule_says(model_folder: Path) -> None:
+def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
     start = {name: tensor.clone() for name, tensor in actor.weights("lora", "old")}
@@ -133,7 +133,7 @@ def test_the_old_policy_follows_as_its_schedule_says(model_folder: Path) -> None
         assert same(old, new) == (step == 1)
 
 
-def test_the_old_policy_draws_and_the_trained_one_is_untouched_by_it(model_folder: Path) -> None:
+def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
     for step in (1, 2):
@@ -159,7 +159,7 @@ def test_dpo_prefers_the_better_sample_of_each_pair(model_folder: Path) -> None:
     assert bool((gained[0::2] > gained[1::2] + 1e-3).all())
 
 
-def test_dpo_learns_nothing_where_there_is_no_preference(model_folder: Path) -> None:
+def test_dpo_has_no_gradient_without_a_preference(model_folder: Path) -> None:
     actor = make(model_folder, diffusion_loss=DPO)
     found = actor.update(compared() | {"preferred": torch.zeros(2)})
     assert found["actor/grad_norm"] == 0 and found["actor/preferred_fraction"] == 0
@@ -179,7 +179,7 @@ def test_micro_batches_do_not_change_the_gradient(
     assert norms[1:] == pytest.approx([norms[0]] * 2, rel=1e-4) and norms[0] > 0
 
 
-def test_a_loaded_checkpoint_goes_on_bit_exactly_with_its_old_policy(model_folder: Path, tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_resumes_bit_exactly_with_its_old_policy(model_folder: Path, tmp_path: Path) -> None:
     one = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()
     for step in (1, 2):
@@ -220,7 +220,7 @@ def _rank(rank: int, port: int, folder: str, out: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_two_ranks_learn_what_one_learns(model_folder: Path, tmp_path: Path) -> None:
+def test_two_ranks_give_the_result_of_one(model_folder: Path, tmp_path: Path) -> None:
     """FSDP2 over gloo, with the same noise for each row: within 2e-5 of one process, the old policy too."""
     single = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     norms = [single.update(judged(), step=step)["actor/grad_norm"] for step in (1, 2, 3)]
