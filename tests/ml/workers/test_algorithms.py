@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,12 @@ def test_the_settings_file_of_an_algorithm_has_the_defaults_of_its_type(name: st
 def test_each_settings_file_belongs_to_a_registered_algorithm() -> None:
     files = (Path(settings.__file__).parent / "config" / "loss").glob("*.yaml")
     assert {file.stem for file in files} == set(ALGORITHMS)
+
+
+def test_importing_the_registry_imports_neither_torch_nor_verl() -> None:
+    """The trainer checks settings before it sets the environment variables that both read."""
+    program = "import sys, verl_omni.workers.algorithms.registry; sys.exit(bool({'torch', 'verl'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_setting_of_another_algorithm_is_unknown() -> None:
