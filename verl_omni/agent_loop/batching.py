@@ -35,7 +35,7 @@ def _pad_prompt_extra_field(key: str, value: Tensor, target_length: int) -> Tens
     )
 
 
-def padded_fields(fields: Mapping[str, Any], embed_length: int) -> dict[str, Any]:
+def pad_fields(fields: Mapping[str, Any], embed_length: int) -> dict[str, Any]:
     """Fields with a batch dimension of 1 for tensors, and the common length for embeddings and their masks."""
     made = {}
     for key, value in fields.items():
@@ -47,7 +47,7 @@ def padded_fields(fields: Mapping[str, Any], embed_length: int) -> dict[str, Any
     return made
 
 
-def padded_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tensor, Tensor]:
+def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tensor, Tensor]:
     """Token ids and attention mask, int64 [1, length], padded on the tokenizer's padding side."""
     made = tokenizer.pad(
         {"input_ids": prompt_ids}, padding="max_length", max_length=length,
@@ -91,7 +91,7 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
     return DataProto(batch=TensorDict(tensors, batch_size=len(rows)), non_tensor_batch=others, meta_info=meta)
 
 
-def aligned(parts: Sequence[DataProto]) -> list[DataProto]:
+def align(parts: Sequence[DataProto]) -> list[DataProto]:
     """Give the parts of a batch from several workers the keys that one worker would have given all rows.
 
     Scores are kept if every part has them, and a reward's extra key if every part has a column of it

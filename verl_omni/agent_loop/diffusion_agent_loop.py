@@ -23,7 +23,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import get_dataset_class
 from verl.utils.import_utils import resolve_config_path
 
-from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, padded_fields, padded_prompt
+from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, pad_fields, pad_prompt
 from verl_omni.agent_loop.fanout import run_rows
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
@@ -71,7 +71,7 @@ class DiffusionAgentLoopWorker:
         if self.max_prompt_embed_length <= 0:
             raise ValueError(f"max_prompt_embed_length must be positive: {self.max_prompt_embed_length}")
         if path := self.rollout_config.agent.agent_loop_config_path:
-            _agent_loop_registry.update(configured_loops(resolve_config_path(path)))
+            _agent_loop_registry.update(load_agent_loops(resolve_config_path(path)))
         if template := self.model_config.custom_chat_template:
             for reader in (self.processor, self.tokenizer):
                 if reader is not None:
@@ -122,7 +122,7 @@ class DiffusionAgentLoopWorker:
 
         async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
             made = await self._run_agent_loop(params[row], **rows[row])
-            return made if carry else _score_alone(made)
+            return made if carry else _drop_response(made)
 
         outputs = await run_rows(
             size,
@@ -156,9 +156,9 @@ class DiffusionAgentLoopWorker:
     async def _agent_loop_postprocess(
         self, output: DiffusionAgentLoopOutput, /, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
-        fields = padded_fields(output.extra_fields, self.max_prompt_embed_length)
+        fields = pad_fields(output.extra_fields, self.max_prompt_embed_length)
         fields["raw_prompt"] = kwargs["raw_prompt"]
-        ids, mask = padded_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
+        ids, mask = pad_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
         fields["attention_mask"] = mask
         responses = output.response_diffusion_output.unsqueeze(0)
         await self._compute_score(output, ids, responses, kwargs)
@@ -218,7 +218,7 @@ class DiffusionAgentLoopWorker:
         return collate(inputs, input_non_tensor_batch)
 
 
-def configured_loops(path: str) -> dict[str, Any]:
+def load_agent_loops(path: str) -> dict[str, Any]:
     """Agent loops of a YAML list, by name; each entry has `name`, `_target_`, and arguments of its class.
 
     Raises:
@@ -233,7 +233,7 @@ def configured_loops(path: str) -> dict[str, Any]:
     return {entry.name: entry for entry in entries}
 
 
-def _score_alone(made: _InternalDiffusionAgentLoopOutput) -> _InternalDiffusionAgentLoopOutput:
+def _drop_response(made: _InternalDiffusionAgentLoopOutput) -> _InternalDiffusionAgentLoopOutput:
     if made.reward_score is None:
         raise ValueError("carry_responses is false, so each sample needs a score, and there are no reward workers")
     return made.model_copy(update={"response_diffusion_output": None})

@@ -12,7 +12,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 from verl.utils.ray_utils import auto_await
 from verl.utils.skip import SkipManager
 
-from verl_omni.agent_loop.batching import aligned
+from verl_omni.agent_loop.batching import align
 from verl_omni.agent_loop.diffusion_agent_loop import DiffusionAgentLoopWorker
 
 
@@ -31,7 +31,7 @@ class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
     async def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Samples for a batch whose size the number of workers divides; keys as in `batching.collate`.
 
-        The same as verl's method (verl/experimental/agent_loop/agent_loop.py), except for `aligned`.
+        The same as verl's method (verl/experimental/agent_loop/agent_loop.py), except for `align`.
         """
         if "priority" not in prompts.non_tensor_batch:
             prompts.non_tensor_batch["priority"] = np.arange(len(prompts), dtype=np.int64)
@@ -39,7 +39,7 @@ class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
         made = await asyncio.gather(
             *(worker.generate_sequences.remote(c) for worker, c in zip(self.agent_loop_workers, chunks, strict=True))
         )
-        outputs = aligned(made)
+        outputs = align(made)
         output = DataProto.concat(outputs)
         metrics = [part.meta_info.pop("metrics") for part in outputs]
         output.meta_info = {"timing": self._performance_metrics(metrics, output), **outputs[0].meta_info}

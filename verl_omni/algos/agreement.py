@@ -9,7 +9,7 @@ class LogProbMismatch(RuntimeError):
     """Engine and trainer disagree about log-probabilities, so the likelihood ratios would be wrong."""
 
 
-def metrics(difference: Tensor, tolerance: float) -> dict[str, float]:
+def check_log_probs(difference: Tensor, tolerance: float) -> dict[str, float]:
     """Statistics of `difference`, the trainer's log-probabilities minus the engine's, any shape.
 
     Raises:

@@ -32,7 +32,7 @@ def draws(seeds: Tensor, count: int, shape: Sequence[int]) -> tuple[Tensor, Tens
     return torch.stack(times), torch.stack(noise)
 
 
-def noised(clean: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+def add_noise(clean: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     """x_t and v, both [B, ...], for clean latents and noise [B, ...] at `time` [B]."""
     t = time.view(-1, *([1] * (clean.ndim - 1)))
     return (1 - t) * clean + t * noise, noise - clean

@@ -61,10 +61,10 @@ def _shapes(path: Path, steps: int, seed: int) -> None:
         pipe = pretrain.pretrain(pretrain.Recipe(steps=steps, seed=seed), report)
     pipe.save_pretrained(path)
     wanted = prompts.held_out()
-    found, pictures, right = pretrain.accuracy(pipe, wanted)
+    found, images, right = pretrain.accuracy(pipe, wanted)
     sample = slice(None, None, len(wanted) // 30)
     captions = [scene.text for scene in wanted]
-    pretrain.grid(pictures[sample][:30], captions[sample][:30], right[sample][:30], path / "samples.png")
+    pretrain.grid(images[sample][:30], captions[sample][:30], right[sample][:30], path / "samples.png")
     (path / "accuracy.json").write_text(json.dumps({"steps": steps, "seed": seed, **found}, indent=2) + "\n")
     print("held-out accuracy:", ", ".join(f"{name} {value:.1%}" for name, value in found.items()))
 

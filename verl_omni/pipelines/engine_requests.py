@@ -63,7 +63,7 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
     return Window(start=start, size=size, noise_level=noise_level, kind=str(extra.get("sde_type") or "sde"))
 
 
-def with_text(prompt: Any, tokenizer: Any) -> Any:
+def decode_token_ids(prompt: Any, tokenizer: Any) -> Any:
     """A copy of the prompt with the text of its token ids, for a pipeline that tokenizes text itself."""
     if isinstance(prompt, str) or prompt.get("prompt"):
         return prompt

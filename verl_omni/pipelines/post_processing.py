@@ -18,14 +18,14 @@ def get_post_process_func(od_config: Any) -> Callable[..., Any]:
 
     def post_process(output: Any, sampling_params: Any = None) -> Any:
         if isinstance(output, Tensor):
-            return converted(output, sampling_params)
-        payload = {media: converted(pixels, sampling_params) for media, pixels in output["payload"].items()}
+            return convert(output, sampling_params)
+        payload = {media: convert(pixels, sampling_params) for media, pixels in output["payload"].items()}
         return {**output, "payload": payload}
 
     return post_process
 
 
-def converted(pixels: Tensor, sampling_params: Any) -> Any:
+def convert(pixels: Tensor, sampling_params: Any) -> Any:
     """Convert the output of the VAE in [-1, 1], an image [1, 3, H, W] or a video [1, 3, T, H, W].
 
     `output_type` is `latent` (returned unchanged), `pt` (pixels; a video becomes [1, T, 3, H, W]), or unset, as HTTP

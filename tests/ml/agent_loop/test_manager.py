@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from verl_omni.agent_loop.batching import aligned, collate
+from verl_omni.agent_loop.batching import align, collate
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
 
 INFO = st.dictionaries(st.sampled_from(["acc", "iou", "note"]), st.floats(0, 1))
@@ -34,7 +34,7 @@ def row(score: float | None, info: dict[str, float], fields: dict[str, Any]) -> 
 def whole(rows: list[Any], cut: int) -> DataProto:
     """The rows, made by two workers, joined by verl."""
     parts = [collate([row(*each) for each in part], {}) for part in (rows[:cut], rows[cut:])]
-    return DataProto.concat(aligned(parts))
+    return DataProto.concat(align(parts))
 
 
 @given(st.lists(ROW, min_size=2, max_size=6), st.data())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_omni.agent_loop.diffusion_agent_loop import configured_loops
+from verl_omni.agent_loop.diffusion_agent_loop import load_agent_loops
 from verl_omni.agent_loop.fanout import SampleFailed
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
@@ -81,7 +81,7 @@ def test_a_file_without_a_list_of_loops_is_refused(tmp_path: Path, text: str) ->
     path = tmp_path / "loops.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"loops\.yaml must be a list of agent loops"):
-        configured_loops(str(path))
+        load_agent_loops(str(path))
 
 
 async def test_the_error_names_an_unknown_loop(worker: Any, batch: Any) -> None:

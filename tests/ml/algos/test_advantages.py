@@ -100,8 +100,8 @@ def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:
 
 
 def test_log_prob_differences_are_measured_and_large_ones_refused() -> None:
-    found = agreement.metrics(torch.tensor([0.0, 0.002]), tolerance=0.01)
+    found = agreement.check_log_probs(torch.tensor([0.0, 0.002]), tolerance=0.01)
     assert found["rollout_corr/mean_abs_diff"] == pytest.approx(0.001)
     for bad in (torch.tensor([0.1]), torch.tensor([math.nan])):
         with pytest.raises(agreement.LogProbMismatch):
-            agreement.metrics(bad, tolerance=0.01)
+            agreement.check_log_probs(bad, tolerance=0.01)

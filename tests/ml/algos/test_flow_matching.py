@@ -34,7 +34,7 @@ def test_the_velocity_connects_clean_latent_and_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     clean, noise = torch.randn(3, 2, 4, generator=generator), torch.randn(3, 2, 4, generator=generator)
     time = torch.tensor([0.0, 0.3, 0.9])
-    x, v = flow_matching.noised(clean, noise, time)
+    x, v = flow_matching.add_noise(clean, noise, time)
     t = time.view(3, 1, 1)
     assert torch.allclose(x - t * v, clean, atol=1e-6)
     assert torch.allclose(x + (1 - t) * v, noise, atol=1e-6)

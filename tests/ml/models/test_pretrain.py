@@ -18,8 +18,8 @@ def weights(recipe: Recipe) -> dict[str, torch.Tensor]:
 
 
 def test_pretraining_is_deterministic_by_seed() -> None:
-    recipe = Recipe(steps=3, pictures=200, warm_up=1)
+    recipe = Recipe(steps=3, images=200, warm_up=1)
     one, again = weights(recipe), weights(recipe)
     assert all(torch.equal(one[name], again[name]) for name in one)
-    other = weights(Recipe(steps=3, pictures=200, warm_up=1, seed=1))
+    other = weights(Recipe(steps=3, images=200, warm_up=1, seed=1))
     assert not all(torch.equal(one[name], other[name]) for name in one)

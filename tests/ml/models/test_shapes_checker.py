@@ -155,5 +155,5 @@ def test_other_texts_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 64, 64), (32, 32, 3), (64, 64)])
 def test_an_image_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"expected a picture \[64, 64, 3\]"):
+    with pytest.raises(ValueError, match=r"expected an image \[64, 64, 3\]"):
         checker.judge(np.zeros(shape), "a red circle")

@@ -141,10 +141,10 @@ def test_token_ids_are_decoded_to_text() -> None:
             return " ".join(map(str, ids))
 
     prompt = {"prompt_token_ids": [3, 4], "negative_prompt_ids": []}
-    assert engine_requests.with_text(prompt, Tokenizer()) == {**prompt, "prompt": "3 4", "negative_prompt": ""}
+    assert engine_requests.decode_token_ids(prompt, Tokenizer()) == {**prompt, "prompt": "3 4", "negative_prompt": ""}
     assert prompt == {"prompt_token_ids": [3, 4], "negative_prompt_ids": []}
     for given in ("text", {"prompt": "text"}):
-        assert engine_requests.with_text(given, Tokenizer()) == given
+        assert engine_requests.decode_token_ids(given, Tokenizer()) == given
 
 
 def test_the_tiny_qwen_tokenizer_is_deterministic() -> None:

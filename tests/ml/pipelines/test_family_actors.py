@@ -89,4 +89,4 @@ def test_the_error_names_a_kernel_that_is_not_installed(tmp_path: Path) -> None:
     MAKERS["wan"](tmp_path)
     model: Any = SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="_native_npu")
     with pytest.raises(ImportError, match=r"model\.attn_backend='_native_npu' cannot be used: .*install `torch_npu`"):
-        build.transformer(model, dtype=torch.float32, seed=0)
+        build.load_transformer(model, dtype=torch.float32, seed=0)

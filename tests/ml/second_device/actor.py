@@ -161,7 +161,7 @@ def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, arc
     rows |= {f"{name}_mask": torch.ones(2, 8) for name in rows if name.endswith("prompt_embeds")}
     rows |= {"img_shapes": torch.tensor([[1, 4, 4]] * 2)}
     x, timestep = torch.randn(2, *shape, generator=generator), torch.full((2,), 500.0)
-    module = build.transformer(
+    module = build.load_transformer(
         SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="native"), dtype=torch.float32, seed=0
     )
     velocity = training_adapter(architecture).velocity

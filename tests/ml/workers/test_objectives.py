@@ -92,7 +92,7 @@ def errors(actor: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor
     found = []
     with torch.no_grad():
         for place in range(8):
-            x, target = flow_matching.noised(data["clean_latents"], noise[:, place], times[:, place])
+            x, target = flow_matching.add_noise(data["clean_latents"], noise[:, place], times[:, place])
             found.append(flow_matching.error(actor.policy.velocity_at(data, x, times[:, place]), target))
     return torch.stack(found).mean(0)
 

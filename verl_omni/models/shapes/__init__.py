@@ -1,1 +1,1 @@
-"""The example model: pictures of a few shapes, a checker of them, and a small SD3 that draws them."""
+"""The example model: a small SD3 for images of coloured shapes, its prompts, and a checker of its images."""

@@ -65,58 +65,58 @@ class Verdict:
     roughness: float
 
 
-def judge(picture: Image, prompt: str) -> Verdict:
+def judge(image: Image, prompt: str) -> Verdict:
     """Check an image, float [64, 64, 3] in [0, 1], against a prompt of `scenes`.
 
     Raises:
         ValueError: the prompt is unknown, or the image has another shape.
     """
-    if picture.shape != (SIZE, SIZE, 3):
-        raise ValueError(f"expected a picture [{SIZE}, {SIZE}, 3], got {list(picture.shape)}")
+    if image.shape != (SIZE, SIZE, 3):
+        raise ValueError(f"expected an image [{SIZE}, {SIZE}, 3], got {list(image.shape)}")
     scene = parse(prompt)
-    found = detect(picture)
-    roughness = background_roughness(picture)
+    found = detect(image)
+    roughness = background_roughness(image)
     number = len(scene.objects)
     matched, pairs = _match(found, scene.objects)
     parts = [matched, max(0.0, 1 - abs(len(found) - number) / number)]
     if scene.relation is not None:
         parts.append(matched * _related(found, pairs, scene))
     flat = min(1.0, FLAT_ENOUGH / max(roughness, 1e-9))
-    clean = roughness <= FLAT_ENOUGH and debris(picture) < MOST_DEBRIS
+    clean = roughness <= FLAT_ENOUGH and debris(image) < MOST_DEBRIS
     correct = all(part == 1 for part in parts) and clean
     return Verdict(correct=correct, partial=float(np.mean(parts)) * flat, roughness=roughness)
 
 
-def detect(picture: Image) -> list[Detected]:
+def detect(image: Image) -> list[Detected]:
     """Objects of an image, from the top left."""
-    labels, _ = ndimage.label(_foreground(picture))
+    labels, _ = ndimage.label(_foreground(image))
     found = []
     for index, place in enumerate(ndimage.find_objects(labels), 1):
         mask = labels[place] == index
         if mask.sum() < SMALLEST_AREA:
             continue
         y, x = ndimage.center_of_mass(mask)
-        found.append(Detected(_color(picture[place], mask), _shape(mask), place[1].start + x, place[0].start + y))
+        found.append(Detected(_color(image[place], mask), _shape(mask), place[1].start + x, place[0].start + y))
     return found
 
 
-def background_roughness(picture: Image) -> float:
+def background_roughness(image: Image) -> float:
     """Root mean square deviation of the background from its colour, raised by a tint, a gradient or a lattice."""
-    away = ~ndimage.binary_dilation(_foreground(picture), iterations=3)
+    away = ~ndimage.binary_dilation(_foreground(image), iterations=3)
     if away.sum() < SMALLEST_AREA:
         return 1.0
-    return float(np.sqrt(((picture[away] - BACKGROUND) ** 2).mean()))
+    return float(np.sqrt(((image[away] - BACKGROUND) ** 2).mean()))
 
 
-def debris(picture: Image) -> int:
+def debris(image: Image) -> int:
     """Number of pixels in components that are too small to be objects."""
-    labels, number = ndimage.label(_foreground(picture))
+    labels, number = ndimage.label(_foreground(image))
     areas = np.bincount(labels.ravel(), minlength=number + 1)[1:]
     return int(areas[areas < SMALLEST_AREA].sum())
 
 
-def _foreground(picture: Image) -> Mask:
-    return np.asarray(np.linalg.norm(picture - BACKGROUND, axis=2) > FOREGROUND_DISTANCE)
+def _foreground(image: Image) -> Mask:
+    return np.asarray(np.linalg.norm(image - BACKGROUND, axis=2) > FOREGROUND_DISTANCE)
 
 
 def _color(pixels: Image, mask: Mask) -> str | None:

@@ -30,14 +30,14 @@ class Recipe:
     Attributes:
         steps: optimizer steps.
         batch: images per step.
-        pictures: training images, drawn once.
+        images: training images, drawn once.
         warm_up: steps of linear warm-up.
         average: decay of the weight average.
     """
 
     steps: int = 1000
     batch: int = 64
-    pictures: int = 24_000
+    images: int = 24_000
     muon_lr: float = 0.015
     adam_lr: float = 3e-3
     weight_decay: float = 0.01
@@ -61,7 +61,7 @@ def pretrain(recipe: Recipe, report: Report) -> Any:
     transformer: nn.Module = pipe.transformer
     train, _ = scenes.split()
     sequences, pooled = build.embed(pipe, [scene.text for scene in train])
-    latents, labels = _pictures(train, recipe.pictures, rng)
+    latents, labels = _images(train, recipe.images, rng)
     average = copy.deepcopy(transformer)
     optimizers = _optimizers(transformer, recipe)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
@@ -113,15 +113,15 @@ def _optimizers(transformer: nn.Module, recipe: Recipe) -> list[torch.optim.Opti
     ]
 
 
-def _pictures(train: list[scenes.Scene], number: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+def _images(train: list[scenes.Scene], number: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Latents float16 [number, 3, 32, 32] of random scenes, and the index of each one's prompt."""
     by_category = {c: [i for i, scene in enumerate(train) if scene.category == c] for c in scenes.CATEGORIES}
     categories = rng.choice(list(SHARES), number, p=list(SHARES.values()))
     labels = np.array([rng.choice(by_category[category]) for category in categories])
     latents: np.ndarray = np.empty((number, 32, 32, 3), np.float16)
     for place, label in enumerate(labels):
-        picture = scenes.draw(scenes.place(train[label], rng))
-        latents[place] = ((picture - scenes.BACKGROUND) * 2).reshape(32, 2, 32, 2, 3).mean((1, 3))
+        image = scenes.draw(scenes.place(train[label], rng))
+        latents[place] = ((image - scenes.BACKGROUND) * 2).reshape(32, 2, 32, 2, 3).mean((1, 3))
     return torch.from_numpy(latents).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
 
 
@@ -145,24 +145,24 @@ def draw_prompts(pipe: Any, prompts: list[str], steps: int = EVAL_STEPS) -> np.n
 
 def accuracy(pipe: Any, wanted: list[scenes.Scene]) -> tuple[dict[str, float], np.ndarray, list[bool]]:
     """Accuracy by category and overall; the images; and which of them are correct."""
-    pictures = draw_prompts(pipe, [scene.text for scene in wanted])
-    right = [judge(picture, scene.text).correct for picture, scene in zip(pictures, wanted, strict=True)]
+    images = draw_prompts(pipe, [scene.text for scene in wanted])
+    right = [judge(image, scene.text).correct for image, scene in zip(images, wanted, strict=True)]
     found = {
         category: float(np.mean([r for r, s in zip(right, wanted, strict=True) if s.category == category]))
         for category in scenes.CATEGORIES
     }
-    return {**found, "all": float(np.mean(right))}, pictures, right
+    return {**found, "all": float(np.mean(right))}, images, right
 
 
-def grid(pictures: np.ndarray, captions: list[str], right: list[bool], path: Path, columns: int = 6) -> None:
+def grid(images: np.ndarray, captions: list[str], right: list[bool], path: Path, columns: int = 6) -> None:
     """Write a contact sheet; captions of correct images are green."""
     width, height, zoom = 64 * 2 + 8, 64 * 2 + 30, 2
-    rows = -(-len(pictures) // columns)
+    rows = -(-len(images) // columns)
     sheet = Picture.new("RGB", (columns * width, rows * height), "white")
     pen = ImageDraw.Draw(sheet)
-    for place, (picture, caption, ok) in enumerate(zip(pictures, captions, right, strict=True)):
+    for place, (image, caption, ok) in enumerate(zip(images, captions, right, strict=True)):
         left, top = (place % columns) * width, (place // columns) * height
-        small = Picture.fromarray((picture * 255).round().astype(np.uint8))
+        small = Picture.fromarray((image * 255).round().astype(np.uint8))
         sheet.paste(small.resize((64 * zoom, 64 * zoom), Picture.Resampling.NEAREST), (left + 4, top + 4))
         words = caption.split()
         half = (len(words) + 1) // 2 if len(words) > 4 else len(words)

@@ -1,4 +1,4 @@
-"""PURE: prompts such as "two red crosses" or "a blue square left of a cyan circle", and pictures of them."""
+"""PURE: prompts such as "two red crosses" or "a blue square left of a cyan circle", and images of them."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ _ROW, _COLUMN = np.mgrid[0:SIZE, 0:SIZE] + 0.5
 
 def draw(placed: list[Placed]) -> Image:
     """Render float [64, 64, 3] in [0, 1], with anti-aliased edges."""
-    picture: Image = np.broadcast_to(BACKGROUND, (SIZE, SIZE, 3)).copy()
+    image: Image = np.broadcast_to(BACKGROUND, (SIZE, SIZE, 3)).copy()
     for each in placed:
         distance = shape_distance(each.shape, (_COLUMN - each.x) / each.radius, (_ROW - each.y) / each.radius)
         cover = np.clip(0.5 - distance * each.radius, 0, 1)[..., None]
-        picture = picture * (1 - cover) + np.array(COLORS[each.color]) * cover
-    return picture
+        image = image * (1 - cover) + np.array(COLORS[each.color]) * cover
+    return image
 
 
 def shape_distance(shape: str, x: Image, y: Image) -> Image:

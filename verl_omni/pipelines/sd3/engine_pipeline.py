@@ -14,7 +14,7 @@ from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
-from verl_omni.pipelines.engine_requests import with_text
+from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.sd3.step_execution import STEPS, StepwiseSD3
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
@@ -59,7 +59,7 @@ class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
     def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
         for request in req.requests:
             # Each of the three encoders has its own tokenizer, so ids of the first are decoded to text.
-            request.prompt = with_text(request.prompt, self.tokenizer)
+            request.prompt = decode_token_ids(request.prompt, self.tokenizer)
         self._recorder = TrajectoryRecorder(
             req.sampling_params_list, self.device, steps=STEPS, version=version_of(self)
         )

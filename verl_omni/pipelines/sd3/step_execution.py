@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from vllm_omni.diffusion.data import DiffusionOutput
 
-from verl_omni.pipelines.engine_requests import request_generator, requested_fields, sde_window, with_text
+from verl_omni.pipelines.engine_requests import decode_token_ids, request_generator, requested_fields, sde_window
 from verl_omni.pipelines.sde_sampler import Sampler
 from verl_omni.pipelines.trajectory_recorder import RecordedSample, attach, version_of
 
@@ -28,7 +28,7 @@ class StepwiseSD3:
     def prepare_encode(self: Any, state: Any, **kwargs: Any) -> Any:
         """Encode the prompt, draw the initial noise and place the SDE window."""
         params = state.sampling
-        prompt = with_text(state.prompt, self.tokenizer)
+        prompt = decode_token_ids(state.prompt, self.tokenizer)
         text, negative = (prompt, "") if isinstance(prompt, str) else _texts(prompt)
         height = params.height or self.default_sample_size * self.vae_scale_factor
         width = params.width or self.default_sample_size * self.vae_scale_factor

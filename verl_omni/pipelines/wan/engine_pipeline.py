@@ -11,7 +11,7 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.wan2_2.pipeline_wan2_2 import Wan22Pipeline, get_wan22_pre_process_func
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
-from verl_omni.pipelines.engine_requests import with_text
+from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.weight_sync.names import to_engine_adapter
@@ -53,7 +53,7 @@ class WanRolloutPipeline(Wan22Pipeline):
     @override
     def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
         for request in req.requests:
-            request.prompt = with_text(request.prompt, self.tokenizer)
+            request.prompt = decode_token_ids(request.prompt, self.tokenizer)
             params = request.sampling_params
             params.extra_args = {**(params.extra_args or {}), "sample_solver": "euler"}
         self._recorder = TrajectoryRecorder(

@@ -56,7 +56,7 @@ class DiffusionActor:
                 f"{actor.ppo_mini_batch_size} prompts x {per_prompt} rows are fewer than {self.ranks} ranks: "
                 "raise actor.ppo_mini_batch_size"
             )
-        self.module = build.transformer(model, dtype=getattr(torch, actor.dtype), seed=actor.seed)
+        self.module = build.load_transformer(model, dtype=getattr(torch, actor.dtype), seed=actor.seed)
         self.module.eval()
         if mesh is None:
             self.module.to(self.device)
@@ -98,10 +98,10 @@ class DiffusionActor:
             objective = self.algorithm.objective(self.policy, self.config.diffusion_loss, self.config, request)
             for _ in range(self.config.ppo_epochs):
                 for chosen in self._order(_size(batch)).split(self.mini_batch):
-                    prepared = objective.prepared(_rows(batch, chosen))
+                    prepared = objective.prepare(_rows(batch, chosen))
                     for name, value in self._optimizer_step(prepared, objective).items():
                         totals.setdefault(name, []).append(value)
-            objective.finished()
+            objective.finish()
         return {
             name: max(values) if name.endswith("_max") else sum(values) / len(values) for name, values in totals.items()
         }
@@ -110,8 +110,8 @@ class DiffusionActor:
         return torch.randperm(rows, generator=self.generator) if self.config.shuffle else torch.arange(rows)
 
     def _optimizer_step(self, batch: Batch, objective: Objective) -> dict[str, float]:
-        rows, passes = _size(batch), objective.passes(batch)
-        learning = objective.learning(batch).nonzero().flatten()
+        rows, passes = _size(batch), objective.term_count(batch)
+        learning = objective.rows_with_gradient(batch).nonzero().flatten()
         if self.ranks > 1 or len(learning) == 0:  # every rank must run the same collectives
             learning = torch.arange(rows)
         samples = self.config.ppo_micro_batch_size_per_gpu
@@ -129,7 +129,7 @@ class DiffusionActor:
                 for name, value in found.items():
                     measured.setdefault(name, []).append(value)
         try:
-            summary = objective.summary({name: torch.cat(values) for name, values in measured.items()}, rows * passes)
+            summary = objective.summarize({name: torch.cat(values) for name, values in measured.items()}, rows * passes)
         except agreement.LogProbMismatch:
             self.optimizer.zero_grad()
             raise
@@ -137,7 +137,7 @@ class DiffusionActor:
 
     def _take_step(self) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients."""
-        norm = float(build.gathered(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
+        norm = float(build.gather(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
         rate = self.scheduler.get_last_lr()[0]
         if not math.isfinite(norm):
             self.optimizer.zero_grad()

@@ -16,7 +16,7 @@ ADAPTER = "default"
 logger = logging.getLogger(__name__)
 
 
-def transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
+def load_transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
     """Load the transformer in `dtype`, with a new LoRA adapter when `model.lora_rank` is positive.
 
     The initial values of the adapter depend on `seed` alone, so they are the same on every rank.
@@ -86,7 +86,7 @@ def _is_layer(name: str, prefixes: Sequence[str]) -> bool:
     return any(name.startswith(prefix) and name.removeprefix(prefix).isdigit() for prefix in prefixes)
 
 
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
+def gather(tensor: torch.Tensor) -> torch.Tensor:
     """The unsharded tensor of a parameter. A collective: every rank must call it in the same order."""
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[attr-defined]
     return whole.detach()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from verl_omni.workers.actor.build import ADAPTER, gathered
+from verl_omni.workers.actor.build import ADAPTER, gather
 
 COMPONENT = "transformer"
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -25,7 +25,7 @@ def weights(
     """
     for name, parameter in module.named_parameters():
         if ("lora_" in name) == (kind == "lora"):
-            yield f"{COMPONENT}.{_public(name)}", gathered((instead or {}).get(name, parameter))
+            yield f"{COMPONENT}.{_public(name)}", gather((instead or {}).get(name, parameter))
 
 
 def _public(name: str) -> str:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl_omni.workers.actor.build import gathered
+from verl_omni.workers.actor.build import gather
 from verl_omni.workers.actor.policy import Policy
 
 MODEL_FILE, OLD_FILE, TRAINING_FILE = "trained.safetensors", "old.safetensors", "training.pt"
@@ -87,7 +87,7 @@ class TrainingState:
 
 def _whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Unsharded tensors in CPU memory, on every rank."""
-    return {name: gathered(tensor).cpu().contiguous() for name, tensor in tensors.items()}
+    return {name: gather(tensor).cpu().contiguous() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()

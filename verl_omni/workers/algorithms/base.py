@@ -44,19 +44,19 @@ class Objective(Protocol):
 
     samples_per_row: int
 
-    def prepared(self, batch: Batch) -> Batch:
-        """The mini-batch with the random draws that all its terms share."""
+    def prepare(self, batch: Batch) -> Batch:
+        """Add the random draws that all terms of a mini-batch share."""
 
-    def passes(self, batch: Batch) -> int:
+    def term_count(self, batch: Batch) -> int:
         """Number of terms that a row's loss is the mean of; each is a forward pass of its own."""
 
-    def learning(self, batch: Batch) -> Tensor:
-        """Rows that have a gradient, bool [B]."""
+    def rows_with_gradient(self, batch: Batch) -> Tensor:
+        """Mask of the rows that have a gradient, bool [B]."""
 
     def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Term `place` of each row's loss, [B], with its gradient; and measurements, [B] each."""
 
-    def summary(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
+    def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         """Metrics of an optimizer step, before it is taken; metrics whose names end in `_max` are maxima.
 
         Args:
@@ -67,8 +67,8 @@ class Objective(Protocol):
             LogProbMismatch: engine and trainer disagree about log-probabilities; the step must not be taken.
         """
 
-    def finished(self) -> None:
-        """Called after the last optimizer step of the update."""
+    def finish(self) -> None:
+        """Finish the update, after its last optimizer step."""
 
 
 class TrainingAlgorithm(ABC, Generic[Loss]):

@@ -52,20 +52,20 @@ class DPOObjective:
     def __init__(self, policy: Policy, config: DiffusionDPOLossConfig) -> None:
         self.policy, self.config = policy, config
 
-    def prepared(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch) -> Batch:
         return with_draws(batch, self.config.draws, batch["clean_latents"].shape[2:])
 
-    def passes(self, batch: Batch) -> int:
+    def term_count(self, batch: Batch) -> int:
         return self.config.draws
 
-    def learning(self, batch: Batch) -> Tensor:
+    def rows_with_gradient(self, batch: Batch) -> Tensor:
         return batch["preferred"] != 0
 
     def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:
         samples = {name: value.flatten(0, 1) for name, value in part.items() if name not in OF_PAIRS}
         time = part["times"][:, place].repeat_interleave(2)
         noise = part["noise"][:, place].repeat_interleave(2, dim=0)
-        x, target = flow_matching.noised(samples["clean_latents"], noise, time)
+        x, target = flow_matching.add_noise(samples["clean_latents"], noise, time)
         with self.policy.as_base():
             base = flow_matching.error(self.policy.velocity_at(samples, x, time), target)
         error = flow_matching.error(self.policy.velocity_at(samples, x, time), target)
@@ -74,7 +74,7 @@ class DPOObjective:
         measured = {"margin": margin.detach() * preferred, "right": (margin.detach() > 0) * preferred}
         return dpo.loss(margin, beta=self.config.beta) * preferred, {**measured, "preferred": preferred}
 
-    def summary(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
+    def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         compared = max(1.0, measured["preferred"].sum().item())
         return {
             "actor/margin": measured["margin"].sum().item() / compared,
@@ -82,7 +82,7 @@ class DPOObjective:
             "actor/preferred_fraction": torch.count_nonzero(measured["preferred"]).item() / count,
         }
 
-    def finished(self) -> None:
+    def finish(self) -> None:
         pass
 
 

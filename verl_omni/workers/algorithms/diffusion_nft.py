@@ -72,29 +72,29 @@ class NFTObjective:
     def __init__(self, policy: Policy, config: DiffusionNFTLossConfig, *, step: int) -> None:
         self.policy, self.config, self.step, self.old = policy, config, step, policy.require_old()
 
-    def prepared(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch) -> Batch:
         return with_draws(batch, self.config.draws, batch["clean_latents"].shape[1:])
 
-    def passes(self, batch: Batch) -> int:
+    def term_count(self, batch: Batch) -> int:
         return self.config.draws
 
-    def learning(self, batch: Batch) -> Tensor:
+    def rows_with_gradient(self, batch: Batch) -> Tensor:
         # At optimality 1/2 the loss still pulls the policy to the old one.
         return torch.ones(len(batch["optimality"]), dtype=torch.bool)
 
     def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:
         time = part["times"][:, place]
-        x, target = flow_matching.noised(part["clean_latents"], part["noise"][:, place], time)
+        x, target = flow_matching.add_noise(part["clean_latents"], part["noise"][:, place], time)
         with self.policy.as_old():
             old = self.policy.velocity_at(part, x, time)
         velocity = self.policy.velocity_at(part, x, time)
         loss = nft.loss(velocity, old, target, part["optimality"], beta=self.config.beta)
         return loss, {"distance_to_old": flow_matching.error(velocity.detach(), old)}
 
-    def summary(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
+    def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         return {"actor/distance_to_old": measured["distance_to_old"].sum().item() / count}
 
-    def finished(self) -> None:
+    def finish(self) -> None:
         decay = nft.old_decay(self.step - 1, rate=self.config.old_decay_rate, most=self.config.old_decay_max)
         self.old.follow(self.policy.trained, decay)
 

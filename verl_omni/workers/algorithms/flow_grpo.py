@@ -54,13 +54,13 @@ class GRPOObjective:
         self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
         self._unchecked_tolerance: float | None = tolerance
 
-    def prepared(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch) -> Batch:
         return batch
 
-    def passes(self, batch: Batch) -> int:
+    def term_count(self, batch: Batch) -> int:
         return batch["rollout_log_probs"].shape[1]
 
-    def learning(self, batch: Batch) -> Tensor:
+    def rows_with_gradient(self, batch: Batch) -> Tensor:
         # Without KL, a row with advantage 0 has no gradient.
         return (batch["advantages"] != 0) | (self.kl_loss_coef is not None)
 
@@ -91,7 +91,7 @@ class GRPOObjective:
         )  # fmt: skip
         return mean, std, sde.log_prob(self.sde_type, part["all_latents"][:, place + 1], mean, std)
 
-    def summary(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
+    def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         difference = measured["difference"]
         found = {
             "actor/clip_fraction": measured["clip_fraction"].sum().item() / count,
@@ -100,9 +100,9 @@ class GRPOObjective:
         if "kl" in measured:
             found["actor/kl"] = measured["kl"].sum().item() / count
         tolerance, self._unchecked_tolerance = self._unchecked_tolerance, None
-        return found if tolerance is None else {**found, **agreement.metrics(difference, tolerance)}
+        return found if tolerance is None else {**found, **agreement.check_log_probs(difference, tolerance)}
 
-    def finished(self) -> None:
+    def finish(self) -> None:
         pass
 
 
