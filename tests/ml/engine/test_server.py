@@ -231,7 +231,7 @@ def test_an_input_image_is_refused_by_a_model_without_image_input(running: Runni
     answer = running.post(
         "/v1/images/edits", files={"image": ("a.png", file.getvalue(), "image/png")}, data={"prompt": PROMPTS[0]}
     )
-    assert answer.status_code == 400 and "takes no images" in answer.text
+    assert answer.status_code == 400 and "accepts text prompts only" in answer.text
 
 
 def test_the_server_reports_its_health_and_its_model(running: Running) -> None:
