@@ -1,8 +1,8 @@
 """PURE: whether a run's samples have collapsed, from its metrics.
 
-Two signs. The pictures of different held-out prompts become alike: their diversity falls below a share of the first
+Two signs. The images of different held-out prompts become alike: their diversity falls below a share of the first
 evaluation's. Or the samples of one prompt all get the same reward: the spread within prompts falls below a share of the
-run's largest. A saturated reward has the second sign too, so that sign is ignored while the pictures of the last
+run's largest. A saturated reward has the second sign too, so that sign is ignored while the images of the last
 evaluation are diverse.
 """
 
@@ -12,10 +12,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-REWARD_SPREAD, PICTURES = "diversity/reward_std_within_prompt", "diversity/pictures"
+REWARD_SPREAD, IMAGES = "diversity/reward_std_within_prompt", "diversity/images"
 REASON = "SamplesCollapsed"
 WINDOW = 5  # steps whose spreads are averaged
-PICTURES_COLLAPSED, PICTURES_DIVERSE = 0.25, 0.5  # share of the first evaluation's diversity
+IMAGES_COLLAPSED, IMAGES_DIVERSE = 0.25, 0.5  # share of the first evaluation's diversity
 REWARDS_COLLAPSED, REWARDS_RECOVERED = 0.05, 0.1  # share of the largest averaged spread
 ADVICE = "Lower the learning rate, or hold the policy to the base model (actor.use_kl_loss, kl_loss_coef)."
 
@@ -26,7 +26,7 @@ class CollapseState:
 
     Attributes:
         collapsed: whether the last verdict was a collapse.
-        first, last: diversity of the held-out pictures at the first and the last evaluation; None before one.
+        first, last: diversity of the held-out images at the first and the last evaluation; None before one.
         spreads: of the last `WINDOW` steps. largest: the largest average of `WINDOW` steps.
     """
 
@@ -37,8 +37,8 @@ class CollapseState:
     largest: float = 0.0
 
     @property
-    def pictures_share(self) -> float | None:
-        """Diversity of the last evaluation's pictures, as a share of the first one's."""
+    def images_share(self) -> float | None:
+        """Diversity of the last evaluation's images, as a share of the first one's."""
         return self.last / self.first if self.last is not None and self.first else None
 
     @property
@@ -61,7 +61,7 @@ def observe(state: CollapseState, metrics: Mapping[str, float | None]) -> tuple[
 
 
 def _measured(state: CollapseState, metrics: Mapping[str, float | None]) -> CollapseState:
-    diversity, spread = metrics.get(PICTURES), metrics.get(REWARD_SPREAD)
+    diversity, spread = metrics.get(IMAGES), metrics.get(REWARD_SPREAD)
     if diversity is not None and math.isfinite(diversity):
         state = replace(state, first=diversity if state.first is None else state.first, last=diversity)
     if spread is not None and math.isfinite(spread):
@@ -72,22 +72,22 @@ def _measured(state: CollapseState, metrics: Mapping[str, float | None]) -> Coll
 
 def _is_collapsed(state: CollapseState) -> bool:
     """Between a collapse and a recovery the last verdict stays."""
-    pictures, rewards = state.pictures_share, state.rewards_share
-    if pictures is not None and pictures >= PICTURES_DIVERSE:
+    images, rewards = state.images_share, state.rewards_share
+    if images is not None and images >= IMAGES_DIVERSE:
         return False
-    if pictures is not None and pictures < PICTURES_COLLAPSED:
+    if images is not None and images < IMAGES_COLLAPSED:
         return True
     if rewards is not None and rewards < REWARDS_COLLAPSED:
         return True
     recovered = rewards is None or rewards >= REWARDS_RECOVERED
-    return state.collapsed and not (pictures is None and recovered)
+    return state.collapsed and not (images is None and recovered)
 
 
 def _message(state: CollapseState) -> str:
-    if state.pictures_share is not None and state.pictures_share < PICTURES_COLLAPSED:
+    if state.images_share is not None and state.images_share < IMAGES_COLLAPSED:
         return (
-            f"The pictures of different held-out prompts have become alike: their diversity (mean pixel standard "
-            f"deviation across prompts) is {state.last:.3g}, {state.pictures_share:.0%} of the first evaluation's "
+            f"The images of different held-out prompts have become alike: their diversity (mean pixel standard "
+            f"deviation across prompts) is {state.last:.3g}, {state.images_share:.0%} of the first evaluation's "
             f"{state.first:.3g}. {ADVICE}"
         )
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -140,12 +140,10 @@ class DiffusionTrainer:
             found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
             metrics.check_versions(found.versions, step)
         assert found.images is not None
-        shown = _evenly_spaced(len(rows), self.config.trainer.sample_prompts)
-        self.folder.samples(
-            step,
-            [Sample(rows[p]["extra_info"]["prompt"], seed + p, float(found.scores[p]), found.images[p]) for p in shown],
-        )
-        return line | metrics.evaluation(found.scores, found.extras) | metrics.picture_diversity(found.images)
+        texts = [row["extra_info"]["prompt"] for row in rows]
+        shown = rows_to_show(texts, self.config.trainer.sample_prompts)
+        self.folder.samples(step, [Sample(texts[p], seed + p, float(found.scores[p]), found.images[p]) for p in shown])
+        return line | metrics.evaluation(found.scores, found.extras) | metrics.image_diversity(found.images)
 
     def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
         self.folder.step(line, eta_s, samples=self._drawn)
@@ -153,7 +151,7 @@ class DiffusionTrainer:
             self.tracking.log(data=line, step=line["step"])
         self._collapse, warning = collapse.observe(self._collapse, line)
         if warning is not None:
-            self.folder.event("warning", reason=collapse.REASON, message=warning)
+            self.folder.event("warning", reason=collapse.REASON, message=warning, step=line["step"])
 
     def _restore_collapse(self) -> None:
         """Replay the metrics of the steps before the checkpoint; their warnings have been given."""
@@ -181,10 +179,11 @@ class DiffusionTrainer:
         return every > 0 and step % every == 0
 
 
-def _evenly_spaced(size: int, wanted: int) -> list[int]:
-    """Indices of `wanted` rows, evenly spaced among `size`."""
-    wanted = min(size, wanted)
-    return [place * size // wanted for place in range(wanted)]
+def rows_to_show(prompts: Sequence[str], limit: int) -> list[int]:
+    """Rows whose images are kept: at most `limit`, evenly spaced, no prompt twice."""
+    distinct = sorted({text: row for row, text in reversed(list(enumerate(prompts)))}.values())
+    count = min(len(distinct), limit)
+    return [distinct[place * len(distinct) // count] for place in range(count)]
 
 
 class _Timer(AbstractContextManager[None]):

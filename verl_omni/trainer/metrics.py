@@ -75,18 +75,18 @@ def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
     return {collapse.REWARD_SPREAD: float(np.mean(spreads))} if spreads else {}
 
 
-def picture_diversity(samples: Tensor) -> dict[str, float]:
+def image_diversity(samples: Tensor) -> dict[str, float]:
     """Mean pixel standard deviation across samples, uint8 [B, ...] -> [0, 1]; empty for one sample, or for latents."""
     if len(samples) < 2 or samples.dtype != torch.uint8:
         return {}
-    # One sample at a time: a batch of large pictures as floats may not fit in memory.
+    # One sample at a time: a batch of large images as floats may not fit in memory.
     total, squares = torch.zeros((2, *samples.shape[1:]), dtype=torch.float64)
     for sample in samples:
         value = sample.double() / 255
         total += value
         squares += value * value
     variance = squares / len(samples) - (total / len(samples)) ** 2
-    return {collapse.PICTURES: variance.clamp(min=0).sqrt().mean().item()}
+    return {collapse.IMAGES: variance.clamp(min=0).sqrt().mean().item()}
 
 
 def eta(seconds_per_step: Sequence[float], remaining: int) -> float | None:

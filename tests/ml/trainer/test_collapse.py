@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_omni.trainer import collapse, metrics
-from verl_omni.trainer.collapse import PICTURES, REWARD_SPREAD, CollapseState
+from verl_omni.trainer.collapse import IMAGES, REWARD_SPREAD, CollapseState
 from verl_omni.trainer.loop import DiffusionTrainer
 from verl_omni.trainer.run_folder import RunFolder
 
@@ -37,12 +37,12 @@ def lines(run: str) -> list[dict[str, float]]:
 def test_the_example_that_paints_everything_red_is_found_once() -> None:
     ((place, message),) = warnings(lines("red-grpo"))
     assert lines("red-grpo")[place]["step"] == 40
-    assert message.startswith("The pictures of different held-out prompts have become alike: their diversity")
+    assert message.startswith("The images of different held-out prompts have become alike: their diversity")
     assert message.endswith(collapse.ADVICE)
 
 
 def test_without_evaluations_the_spread_of_rewards_decides() -> None:
-    training = [{name: value for name, value in line.items() if name != PICTURES} for line in lines("red-grpo")]
+    training = [{name: value for name, value in line.items() if name != IMAGES} for line in lines("red-grpo")]
     ((place, message),) = warnings(training)
     assert 40 <= training[place]["step"] <= 55
     assert message.startswith("The samples of a prompt get nearly the same reward: the standard deviation within a")
@@ -60,12 +60,12 @@ def test_the_steps_before_the_collapse_give_no_warning() -> None:
     healthy = lines("red-grpo")[:36]
     assert len(healthy) == 36
     assert warnings(healthy) == []
-    assert warnings([{name: value for name, value in line.items() if name != PICTURES} for line in healthy]) == []
+    assert warnings([{name: value for name, value in line.items() if name != IMAGES} for line in healthy]) == []
 
 
 def test_a_second_collapse_after_a_recovery_is_a_second_warning() -> None:
     diversities = [0.08, 0.01, 0.03, 0.01, 0.06, 0.01]
-    assert [place for place, _ in warnings([{PICTURES: value} for value in diversities])] == [1, 5]
+    assert [place for place, _ in warnings([{IMAGES: value} for value in diversities])] == [1, 5]
     spreads = [0.1] * 5 + [0.001] * 8 + [0.05] * 5 + [0.001] * 8
     assert [place for place, _ in warnings([{REWARD_SPREAD: value} for value in spreads])] == [9, 22]
 
@@ -73,13 +73,13 @@ def test_a_second_collapse_after_a_recovery_is_a_second_warning() -> None:
 def test_a_reward_that_saturates_while_pictures_differ_is_no_collapse() -> None:
     spreads = [{REWARD_SPREAD: value} for value in [0.1] * 5 + [0.0] * 20]
     assert len(warnings(spreads)) == 1
-    assert warnings([{PICTURES: 0.08}, {PICTURES: 0.07}, *spreads]) == []
+    assert warnings([{IMAGES: 0.08}, {IMAGES: 0.07}, *spreads]) == []
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(0, 1) | st.just(float("nan")), max_size=30), st.booleans())
-def test_any_numbers_give_a_verdict(values: list[float], pictures: bool) -> None:
-    found = warnings([{PICTURES if pictures else REWARD_SPREAD: value} for value in values])
+def test_any_numbers_give_a_verdict(values: list[float], images: bool) -> None:
+    found = warnings([{IMAGES if images else REWARD_SPREAD: value} for value in values])
     assert len(found) <= len(values)
 
 
@@ -91,14 +91,14 @@ def test_the_spread_within_prompts_is_not_that_between_them() -> None:
 
 
 def test_the_diversity_of_pictures_is_their_mean_pixel_deviation() -> None:
-    pictures = torch.randint(0, 256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    expected = (pictures.double() / 255).std(dim=0, correction=0).mean().item()
-    assert metrics.picture_diversity(pictures)[PICTURES] == pytest.approx(expected)
-    assert metrics.picture_diversity(pictures[:1].expand(4, -1, -1, -1)) == {PICTURES: pytest.approx(0, abs=1e-9)}
+    images = torch.randint(0, 256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    expected = (images.double() / 255).std(dim=0, correction=0).mean().item()
+    assert metrics.image_diversity(images)[IMAGES] == pytest.approx(expected)
+    assert metrics.image_diversity(images[:1].expand(4, -1, -1, -1)) == {IMAGES: pytest.approx(0, abs=1e-9)}
     extremes = torch.stack([torch.zeros(3, 4, 4), torch.full((3, 4, 4), 255.0)]).to(torch.uint8)
-    assert metrics.picture_diversity(extremes) == {PICTURES: 0.5}
-    assert metrics.picture_diversity(pictures[:1]) == {}
-    assert metrics.picture_diversity(pictures.float()) == {}, "latents have no scale"
+    assert metrics.image_diversity(extremes) == {IMAGES: 0.5}
+    assert metrics.image_diversity(images[:1]) == {}
+    assert metrics.image_diversity(images.float()) == {}, "latents have no scale"
 
 
 def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
@@ -114,14 +114,15 @@ def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_i
 
     first = trainer()
     for step, diversity in enumerate([0.08, 0.01, 0.01]):
-        first._record({"step": step, PICTURES: diversity})
+        first._record({"step": step, IMAGES: diversity})
     second = trainer()
     second._restore_collapse()
-    second._record({"step": 3, PICTURES: 0.01})
+    second._record({"step": 3, IMAGES: 0.01})
     events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
     (warning,) = [event for event in events if event["event"] == "warning"]
-    assert (warning["reason"], warning["message"][:40]) == (
+    assert (warning["reason"], warning["step"], warning["message"][:38]) == (
         "SamplesCollapsed",
-        "The pictures of different held-out promp",
+        1,
+        "The images of different held-out promp",
     )
     assert [event.get("step") for event in events if event["event"] != "warning"] == [0, 1, 2, 3]

@@ -103,3 +103,12 @@ def test_evaluations_have_a_standard_error() -> None:
     assert found["val/reward/mean"] == 0.5 and found["val/n"] == 4 and found["val/correct/mean"] == 0.5
     assert found["val/reward/stderr"] == pytest.approx(0.5773 / 2, rel=1e-3)
     assert "val/note/mean" not in found
+
+
+def test_images_are_kept_of_evenly_spaced_prompts_and_of_none_twice() -> None:
+    from verl_omni.trainer.loop import rows_to_show
+
+    prompts = ["a", "b", "a", "c", "b", "d", "e", "f"]
+    assert rows_to_show(prompts, 8) == [0, 1, 3, 5, 6, 7]
+    assert rows_to_show(prompts, 3) == [0, 3, 6]
+    assert rows_to_show(prompts, 0) == []

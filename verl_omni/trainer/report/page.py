@@ -33,7 +33,7 @@ ACTOR_LABELS = {
 }
 DIVERSITY_LABELS = {
     "diversity/reward_std_within_prompt": "Standard deviation of the rewards within a prompt",
-    "diversity/pictures": "Pixel standard deviation across held-out images",
+    "diversity/images": "Pixel standard deviation across held-out images",
 }
 DIFFERENCES = {"rollout_corr/mean_abs_diff": "mean", "rollout_corr/max_abs_diff": "largest"}
 

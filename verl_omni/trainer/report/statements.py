@@ -214,8 +214,8 @@ def facts(run: Run) -> list[Fact]:
         found.append(Fact("Held-out reward", _first_to_last(evaluated, "val/reward/mean", ".3f"), prompts))
     if correct := recorded(run.evaluations(), "val/correct/mean"):
         found.append(Fact("Correct images", _first_to_last(correct, "val/correct/mean", ".1%")))
-    if pictures := recorded(run.lines, "diversity/pictures"):
-        found.append(Fact("Image diversity", _first_to_last(pictures, "diversity/pictures", ".3g")))
+    if pictures := recorded(run.lines, "diversity/images"):
+        found.append(Fact("Image diversity", _first_to_last(pictures, "diversity/images", ".3g")))
     if steps:
         found.append(Fact("Training steps", str(len(steps))))
     if rates := recorded(steps, "images_per_s"):

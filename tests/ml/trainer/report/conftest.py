@@ -38,7 +38,7 @@ def record(folder: RunFolder, step: int, **more: Any) -> None:
         line |= {"actor/grad_norm": 0.5 / step, "diversity/reward_std_within_prompt": 0.1 / step}
     if step % 2 == 0:
         line |= {"val/reward/mean": 0.2 * step, "val/reward/stderr": 0.02, "val/n": 9, "val/correct/mean": 0.5}
-        line |= {"timing_s/eval": 30.0, "diversity/pictures": 12.0}
+        line |= {"timing_s/eval": 30.0, "diversity/images": 12.0}
         image = torch.full((3, 8, 8), 40 * step, dtype=torch.uint8)
         folder.samples(step, [Sample(prompt, 7 + place, 0.1 * step, image) for place, prompt in enumerate(PROMPTS)])
     folder.step(line | more)

@@ -44,7 +44,7 @@ STATEMENTS = {
     "actor/lr": ["Learning rate"],
     "actor/new_metric": ["actor/new_metric"],
     "diversity/reward_std_within_prompt": ["Standard deviation of the rewards within a prompt"],
-    "diversity/pictures": ["Image diversity", "Pixel standard deviation across held-out images"],
+    "diversity/images": ["Image diversity", "Pixel standard deviation across held-out images"],
 }
 # Constant 0, as a metric that is reported and never computed would be.
 CONSTANT = ("actor/clip_fraction", "actor/kl", "actor/new_metric")
