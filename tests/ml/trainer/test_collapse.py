@@ -51,9 +51,9 @@ def test_without_evaluations_the_spread_of_rewards_decides() -> None:
 def test_the_control_gives_no_warning() -> None:
     control = lines("control")
     assert len(control) > 20
-    assert sum(PICTURES in line for line in control) > 2
+    assert sum(IMAGES in line for line in control) > 2
     assert warnings(control) == []
-    assert warnings([{name: value for name, value in line.items() if name != PICTURES} for line in control]) == []
+    assert warnings([{name: value for name, value in line.items() if name != IMAGES} for line in control]) == []
 
 
 def test_the_steps_before_the_collapse_give_no_warning() -> None:
