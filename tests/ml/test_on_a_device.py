@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def test_device_results_equal_cpu_results(kind: str) -> None:
     checks = [str(ROOT / "tests" / "ml" / "second_device" / name) for name in ("sampling_and_weights.py", "actor.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", *checks]
-    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja is installed beside Python
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja is installed next to Python
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "SECOND_DEVICE": kind, "PATH": tools}, capture_output=True, text=True,
         timeout=550, check=False,

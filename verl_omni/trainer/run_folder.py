@@ -24,7 +24,7 @@ VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diff
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A held-out picture or video, saved for the report."""
+    """A held-out image or video, saved for the report."""
 
     prompt: str
     seed: int
@@ -107,7 +107,7 @@ class RunFolder:
 
 
 def as_picture(sample: torch.Tensor) -> torch.Tensor:
-    """A picture [C, H, W] unchanged; of a video [T, C, H, W], up to four frames in a row, first and last included.
+    """An image [C, H, W] unchanged; of a video [T, C, H, W], up to four frames in a row, first and last included.
 
     Returns:
         [C, H, W], or [C, H, frames * W].

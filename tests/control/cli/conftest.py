@@ -18,7 +18,7 @@ kind: DiffusionRLJob
 metadata:
   name: a-job
 spec:
-  model: {{base: ./model}}  # a folder beside this file
+  model: {{base: ./model}}  # a folder next to this file
   data: {{train: [train.jsonl]}}
   reward:
     scorers: [{{name: jpeg}}]

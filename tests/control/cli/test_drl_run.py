@@ -68,7 +68,7 @@ def test_the_run_folder_contains_job_and_overrides(write_job: WriteJob, drl: Drl
     _, rendered = drl("render", job, "--set", "spec.seed=7")
     assert (folder / "overrides.txt").read_text() == rendered
     kept = (folder / "job.yaml").read_text()
-    assert "# a folder beside this file" in kept
+    assert "# a folder next to this file" in kept
     assert str(tmp_path / "model") in kept
     # The copy is the same job, wherever it lies.
     code, said = drl("run", folder / "job.yaml")
@@ -273,7 +273,7 @@ def test_a_terminal_shows_a_progress_bar(write_job: WriteJob, start: Start) -> N
     try:
         while chunk := os.read(ours, 65536):
             shown += chunk
-    except OSError:  # how a terminal says that nobody writes to it any more
+    except OSError:  # a terminal without writers reports this error
         pass
     os.close(ours)
     process.wait()

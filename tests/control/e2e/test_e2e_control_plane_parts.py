@@ -139,7 +139,7 @@ def test_a_call_is_counted_once_and_the_server_itself_not() -> None:
         ("watch", "pods"): 1, ("get", "pods/status"): 1, ("get", "/api/v1/namespaces/a/pods/b"): 1,
     })  # fmt: skip
     assert count(calls, user="admin").total() == 4
-    assert count(calls, user="somebody").total() == 0
+    assert count(calls, user="another-user").total() == 0
 
 
 def test_the_audit_log_is_read_from_a_mark_and_without_a_half_written_line(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ async def test_the_number_of_rows_in_flight_is_limited() -> None:
         nonlocal flying, most
         flying += 1
         most = max(most, flying)
-        if flying == 3:  # whoever else may start does so before this
+        if flying == 3:  # other samples that may start do so before this
             asyncio.get_running_loop().call_soon(release.set)
         await release.wait()
         flying -= 1

@@ -30,9 +30,7 @@ TEMPLATE = (
     "{% endfor %}{% endfor %}"
 )
 PATCH, MERGE = 14, 2
-SIDE = (
-    4 * PATCH
-)  # pixels of a picture: 4 patches, of which 2 by 2 become one token; qwen_vl_utils enlarges smaller ones
+SIDE = 4 * PATCH  # pixels of an image: 4 patches, of which 2 by 2 become one token; qwen_vl_utils enlarges smaller ones
 
 
 class Engine:
@@ -51,7 +49,7 @@ class Engine:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The example's model, with a processor of pictures as Qwen's edit models have one."""
+    """The example's model, with a processor of images as Qwen's edit models have one."""
     from transformers import (
         AutoTokenizer,
         Qwen2VLConfig,
@@ -93,7 +91,7 @@ def server(engine: Engine) -> Any:
 
 
 def message(*parts: str | Image.Image | list[Image.Image]) -> list[dict[str, Any]]:
-    """A list of pictures is a video."""
+    """A list of images is a video."""
 
     def part(each: str | Image.Image | list[Image.Image]) -> dict[str, Any]:
         if isinstance(each, str):

@@ -21,7 +21,7 @@ SENT = {"prompt_ids", "sampling_params", "image_data", "video_data", "negative_p
 
 
 class Processor:
-    """Text as one token a word, then one for each picture and video."""
+    """Text as one token a word, then one for each image and video."""
 
     image_processor = SimpleNamespace(patch_size=14)
     chat_template = "any"

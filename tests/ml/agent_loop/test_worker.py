@@ -186,7 +186,7 @@ async def test_a_scorer_that_does_not_reply_fails_at_the_deadline(worker: Any, b
     class Stuck(rewards):
         async def remote(self, data: Any) -> dict[str, Any]:
             await asyncio.Event().wait()
-            raise AssertionError("nobody sets it")
+            raise AssertionError("must not be set")
 
     made = worker("reward.deadline_seconds=0.05", rewards=[Stuck()])
     with pytest.raises(SampleFailed, match=r"no score within 0\.05 s \(reward\.deadline_seconds\)"):
@@ -285,7 +285,7 @@ async def test_a_sample_is_scored_once(worker: Any, rewards: Any) -> None:
     )
     given = (torch.ones(1, 8, dtype=torch.int64), sample.response_diffusion_output.unsqueeze(0), {"uid": "u"})
     await made._compute_score(sample, *given)
-    assert sample.reward_score is None, "nobody scores"
+    assert sample.reward_score is None, "no scorer runs"
     made.reward_loop_worker_handles = [handle]
     for _ in range(2):
         await made._compute_score(sample, *given)

@@ -57,7 +57,7 @@ class One:
 
 @pytest.fixture(scope="module")
 def replicas(start_tiny: Any) -> list[One]:
-    # One at a time: pictures are then equal to the last bit.
+    # One at a time: images are then equal to the last bit.
     one_at_a_time = "actor_rollout_ref.rollout.max_num_seqs=1"
     config, stack = start_tiny(["a red circle"], f"trainer.n_gpus_per_node={REPLICAS}", one_at_a_time)
     import ray
@@ -80,7 +80,7 @@ alive = precondition(lambda life: life.alive)
 class Life(RuleBasedStateMachine):
     """Events of a replica, in any order.
 
-    What must hold: a sample is of the version that it says, an adapter draws the same pictures whenever it serves, and
+    What must hold: a sample is of the version that it says, an adapter draws the same images whenever it serves, and
     an update that is refused changes nothing. Once the replica is killed, whatever is asked of it, then or before,
     ends with an error that names it; it leaves nothing, and another replica draws as before.
     """

@@ -13,7 +13,7 @@ from scipy import ndimage
 from verl_omni.models.shapes import checker, prompts, scenes
 from verl_omni.reward_loop.rewards import get_scorer
 
-pytestmark = pytest.mark.slow  # draws pictures and makes a model
+pytestmark = pytest.mark.slow  # draws images and makes a model
 
 RNG = np.random.default_rng(0)
 SCENES = [scenes.all_scenes()[i] for i in RNG.integers(len(scenes.all_scenes()), size=120)]

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as npst
 
 from verl_omni.models.shapes import checker, scenes
 
-pytestmark = pytest.mark.slow  # draws thousands of pictures
+pytestmark = pytest.mark.slow  # draws thousands of images
 
 ALL = scenes.all_scenes()
 SCENES = st.sampled_from(ALL)

@@ -76,7 +76,7 @@ def test_noise_is_added_only_inside_the_window(start: int, size: int, noise: flo
     assert none is None and torch.equal(final[1], plain[1])
     assert recorded is not None and recorded.log_probs.shape == (size,)
     x = recorded.latents[-1][None]
-    for step in range(start + size, STEPS):  # from the window's end on, the sample follows the ODE to its picture
+    for step in range(start + size, STEPS):  # from the window's end on, the sample follows the ODE to its image
         x = x + (SIGMAS[step + 1] - SIGMAS[step]) * (0.5 * x + SIGMAS[step])
     assert torch.allclose(x, final[:1], atol=1e-5)
     assert not torch.equal(final[0], plain[0])

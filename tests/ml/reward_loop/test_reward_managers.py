@@ -20,7 +20,7 @@ from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, Visua
 
 Settings = Callable[..., DictConfig]
 Sample = Callable[..., DataProto]
-DARK = pytest.approx(0.2)  # the fixture's picture
+DARK = pytest.approx(0.2)  # the fixture's image
 NOTHING = pytest.approx(0, abs=1e-6)
 
 

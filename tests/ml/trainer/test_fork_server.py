@@ -134,7 +134,7 @@ def test_without_a_server_the_client_runs_the_script_itself(tmp_path: Path) -> N
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(sys.argv[1:])\n")
     done = subprocess.run(
-        [sys.executable, "-S", "-E", CLIENT, "omni-test-nobody", str(script), "one"],
+        [sys.executable, "-S", "-E", CLIENT, "omni-test-absent", str(script), "one"],
         capture_output=True, text=True, timeout=DEADLINE, check=True,
     )  # fmt: skip
     assert done.stdout == "['one']\n"

@@ -63,7 +63,7 @@ def test_a_failing_post_is_logged_once_and_the_run_continues(
     def answer(request: httpx.Request) -> httpx.Response:
         posts.append(1)
         if fault == "unreachable":
-            raise httpx.ConnectError("nobody there")
+            raise httpx.ConnectError("connection refused")
         return httpx.Response(403 if fault == "refused" else 200, text="no")
 
     if fault == "no token":

@@ -1,4 +1,4 @@
-"""Pictures are sent to the trainer at evaluations, not in training steps."""
+"""Images are sent to the trainer at evaluations, not in training steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = [{"raw_prompt": [{"role": "user", "content": "a"}], "extra_info": {"promp
 
 
 class Loop:
-    """Agent loop that returns black pictures of weight version 0, if the batch requests them."""
+    """Agent loop that returns black images of weight version 0, if the batch requests them."""
 
     def __init__(self) -> None:
         self.carried: list[bool] = []

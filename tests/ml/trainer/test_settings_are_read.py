@@ -1,4 +1,4 @@
-"""Every setting of the trainer is read by the code that it is meant for, or has values that are refused in words.
+"""Every setting of the trainer is read by its code, or its other values are rejected with a message.
 
 A setting counts as read where a module of its section reads an attribute or a key of its name from an object of its
 parent's name (`pipeline.height` for `...rollout.pipeline.height`) or from `config`.

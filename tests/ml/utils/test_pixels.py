@@ -13,7 +13,7 @@ from PIL import Image
 
 from verl_omni.utils.pixels import PixelDtype, as_images, as_pixels
 
-# A picture of 2 x 5 pixels: its red grows to the right, its green downwards, its blue is full.
+# An image of 2 x 5 pixels: its red grows to the right, its green downwards, its blue is full.
 CHW = torch.tensor([[range(0, 255, 51)] * 2, [[0] * 5, [204] * 5], [[255] * 5] * 2], dtype=torch.uint8)
 HWC = CHW.permute(1, 2, 0).numpy()
 FLOAT = CHW.float() / 255

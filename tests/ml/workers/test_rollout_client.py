@@ -49,8 +49,8 @@ class Router:
             return left.pop(0)
 
         server = SimpleNamespace(generate=Call(answer))
-        nobody = RuntimeError("No available servers in load balancer")
-        self.acquire_server = Call(lambda request_id: nobody if missing else ("10.0.0.1:81", server))
+        unavailable = RuntimeError("No available servers in load balancer")
+        self.acquire_server = Call(lambda request_id: unavailable if missing else ("10.0.0.1:81", server))
         self.require_acquire_fields = self.require_release_fields = Call(list)
         self.release_server = SimpleNamespace(remote=self._release)
 

@@ -20,7 +20,7 @@ from verl_omni.utils.pixels import as_pixels
 
 
 class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
-    """Scores pictures (or latents) with `reward.custom_reward_function`, otherwise with `reward.scorer`.
+    """Scores images (or latents) with `reward.custom_reward_function`, otherwise with `reward.scorer`.
 
     Args:
         compute_score: the user's function; without one, verl passes its scorer of texts, which is ignored.

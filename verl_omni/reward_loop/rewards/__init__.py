@@ -1,7 +1,7 @@
 """Registry of scorers; a scorer's module is imported on first use.
 
 Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, takes a uint8
-picture [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
+image [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
 `brightness`, `color` and a user's function also take videos [T, 3, H, W]; the others refuse them.
 """
 
@@ -18,13 +18,13 @@ SCORERS = ("brightness", "color", "http", "jpeg", "python", "shapes")
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:
-    """Refuse a video, which a scorer of pictures would misread.
+    """Refuse a video, which a scorer of images would misread.
 
     Raises:
         ValueError: `sample` is not [3, H, W].
     """
     if sample.ndim != 3:
-        raise ValueError(f"the scorer {scorer} takes pictures [3, H, W], and got a video {list(sample.shape)}")
+        raise ValueError(f"the scorer {scorer} takes images [3, H, W], and got a video {list(sample.shape)}")
 
 
 def get_scorer(name: str) -> Scorer:

@@ -1,4 +1,4 @@
-"""Scorer of brightness, of a picture or over all frames of a video."""
+"""Scorer of brightness, of an image or over all frames of a video."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scorer of one primary colour, in a picture or over all frames of a video."""
+"""Scorer of one primary colour, in an image or over all frames of a video."""
 
 from __future__ import annotations
 

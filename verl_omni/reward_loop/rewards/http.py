@@ -1,4 +1,4 @@
-"""Scorer on a reward server: sends a picture and its prompt, and receives a score."""
+"""Scorer on a reward server: sends an image and its prompt, and receives a score."""
 
 from __future__ import annotations
 

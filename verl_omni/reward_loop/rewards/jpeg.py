@@ -14,7 +14,7 @@ from verl_omni.reward_loop.rewards import check_picture
 def compute_score(
     data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, quality: int = 95
 ) -> float:
-    """Negative size of the picture as a JPEG, in kilobytes (1000 bytes)."""
+    """Negative size of the image as a JPEG, in kilobytes (1000 bytes)."""
     check_picture(solution_image, "jpeg")
     file = io.BytesIO()
     Image.fromarray(solution_image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)

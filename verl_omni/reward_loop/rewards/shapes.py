@@ -1,4 +1,4 @@
-"""Scorer of the shapes example: whether the picture shows the shapes that the prompt names."""
+"""Scorer of the shapes example: whether the image shows the shapes that the prompt names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compute_score(
         ground_truth: the prompt.
 
     Returns:
-        `score`, `correct` (0 or 1), `partial` and `roughness`, for every picture.
+        `score`, `correct` (0 or 1), `partial` and `roughness`, for every image.
     """
     check_picture(solution_image, "shapes")
     picture = solution_image.permute(1, 2, 0).numpy().astype(np.float64) / 255
