@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
@@ -73,6 +74,17 @@ async def test_a_sample_is_returned_and_its_server_released() -> None:
     assert made.extra_fields == {"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4}
     assert router.requests[0]["negative_prompt_ids"] == [2]
     assert router.released == ["10.0.0.1:81"]
+
+
+async def test_an_error_from_ray_names_the_replica_in_its_last_line() -> None:
+    from ray.exceptions import RayTaskError
+
+    frames = 'Traceback (most recent call last):\n  File "server.py", line 3, in generate\n    raise'
+    text = f"{frames}\nValueError: no such type"
+    raised = RayTaskError("generate", text, ValueError("no such type"), ip="10.0.0.1").as_instanceof_cause()
+    with pytest.raises(ReplicaCallFailed) as failure:
+        await ask(DiffusionLLMServerClient(CONFIG, Router(raised)))
+    assert describe_error(failure.value) == "ReplicaCallFailed: replica 10.0.0.1:81: ValueError: no such type"
 
 
 async def test_an_error_names_the_replica_and_keeps_the_cause() -> None:

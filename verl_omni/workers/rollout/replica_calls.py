@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from ray.exceptions import RayError
 
+from verl_omni.utils.root_cause import describe_error
+
 T = TypeVar("T")
 
 
@@ -50,5 +52,5 @@ async def await_reply(reply: Awaitable[T], *, replica: object, call: str, deadli
         async with waiting:
             return await reply
     except (TimeoutError, RayError) as error:  # a TimeoutError may be the replica's own
-        reason = f"no reply within {deadline:g} s" if waiting.expired() else f"{type(error).__name__}: {error}"
+        reason = f"no reply within {deadline:g} s" if waiting.expired() else describe_error(error)
         raise ReplicaCallFailed(f"replica {replica}, {call}: {reason}") from error

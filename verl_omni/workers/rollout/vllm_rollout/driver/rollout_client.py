@@ -9,6 +9,7 @@ from typing import Any
 from typing_extensions import override
 from verl.workers.rollout.llm_server import LLMServerClient
 
+from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError
@@ -52,7 +53,8 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         except Exception as error:
             if (sent := self._in_flight.get(request_id)) is None:
                 raise  # no replica was acquired
-            raise ReplicaCallFailed(f"replica {sent[0]}: {type(error).__name__}: {error}") from error
+            # Without Ray's traceback, after which a reader of the last line would miss the replica.
+            raise ReplicaCallFailed(f"replica {sent[0]}: {describe_error(error)}") from error
         finally:
             self._in_flight.pop(request_id, None)
 
