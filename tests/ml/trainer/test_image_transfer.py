@@ -55,13 +55,14 @@ def trainer(loop: Loop, tmp_path: Path) -> Any:
     return DiffusionTrainer(config, SimpleNamespace(agent_loop=loop), folder, ROWS, ROWS, stop_requested=lambda: False)
 
 
-def test_a_training_step_gets_no_pictures(trainer: Any, loop: Loop) -> None:
+def test_a_training_step_gets_no_images(trainer: Any, loop: Loop) -> None:
     samples = trainer._generate(1)
     assert loop.carried == [False] and samples.images is None
     assert samples.scores.tolist() == [1.0] * 16 and samples.tensors["rollout_log_probs"].shape == (16, 2)
 
 
-def test_an_evaluation_gets_and_saves_pictures(trainer: Any, loop: Loop) -> None:
+def test_an_evaluation_gets_and_saves_images(trainer: Any, loop: Loop) -> None:
     trainer._evaluate(0)
     assert loop.carried == [True]
-    assert len(list((trainer.folder.path / "samples").rglob("*.png"))) == 2
+    saved = list((trainer.folder.path / "samples").rglob("*.png"))
+    assert len(saved) == 1, "the two rows have the same prompt, and the report shows no prompt twice"
