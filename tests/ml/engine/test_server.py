@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ class Running:
 
     stack: Any
     tokenizer: Any
+    http: httpx.Client
 
     def ids(self, prompt: str) -> list[int]:
         found: list[int] = self.tokenizer(prompt).input_ids
@@ -42,7 +43,7 @@ class Running:
 
     def metrics(self, replica: int = 0) -> dict[str, float]:
         """Each counter's and gauge's sum over its labels, by name."""
-        answer = httpx.get(f"http://{self.stack.servers.server_addresses[replica]}/metrics", timeout=30)
+        answer = self.http.get(f"http://{self.stack.servers.server_addresses[replica]}/metrics", timeout=30)
         assert answer.status_code == 200
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(answer.text):
@@ -51,7 +52,7 @@ class Running:
         return found
 
     def post(self, path: str, **content: Any) -> httpx.Response:
-        return httpx.post(f"http://{self.stack.servers.server_addresses[0]}{path}", timeout=60, **content)
+        return self.http.post(f"http://{self.stack.servers.server_addresses[0]}{path}", timeout=60, **content)
 
 
 def parameters(seed: int) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def parameters(seed: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
+def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     from transformers import AutoTokenizer
 
     from verl_omni.models.tiny import make_tiny_sd3
@@ -79,7 +80,9 @@ def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms=250.0",
     )  # fmt: skip
     stack.weights.update_weights(global_steps=0)
-    return Running(stack, AutoTokenizer.from_pretrained(model / "tokenizer"))
+    # One client: each of its own would load certificates, and a request could end between two looks at the metrics.
+    with httpx.Client() as http:
+        yield Running(stack, AutoTokenizer.from_pretrained(model / "tokenizer"), http)
 
 
 def answered(*references: Any) -> list[Any]:
@@ -266,7 +269,7 @@ def test_abort_ends_running_requests_and_resume_lets_the_next_in(running: Runnin
     import ray
 
     stack = running.stack
-    long = [running.submit(PROMPTS[0], seed, num_inference_steps=150) for seed in range(AT_ONCE + 2)]
+    long = [running.submit(PROMPTS[0], seed, num_inference_steps=600) for seed in range(AT_ONCE + 2)]
     waiting_for(lambda: running.metrics()["vllm_omni:num_requests_running"] > 0)
     stack.weights.abort_replicas()
     assert [each.stop_reason for each in answered(*long)] == ["aborted"] * len(long)
