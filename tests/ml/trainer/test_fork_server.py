@@ -154,6 +154,6 @@ def test_a_ray_that_does_not_start_is_retried_then_reported() -> None:
     script = "from verl_omni.trainer.fork_server import ForkingCluster; ForkingCluster(no_such_option=1)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
-    assert done.stderr.count("trying again") == 2
+    assert done.stderr.count("retrying") == 2
     assert "RuntimeError: Ray did not start in 3 attempts" in done.stderr
     assert "no_such_option" in done.stderr
