@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from .timings import StageTime
 HEARTBEAT_S = 60.0
 SHOWN = 400  # last lines of the log of a stage that failed
 ENDS_WITHIN_S = 20.0
+CLOSING = re.compile(r"\b(passed|skipped)\b.* in \d")  # pytest's last line
 
 
 class Runner:
@@ -82,6 +84,7 @@ class Runner:
         return self._stopping or awaited <= self._ended.keys()
 
     def _run_stage(self, stage: Stage) -> None:
+        """Run a stage to its end. Pytest counts as failed without its closing line: a test may have replaced it."""
         begun = time.monotonic()
         with self._changed:
             if self._stopping:
@@ -94,8 +97,9 @@ class Runner:
                 )  # fmt: skip
             self._processes.append(process)
         code = process.wait()
-        self._report(stage, time.monotonic() - begun, code == 0)
-        self._end(stage, code == 0)
+        succeeded = code == 0 and (not stage.is_pytest or self._has_closing_line(stage))
+        self._report(stage, time.monotonic() - begun, succeeded)
+        self._end(stage, succeeded)
 
     def _command(self, stage: Stage) -> list[str]:
         nice = ["nice", "-n", str(stage.niceness)] if stage.niceness else []
@@ -142,6 +146,11 @@ class Runner:
 
     def _log(self, stage: Stage) -> Path:
         return self._folder / f"{stage.file}.log"
+
+    def _has_closing_line(self, stage: Stage) -> bool:
+        # Libraries may print something when the interpreter exits, after pytest.
+        lines = self._log(stage).read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        return any(CLOSING.search(line) for line in lines[-20:])
 
     def _last_line(self, name: str) -> str:
         path = self._folder / f"{Stage(name, ()).file}.log"

@@ -122,6 +122,15 @@ def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Pat
     assert {stage.name: stage.succeeded for stage in stages} == {"bad": False, "next": True}
 
 
+@pytest.mark.parametrize(("test", "failed"), [("pass", []), ("__import__('os')._exit(0)", ["tests"])])
+def test_pytest_without_its_closing_line_has_failed(tmp_path: Path, test: str, failed: list[str]) -> None:
+    """A test that replaces or ends the process of pytest leaves exit code 0 and runs nothing more."""
+    file = tmp_path / "test_it.py"
+    file.write_text(f"def test_it() -> None:\n    {test}\n")
+    stage = Stage("tests", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file)))
+    assert Runner(tmp_path / "run", lambda text: None).run([(stage,)]) == failed
+
+
 def lives(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
