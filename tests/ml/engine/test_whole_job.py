@@ -22,9 +22,13 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 JOB = "examples/red-grpo.yaml"
 STEPS = 12
+# The job's own, which `--set` replaces.
+OVERRIDES = ("actor_rollout_ref.actor.optim.betas=[0.9,0.95]", "actor_rollout_ref.actor.optim.lr_warmup_steps=5")
 SETTINGS = (
     "--plain", "--steps", str(STEPS), "--set", "spec.checkpoint.everySteps=4", "--set", "spec.trainer.evalEverySteps=6",
     "--set", "spec.trainer.learningRate=0.01",  # larger than the job's own: learning must be visible in a few steps
+    # Evaluations of a part of the prompts: with one image a batch, those of all 200 would be most of a run.
+    "--set", f"spec.algorithm.overrides={json.dumps([*OVERRIDES, 'data.val_max_samples=48'])}",
     # With larger batches, rounding would depend on the time at which requests arrive.
     "--set", "spec.rollout.engine.maxBatchSize=1",
 )  # fmt: skip
