@@ -111,7 +111,7 @@ class Runner:
     def _report(self, stage: Stage, seconds: float, succeeded: bool) -> None:
         if self._stopping:
             return
-        lines = self._log(stage).read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        lines = self._log_lines(stage)
         last = lines[-1].strip("= ") if lines and stage.is_pytest else ""
         took = StageTime(stage.name, round(seconds, 1), succeeded, last)
         (self._folder / f"{stage.file}.json").write_text(took.as_json(), encoding="utf-8")
@@ -149,12 +149,14 @@ class Runner:
 
     def _has_closing_line(self, stage: Stage) -> bool:
         # Libraries may print something when the interpreter exits, after pytest.
-        lines = self._log(stage).read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
-        return any(CLOSING.search(line) for line in lines[-20:])
+        return any(CLOSING.search(line) for line in self._log_lines(stage)[-20:])
+
+    def _log_lines(self, stage: Stage) -> list[str]:
+        path = self._log(stage)
+        return path.read_text(encoding="utf-8", errors="replace").rstrip().splitlines() if path.exists() else []
 
     def _last_line(self, name: str) -> str:
-        path = self._folder / f"{Stage(name, ()).file}.log"
-        lines = path.read_text(encoding="utf-8", errors="replace").rstrip().splitlines() if path.exists() else []
+        lines = self._log_lines(Stage(name, ()))
         return lines[-1][-100:] if lines else ""
 
     def _print(self, text: str) -> None:
