@@ -37,12 +37,15 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
     folder = FOLDER
     if covered:
         folder = coverage.prepare(FOLDER.with_name("coverage"))
-    failed = Runner(folder, say, coverage.python(folder) if covered else (sys.executable,)).run(chosen)
+    runner = Runner(folder, say, coverage.python(folder) if covered else (sys.executable,))
+    failed = runner.run(chosen)
     stages, tests = timings.read(folder)
     names = {stage.name for lane in chosen for stage in lane}
     say("\n" + timings.table(machine(), [stage for stage in stages if stage.name in names], tests))
     if covered:
         say(coverage.report(folder))
+    for name in failed:  # last, because a long output is often cut at its beginning
+        say(f"\n{name}:\n{runner.failure_summary(name)}")
     say(f"\nfailed: {', '.join(failed)}; logs: {folder}" if failed else "\nevery stage passed")
     return 1 if failed else 0
 

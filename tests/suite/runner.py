@@ -19,6 +19,7 @@ from .timings import StageTime
 
 HEARTBEAT_S = 60.0
 SHOWN = 400  # last lines of the log of a stage that failed
+ERRORS_SHOWN, LINE_SHOWN = 6, 300
 ENDS_WITHIN_S = 20.0
 CLOSING = re.compile(r"\b(passed|skipped)\b.* in \d")  # pytest's last line
 
@@ -119,6 +120,13 @@ class Runner:
         word = "passed" if succeeded else "FAILED"
         head = f"{word} in {seconds:.0f} s: {stage.name}  {took.said}"
         self._print("\n".join([head, *(f"    {line}" for line in shown)]))
+
+    def failure_summary(self, name: str) -> str:
+        """The failed tests of a stage and their errors, or its last line: what a reader of a cut log needs last."""
+        lines = self._log_lines(Stage(name, ()))
+        errors = [line for line in lines if line.startswith("E  ")][-ERRORS_SHOWN:]
+        failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))] or lines[-1:]
+        return "\n".join(line[:LINE_SHOWN] for line in [*errors, *failed])
 
     def _end(self, stage: Stage, succeeded: bool) -> None:
         with self._changed:

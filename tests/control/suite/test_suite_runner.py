@@ -122,6 +122,21 @@ def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Pat
     assert {stage.name: stage.succeeded for stage in stages} == {"bad": False, "next": True}
 
 
+def test_a_failed_stage_is_summed_up_by_its_failed_tests_and_their_errors(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(
+        "def test_bad() -> None:\n    raise ValueError('the reason ' + 1000 * 'x')\n\ndef test_good(): pass\n"
+    )
+    arguments = ("-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file))
+    runner = Runner(tmp_path / "run", lambda text: None)
+    run = [(Stage("tests", ("-m", "pytest", *arguments)), python("bad", "print('a'); raise SystemExit('its end')"))]
+    assert runner.run(run) == ["tests", "bad"]
+    error, failed = runner.failure_summary("tests").splitlines()
+    assert error.startswith("E ") and "ValueError: the reason x" in error and len(error) < 400
+    assert failed.startswith("FAILED ") and "test_it.py::test_bad" in failed
+    assert runner.failure_summary("bad") == "its end"
+
+
 @pytest.mark.parametrize(("test", "failed"), [("pass", []), ("__import__('os')._exit(0)", ["tests"])])
 def test_pytest_without_its_closing_line_has_failed(tmp_path: Path, test: str, failed: list[str]) -> None:
     """A test that replaces or ends the process of pytest leaves exit code 0 and runs nothing more."""
