@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,7 +26,7 @@ CLOSING = re.compile(r"\b(passed|skipped)\b.* in \d")  # pytest's last line
 
 
 class Runner:
-    """Runs lanes side by side.
+    """Runs lanes side by side. A lane of tests that has ended takes over stages of another.
 
     Args:
         folder: where logs, JUnit reports and durations go.
@@ -38,6 +39,7 @@ class Runner:
         self._changed = threading.Condition()
         self._ended: dict[str, bool] = {}
         self._running: dict[str, float] = {}
+        self._waiting: list[deque[Stage]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._begun = time.monotonic()
         self._stopping = False
@@ -47,7 +49,8 @@ class Runner:
         self._folder.mkdir(parents=True, exist_ok=True)
         stages = [stage for lane in lanes for stage in lane]
         others = {stage.name for stage in stages if not stage.last}
-        threads = [threading.Thread(target=self._run_lane, args=(lane, others), daemon=True) for lane in lanes]
+        self._waiting = [deque(lane) for lane in lanes]
+        threads = [threading.Thread(target=self._run_lane, args=(own, others), daemon=True) for own in self._waiting]
         try:
             for thread in threads:
                 thread.start()
@@ -67,10 +70,16 @@ class Runner:
                 for name, begun in running.items():
                     self._print(f"running for {told - begun:.0f} s: {name}  {self._last_line(name)}")
 
-    def _run_lane(self, lane: Lane, others: set[str]) -> None:
-        for stage in lane:
-            awaited = (others if stage.last else set()) | set(stage.after)
+    def _run_lane(self, own: deque[Stage], others: set[str]) -> None:
+        builds = all(stage.niceness for stage in own)
+        while True:
             with self._changed:
+                if not builds and (not own or own[0].last):
+                    self._take_over(own)
+                if not own:
+                    return
+                stage = own.popleft()
+                awaited = (others if stage.last else set()) | set(stage.after)
                 self._changed.wait_for(partial(self._may_start, awaited))
                 missing = [name for name in stage.after if not self._ended.get(name, False)]
                 if self._stopping:
@@ -80,6 +89,15 @@ class Runner:
                 self._end(stage, False)
             else:
                 self._run_stage(stage)
+
+    def _take_over(self, own: deque[Stage]) -> None:
+        """Move the last stage that can start at once from the longest other lane of tests, if there is one."""
+        for lane in sorted(self._waiting, key=len, reverse=True):
+            for stage in reversed(lane):
+                if not stage.last and not stage.niceness and set(stage.after) <= self._ended.keys():
+                    lane.remove(stage)
+                    own.appendleft(stage)
+                    return
 
     def _may_start(self, awaited: set[str]) -> bool:
         return self._stopping or awaited <= self._ended.keys()

@@ -1,7 +1,8 @@
 """Stages of the test suite and the order they run in. PURE.
 
 Each stage is one process. Stages of a lane run one after the other; lanes run side by side, because one stage seldom
-keeps two cores busy.
+keeps two cores busy. A lane of tests that has ended takes over stages from the end of another, so that on any machine
+both end at about the same time.
 """
 
 from __future__ import annotations

@@ -108,6 +108,29 @@ def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Pa
     assert sorted(reported[:2]) == ["first", "second"] and reported[2:] == ["third", "end"]
 
 
+def test_a_lane_that_has_ended_takes_over_from_the_end_of_another_what_can_start(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", list[str]()
+
+    def until(word: str) -> str:
+        return f"import pathlib, time\nwhile {word!r} not in pathlib.Path({str(log)!r}).read_text(): time.sleep(0.01)\n"
+
+    log.write_text("")
+    run = [
+        (
+            python("long", until("taken")),  # ends only if the other lane takes over
+            python("next", appending(log, "next")),
+            python("taken over", appending(log, "taken")),
+            python("needs long", appending(log, "late"), after=("long",)),
+        ),
+        (python("short", appending(log, "short")), python("end", appending(log, "end"), last=True)),
+        (Stage("build", ("-c", appending(log, "build")), niceness=19),),
+    ]
+    assert Runner(tmp_path / "run", said.append).run(run) == []
+    words = log.read_text().split()
+    assert set(words[:3]) == {"short", "build", "taken"} and words[-1] == "end"
+    assert sorted(words) == sorted(["short", "build", "taken", "next", "late", "end"]), "each once"
+
+
 def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Path) -> None:
     said: list[str] = []
     run = [
