@@ -21,7 +21,6 @@ WATCHED: tuple[Rule, ...] = (
     rule("ray.io", "rayclusters", "list watch"),
     rule("", "pods", "list watch"),
     rule("", "services", "list watch create patch"),
-    rule("", "configmaps", "create patch"),
     rule("networking.k8s.io", "networkpolicies", "list watch create patch"),
     rule("monitoring.coreos.com", "podmonitors", "list watch create patch"),
     rule("events.k8s.io", "events", "create"),

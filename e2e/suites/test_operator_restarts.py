@@ -139,12 +139,12 @@ def test_kuberay_can_be_installed_after_the_operator(tmp_path: Path) -> None:
             job.submit()
             said = job.await_condition("Ready", "False", "KubeRayNotInstalled")
             assert "install KubeRay" in said["message"]
-            api.patch(f"{job.path}/{job.name}", {"spec": {"seed": 17}})  # the attempt's ConfigMap exists already
+            api.patch(f"{job.path}/{job.name}", {"spec": {"seed": 17}})
             install(plane)
             job.run(1)
             job.await_condition("Ready", "True")
-            made = api.get(f"/api/v1/namespaces/default/configmaps/{job.name}-a01-config")
-            assert "seed: 17" in made["data"]["job.yaml"]
+            (workers,) = job.await_attempt(1)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+            assert "seed: 17" in workers["template"]["metadata"]["annotations"]["diffusionrl.io/job.yaml"]
 
 
 def test_the_permissions_exclude_secrets_and_exec() -> None:

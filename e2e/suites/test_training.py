@@ -199,7 +199,6 @@ def left(api: Api, job: Job) -> dict[str, int]:
     """Number of objects of the job by kind; of kinds that KubeRay creates too, of its namespace."""
     space = job.namespace
     found = {
-        "configmaps": items(api, space, "configmaps"),
         "networkpolicies": items(api, space, "networkpolicies", "networking.k8s.io/v1"),
         "rayjobs": items(api, space, "rayjobs", "ray.io/v1"),
         "rayclusters": items(api, space, "rayclusters", "ray.io/v1"),

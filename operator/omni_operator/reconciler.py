@@ -33,7 +33,7 @@ from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_fac
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Cluster, object_reference
-from omni_operator.plan import ClusterSettings, find_refusals, render_attempt_objects, render_job_objects
+from omni_operator.plan import ClusterSettings, find_refusals, render_attempt, render_job_objects
 from omni_operator.status.comparison import covers
 from omni_operator.status.decision import decide
 from omni_operator.status.events import Event, find_events
@@ -208,7 +208,7 @@ class Reconciler:
         """Digest of the RayJob that the spec renders now. Rendering takes milliseconds: only after the spec changed."""
         if not attempt or status.observed_generation == facts.generation:
             return None
-        rayjob = next(body for body in render_attempt_objects(job, attempt, self.settings) if kind_of(body) == RAYJOBS)
+        rayjob = render_attempt(job, attempt, self.settings)
         return str(rayjob["metadata"]["annotations"][RENDERED_ANNOTATION])
 
     def _deadlines(
@@ -235,10 +235,9 @@ class Reconciler:
                 await self._apply_shared(key, job)
             case CreateAttempt(number=number):
                 assert job is not None
-                for body in render_attempt_objects(job, number, self.settings):
-                    answer = await self.cluster.apply(body)
-                    self.cache.put(kind_of(body), answer)
-                self.made(answer)  # the last one is the RayJob
+                answer = await self.cluster.apply(render_attempt(job, number, self.settings))
+                self.cache.put(RAYJOBS, answer)
+                self.made(answer)
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, key[0], name, uid)
             case DeleteSelf():

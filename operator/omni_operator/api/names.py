@@ -12,6 +12,7 @@ JOB_LABEL = f"{GROUP}/job"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 RENDERED_ANNOTATION = f"{GROUP}/rendered"  # digest of the rendered object
+JOB_ANNOTATION, OVERRIDES_ANNOTATION = f"{GROUP}/job.yaml", f"{GROUP}/overrides.txt"  # files of the trainer pods
 FINALIZER = f"{GROUP}/finalizer"
 FIELD_MANAGER = "diffusionrl-operator"
 SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all jobs
@@ -27,10 +28,6 @@ class Names:
     def attempt(self, number: int) -> str:
         """The RayJob of an attempt; at most 47 characters, KubeRay's limit."""
         return f"{self.job}-a{number:02d}"
-
-    def config(self, number: int) -> str:
-        """The ConfigMap of an attempt."""
-        return f"{self.attempt(number)}-config"
 
     @property
     def head_service(self) -> str:

@@ -2,7 +2,7 @@
 
 from .cluster_settings import ClusterSettings
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
-from .objects import dump_yaml, render_attempt_objects, render_job_objects, render_objects
+from .objects import dump_yaml, render_attempt, render_job_objects, render_objects
 from .overrides import render_command, render_overrides, render_settings
 from .refusals import find_refusals, find_warnings
 from .run_layout import RunLayout, local_layout, resolve_paths
@@ -10,7 +10,7 @@ from .run_layout import RunLayout, local_layout, resolve_paths
 __all__ = [
     "ClusterSettings",
     "RunLayout",
-    "render_attempt_objects",
+    "render_attempt",
     "render_command",
     "dump_yaml",
     "render_entrypoint",

@@ -9,9 +9,9 @@ from omni_operator.api import DiffusionRLJob
 from .overrides import render_command, render_overrides
 from .run_layout import RunLayout, resolve_paths
 from .storage import model_path, run_folder_path
-from .workers import JOB_FOLDER
+from .workers import JOB, JOB_FOLDER, OVERRIDES
 
-JOB, OVERRIDES, LOG = "job.yaml", "overrides.txt", "train.log"
+LOG = "train.log"
 CONTAINER_OUTPUT = "/proc/1/fd/1"
 JOIN_RAY = "ray_kwargs.ray_init.address=auto"
 

@@ -11,10 +11,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
 from omni_operator.api import API_VERSION, KIND, DiffusionRLJob
-from omni_operator.api.names import RENDERED_ANNOTATION, Names
+from omni_operator.api.names import JOB_ANNOTATION, OVERRIDES_ANNOTATION, RENDERED_ANNOTATION, Names
 
 from .cluster_settings import ClusterSettings
-from .entrypoint import JOB, OVERRIDES, render_pod_overrides, resolve_for_pods
+from .entrypoint import render_pod_overrides, resolve_for_pods
 from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
 from .rayjob import render_ray_job
@@ -25,7 +25,7 @@ Object = dict[str, Any]
 
 def render_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
     """All objects, in the order to apply."""
-    return [*render_job_objects(job, settings), *render_attempt_objects(job, attempt, settings)]
+    return [*render_job_objects(job, settings), render_attempt(job, attempt, settings)]
 
 
 def render_job_objects(job: DiffusionRLJob, settings: ClusterSettings) -> list[Object]:
@@ -35,21 +35,14 @@ def render_job_objects(job: DiffusionRLJob, settings: ClusterSettings) -> list[O
     return [_complete(body, job, labels) for body in made if body is not None]
 
 
-def render_attempt_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
-    """Objects of an attempt: the ConfigMap, then the RayJob, which is applied once and never changed."""
-    labels = Names(job.metadata.name).attempt_labels(attempt)
-    return [
-        _complete(body, job, labels)
-        for body in (render_config_map(job, attempt), render_ray_job(job, attempt, settings))
-    ]
+def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+    """The RayJob of an attempt, which is created once and never changed.
 
-
-def render_config_map(job: DiffusionRLJob, attempt: int) -> Object:
-    """The job and its overrides for the run folder of the attempt.
-
-    Not immutable: if the RayJob is refused (no KubeRay, a quota) and the spec changes before it is accepted, the
-    attempt uses the new spec, and so must the ConfigMap.
+    The job and its overrides are annotations of the trainer pods, which mount them as files: an attempt is one object.
+    The digest leaves them out, because fields of the job that do not concern pods may change while they run.
     """
+    body = _complete(render_ray_job(job, attempt, settings), job, Names(job.metadata.name).attempt_labels(attempt))
+    (workers,) = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     spec, layout = resolve_for_pods(job)
     document = {
         "apiVersion": API_VERSION,
@@ -57,13 +50,13 @@ def render_config_map(job: DiffusionRLJob, attempt: int) -> Object:
         "metadata": {"name": job.metadata.name},
         "spec": spec.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True),
     }
-    lines = [f"# Attempt {attempt}, in {layout.run_folder}.\n", dump_yaml(document)]
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": Names(job.metadata.name).config(attempt)},
-        "data": {JOB: "".join(lines), OVERRIDES: "".join(f"{line}\n" for line in render_pod_overrides(job))},
+    metadata = workers["template"]["metadata"]
+    metadata["annotations"] = {
+        **metadata.get("annotations", {}),
+        JOB_ANNOTATION: f"# Attempt {attempt}, in {layout.run_folder}.\n{dump_yaml(document)}",
+        OVERRIDES_ANNOTATION: "".join(f"{line}\n" for line in render_pod_overrides(job)),
     }
+    return body
 
 
 def compute_digest(body: Object) -> str:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import REPORTS_PATH, TRAINER_GROUP, Names, report_audience
+from omni_operator.api.names import (
+    JOB_ANNOTATION,
+    OVERRIDES_ANNOTATION,
+    REPORTS_PATH,
+    TRAINER_GROUP,
+    Names,
+    report_audience,
+)
 
 from . import quantity
 from .accelerators import AcceleratorNeeds, resolve_accelerator
@@ -18,7 +25,7 @@ Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
 # Ray's CPUs only count actors: every agent-loop, reward, server and router actor requests one.
 LOGICAL_CPUS = 16
-JOB_FOLDER = "/etc/diffusionrl/job"
+JOB_FOLDER, JOB, OVERRIDES = "/etc/diffusionrl/job", "job.yaml", "overrides.txt"
 TOKEN_FOLDER, TOKEN_FILE = "/var/run/secrets/diffusionrl.io/report", "token"
 TOKEN_SECONDS = 3600  # the kubelet renews the token before it expires
 DRIVER_RESOURCE = "trainer"  # Ray resource that places the training program in a trainer pod
@@ -36,7 +43,7 @@ def render_worker_group(job: DiffusionRLJob, attempt: int, settings: ClusterSett
         probe={"path": "/api/local_raylet_healthz", "port": 52365},
     )  # fmt: skip
     template = add_model(add_run_folder(template, job), job)
-    for part in (_placement(job, needs), _job_folder(names.config(attempt)), _tracking(job), _reports(job, settings)):
+    for part in (_placement(job, needs), _job_folder(), _tracking(job), _reports(job, settings)):
         template = merge_templates(template, part)
     return {
         "groupName": TRAINER_GROUP,
@@ -79,8 +86,13 @@ def _placement(job: DiffusionRLJob, needs: AcceleratorNeeds) -> Object:
     return {"spec": spec, **({"metadata": {"annotations": annotations}} if annotations else {})}
 
 
-def _job_folder(config: str) -> Object:
-    return _mounted("job", {"configMap": {"name": config}}, JOB_FOLDER)
+def _job_folder() -> Object:
+    """The job and its overrides as files, from the pod's annotations."""
+    items = [
+        {"path": path, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}
+        for path, annotation in ((JOB, JOB_ANNOTATION), (OVERRIDES, OVERRIDES_ANNOTATION))
+    ]
+    return _mounted("job", {"downwardAPI": {"items": items}}, JOB_FOLDER)
 
 
 def _tracking(job: DiffusionRLJob) -> Object:

@@ -39,10 +39,7 @@ def applied() -> set[Kind]:
         "apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"name": "j", "namespace": "n"}, "spec": spec,
     })  # fmt: skip
     settings = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
-    return {
-        kind_of(body)
-        for body in (*plan.render_job_objects(job, settings), *plan.render_attempt_objects(job, 1, settings))
-    }
+    return {kind_of(body) for body in plan.render_objects(job, 1, settings)}
 
 
 def needed() -> set[Right]:
@@ -122,7 +119,7 @@ def test_no_dangerous_permission_is_granted(chart: Render, options: tuple[str, .
     assert "*" not in resources | {group for group, _, _ in found}
     # The only cluster-wide request besides jobs: authentication of a token.
     written = {right for right in found if right[2] not in ("list", "watch")}
-    assert {resource for group, resource, _ in written if group == ""} == {"configmaps", "services"}
+    assert {resource for group, resource, _ in written if group == ""} == {"services"}
 
 
 def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:

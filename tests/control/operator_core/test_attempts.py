@@ -66,7 +66,7 @@ async def test_creation_takes_few_requests_and_idle_passes_none(simulation: Any)
     counts = simulation.cluster.counts()
     assert counts == {
         ("patch", "diffusionrljobs"): 1, ("apply", "services"): 1, ("apply", "networkpolicies"): 1,
-        ("apply", "configmaps"): 1, ("apply", "rayjobs"): 1, ("apply_status", "diffusionrljobs"): 1,
+        ("apply", "rayjobs"): 1, ("apply_status", "diffusionrljobs"): 1,
     }  # fmt: skip
     simulation.run(1)
     await simulation.settle()

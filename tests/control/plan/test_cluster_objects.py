@@ -81,7 +81,31 @@ def test_the_command_is_that_of_a_local_run_in_another_folder(make_job: MakeJob)
     assert words[:3] == ["python3", "-m", "verl_omni.trainer.main_diffusion"]
     assert words[3:] == [*local, "ray_kwargs.ray_init.address=auto"]
     assert before.startswith("mkdir -p /data/a-job && cp -f ")
-    assert by_kind(job)["ConfigMap"]["data"]["overrides.txt"].splitlines() == words[3:]
+    annotations = workers(job)["template"]["metadata"]["annotations"]
+    assert annotations["diffusionrl.io/overrides.txt"].splitlines() == words[3:]
+
+
+def test_trainer_pods_mount_their_annotations_as_job_file_and_overrides(make_job: MakeJob) -> None:
+    group = workers(make_job())
+    annotations = group["template"]["metadata"]["annotations"]
+    (volume,) = [volume for volume in pod(group)["volumes"] if "downwardAPI" in volume]
+    files = {
+        item["path"]: item["fieldRef"]["fieldPath"].removeprefix("metadata.annotations['").removesuffix("']")
+        for item in volume["downwardAPI"]["items"]
+    }
+    assert files.keys() == {"job.yaml", "overrides.txt"}
+    assert set(files.values()) <= annotations.keys()
+    assert "name: a-job" in annotations[files["job.yaml"]]
+
+
+def test_the_digest_is_that_of_the_pods_and_leaves_out_the_job_file(make_job: MakeJob) -> None:
+    digests = {
+        ray_job(make_job(*change))["metadata"]["annotations"][RENDERED_ANNOTATION]
+        for change in ((), ("spec.ttlSecondsAfterFinished=7",), ("spec.suspend=true",))
+    }
+    assert len(digests) == 1
+    changed = ray_job(make_job("spec.trainer.totalSteps=11"))
+    assert changed["metadata"]["annotations"][RENDERED_ANNOTATION] not in digests
 
 
 @pytest.mark.parametrize(
@@ -184,7 +208,7 @@ def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> No
         "kueue.x-k8s.io/elastic-job", "ray.io/disable-provisioned-head-restart", RENDERED_ANNOTATION,
     }  # fmt: skip
     near = workers(make_job("spec.scheduling.topology.preferred=rack"))["template"]["metadata"]["annotations"]
-    assert near == {"kueue.x-k8s.io/podset-preferred-topology": "rack"}
+    assert near["kueue.x-k8s.io/podset-preferred-topology"] == "rack"
 
 
 def test_the_report_token_is_valid_for_this_job_only(make_job: MakeJob) -> None:
