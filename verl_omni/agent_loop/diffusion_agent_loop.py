@@ -16,6 +16,7 @@ import hydra
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
+from ray.exceptions import RayActorError
 from tensordict import TensorDict
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, _agent_loop_registry
@@ -27,6 +28,7 @@ from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, pad_
 from verl_omni.agent_loop.fanout import run_rows
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
+from verl_omni.utils.root_cause import describe_error
 
 SCORE_SECONDS = 600.0  # for configurations without reward.deadline_seconds
 # A context variable, because the methods on the way to the scorers have the arguments that subclasses override.
@@ -189,6 +191,7 @@ class DiffusionAgentLoopWorker:
 
         Raises:
             TimeoutError: there was no score within `reward.deadline_seconds`.
+            RuntimeError: the process of the reward worker has ended.
         """
         if output.reward_score is not None or self.reward_loop_worker_handles is None:
             return
@@ -201,13 +204,15 @@ class DiffusionAgentLoopWorker:
             non_tensor_batch=columns,
             meta_info={"validate": _validating.get()},
         )
-        worker = self.reward_loop_worker_handles[next(self._turns) % len(self.reward_loop_worker_handles)]
+        number = next(self._turns) % len(self.reward_loop_worker_handles)
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self.score_seconds):
-                result: dict[str, Any] = await worker.compute_score.remote(data)
+                result: dict[str, Any] = await self.reward_loop_worker_handles[number].compute_score.remote(data)
         except TimeoutError as error:
             raise TimeoutError(f"no score within {self.score_seconds:g} s (reward.deadline_seconds)") from error
+        except RayActorError as error:  # Ray names the worker only if it has heard of its death already
+            raise RuntimeError(f"reward worker {number} is gone: {describe_error(error)}") from error
         output.reward_score = result["reward_score"]
         output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
         output.metrics.compute_score = time.perf_counter() - began

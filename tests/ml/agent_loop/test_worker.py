@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ray.exceptions import ActorUnavailableError
 
 from verl_omni.agent_loop.diffusion_agent_loop import load_agent_loops
 from verl_omni.agent_loop.fanout import SampleFailed
@@ -191,6 +192,17 @@ async def test_a_scorer_that_does_not_reply_fails_at_the_deadline(worker: Any, b
     made = worker("reward.deadline_seconds=0.05", rewards=[Stuck()])
     with pytest.raises(SampleFailed, match=r"no score within 0\.05 s \(reward\.deadline_seconds\)"):
         await made.generate_sequences(batch(["a"]))
+
+
+async def test_a_reward_worker_that_is_gone_is_named_also_before_ray_knows_that_it_died(
+    worker: Any, batch: Any, rewards: Any
+) -> None:
+    class Gone(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            raise ActorUnavailableError("Socket closed", None)
+
+    with pytest.raises(SampleFailed, match=r"reward worker 0 is gone: ActorUnavailableError: .*Socket closed"):
+        await worker(rewards=[Gone()]).generate_sequences(batch(["a"]))
 
 
 async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: Any) -> None:

@@ -117,7 +117,7 @@ def test_a_dead_reward_worker_fails_the_batch_and_is_named(two_replicas: TwoRepl
         batch = pool.submit(two_replicas.score, ["slow", "slow", "slow", "slow"])
         time.sleep(1)  # being scored: the batch must fail whenever the worker dies
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(Exception, match="RewardLoopWorker") as caught:
+        with pytest.raises(Exception, match=r"reward worker \d is gone: Actor") as caught:
             batch.result(timeout=SOON)
     assert "SampleFailed" in str(caught.value)
 
@@ -159,6 +159,6 @@ def test_a_replica_that_dies_in_an_update_fails_the_update(two_replicas: TwoRepl
         transfer.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(answer, timeout=SOON)
-    with pytest.raises(Exception, match=r"died|dead"):
+    with pytest.raises(Exception, match=r"died|dead|unavailable"):  # the last, if Ray has not heard of its death yet
         two_replicas.stack.weights.update_weights(global_steps=3)
     counted.none()
