@@ -6,7 +6,6 @@ observed objects and the written status, so it can be repeated, interrupted anyw
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any, Protocol, assert_never
 from pydantic import ValidationError
 
 from omni_operator.api.job import DiffusionRLJob
-from omni_operator.api.names import FINALIZER, MANAGER, RENDERED_ANNOTATION
+from omni_operator.api.names import FINALIZER, RENDERED_ANNOTATION
 from omni_operator.api.status import Status
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.errors import (
@@ -29,14 +28,16 @@ from omni_operator.cluster.errors import (
     QuotaExceeded,
     Refused,
 )
-from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_facts
+from omni_operator.cluster.event_writer import EventWriter
+from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_facts, parse_status
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.protocol import Cluster, object_reference
+from omni_operator.cluster.pass_errors import PassErrors
+from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import ClusterSettings, find_refusals, render_attempt, render_job_objects
 from omni_operator.status.comparison import covers
 from omni_operator.status.decision import decide
-from omni_operator.status.events import Event, find_events
+from omni_operator.status.events import find_events
 from omni_operator.status.job_facts import JobFacts
 from omni_operator.status.job_status import Context, derive_invalid_status, derive_status, find_heartbeat
 from omni_operator.status.observation import Observation, Refusal, TrainerReport
@@ -123,6 +124,10 @@ class Reconciler:
     _absent: dict[Kind, datetime] = field(default_factory=dict)
     _listening: datetime | None = None
 
+    @property
+    def _events(self) -> EventWriter:
+        return EventWriter(self.cluster, self.instance)
+
     async def reconcile(self, key: Key) -> ReconcileResult:
         """Make one pass.
 
@@ -136,17 +141,41 @@ class Reconciler:
             return ReconcileResult(gone=True, result="gone")
         now = self.clock()
         self._listening = self._listening or now
-        status = _status_of(body)
+        errors = PassErrors(self.cluster, self.cache, self._events)
+        try:
+            result = await self._reconcile(key, body, now)
+        except Exception as error:
+            if isinstance(error, Refused) or not isinstance(error, ClusterError):
+                await errors.show(key, body, error, now)
+            raise
+        await errors.clear(key, body)
+        return result
+
+    async def _reconcile(self, key: Key, body: Body, now: datetime) -> ReconcileResult:
+        if (facts := parse_metadata_facts(body)).deleting is not None:
+            return await self._delete(key, facts, now)
+        status = parse_status(body)
         try:
             job = DiffusionRLJob.model_validate({**body, "status": {}})
         except ValidationError as error:
             return await self._without_spec(key, body, status, _describe_errors(error), now)
         if job.spec.managed_by != "diffusionrl.io/operator":
             return ReconcileResult()
-        if (impossible := find_refusals(job, self.settings)) and not body["metadata"].get("deletionTimestamp"):
+        if impossible := find_refusals(job, self.settings):
             text = "; ".join(f"{format_path(violation.at)}: {violation.text}" for violation in impossible)
             return await self._without_spec(key, body, status, text, now)
         return await self._pass(key, body, job, parse_job_facts(body, job.spec), status, now)
+
+    async def _delete(self, key: Key, facts: JobFacts, now: datetime) -> ReconcileResult:
+        """A pass over a job that is being deleted. It reads neither spec nor status, so neither can prevent it."""
+        decision = decide(facts, self._observe(key, facts.uid), Status(), self.timeouts, now)
+        try:
+            for step in decision.steps:
+                await self._perform(step, key, None, facts)
+        except (Conflict, NotFound) as error:
+            log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
+            return ReconcileResult(wake=now + SOON, result="conflict")
+        return ReconcileResult(wake=decision.wake)
 
     async def _pass(
         self, key: Key, body: Body, job: DiffusionRLJob, facts: JobFacts, status: Status, now: datetime
@@ -187,15 +216,10 @@ class Reconciler:
         return ReconcileResult(wake=min((at for at in wakes if at), default=None), result=result)
 
     async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
-        """A pass over a job with an invalid spec: the status names the errors, and deletion works."""
+        """A pass over a job with an invalid spec: the status names the errors."""
         facts = parse_metadata_facts(body)
         memory = self._memories.setdefault(key, _Memory())
         observed = self._observe(key, facts.uid)
-        if facts.deleting is not None:
-            decision = decide(facts, observed, status, self.timeouts, now)
-            for step in decision.steps:
-                await self._perform(step, key, None, facts)
-            return ReconcileResult(wake=decision.wake)
         context = Context(timeouts=self.timeouts, now=now, listening=now)
         return await self._write(
             key, body, facts, status, derive_invalid_status(facts, observed, status, text, context), memory, now
@@ -280,12 +304,12 @@ class Reconciler:
 
     def _standing_refusal(self, memory: _Memory, facts: JobFacts, now: datetime) -> Refusal | None:
         """The last refusal while its backoff runs and the spec is unchanged; else None."""
-        if facts.deleting is not None or memory.refused_generation != facts.generation:
+        if memory.refused_generation != facts.generation:
             return None
         return memory.refusal if memory.refused_until and now < memory.refused_until else None
 
     def _refused(self, memory: _Memory, facts: JobFacts, error: ClusterError, now: datetime) -> Refusal:
-        memory.refusals += 1
+        memory.refusals = memory.refusals + 1 if memory.refused_generation == facts.generation else 1
         pause = min(BACKOFF_FIRST * 2 ** min(memory.refusals - 1, 16), BACKOFF_MOST)
         if isinstance(error, KindAbsent):  # users who install KubeRay wait for it
             pause = min(pause, KIND_BACKOFF)
@@ -312,41 +336,9 @@ class Reconciler:
             if failure.attempt not in known:
                 self.failed(failure.reason)
         for event in find_events(status, derived):
-            await self._create_event(body, event, now)
+            await self._events.create(body, event, now)
         # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
         return ReconcileResult(wake=now, result="wrote")
-
-    async def _create_event(self, body: Body, event: Event, now: datetime) -> None:
-        """Create a Kubernetes Event. Its name is a hash of its key, so a repeated pass creates it once."""
-        about = object_reference(body)
-        name = hashlib.sha256(f"{about['uid']}/{event.key}".encode()).hexdigest()[:16]
-        made = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"name": f"{about['name']}.{name}", "namespace": about["namespace"]},
-            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "reportingController": MANAGER,
-            "reportingInstance": self.instance,
-            "action": "Reconcile",
-            "type": event.kind,
-            "reason": event.reason.value,
-            "note": event.note[:1024],
-            "regarding": about,
-        }
-        try:
-            await self.cluster.create(made)
-        except ClusterError as error:
-            # Events expire anyway, and the status has the same information.
-            log.warning("%s/%s: event %s not created: %s", about["namespace"], about["name"], event.reason.value, error)
-
-
-def _status_of(body: Body) -> Status:
-    """The written status; an invalid one is replaced by an empty one."""
-    try:
-        return Status.model_validate(body.get("status") or {})
-    except ValidationError as error:
-        log.warning("%s: invalid status, derived again: %s", body["metadata"]["name"], error)
-        return Status()
 
 
 def _comparable(body: Body) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from .job import API_VERSION
@@ -16,6 +17,7 @@ JOB_ANNOTATION, OVERRIDES_ANNOTATION = f"{GROUP}/job.yaml", f"{GROUP}/overrides.
 FINALIZER = f"{GROUP}/finalizer"
 FIELD_MANAGER = "diffusionrl-operator"
 SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all jobs
+ATTEMPT_NUMBER = "[0-9]{1,6}"
 TRAINER_GROUP = "trainer"  # name of the worker group
 
 
@@ -44,9 +46,9 @@ class Names:
 
 
 def attempt_of(labels: dict[str, str]) -> int | None:
-    """The attempt in an object's labels; None if there is none."""
+    """The attempt in an object's labels; None if there is none, or a number that no attempt can have."""
     text = labels.get(ATTEMPT_LABEL, "")
-    return int(text) if text.isdigit() and text.isascii() else None
+    return int(text) if re.fullmatch(ATTEMPT_NUMBER, text) else None
 
 
 # Path of the operator's report endpoint.

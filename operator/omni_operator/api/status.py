@@ -16,6 +16,7 @@ CONDITION_TYPES: tuple[ConditionType, ...] = (
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
     "ResultsKept", "AcceleratorChosen",
 )  # fmt: skip
+RECONCILE_ERROR = "ReconcileError"  # present while passes fail; written separately from the others
 FAILURES_KEPT = 5
 WARNINGS_KEPT = 8
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
@@ -24,7 +25,8 @@ Short = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=4096)]
 # RFC 3339 in UTC, as Kubernetes writes it.
 Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
-Count = Annotated[int, Field(ge=0)]
+COUNT_LIMIT, SECONDS_LIMIT = 2**53, 1e15
+Count = Annotated[int, Field(ge=0, le=COUNT_LIMIT)]
 
 
 class Condition(LenientModel):
@@ -122,7 +124,9 @@ class TrainerWarning(LenientModel):
 class Usage(LenientModel):
     """Resources used, over all attempts."""
 
-    accelerator_seconds: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Accelerators x seconds.")
+    accelerator_seconds: Annotated[float, Field(ge=0, le=SECONDS_LIMIT)] = Field(
+        default=0.0, description="Accelerators x seconds."
+    )
     samples: Count = Field(default=0, description="Samples generated.")
     accelerator_seconds_per_thousand_samples: float | None = Field(
         default=None, description="Accelerator seconds per 1000 samples."
@@ -139,7 +143,7 @@ class Status(LenientModel):
         description="Conditions of the job; all types are present from the first pass on.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    attempts: Count = Field(default=0, description="Attempts (RayJobs) so far.")
+    attempts: Annotated[int, Field(ge=0, le=999_999)] = Field(default=0, description="Attempts (RayJobs) so far.")
     failures: tuple[Failure, ...] = Field(
         default=(),
         max_length=FAILURES_KEPT,

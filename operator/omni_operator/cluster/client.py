@@ -20,6 +20,7 @@ from .kinds import TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import Identity, Listing
 
 APPLY = "application/apply-patch+yaml"
+CONDITION_MANAGER = f"{FIELD_MANAGER}-condition"
 MERGE = "application/merge-patch+json"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE, SMALL_PAGE = 500, 100
@@ -54,6 +55,13 @@ class ApiServer:
         return await self._send("apply", kind, "PATCH", path, body, APPLY, _APPLY_PARAMETERS)
 
     async def apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body) -> Body:
+        return await self._apply_status(kind, namespace, name, uid, status, FIELD_MANAGER)
+
+    async def apply_condition(self, kind: Kind, namespace: str, name: str, uid: str, condition: Body | None) -> Body:
+        status = {"conditions": [condition]} if condition else {}
+        return await self._apply_status(kind, namespace, name, uid, status, CONDITION_MANAGER)
+
+    async def _apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body, manager: str) -> Body:
         body = {
             "apiVersion": kind.api_version,
             "kind": kind.kind,
@@ -61,9 +69,8 @@ class ApiServer:
             "metadata": {"name": name, "namespace": namespace, "uid": uid},
             "status": status,
         }
-        return await self._send(
-            "apply_status", kind, "PATCH", kind.path(namespace, name, "status"), body, APPLY, _APPLY_PARAMETERS
-        )
+        path, parameters = kind.path(namespace, name, "status"), {"fieldManager": manager, "force": "true"}
+        return await self._send("apply_status", kind, "PATCH", path, body, APPLY, parameters)
 
     async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
         meta = body["metadata"]

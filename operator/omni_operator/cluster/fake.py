@@ -37,6 +37,7 @@ class FakeCluster:
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock, self._versions, self._uids = clock, itertools.count(1), itertools.count(1)
         self._objects: dict[Place, Body] = {}
+        self._alone: set[str] = set()  # types of conditions that were applied alone
         self.log: list[tuple[str, str]] = []
         self.events: list[tuple[str, Kind, Body]] = []
         self.failures: Callable[[str, Kind, str], ClusterError | None] = lambda verb, kind, name: None
@@ -65,7 +66,20 @@ class FakeCluster:
         current = self._get(kind, namespace, name)
         if current["metadata"]["uid"] != uid:
             raise Conflict(f"{kind.plural} {name}: uid")
-        return self._store(kind, {**current, "status": copy.deepcopy(status)})
+        alone = [body for body in (current.get("status") or {}).get("conditions") or () if body["type"] in self._alone]
+        conditions = [*(status.get("conditions") or ()), *alone]
+        return self._store(kind, {**current, "status": copy.deepcopy({**status, "conditions": conditions})})
+
+    async def apply_condition(self, kind: Kind, namespace: str, name: str, uid: str, condition: Body | None) -> Body:
+        self._record("apply_status", kind, name)
+        current = self._get(kind, namespace, name)
+        if current["metadata"]["uid"] != uid:
+            raise Conflict(f"{kind.plural} {name}: uid")
+        status = current.get("status") or {}
+        others = [body for body in status.get("conditions") or () if body["type"] not in self._alone]
+        self._alone |= {condition["type"]} if condition else set()
+        made = [*others, *([condition] if condition else [])]
+        return self._store(kind, {**current, "status": copy.deepcopy({**status, "conditions": made})})
 
     async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
         meta = body["metadata"]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
+
+from pydantic import ValidationError
 
 from omni_operator.api.job import Spec
 from omni_operator.api.names import FINALIZER
+from omni_operator.api.status import RECONCILE_ERROR, Status
+from omni_operator.status.evidence import shorten
 from omni_operator.status.job_facts import JobFacts, Rule
 from omni_operator.status.reasons import Action
 from omni_operator.status.timestamps import parse_timestamp
@@ -13,6 +18,7 @@ from omni_operator.status.timestamps import parse_timestamp
 from .kinds import Body
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
+log = logging.getLogger(__name__)
 
 
 def parse_metadata_facts(body: Body) -> JobFacts:
@@ -54,6 +60,36 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         keeps_results=spec.keeps_results,
         vendor=spec.trainer.accelerator.vendor,
     )
+
+
+def parse_status(body: Body) -> Status:
+    """The written status, without the condition `ReconcileError`, which is written separately.
+
+    Invalid fields and list items are left out, so that one of them does not hide that a job has ended.
+    """
+    given = body.get("status")
+    values = dict(given) if isinstance(given, dict) else {}
+    if isinstance(values.get("conditions"), list):
+        values["conditions"] = [found for found in values["conditions"] if not is_reconcile_error(found)]
+    try:
+        return Status.model_validate(values)
+    except ValidationError as error:
+        log.warning("%s: invalid parts of the status are ignored: %s", body["metadata"]["name"], shorten(str(error)))
+        invalid = {at["loc"][:2] if len(at["loc"]) > 1 else at["loc"] for at in error.errors(include_input=False)}
+    for name in list(values):
+        if isinstance(values[name], list):
+            values[name] = [item for place, item in enumerate(values[name]) if (name, place) not in invalid]
+        elif any(at[0] == name for at in invalid):
+            del values[name]
+    try:
+        return Status.model_validate(values)
+    except ValidationError:
+        return Status()
+
+
+def is_reconcile_error(condition: object) -> bool:
+    """Whether an item of `status.conditions` is the condition `ReconcileError`."""
+    return isinstance(condition, dict) and condition.get("type") == RECONCILE_ERROR
 
 
 def _span(seconds: int | None) -> timedelta | None:

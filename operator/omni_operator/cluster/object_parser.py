@@ -1,4 +1,8 @@
-"""Parser of child objects: JSON of the API server -> observed values. Later code reads no dictionaries."""
+"""Parser of child objects: JSON of the API server -> observed values. Later code reads no dictionaries.
+
+Values are clamped to what the job's status accepts: KubeRay, or anyone who may write its statuses, can put negative
+counts, texts of any length and years from 1 to 9999 there.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 
 from omni_operator.api import names
 from omni_operator.api.names import RENDERED_ANNOTATION
+from omni_operator.status import evidence
 from omni_operator.status.observation import (
     HEAD,
     ObservedPod,
@@ -16,11 +21,12 @@ from omni_operator.status.observation import (
     TerminatedContainer,
     WaitingContainer,
 )
-from omni_operator.status.timestamps import parse_timestamp
+from omni_operator.status.timestamps import EARLIEST, parse_timestamp
 
 from .kinds import Body
 
-_EPOCH = "1970-01-01T00:00:00Z"
+NAME_LIMIT, TEXT_LIMIT, URL_LIMIT = 253, 1024, 1024
+COUNT_LIMIT = 2**31 - 1
 
 
 def attempt_of(body: Body) -> int | None:
@@ -31,23 +37,24 @@ def attempt_of(body: Body) -> int | None:
 def parse_rayjob(body: Body, attempt: int) -> ObservedRayJob:
     """Parse a RayJob."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
+    created = _time(meta.get("creationTimestamp"))
     return ObservedRayJob(
         name=meta["name"],
         uid=meta["uid"],
         attempt=attempt,
-        created=_time(meta.get("creationTimestamp")),
+        created=created,
         deleting=bool(meta.get("deletionTimestamp")),
         suspended=bool(spec.get("suspend")),
         digest=str(_map(meta.get("annotations")).get(RENDERED_ANNOTATION, "")),
-        deployment=str(status.get("jobDeploymentStatus") or ""),
-        job=str(status.get("jobStatus") or ""),
-        reason=str(status.get("reason") or ""),
-        message=str(status.get("message") or ""),
-        cluster=str(status.get("rayClusterName") or ""),
-        dashboard=str(status.get("dashboardURL") or ""),
+        deployment=_text(status.get("jobDeploymentStatus")),
+        job=_text(status.get("jobStatus")),
+        reason=_text(status.get("reason")),
+        message=_text(status.get("message")),
+        cluster=_text(status.get("rayClusterName"), NAME_LIMIT),
+        dashboard=_text(status.get("dashboardURL"), URL_LIMIT),
         # `startTime` is when KubeRay began to create the cluster; the job's own start is in `rayJobInfo`, if known.
-        started=_job_started(status),
-        ended=parse_timestamp(status.get("endTime")),
+        started=_not_before(created, _job_started(status)),
+        ended=_not_before(created, parse_timestamp(status.get("endTime"))),
     )
 
 
@@ -71,12 +78,12 @@ def parse_raycluster(body: Body, attempt: int) -> ObservedRayCluster:
         created=_time(meta.get("creationTimestamp")),
         deleting=bool(meta.get("deletionTimestamp")),
         head_ready=ready,
-        head_reason=str(head.get("reason") or "") if head else "",
+        head_reason=_text(head.get("reason"), NAME_LIMIT) if head else "",
         head_since=parse_timestamp(head.get("lastTransitionTime")) if head else None,
         provisioned=_map(conditions.get("RayClusterProvisioned")).get("status") == "True",
         desired_workers=_count(status.get("desiredWorkerReplicas")),
         ready_workers=_count(status.get("readyWorkerReplicas")),
-        failure=str(failure.get("message") or "") if failure and failure.get("status") == "True" else "",
+        failure=_text(failure.get("message")) if failure and failure.get("status") == "True" else "",
     )
 
 
@@ -100,7 +107,7 @@ def parse_pod(body: Body, attempt: int) -> ObservedPod:
         deleting=bool(meta.get("deletionTimestamp")),
         node=str(spec.get("nodeName") or ""),
         disrupted=_describe(disruption) if disrupted and disruption else "",
-        unschedulable=str(scheduled.get("message") or "Unschedulable") if refused else "",
+        unschedulable=_text(scheduled.get("message") or "Unschedulable") if refused else "",
         restarts=max((_count(item.get("restartCount")) for item in containers), default=0),
         waiting=tuple(_waiting(containers)),
         ended=tuple(_ended(containers)),
@@ -112,7 +119,7 @@ def _waiting(containers: Iterable[Mapping[str, Any]]) -> Iterable[WaitingContain
         state = _map(_map(item.get("state")).get("waiting"))
         if reason := state.get("reason"):
             yield WaitingContainer(
-                container=str(item.get("name")), reason=str(reason), message=str(state.get("message") or "")
+                container=_text(item.get("name")), reason=_text(reason), message=_text(state.get("message"))
             )
 
 
@@ -121,15 +128,15 @@ def _ended(containers: Iterable[Mapping[str, Any]]) -> Iterable[TerminatedContai
         now, last = (_map(_map(item.get(name)).get("terminated")) for name in ("state", "lastState"))
         if state := now or last:
             yield TerminatedContainer(
-                container=str(item.get("name")),
-                reason=str(state.get("reason") or ""),
-                exit_code=_count(state.get("exitCode")),
+                container=_text(item.get("name")),
+                reason=_text(state.get("reason")),
+                exit_code=_integer(state.get("exitCode"), -COUNT_LIMIT),
                 message=str(state.get("message") or "")[-2048:],
             )
 
 
 def _describe(condition: Mapping[str, Any]) -> str:
-    return f"{condition.get('reason') or 'disrupted'}: {condition.get('message') or ''}".rstrip(": ")
+    return _text(f"{condition.get('reason') or 'disrupted'}: {condition.get('message') or ''}".rstrip(": "))
 
 
 def _map(value: Any) -> Mapping[str, Any]:
@@ -140,9 +147,22 @@ def _items(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
+def _text(value: Any, limit: int = TEXT_LIMIT) -> str:
+    return evidence.shorten(str(value or ""), limit)
+
+
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    return _integer(value, 0)
+
+
+def _integer(value: Any, least: int) -> int:
+    return min(max(value, least), COUNT_LIMIT) if type(value) is int else 0
 
 
 def _time(value: Any) -> datetime:
-    return parse_timestamp(value) or datetime.fromisoformat(_EPOCH)
+    return parse_timestamp(value) or EARLIEST
+
+
+def _not_before(least: datetime, at: datetime | None) -> datetime | None:
+    """A time of KubeRay's clock, but not before the API server created the object."""
+    return max(at, least) if at else None

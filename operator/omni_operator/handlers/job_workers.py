@@ -75,15 +75,17 @@ class JobWorkers:
     Args:
         reconcile: makes one pass over a job.
         urgent: whether a job goes first; new jobs do.
+        revision: changes when a job's spec changes, when its deletion begins and when it is gone.
         resync: seconds until the next pass over a job without events, with jitter.
         measured: called with result and seconds of every pass.
     """
 
     def __init__(
         self, reconcile: Callable[[Key], Awaitable[ReconcileResult]], *, urgent: Callable[[Key], bool],
-        resync: Callable[[], float], measured: Callable[[str, float], None], clock: Callable[[], datetime], passes: int,
+        revision: Callable[[Key], object], resync: Callable[[], float], measured: Callable[[str, float], None],
+        clock: Callable[[], datetime], passes: int,
     ) -> None:  # fmt: skip
-        self._reconcile, self._urgent, self._resync = reconcile, urgent, resync
+        self._reconcile, self._urgent, self._revision, self._resync = reconcile, urgent, revision, resync
         self._measured, self._clock, self._semaphore = measured, clock, PrioritySemaphore(passes)
         self._workers: dict[Key, _Worker] = {}
         self._stopping = asyncio.Event()
@@ -125,17 +127,30 @@ class JobWorkers:
             async with self._semaphore.acquire(self._urgent(key)):
                 if self._stopping.is_set():
                     break
+                revision = self._revision(key)
                 outcome = await self._pass(key, failures)
             if isinstance(outcome, float):
-                failures += 1
-                # Backoff: triggers do not shorten it.
-                await _wait_at_most(self._stopping, outcome)
+                failures = 0 if await self._back_off(key, worker, outcome, revision) else failures + 1
                 continue
             failures = 0
             if outcome.gone and not worker.woken.is_set():
                 break
             await _wait_at_most(worker.woken, self._until_next(outcome))
         del self._workers[key]
+
+    async def _back_off(self, key: Key, worker: _Worker, seconds: float, revision: object) -> bool:
+        """Wait after a failed pass. Return whether the job's revision changed, which ends the wait.
+
+        Reports and changes of children do not shorten it.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while self._revision(key) == revision and not self._stopping.is_set():
+                    await worker.woken.wait()
+                    worker.woken.clear()
+        except TimeoutError:
+            return False
+        return True
 
     async def _pass(self, key: Key, failures: int) -> ReconcileResult | float:
         """Make one pass; if it fails, return the seconds to wait before the next."""

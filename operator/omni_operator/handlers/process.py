@@ -47,6 +47,7 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         )  # fmt: skip
         workers = JobWorkers(
             reconciler.reconcile, urgent=lambda key: _is_new(cache, key), measured=metrics.passed, clock=utc_now,
+            revision=lambda key: _revision(cache, key),
             resync=lambda: settings.resync_seconds * random.uniform(0.9, 1.1), passes=settings.passes,
         )  # fmt: skip
         metrics.follow(lambda: workers.depth, lambda: len(liveness.overdue(time.monotonic())))
@@ -71,6 +72,12 @@ def _is_new(cache: ObjectCache, key: Key) -> bool:
     """Whether a job has no status yet; new jobs go first in the queue."""
     body = cache.job(key)
     return body is not None and not body.get("status")
+
+
+def _revision(cache: ObjectCache, key: Key) -> object:
+    """Changes with the spec of a job, when its deletion begins and when it is gone."""
+    meta = (cache.job(key) or {}).get("metadata") or {}
+    return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
 
 
 def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) -> None:

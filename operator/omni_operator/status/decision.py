@@ -106,7 +106,8 @@ def _next(
     if not observed.empty and (deletes or now < patient_until):
         text = f"attempt {current + 1} starts when all objects of attempt {current} are deleted"
         return Decision(BetweenAttempts(text), (*finalizer, *deletes), patient_until)
-    due = failed_at + _pause(status.failures_counted, timeouts) if failed_at and current else None
+    changed = status.observed_generation not in (None, facts.generation)  # which ends the pause
+    due = failed_at + _pause(status.failures_counted, timeouts) if failed_at and current and not changed else None
     if due and now < due:
         return Decision(BetweenAttempts(f"attempt {current + 1} starts after a pause"), finalizer, due)
     return Decision(Creating(current + 1), (*finalizer, ApplyShared(), CreateAttempt(current + 1)))

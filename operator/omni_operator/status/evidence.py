@@ -20,6 +20,7 @@ _SIGNS = (
 )  # fmt: skip
 _COMPILED = tuple((reason, re.compile(pattern, re.IGNORECASE)) for reason, pattern in _SIGNS)
 TEXT_LIMIT = 512
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 CONFIG_ERROR = "CreateContainerConfigError"
 _MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 PULL_ERRORS = frozenset(
@@ -29,8 +30,11 @@ PERMANENT_PULL_ERRORS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Shorten to one line of at most `limit` characters: one of beginning and end, which are kept, names the error."""
-    line = " ".join(text.split())
+    """Shorten to one line of at most `limit` characters: one of beginning and end, which are kept, names the error.
+
+    Control characters become blanks.
+    """
+    line = " ".join(_CONTROL.sub(" ", text).split())
     if len(line) <= limit:
         return line
     begin = limit // 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from omni_operator.api.status import FAILURES_KEPT, Children, Failure, RolloutStatus, Status, Weights
+from omni_operator.api.status import COUNT_LIMIT, FAILURES_KEPT, Children, Failure, RolloutStatus, Status, Weights
 
 from .conditions import (
     ConditionValue,
@@ -76,7 +76,7 @@ def derive_status(
     if report is None and heartbeat.at and weights and table["ProgressStalled"].reason != "NotRunning":
         # An earlier process received the last report: its result stays until the next report.
         table = {**table, "WeightsInSync": ConditionValue(weights.status, weights.reason, weights.message)}
-    running = _running_since(base, observed, attempt, situation)
+    running = _running_since(base, observed, attempt, situation, now)
     until = _counted_until(situation, report, base, now)
     made = base.model_copy(
         update={
@@ -133,11 +133,13 @@ def _new_attempt(previous: Status) -> Status:
     )
 
 
-def _running_since(status: Status, observed: Observation, attempt: int, situation: Situation) -> datetime | None:
+def _running_since(
+    status: Status, observed: Observation, attempt: int, situation: Situation, now: datetime
+) -> datetime | None:
     """Start of the attempt's trainer; remembered, because its RayJob may be gone."""
     rayjob = observed.rayjob(attempt)
     if rayjob and rayjob.started:
-        return rayjob.started
+        return rayjob.started if rayjob.started <= now else parse_timestamp(status.running_time) or now
     if isinstance(situation, Active) and situation.going.stage is not Stage.RUNNING:
         return None
     return parse_timestamp(status.running_time)
@@ -161,16 +163,18 @@ def _counted_until(situation: Situation, report: TrainerReport | None, base: Sta
 def _times(
     status: Status, observed: Observation, attempt: int, situation: Situation, now: datetime
 ) -> dict[str, str | None]:
-    """Times of the job and its attempt. A suspension restarts activeDeadlineSeconds, as for Jobs."""
+    """Times of the job and its attempt. A suspension restarts activeDeadlineSeconds, as for Jobs.
+
+    The job ends when the operator observes it: ttlSecondsAfterFinished must not depend on KubeRay's clock.
+    """
     rayjob = observed.rayjob(attempt)
     begun = format_timestamp(rayjob.created) if rayjob else status.attempt_start_time
     ended = isinstance(situation, Succeeding) or (isinstance(situation, Failing) and situation.final)
-    at = situation.at if isinstance(situation, Succeeding) else now
     start = None if isinstance(situation, Suspended) else status.start_time or (begun if attempt else None)
     return {
         "start_time": start,
         "attempt_start_time": begun if attempt else None,
-        "completion_time": format_timestamp(at) if ended else status.completion_time,
+        "completion_time": format_timestamp(now) if ended else status.completion_time,
     }
 
 
@@ -189,7 +193,7 @@ def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
     return status.model_copy(
         update={
             "failures": (*status.failures, failure)[-FAILURES_KEPT:],
-            "failures_counted": status.failures_counted + int(failing.counted),
+            "failures_counted": min(status.failures_counted + int(failing.counted), COUNT_LIMIT),
         }
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
-from omni_operator.api.status import CheckpointStatus, Progress, Status, Usage, Weights
+from omni_operator.api.status import COUNT_LIMIT, SECONDS_LIMIT, CheckpointStatus, Progress, Status, Usage, Weights
 
 from .job_facts import JobFacts
 from .observation import TrainerReport
@@ -82,8 +82,9 @@ def update_usage(
         counted = parse_timestamp(previous.progress.heartbeat_time) if previous.running_time else None
         since = max(running, counted) if counted else running
         seconds += facts.accelerators * max(0.0, (until - since).total_seconds())
+        seconds = min(seconds, SECONDS_LIMIT)
     samples = previous.usage.samples
     if report and report.samples is not None:
-        samples += max(0, report.samples - (previous.progress.samples or 0))
+        samples = min(samples + max(0, report.samples - (previous.progress.samples or 0)), COUNT_LIMIT)
     price = round(seconds * 1000 / samples, 1) if samples and seconds else None
     return Usage(accelerator_seconds=round(seconds, 1), samples=samples, accelerator_seconds_per_thousand_samples=price)

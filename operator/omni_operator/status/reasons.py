@@ -46,6 +46,7 @@ class EventReason(str, Enum):
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     INVALID_SPEC = "InvalidSpec"
+    RECONCILE_ERROR = "ReconcileError"
     KUBERAY_MISSING = "KubeRayNotInstalled"
     REFUSED = "ChildRefused"
     QUOTA_EXCEEDED = "QuotaExceeded"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+# Clamped to years in which adding and subtracting any duration of a spec gives a valid time.
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
 
 def parse_timestamp(text: object) -> datetime | None:
-    """Parse a Kubernetes timestamp; None if it is absent or malformed."""
+    """Parse a Kubernetes timestamp, clamped to the years 1970 to 2200; None if it is absent or malformed."""
     if not isinstance(text, str):
         return None
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    return min(max(aware, EARLIEST), LATEST)
 
 
 def format_timestamp(value: datetime) -> str:

@@ -25,6 +25,7 @@ class Passes:
         self.results: list[str] = []
         self.barriers: dict[Key, asyncio.Event] = {}
         self.started = asyncio.Condition()
+        self.revisions: dict[Key, int] = {}
         self.answers: dict[Key, list[ReconcileResult | Exception]] = {}
 
     async def reconcile(self, key: Key) -> ReconcileResult:
@@ -46,7 +47,7 @@ class Passes:
 
 def new_workers(passes: Passes, urgent: frozenset[Key] = frozenset(), places: int = 4) -> JobWorkers:
     return JobWorkers(
-        passes.reconcile, urgent=lambda key: key in urgent, resync=lambda: 3600.0,
+        passes.reconcile, urgent=lambda key: key in urgent, revision=passes.revisions.get, resync=lambda: 3600.0,
         measured=lambda result, seconds: passes.results.append(result), clock=lambda: NOW, passes=places,
     )  # fmt: skip
 
@@ -171,3 +172,36 @@ async def test_a_cancelled_waiter_takes_no_place() -> None:
         assert await third == "in"
     await first
     assert (semaphore.waiting, semaphore._free) == (0, 1)
+
+
+async def test_only_a_changed_job_ends_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF_FIRST", 3600.0)
+    monkeypatch.setattr(module, "BACKOFF_MOST", 3600.0)
+    passes = Passes()
+    passes.answers[A] = [Unavailable("away", after=3600.0), ZeroDivisionError("a bug"), ReconcileResult()]
+    workers = new_workers(passes)
+    workers.wake(A)
+    for count in (1, 2):
+        await passes.until(count)
+        for _ in range(20):  # reports, changes of children
+            workers.wake(A)
+            await asyncio.sleep(0)
+        assert len(passes.started_keys) == count
+        passes.revisions[A] = count
+        workers.wake(A)
+    await passes.until(3)
+    await workers.stop(10)
+    assert passes.results == ["unavailable", "error", "ok"]
+
+
+async def test_a_stop_ends_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF_FIRST", 3600.0)
+    monkeypatch.setattr(module, "BACKOFF_MOST", 3600.0)
+    passes = Passes()
+    passes.answers[A] = [Unavailable("away")]
+    workers = new_workers(passes)
+    workers.wake(A)
+    await passes.until(1)
+    await asyncio.sleep(0)
+    await workers.stop(600)
+    assert passes.results == ["unavailable"]

@@ -1,0 +1,93 @@
+"""Statuses that KubeRay or others write, and passes that fail, on a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster.api import Api
+from e2e.cluster.control_plane import ControlPlane
+from e2e.jobs import JobOnPlane
+from e2e.operator_process import install, operator
+from omni_operator.cluster.client import ApiServer
+from omni_operator.cluster.credentials import load_credentials
+from omni_operator.cluster.event_writer import EventWriter
+from omni_operator.cluster.kinds import JOBS
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.pass_errors import PassErrors, find_condition
+from omni_operator.handlers.background import utc_now
+
+pytestmark = pytest.mark.cluster
+FUTURE, PAST = "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"
+
+
+@pytest.fixture(scope="module")
+def installed(plane: ControlPlane) -> ControlPlane:
+    install(plane)
+    return plane
+
+
+@pytest.fixture
+def api(installed: ControlPlane) -> Iterator[Api]:
+    with installed.api() as made:
+        yield made
+
+
+async def test_an_error_is_one_condition_beside_the_others(installed: ControlPlane, api: Api, namespace: str) -> None:
+    job, key = JobOnPlane(api, namespace), (namespace, "red")
+    job.submit()
+    uid = api.get(job.own_path)["metadata"]["uid"]
+    ready = {"type": "Ready", "status": "True", "reason": "Here", "message": ""}
+    status: dict[str, Any] = {"attempts": 1, "conditions": [ready]}
+    credentials = await load_credentials({"KUBECONFIG": str(installed.kubeconfig)}, Path("/nonexistent"))
+    async with ApiServer(credentials, lambda *_: None, version="0") as cluster:
+        errors = PassErrors(cluster, ObjectCache(), EventWriter(cluster, "test"))
+        await cluster.apply_status(JOBS, *key, uid, status)
+        await errors.show(key, api.get(job.own_path), ZeroDivisionError("naïve \ud800" + "é" * 2000), utc_now())
+        found = find_condition(api.get(job.own_path))
+        assert found is not None
+        assert (found["reason"], found["message"][:5], len(found["message"])) == ("ZeroDivisionError", "naïve", 1024)
+        await cluster.apply_status(JOBS, *key, uid, {**status, "attempts": 2})
+        written = api.get(job.own_path)
+        assert find_condition(written) == found, "a status write keeps it"
+        await errors.clear(key, written)
+        assert job.status() == {"attempts": 2, "conditions": [ready]}
+    events = api.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
+    assert [event["reason"] for event in events] == ["ReconcileError"]
+
+
+def test_no_status_of_kuberay_stops_the_passes(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    spec = {"ttlSecondsAfterFinished": 86_400}
+    names = ("past", "future", "long", "ended")
+    past, future, long, ended = (JobOnPlane(api, namespace, name, spec) for name in names)
+    with operator(installed, tmp_path, NAMESPACES=namespace) as running:
+        for job in (past, future, long, ended):
+            job.start()
+
+        def write(job: JobOnPlane, status: dict[str, Any]) -> None:
+            api.patch(f"{job.ray('rayjobs', job.attempt(1))}/status", {"status": status})
+
+        for job, time in ((past, PAST), (future, FUTURE)):
+            write(
+                job, {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "startTime": time, "endTime": time}
+            )
+        workers = {"desiredWorkerReplicas": -5, "readyWorkerReplicas": -(2**31)}
+        api.patch(f"{long.ray('rayclusters', long.attempt(1) + '-x1')}/status", {"status": workers})
+        text = "x" * 100_000
+        write(long, {"dashboardURL": text, "rayClusterName": text, "message": text, "reason": "AppFailed"})
+        write(ended, {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "message": text, "endTime": FUTURE})
+        for job in (past, future):
+            assert job.await_condition("Succeeded", "True")["lastTransitionTime"] == job.status()["completionTime"]
+            assert job.status()["usage"]["acceleratorSeconds"] < 86_400
+        ended.await_condition("Failed", "True")
+        long.await_status("clamped texts", lambda status: "xxx" in status["children"].get("dashboardURL", ""))
+        assert not find_condition(api.get(long.own_path))
+        api.delete(long.own_path)
+        long.await_gone()
+        log = running.log.read_text()
+        assert "unexpected error" not in log, log[-4000:]
