@@ -211,7 +211,7 @@ class DiffusionAgentLoopWorker:
                 result: dict[str, Any] = await self.reward_loop_worker_handles[number].compute_score.remote(data)
         except TimeoutError as error:
             raise TimeoutError(f"no score within {self.score_seconds:g} s (reward.deadline_seconds)") from error
-        except RayActorError as error:  # Ray names the worker only if it has heard of its death already
+        except RayActorError as error:  # Ray names the worker only if it has noticed its death already
             raise RuntimeError(f"reward worker {number} is gone: {describe_error(error)}") from error
         output.reward_score = result["reward_score"]
         output.extra_fields["reward_extra_info"] = result["reward_extra_info"]

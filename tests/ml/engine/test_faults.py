@@ -159,6 +159,6 @@ def test_a_replica_that_dies_in_an_update_fails_the_update(two_replicas: TwoRepl
         transfer.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(answer, timeout=SOON)
-    with pytest.raises(Exception, match=r"died|dead|unavailable"):  # the last, if Ray has not heard of its death yet
+    with pytest.raises(Exception, match=r"died|dead|unavailable"):  # the last, if Ray has not noticed its death yet
         two_replicas.stack.weights.update_weights(global_steps=3)
     counted.none()
