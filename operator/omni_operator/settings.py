@@ -8,8 +8,12 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
+from pydantic import ValidationError
+
+from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.plan import ClusterSettings
 from omni_operator.plan.cluster_settings import RESOURCE_NAMES
+from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.status.timeouts import Timeouts
 
 PREFIX = "OMNI_OPERATOR_"
@@ -92,6 +96,7 @@ def from_environ(environ: Mapping[str, str], namespace: str) -> Settings:
             resource_names={**RESOURCE_NAMES, **read.get("RESOURCE_NAMES", {})},
             operator_namespace=own,
             kuberay_namespace=read.get("KUBERAY_NAMESPACE") or None,
+            pod_policy=read.get("POD_POLICY", PodPolicy()),
             **({"ray_version": read["RAY_VERSION"]} if "RAY_VERSION" in read else {}),
         ),
         timeouts=Timeouts(**{name: read[key] for key, name in _TIMEOUTS.items() if key in read}),
@@ -128,6 +133,14 @@ def _parse_pairs(text: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def _parse_policy(text: str) -> PodPolicy:
+    try:
+        return PodPolicy.model_validate_json(text)
+    except ValidationError as error:
+        found = describe_errors(error, PodPolicy)
+        raise ValueError("; ".join(f"{format_path(at)}: {said}" if at else said for at, said in found)) from error
+
+
 def _parse_bool(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("expected true or false")
@@ -146,7 +159,8 @@ _TIMEOUTS = {
 }  # fmt: skip
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "NAMESPACES": _parse_list, "NAMESPACE": str, "IMAGE": str, "RAY_VERSION": str, "REPORT_URL": str,
-    "RESOURCE_NAMES": _parse_pairs, "KUBERAY_NAMESPACE": str, "HTTP_PORT": _parse_int, "REPORTS_PORT": _parse_int,
+    "RESOURCE_NAMES": _parse_pairs, "POD_POLICY": _parse_policy, "KUBERAY_NAMESPACE": str,
+    "HTTP_PORT": _parse_int, "REPORTS_PORT": _parse_int,
     "RESYNC_SECONDS": _parse_seconds, "PRUNE_SECONDS": _parse_seconds, "CANARY_SECONDS": _parse_seconds,
     "CANARY_DEADLINE_SECONDS": _parse_seconds, "PASSES": _parse_int, "JOBS_SHOWN": _parse_int,
     "STOP_SECONDS": _parse_seconds, "LOG_FORMAT": _parse_log_format, "VERBOSE": _parse_bool,

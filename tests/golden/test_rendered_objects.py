@@ -72,7 +72,9 @@ def test_lost_results_and_a_missing_vendor_are_notes(tmp_path: Path, command: st
     assert result.exit_code == 0
     assert "spec.checkpoint.claimName is not given" in result.stderr
     assert "spec.trainer.accelerator.vendor is not given" in result.stderr
-    quiet = CliRunner().invoke(app, [command, str(HERE / "nvidia-queue" / "job.yaml"), "--cluster"])
+    quiet = CliRunner().invoke(
+        app, [command, str(HERE / "nvidia-queue" / "job.yaml"), "--cluster", "--settings", str(SETTINGS)]
+    )
     assert (quiet.exit_code, quiet.stderr) == (0, "")
 
 

@@ -17,6 +17,7 @@
 {{- $pairs := list -}}
 {{- range $vendor, $resource := .Values.jobs.resourceNames }}{{ $pairs = append $pairs (printf "%s=%s" $vendor $resource) }}{{ end -}}
 {{- with $pairs }}{{ $_ := set $values "RESOURCE_NAMES" (join "," .) }}{{ end -}}
+{{- with .Values.jobs.podPolicy }}{{ $_ := set $values "POD_POLICY" (toJson .) }}{{ end -}}
 {{- range $name, $value := .Values.tuning }}{{ $_ := set $values ($name | snakecase | upper) $value }}{{ end -}}
 {{- range $name, $value := $values }}
 {{- if kindIs "float64" $value }}{{ if eq (floor $value) $value }}{{ $value = int64 $value }}{{ end }}{{ end }}

@@ -106,7 +106,7 @@ class StrictModel(BaseModel):
     )
 
     cel: ClassVar[tuple[Cel, ...]] = ()
-    not_yet: ClassVar[Mapping[str, str]] = {}  # fields that do not exist yet, and why
+    not_yet: ClassVar[Mapping[str, str]] = {}  # fields that do not exist (yet), and why
 
     def violations(self) -> Iterator[Violation]:
         """Broken rules between the fields of this model."""

@@ -13,7 +13,6 @@ from .base import Cel, StrictModel, Violation, immutable, without_nulls
 from .data import Data
 from .model import Model
 from .platform import Observability, Scheduling, Security
-from .pod_template import host_access, host_access_cel
 from .pods import Head, Runtime
 from .policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPolicy
 from .reward import Reward
@@ -42,7 +41,6 @@ ENGINES = (
     "spec.rollout.engine.tensorParallelSize: engines and trainer share them"
 )
 UNEVEN = "x spec.rollout.samplesPerPrompt must be a multiple of"
-HOST_ACCESS = "uses host access, which spec.security.allowHostPaths must allow"
 _ACCELERATORS = "self.trainer.replicas * self.trainer.accelerator.count"
 _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
 
@@ -125,9 +123,7 @@ class Spec(StrictModel):
     runtime: Runtime = Field(default=Runtime(), description="Image and service account of the pods.")
     head: Head = Field(default=Head(), description="Pod of the Ray head.")
     scheduling: Scheduling = Field(default=Scheduling(), description="Scheduling of the pods.")
-    security: Security = Field(
-        default=Security(), description="Authentication, network policy and host access of the pods."
-    )
+    security: Security = Field(default=Security(), description="Authentication and network policy of the pods.")
     observability: Observability = Field(default=Observability(), description="Metrics and experiment tracking.")
 
     cel = (
@@ -166,15 +162,6 @@ class Spec(StrictModel):
             f"self.algorithm.name != 'DiffusionDPO' || self.trainer.batch.prompts % ({_ACCELERATORS}) == 0",
             PAIRS,
             ".trainer.batch.prompts",
-        ),
-        *(
-            Cel(
-                f"self.security.allowHostPaths || !has(self.{role}.podTemplate) || "
-                f"({host_access_cel(f'self.{role}.podTemplate')})",
-                HOST_ACCESS,
-                f".{role}.podTemplate",
-            )
-            for role in ("head", "trainer")
         ),
     )
 
@@ -225,10 +212,6 @@ class Spec(StrictModel):
     def _cluster_rules(self) -> Iterator[Violation]:
         if self.backoff_limit and self.checkpoint.claim_name is None:
             yield Violation(("backoffLimit",), NO_CLAIM)
-        if not self.security.allow_host_paths:
-            for role, template in (("head", self.head.pod_template), ("trainer", self.trainer.pod_template)):
-                for at, what in host_access(template):
-                    yield Violation((role, "podTemplate", *at), f"{what} {HOST_ACCESS}")
 
 
 class DiffusionRLJob(StrictModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -65,7 +66,12 @@ class Scheduling(StrictModel):
 
 
 class Security(StrictModel):
-    """Authentication, network policy and host access of the pods."""
+    """Authentication and network policy of the pods."""
+
+    not_yet = MappingProxyType({
+        "allowHostPaths": "does not exist: the cluster's admin decides what pods may do, in jobs.podPolicy of the "
+        "operator's chart (docs/security-of-jobs.md)",
+    })  # fmt: skip
 
     ray_auth: Literal["Token", "Disabled"] = Field(
         default="Token",
@@ -78,10 +84,6 @@ class Security(StrictModel):
         description="DenyIngress: only the job's own pods, KubeRay and metrics scrapers may connect to its pods. "
         "DefaultDeny: also limits where its pods may connect: each other, DNS, the operator, and the ports of reward "
         "servers, model hub and tracker. Disabled: no NetworkPolicy.",
-    )
-    allow_host_paths: bool = Field(
-        default=False,
-        description="Allow podTemplate to use hostPath volumes, host namespaces and privileged containers.",
     )
 
 

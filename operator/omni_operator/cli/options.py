@@ -34,7 +34,8 @@ Settings = Annotated[
     Path | None,
     typer.Option(
         "--settings",
-        help="With --cluster: file with the operator's settings: image, rayVersion, resourceNames (docs/cli.md).",
+        help="With --cluster: file with the operator's settings: image, rayVersion, resourceNames, podPolicy "
+        "(docs/cli.md).",
         metavar="FILE.yaml",
     ),
 ]

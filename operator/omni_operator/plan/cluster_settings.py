@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field
 from omni_operator.api.base import NullFree, StrictModel
 from omni_operator.api.pods import ResourceName, Vendor
 
+from .pod_policy import PodPolicy
+
 # Default resource names of the vendors' device plug-ins; settings and jobs can override them.
 RESOURCE_NAMES: dict[Vendor, str] = {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/Ascend910"}
 
@@ -25,6 +27,7 @@ class ClusterSettings(StrictModel):
     resource_names: Annotated[dict[Vendor, ResourceName], NullFree] = Field(
         default=RESOURCE_NAMES, description="Resource name of accelerators by vendor, for jobs that do not name it."
     )
+    pod_policy: PodPolicy = Field(default=PodPolicy(), description="What the pods of jobs may do.")
     report_url: str | None = Field(
         default=None, description="URL to which running jobs report. Default: none; jobs do not report."
     )

@@ -10,7 +10,7 @@ from omni_operator.api.pods import Resources
 
 from . import quantity
 from .cluster_settings import ClusterSettings
-from .merge import merge_templates
+from .merge import drop_nulls, merge_templates
 
 Object = dict[str, Any]
 CONTAINER = "ray"
@@ -90,15 +90,29 @@ def secret_env(variable: str, name: str, key: str) -> Object:
 
 
 def apply_user_template(template: Object, patch: Object, labels: Mapping[str, str]) -> Object:
-    """Merge the user's template; fields that the operator depends on stay."""
-    made = merge_templates(template, patch)
+    """Merge the user's template; fields that the operator depends on stay, and added containers are confined."""
+    if not patch:
+        return template
+    made: Object = drop_nulls(merge_templates(template, patch))
     made["metadata"]["labels"] |= labels
+    for kind in ("containers", "initContainers"):
+        for added in made["spec"].get(kind, ()):
+            _confine(added.setdefault("securityContext", {}))
     containers = made["spec"]["containers"]
     # KubeRay expects Ray in the first container.
     made["spec"]["containers"] = sorted(containers, key=lambda container: container["name"] != CONTAINER)
     # A restarted container would run the job a second time, unnoticed.
     made["spec"]["restartPolicy"] = "Never"
     return made
+
+
+def _confine(security: Object) -> None:
+    """Defaults of Pod Security `restricted` that a container has to state itself."""
+    if security.get("privileged"):
+        security.pop("allowPrivilegeEscalation", None)  # privileged containers cannot be without it
+    else:
+        security.setdefault("allowPrivilegeEscalation", False)
+    security.setdefault("capabilities", {}).setdefault("drop", ["ALL"])
 
 
 def _variables(job: DiffusionRLJob) -> list[Object]:

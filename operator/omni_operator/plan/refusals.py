@@ -11,6 +11,7 @@ from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY
+from .policy_refusals import find_policy_refusals
 from .storage import MODELS, RUNS
 
 OUR_VOLUMES = {RUNS, MODELS, SHARED_MEMORY}  # the operator mounts these itself
@@ -27,6 +28,7 @@ def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violat
         *_claims(job),
         *_tracking(job),
         *_queue(job),
+        *find_policy_refusals(job, settings),
     ]
 
 

@@ -31,7 +31,6 @@ EXCEPTIONS = {
 # Fields that are only validated: they confirm what other fields ask for.
 CONFIRM = {
     "rollout.replicas": "must be what the accelerators give: replicas x tensorParallelSize = accelerators",
-    "security.allowHostPaths": "lets a pod template reach into the node, and is refused without",
 }
 FULL: dict[str, Any] = {
     "model": {
@@ -89,7 +88,7 @@ FULL: dict[str, Any] = {
         "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
         "topology": {"required": "rack"},
     },
-    "security": {"rayAuth": "Token", "networkPolicy": "DefaultDeny", "allowHostPaths": True},
+    "security": {"rayAuth": "Token", "networkPolicy": "DefaultDeny"},
     "observability": {
         "podMonitor": {"enabled": True, "interval": "5s", "labels": {"release": "p"}},
         "tracking": {"loggers": ["wandb"], "project": "p", "wandbSecretRef": {"name": "wandb", "key": "key"}},

@@ -62,14 +62,18 @@ def problems(*assignments: str) -> list[str]:
         (["spec.model.tokenSecretRef={name: a, key: b}"], "spec.model.tokenSecretRef", "spec.model.base is a folder"),
         (["spec.runtime.image=x"], "spec.runtime.rayVersion", "must be given with spec.runtime.image"),
         (["spec.scheduling.topology={required: a, preferred: b}"], "spec.scheduling.topology.preferred", "one of them"),
-        (["spec.trainer.podTemplate={spec: {hostIPC: true}}"], "spec.trainer.podTemplate.spec.hostIPC",
-         "allowHostPaths"),
-        (["spec.head.podTemplate={spec: {volumes: [{name: a, hostPath: {path: /}}]}}"],
-         "spec.head.podTemplate.spec.volumes[0].hostPath", "allowHostPaths"),
-        (["spec.head.podTemplate={spec: {initContainers: [{name: a, securityContext: {privileged: true}}]}}"],
-         "spec.head.podTemplate.spec.initContainers[0].securityContext.privileged", "allowHostPaths"),
-        (["spec.head.podTemplate={spec: {containers: [{image: a}]}}"], "spec.head.podTemplate", "needs a name"),
-        (["spec.head.podTemplate={spec: {containers: {}}}"], "spec.head.podTemplate", "must be a list"),
+        (["spec.security.allowHostPaths=true"], "spec.security.allowHostPaths", "jobs.podPolicy of the operator's"),
+        (["spec.trainer.podTemplate={metadata: {namespace: kube-system}}"],
+         "spec.trainer.podTemplate.metadata.namespace", "must not be given"),
+        (["spec.trainer.podTemplate={metadata: {ownerReferences: []}}"],
+         "spec.trainer.podTemplate.metadata.ownerReferences", "must not be given"),
+        (["spec.trainer.podTemplate={metadata: {labels: {diffusionrl.io/job: other}}}"],
+         "spec.trainer.podTemplate.metadata.labels.diffusionrl.io/job", "are the operator's"),
+        (["spec.head.podTemplate={metadata: {annotations: {ray.io/overwrite-container-cmd: 'true'}}}"],
+         "spec.head.podTemplate.metadata.annotations.ray.io/overwrite-container-cmd", "are the operator's"),
+        (["spec.head.podTemplate={spec: {containers: [{image: a}]}}"], "spec.head.podTemplate.spec.containers",
+         "needs a name"),
+        (["spec.head.podTemplate={spec: {containers: {}}}"], "spec.head.podTemplate.spec.containers", "must be a list"),
         (["spec.reward.scorers=[{name: a, http: {url: 'http://h:99999'}}]"], "spec.reward.scorers[0].http.url",
          "has the wrong format"),
     ],
@@ -78,12 +82,6 @@ def test_unsupported_values_are_refused_with_an_explanation(assignments: list[st
     (found,) = problems(*assignments)
     assert found.startswith(f"{at}: ")
     assert said in found
-
-
-def test_allow_host_paths_permits_host_access() -> None:
-    template = "spec.trainer.podTemplate={spec: {hostNetwork: true, volumes: [{name: a, hostPath: {path: /}}]}}"
-    job = read_job(BASE, "job.yaml", [template, "spec.security.allowHostPaths=true"]).job
-    assert job.spec.trainer.pod_template["spec"]["hostNetwork"] is True  # type: ignore[index,call-overload]
 
 
 def test_null_means_that_a_field_is_absent() -> None:

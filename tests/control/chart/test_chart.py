@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 from e2e import helm as tool
 from omni_operator.api import crd
+from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.settings import _READERS, PREFIX, Settings, from_environ
 
 pytestmark = pytest.mark.cluster
@@ -24,6 +25,7 @@ FROM = {
     "IMAGE": ["jobs.image=rollout:1"],
     "KUBERAY_NAMESPACE": ["jobs.kuberayNamespace=ray-system"],
     "RESOURCE_NAMES": ["jobs.resourceNames.NVIDIA=example.com/gpu"],
+    "POD_POLICY": ["jobs.podPolicy.runAsRoot=true"],
     "NAMESPACES": ["watch.namespaces={one,two}"],
 }
 
@@ -122,17 +124,28 @@ def test_every_setting_of_the_operator_has_a_value(chart: Render, tmp_path: Path
     assert from_environ(found, "omni-system").jobs_shown == 86_400_000
 
 
+def test_the_chart_has_every_field_of_the_policy_and_the_operators_defaults(chart: Render, tmp_path: Path) -> None:
+    schema = json.loads((tool.CHART / "values.schema.json").read_text())
+    fields = schema["properties"]["jobs"]["properties"]["podPolicy"]["properties"]
+    assert set(fields) == {field.alias for field in PodPolicy.model_fields.values()}
+    assert settings(chart()).cluster.pod_policy == PodPolicy()
+
+
 def test_values_reach_the_operator(chart: Render, tmp_path: Path) -> None:
     values = {
-        "jobs": {"image": "rollout:1", "rayVersion": "2.61.0", "resourceNames": {"NVIDIA": "example.com/gpu"}},
+        "jobs": {
+            "image": "rollout:1", "rayVersion": "2.61.0", "resourceNames": {"NVIDIA": "example.com/gpu"},
+            "podPolicy": {"hostPorts": [8265], "hostPaths": [{"path": "/usr/local/Ascend"}], "secrets": ["hf-*"]},
+        },
         "log": {"format": "json", "verbose": True},
         "tuning": {"stallSeconds": 0.5, "passes": 3},
         "reports": {"enabled": False},
-    }
+    }  # fmt: skip
     read = settings(chart(with_values(tmp_path, values)))
     assert read.cluster.image == "rollout:1"
     assert read.cluster.ray_version == "2.61.0"
     assert read.cluster.resource_names == {"NVIDIA": "example.com/gpu", "Ascend": "huawei.com/Ascend910"}
+    assert read.cluster.pod_policy == PodPolicy.model_validate(values["jobs"]["podPolicy"])
     assert read.cluster.report_url is None
     assert (read.log_format, read.verbose, read.passes, read.timeouts.stall.total_seconds()) == ("json", True, 3, 0.5)
 

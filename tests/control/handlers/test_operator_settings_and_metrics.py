@@ -37,11 +37,13 @@ def test_all_invalid_variables_are_named_in_one_error() -> None:
     wrong = {
         "OMNI_OPERATOR_HTTP_PORT": "eighty", "OMNI_OPERATOR_RESYNC_SECONDS": "0", "OMNI_OPERATOR_IMAGES": "x",
         "OMNI_OPERATOR_RESOURCE_NAMES": "NVIDIA", "OMNI_OPERATOR_VERBOSE": "maybe", "OMNI_OPERATOR_LOG_FORMAT": "xml",
+        "OMNI_OPERATOR_POD_POLICY": '{"privilege": true, "volumeTypes": ["secret"]}',
     }  # fmt: skip
     with pytest.raises(SettingsError) as caught:
         from_environ(wrong, "system")
     for name in wrong:
         assert name in str(caught.value)
+    assert "privilege: unknown field; did you mean 'privileged'?" in str(caught.value)
     assert "OMNI_OPERATOR_IMAGE," in str(caught.value)  # the list of known variables
 
 

@@ -1,0 +1,108 @@
+"""The pods of a job and the operator's default policy, compared with Pod Security admission of a real API server."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from e2e.cluster import deadlines
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.control_plane import ControlPlane
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob, load_job, read_job
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+JOBS = [*sorted((ROOT / "examples").glob("*.yaml")), *sorted((ROOT / "tests" / "golden").glob("*/job.yaml"))]
+NAMESPACE = "pods-restricted"
+SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
+JOB = """
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: a/b}
+  data: {train: [t.jsonl]}
+  reward: {scorers: [{name: jpeg}]}
+  trainer: {totalSteps: 3, accelerator: {vendor: NVIDIA}}
+"""
+REFUSED = "violates PodSecurity"
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+templates = load(ROOT / "tests" / "control" / "plan" / "templates_and_policies.py")
+
+
+@pytest.fixture(scope="module")
+def api(plane: ControlPlane) -> Iterator[Api]:
+    """A client, and a namespace that enforces `restricted` and has two service accounts."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    with plane.api("e2e-pod-security") as made:
+        made.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
+        made.post(accounts, {"metadata": {"name": "other"}})
+        deadlines.wait_until("the service account", deadlines.API_READY, lambda: not made.gone(f"{accounts}/default"))
+        yield made
+        made.delete(f"/api/v1/namespaces/{NAMESPACE}")
+
+
+def pods(job: DiffusionRLJob) -> Iterator[dict[str, Any]]:
+    """The pods that KubeRay makes of the job's RayJob."""
+    cluster = plan.render_objects(job, 1, SETTINGS)[-1]["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        template = group["template"]
+        yield {**template, "metadata": {**template["metadata"], "name": "a-pod", "namespace": NAMESPACE}}
+
+
+def verdict(api: Api, pod: dict[str, Any]) -> str | None:
+    """Why Pod Security refuses the pod; None if the API server accepts it."""
+    try:
+        api.post(f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All&fieldValidation=Strict", pod)
+    except ApiError as error:
+        assert REFUSED in str(error), f"refused for another reason: {error}\n{json.dumps(pod)}"
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.parent.name + "-" + path.stem)
+def test_pods_of_every_example_run_in_a_restricted_namespace(api: Api, path: Path) -> None:
+    job = load_job(path).job
+    account = {"service_account_name": None}  # the namespace has only its own
+    runtime = job.spec.runtime.model_copy(update=account)
+    scheduling = job.spec.scheduling.model_copy(update={"priority_class_name": None})
+    accelerator = job.spec.trainer.accelerator.model_copy(update={"preset": None})  # the cluster has no RuntimeClass
+    trainer = job.spec.trainer.model_copy(update={"accelerator": accelerator})
+    changed = {"runtime": runtime, "scheduling": scheduling, "trainer": trainer}
+    job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
+    assert plan.find_refusals(job, SETTINGS) == []
+    assert [verdict(api, pod) for pod in pods(job)] == [None, None]
+
+
+def test_the_default_policy_is_never_laxer_than_restricted(api: Api) -> None:
+    differ = {}
+    lifted = {name: template for name, (template, _) in templates.LIFTED.items()}
+    stricter = {name: template for name, (template, _) in templates.STRICTER.items()}
+    tables = (lifted, templates.NEVER, stricter, templates.ALLOWED)
+    for name, template in itertools.chain.from_iterable(table.items() for table in tables):
+        job = read_job(JOB, "job.yaml", [f"spec.trainer.podTemplate={json.dumps(template)}"]).job
+        ours = [f"{found.at}: {found.text}" for found in plan.find_refusals(job, SETTINGS)]
+        theirs = [said for pod in pods(job) if (said := verdict(api, pod))]
+        if bool(ours) != bool(theirs):
+            differ[name] = (ours, theirs)
+    assert {name for name, (ours, _) in differ.items() if not ours} == set(), differ
+    assert set(differ) == set(templates.STRICTER), differ

@@ -1,0 +1,156 @@
+"""What jobs' pods may do is decided by the operator's setting, and refused with the chart value that allows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob, crd
+from omni_operator.api.names import report_audience
+from omni_operator.api.validation_messages import format_path
+from omni_operator.plan.head import render_head_group
+from omni_operator.plan.pod_policy import PodPolicy
+from omni_operator.plan.pod_rules import find_breaches
+from omni_operator.plan.workers import render_worker_group
+
+MakeJob = Callable[..., DiffusionRLJob]
+
+
+def refusals(job: DiffusionRLJob, **policy: Any) -> list[str]:
+    made = plan.ClusterSettings(image="i", report_url="http://r", pod_policy=PodPolicy.model_validate(policy))
+    return [f"{format_path(found.at)}: {found.text}" for found in plan.find_refusals(job, made)]
+
+
+def with_template(make_job: MakeJob, role: str, template: Any) -> DiffusionRLJob:
+    return make_job(f"spec.{role}.podTemplate={json.dumps(template)}")
+
+
+@pytest.mark.parametrize("role", ["head", "trainer"])
+def test_a_refused_template_names_the_chart_value_that_allows_it(
+    make_job: MakeJob, templates: ModuleType, role: str
+) -> None:
+    for name, (template, policy) in {**templates.LIFTED, **templates.STRICTER}.items():
+        job = with_template(make_job, role, template)
+        found = refusals(job)
+        assert found, name
+        assert all(text.startswith(f"spec.{role}.podTemplate") for text in found), (name, found)
+        for value in policy:
+            assert any(f"(jobs.podPolicy.{value} of the chart" in text for text in found), (name, found)
+        assert refusals(job, **policy) == [], name
+
+
+def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob, templates: ModuleType) -> None:
+    lax = {
+        "runAsRoot": True, "privileged": True, "privilegeEscalation": True, "capabilities": ["ALL"], "nodeName": True,
+        "hostNamespaces": ["Network", "IPC", "PID"], "hostPaths": [{"path": "/", "readOnly": False}],
+        "serviceAccounts": ["*"], "serviceAccountTokens": True,
+    }  # fmt: skip
+    for name, template in templates.NEVER.items():
+        assert len(refusals(with_template(make_job, "head", template), **lax)) == 1, name
+    for name, template in templates.ALLOWED.items():
+        assert refusals(with_template(make_job, "trainer", template)) == [], name
+
+
+@pytest.mark.parametrize(
+    ("template", "at"),
+    [
+        ({"containers": [{"name": "a", "image": "x"}, {"name": "b", "securityContext": {"runAsUser": 0}}]},
+         ".containers[1].securityContext.runAsUser"),
+        ({"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/"}}]},
+         ".volumes[1].hostPath"),
+        ({"securityContext": {"runAsNonRoot": None}}, ""),
+        ({"containers": [{"name": "ray", "envFrom": [{"secretRef": {"name": "root-token"}}]}]},
+         ".containers[0].envFrom[0]"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_line_of_the_author(make_job: MakeJob, template: Any, at: str) -> None:
+    found = refusals(with_template(make_job, "trainer", {"spec": template}), secrets=["hf-*"])
+    assert any(text.startswith(f"spec.trainer.podTemplate.spec{at}") for text in found), found
+
+
+def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob) -> None:
+    source = {"secretRef": {"name": "s6"}, "driver": "d"}
+    template = {
+        "imagePullSecrets": [{"name": "s1"}],
+        "containers": [{"name": "ray",
+                        "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s2", "key": "k"}}}],
+                        "envFrom": [{"secretRef": {"name": "s3"}}]}],
+        "volumes": [{"name": "a", "secret": {"secretName": "s4"}},
+                    {"name": "b", "projected": {"sources": [{"secret": {"name": "s5"}}]}},
+                    {"name": "c", "flexVolume": source},
+                    {"name": "d", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s7"}}}],
+    }  # fmt: skip
+    job = make_job(
+        f"spec.trainer.podTemplate={json.dumps({'spec': template})}",
+        "spec.runtime.imagePullSecrets=[{name: s8}]", "spec.runtime.serviceAccountName=other",
+        "spec.model={base: a/b, tokenSecretRef: {name: s9, key: k}}",
+        "spec.observability.tracking={loggers: [wandb], wandbSecretRef: {name: s10, key: k}}",
+    )  # fmt: skip
+    found = refusals(job, secrets=["hf-*"])
+    for number in range(1, 11):
+        assert len([text for text in found if f"the Secret 's{number}' is not allowed" in text]) == 1, number
+    assert any("spec.runtime.serviceAccountName: the service account 'other' is not allowed" in text for text in found)
+    everything = [*PodPolicy().volume_types, "flexVolume"]
+    assert refusals(job, serviceAccounts=["other"], volumeTypes=everything) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "read_only", "kind", "allowed"),
+    [
+        ("/usr/local/Ascend", True, "", True), ("/usr/local/Ascend/driver", True, "Directory", True),
+        ("/usr/local/Ascend2", True, "", False), ("/usr/local", True, "", False),
+        ("/usr/local/Ascend/../../..", True, "", False), ("/usr/local/Ascend", False, "", False),
+        ("/usr/local/Ascend", True, "DirectoryOrCreate", False), ("//usr/local//Ascend/", True, "", True),
+    ],
+)  # fmt: skip
+def test_a_path_of_the_node_is_allowed_with_what_is_below(
+    make_job: MakeJob, path: str, read_only: bool, kind: str, allowed: bool
+) -> None:
+    mount = {"name": "v", "mountPath": "/v", "readOnly": read_only}
+    template = {"containers": [{"name": "ray", "volumeMounts": [mount]}],
+                "volumes": [{"name": "v", "hostPath": {"path": path, "type": kind}}]}  # fmt: skip
+    found = refusals(with_template(make_job, "head", {"spec": template}), hostPaths=[{"path": "/usr/local/Ascend/"}])
+    assert (found == []) == allowed, found
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=25)
+def test_the_operators_own_pods_satisfy_the_default_policy(documents: ModuleType, data: st.DataObject) -> None:
+    """So a job without a template needs no check of its pods."""
+    document = data.draw(documents.jobs(crd.schema()["properties"]["spec"]))
+    for role in ("head", "trainer"):
+        if isinstance(inner := document["spec"].get(role), dict):
+            inner.pop("podTemplate", None)
+    if isinstance(runtime := document["spec"].get("runtime"), dict):
+        runtime.pop("serviceAccountName", None)
+    try:
+        job = DiffusionRLJob.model_validate(document)
+    except ValidationError:
+        return
+    made = plan.ClusterSettings(image="i", report_url="http://r")
+    audience = report_audience("default", job.metadata.name)
+    for render in (render_head_group, render_worker_group):
+        template = render(job, 1, made)["template"]
+        assert list(find_breaches(template, PodPolicy(), audience)) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"volumeTypes": ["secret"]}, "must contain configMap, emptyDir"),
+        ({"volumeTypes": [*PodPolicy().volume_types, "hostPath"]}, "list its paths in hostPaths"),
+        ({"seccompProfiles": ["Localhost"]}, "must contain RuntimeDefault"),
+    ],
+)
+def test_a_policy_must_allow_the_operators_own_pods(policy: Any, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        PodPolicy.model_validate(policy)
+    assert said in str(caught.value.errors()[0]["ctx"]["violations"])
