@@ -17,7 +17,7 @@ Profile: TypeAlias = Literal["RuntimeDefault", "Localhost", "Unconfined"]
 VOLUME_TYPES = (
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
 )  # fmt: skip
-OWN_VOLUME_TYPES = ("configMap", "emptyDir", "persistentVolumeClaim", "projected")  # the operator's pods have them
+OWN_VOLUME_TYPES = ("downwardAPI", "emptyDir", "persistentVolumeClaim", "projected")  # the operator's pods have them
 CONFINED: tuple[Profile, ...] = ("RuntimeDefault", "Localhost")
 EVERY_CAPABILITY = "ALL"
 Capability = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Z][A-Z0-9_]*$")]

@@ -80,7 +80,7 @@ LIFTED: dict[str, tuple[Template, Policy]] = {
         spec(volumes=[{"name": "shared-memory", "hostPath": {"path": DRIVER}}]), WRITE),
     "an NFS volume": (
         volume(nfs={"server": "s", "path": "/p"}),
-        {"volumeTypes": ["nfs", "configMap", "emptyDir", "persistentVolumeClaim", "projected"]}),
+        {"volumeTypes": ["nfs", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected"]}),
     "no seccomp profile": (spec(securityContext={"seccompProfile": None}), {"seccompProfiles": [
         "RuntimeDefault", "Unconfined"]}),
     "an unconfined pod": (spec(securityContext={"seccompProfile": {"type": "Unconfined"}}), {"seccompProfiles": [

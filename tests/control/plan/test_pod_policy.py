@@ -145,7 +145,7 @@ def test_the_operators_own_pods_satisfy_the_default_policy(documents: ModuleType
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ({"volumeTypes": ["secret"]}, "must contain configMap, emptyDir"),
+        ({"volumeTypes": ["secret"]}, "must contain downwardAPI, emptyDir"),
         ({"volumeTypes": [*PodPolicy().volume_types, "hostPath"]}, "list its paths in hostPaths"),
         ({"seccompProfiles": ["Localhost"]}, "must contain RuntimeDefault"),
     ],
