@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from e2e.faulty_cluster import Fault, FaultyCluster, Killed
 from omni_operator.api.status import Condition, Status
+from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
-from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Key
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Body, Key, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.plan import ClusterSettings
 from omni_operator.reconciler import Reconciler
@@ -31,38 +34,53 @@ SPEC: dict[str, Any] = {
 
 
 class Simulation:
-    """The simulated cluster; its methods are the actions of users, KubeRay, kubelets and the clock."""
+    """The simulated cluster; its methods are the actions of users, KubeRay, kubelets and the clock.
+
+    Attributes:
+        skew: difference of the operator's clock to all others.
+        frozen: kinds whose watch delivers nothing.
+        fault: of the operator's requests, see `FaultyCluster`.
+    """
 
     def __init__(self) -> None:
-        self.now = START
+        self.now, self.skew = START, timedelta()
         self.cluster = FakeCluster(lambda: self.now)
         self.passes = 0
-        self._delivered = 0
+        self.fault: Callable[[int, str], Fault | None] = lambda number, verb: None
         self.start_operator()
 
     # The operator's process.
 
+    def _fault(self, number: int, verb: str) -> Fault | None:
+        return self.fault(number, verb)
+
     def start_operator(self) -> None:
         """Start a new operator process with a cache from the first lists."""
         self.cache, self.reports = ObjectCache(), ReportStore()
+        self.requests = FaultyCluster(self.cluster, fault=self._fault)
         self.reconciler = Reconciler(
-            cluster=self.cluster, cache=self.cache, reports=self.reports, settings=ClusterSettings(image="rollout:1"),
-            clock=lambda: self.now, instance="test", timeouts=Timeouts(),
+            cluster=self.requests, cache=self.cache, reports=self.reports, settings=ClusterSettings(image="rollout:1"),
+            clock=lambda: self.now + self.skew, instance="test", timeouts=Timeouts(),
         )  # fmt: skip
         self.wakes: dict[Key, datetime] = {}
+        self.frozen: set[Kind] = set()
+        self._unanswered = 0
         for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS, SERVICES, NETWORK_POLICIES):
             for body in self.cluster.all(kind):
                 if key := self.cache.put(kind, body):
                     self.wakes[key] = self.now
-        self._delivered = len(self.cluster.events)
+        self._seen, self._held = len(self.cluster.events), []
 
     def watch(self) -> None:
         """Deliver pending watch events."""
-        for kind_of_event, kind, body in self.cluster.events[self._delivered :]:
+        pending: list[tuple[str, Kind, Body]] = [*self._held, *self.cluster.events[self._seen :]]
+        self._seen, self._held = len(self.cluster.events), [event for event in pending if event[1] in self.frozen]
+        for kind_of_event, kind, body in pending:
+            if kind in self.frozen:
+                continue
             key = self.cache.remove(kind, body) if kind_of_event == "DELETED" else self.cache.put(kind, body)
             if key:
                 self.wakes[key] = self.now
-        self._delivered = len(self.cluster.events)
 
     async def settle(self, limit: int = 40) -> int:
         """Make passes until none is due; return their number.
@@ -77,7 +95,13 @@ class Simulation:
             if not due:
                 return count
             for key in due:
-                await self.reconcile(key)
+                try:
+                    await self.reconcile(key)
+                except Unavailable:  # the job's worker waits, longer each time
+                    self._unanswered += 1
+                    self.wakes[key] = self.now + timedelta(seconds=min(2**self._unanswered, 300))
+                except Killed:
+                    self.start_operator()
         raise AssertionError(f"passes are still due after {limit} rounds: {self.cluster.log[-10:]}")
 
     async def reconcile(self, key: Key = KEY) -> None:
@@ -85,8 +109,9 @@ class Simulation:
         self.wakes.pop(key, None)
         result = await self.reconciler.reconcile(key)
         self.passes += 1
+        self._unanswered = 0
         if result.wake:
-            self.wakes[key] = result.wake
+            self.wakes[key] = result.wake - self.skew
 
     async def after(self, seconds: float) -> None:
         """Advance the clock, with the passes that become due."""
