@@ -38,13 +38,13 @@ class FaultyCluster:
     """The connection of one operator process to the API server.
 
     Attributes:
-        writes: verb and object of every write that was sent, in order.
-        fault: called before each write with its number, from 0, and its verb; None: nothing happens to it.
+        writes: every write so far, in order, e.g. `apply RayJob/red-a01`.
+        fault: called before each write; None: nothing happens to it.
     """
 
     cluster: Cluster
     writes: list[str] = field(default_factory=list)
-    fault: Callable[[int, str], Fault | None] = lambda number, verb: None
+    fault: Callable[[str], Fault | None] = lambda write: None
 
     def __getattr__(self, verb: str) -> Any:
         target = getattr(self.cluster, verb)
@@ -52,8 +52,9 @@ class FaultyCluster:
             return target
 
         async def send(*parts: Any) -> Any:
-            happens = self.fault(len(self.writes), verb)
-            self.writes.append(f"{verb} {_object(parts)}")
+            write = f"{verb} {_object(parts)}"
+            happens = self.fault(write)
+            self.writes.append(write)
             if happens is Fault.KILLED_BEFORE:
                 raise Killed
             if happens is Fault.NOT_SENT:

@@ -202,11 +202,11 @@ class Reconciler:
                 memory.refusal, memory.refusals = None, 0
         if self.cache.job(key) is None:
             return ReconcileResult(gone=True, result="gone")
+        after = self._observe(key, facts.uid)
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._listening or now, refusal=refusal,
-            digest=self._digest(job, facts, status, max(status.attempts, observed.newest)),
+            digest=self._digest(job, facts, status, max(status.attempts, after.newest)),
         )  # fmt: skip
-        after = self._observe(key, facts.uid)
         derived = derive_status(facts, after, status, decision.situation, context)
         written = await self._write(key, body, facts, status, derived, memory, now)
         wakes = [decision.wake, written.wake, memory.refused_until if refusal else None]

@@ -46,13 +46,13 @@ class Simulation:
         self.now, self.skew = START, timedelta()
         self.cluster = FakeCluster(lambda: self.now)
         self.passes = 0
-        self.fault: Callable[[int, str], Fault | None] = lambda number, verb: None
+        self.fault: Callable[[str], Fault | None] = lambda write: None
         self.start_operator()
 
     # The operator's process.
 
-    def _fault(self, number: int, verb: str) -> Fault | None:
-        return self.fault(number, verb)
+    def _fault(self, write: str) -> Fault | None:
+        return self.fault(write)
 
     def start_operator(self) -> None:
         """Start a new operator process with a cache from the first lists."""

@@ -40,6 +40,7 @@ async def test_suspension_requests_a_checkpoint_and_resuming_starts_the_next_att
     await simulation.settle()
     assert simulation.attempts() == ["red-a02"]
     assert simulation.condition("Suspended").status == "False"
+    assert simulation.condition("Updated").reason == "AsRequested"
     assert not simulation.status().failures
     assert {"Suspending", "Suspended", "Resumed", "CheckpointSaved"} <= set(simulation.event_reasons())
 
