@@ -92,8 +92,8 @@ def test_the_operator_runs_its_exec_plugin_again(
     accounts.print_token("first", lives)
     settings = {"NAMESPACE": accounts.namespace, "NAMESPACES": accounts.namespace, "CANARY_SECONDS": "0.5"}
     with operator(plane, tmp_path, accounts.kubeconfig, **settings) as running:
-        assert lives or accounts.plugin.runs == 1, "the client and kopf share the credentials"
-        assert accounts.called("kopf/", "first", "watch", mark)
+        assert lives or accounts.plugin.runs == 1, "client, watches and kopf share the credentials"
+        assert accounts.called(AGENT, "first", "watch", mark)
         accounts.print_token("second")
         job = JobOnPlane(accounts.api, accounts.namespace)
         job.start()

@@ -62,11 +62,17 @@ def test_a_new_operator_handles_what_happened_while_none_ran(
     api.delete(f"{deleted.path}/{deleted.name}")
     new = JobOnPlane(api, namespace, "white")
     new.submit()
+    mark = installed.audit.mark()
     with operator(installed, tmp_path, NAMESPACES=namespace, **QUICK):
         running.await_condition("Succeeded", "True")
         lost.await_attempt(2)
         new.await_attempt(1)
         deleted.await_gone()
+        counts = installed.audit.counts(user_agent=AGENT, since=mark)
+    reads = {resource: number for (verb, resource), number in counts.items() if verb == "watch"}
+    expected = ("diffusionrljobs", "rayjobs", "rayclusters", "pods", "services", "networkpolicies", "leases")
+    assert {resource: reads.get(resource) for resource in expected} == dict.fromkeys(expected, 1)
+    assert not [call for call in counts if call[0] == "list"], "the watches stream the lists"
 
 
 def test_two_concurrent_operators_create_one_child(

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator and of its jobs.
+"""Prometheus metrics of the operator and of its jobs. A page is rendered in a thread, from values that do not change.
 
 Cardinality is bounded: label values come from closed lists, and at most `shown` jobs have their own series, running
 jobs first; another metric counts the rest.
@@ -6,9 +6,12 @@ jobs first; another metric counts the rest.
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as Counted
@@ -19,8 +22,9 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from omni_operator.api.status import CONDITION_TYPES, Status
-from omni_operator.cluster.kinds import Key
-from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.job_summary import STATES
+from omni_operator.cluster.kinds import Body, Key
+from omni_operator.cluster.object_cache import ObjectCache, unpack
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -29,10 +33,11 @@ JOB = ["namespace", "name"]
 
 
 class OperatorMetrics:
-    """Metrics of the operator itself."""
+    """Metrics of the operator, and the page with those of its jobs."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, jobs: JobMetrics | None = None) -> None:
+        self.registry, self._jobs = CollectorRegistry(), jobs
+        self._read: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._passes = Histogram(
             f"{OPERATOR}_reconcile_seconds",
             "Duration of reconcile passes over jobs.",
@@ -78,56 +83,77 @@ class OperatorMetrics:
         self._failures.labels(reason).inc()
 
     def follow(self, depth: Callable[[], int], late: Callable[[], int]) -> None:
-        """Read these values at every scrape."""
-        self._depth.set_function(depth)
-        self._late.set_function(late)
+        """Read these values at every scrape, in the event loop."""
+        self._read = lambda: (depth(), late())
 
-    def page(self) -> bytes:
+    async def page(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        depth, late = self._read()
+        self._depth.set(depth)
+        self._late.set(late)
+        jobs = self._jobs.shown() if self._jobs else None
+        return await asyncio.to_thread(self._render, jobs)
+
+    def _render(self, jobs: ShownJobs | None) -> bytes:
+        text = generate_latest(self.registry)
+        if jobs is None:
+            return text
+        registry = CollectorRegistry()
+        registry.register(jobs)
+        return text + generate_latest(registry)
 
 
-class JobMetrics(Collector):
+@dataclass(frozen=True, slots=True)
+class JobMetrics:
     """Series of jobs, derived from their statuses at every scrape, so deleted jobs have none."""
 
-    def __init__(self, cache: ObjectCache, shown: int) -> None:
-        self._cache, self._shown = cache, shown
+    cache: ObjectCache
+    limit: int
+
+    def shown(self) -> ShownJobs:
+        """The jobs of one page. Everything that takes long is left to the rendering."""
+        jobs = self.cache.packed_jobs()
+        states = Counter(summary.state for _, summary, _ in jobs)
+        first = heapq.nsmallest(
+            self.limit, jobs, key=lambda job: (job[1].state != "Running", job[1].finished, job[0])
+        )  # fmt: skip
+        return ShownJobs(states, max(0, len(jobs) - self.limit), {key: packed for key, _, packed in first})
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # a registry hashes it
+class ShownJobs(Collector):
+    """Numbers of all jobs by state, and the packed objects of those with their own series."""
+
+    states: Mapping[str, int]
+    hidden: int
+    packed: Mapping[Key, bytes]
 
     @override
     def collect(self) -> Iterator[Metric]:
-        statuses = dict(self._statuses())
-        states = Counter(map(_state, statuses.values()))
         total = GaugeMetricFamily("diffusionrl_jobs", "Jobs by state.", labels=["state"])
-        for state in ("Running", "Waiting", "Suspended", "Succeeded", "Failed"):
-            total.add_metric([state], states[state])
+        for state in STATES:
+            total.add_metric([state], self.states.get(state, 0))
         yield total
-        order = sorted(statuses, key=lambda key: (_state(statuses[key]) != "Running", statuses[key].finished, key))
         hidden = GaugeMetricFamily("diffusionrl_jobs_not_shown", "Jobs without their own series.")
-        hidden.add_metric([], max(0, len(order) - self._shown))
+        hidden.add_metric([], self.hidden)
         yield hidden
-        yield from _series({key: statuses[key] for key in order[: self._shown]}, self._cache)
+        jobs = {key: unpack(packed) for key, packed in self.packed.items()}
+        uids = {key: str(body["metadata"].get("uid", "")) for key, body in jobs.items()}
+        yield from _series({key: _status_of(body) for key, body in jobs.items()}, uids)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: Prometheus' client asks at registration, when there are no jobs."""
+        """Nothing: Prometheus' client asks at registration."""
         return iter(())
 
-    def _statuses(self) -> Iterator[tuple[Key, Status]]:
-        for key in self._cache.jobs():
-            body = self._cache.job(key) or {}
-            try:
-                yield key, Status.model_validate(body.get("status") or {})
-            except ValidationError:
-                yield key, Status()  # invalid; the next pass overwrites it
+
+def _status_of(body: Body) -> Status:
+    try:
+        return Status.model_validate(body.get("status") or {})
+    except ValidationError:
+        return Status()  # invalid; the next pass overwrites it
 
 
-def _state(status: Status) -> str:
-    for kind in ("Succeeded", "Failed", "Suspended"):
-        if status.is_true(kind):
-            return kind
-    return "Running" if status.running_time else "Waiting"
-
-
-def _series(jobs: dict[Key, Status], cache: ObjectCache) -> Iterator[Metric]:
+def _series(jobs: dict[Key, Status], uids: Mapping[Key, str]) -> Iterator[Metric]:
     info = GaugeMetricFamily("diffusionrl_job_info", "1 for every job, with its uid.", labels=[*JOB, "uid"])
     conditions = GaugeMetricFamily(
         "diffusionrl_job_condition", "1 if the condition has this status.", labels=[*JOB, "type", "status"]
@@ -138,7 +164,7 @@ def _series(jobs: dict[Key, Status], cache: ObjectCache) -> Iterator[Metric]:
         labels=[*JOB, "role"],
     )
     for key, status in jobs.items():
-        info.add_metric([*key, str((cache.job(key) or {}).get("metadata", {}).get("uid", ""))], 1)
+        info.add_metric([*key, uids[key]], 1)
         for kind in CONDITION_TYPES:
             found = status.condition(kind)
             for value in ("True", "False", "Unknown"):

@@ -99,11 +99,6 @@ class ApiServer:
             version = int(page["metadata"].get("resourceVersion") or 0)
         return Listing(found, version)
 
-    async def list_pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
-        names = {"apiVersion": kind.api_version, "kind": kind.kind}  # items of a list have neither
-        async for page in self._pages(kind, namespace, selector, "application/json", SMALL_PAGE):
-            yield [{**names, **item} for item in page.get("items") or ()]
-
     async def _pages(
         self, kind: Kind, namespace: str | None, selector: str, accept: str, size: int
     ) -> AsyncIterator[Body]:
@@ -196,7 +191,7 @@ class ApiServer:
             raise Unavailable(f"{what}: {error}") from error
         if current is not self._used:
             before, self._used = self._used, current
-            if _endpoint(before) != _endpoint(current):
+            if before.endpoint != current.endpoint:
                 replaced, self._client = self._client, self._new_client()
                 await replaced.close()
             else:
@@ -221,12 +216,6 @@ class _Answer:
 
 
 _APPLY_PARAMETERS = {"fieldManager": FIELD_MANAGER, "force": "true"}
-
-
-def _endpoint(loaded: Loaded) -> tuple[object, ...]:
-    """The settings of connections. Tokens are not among them: they are sent with each request."""
-    given = loaded.configuration
-    return given.host, given.proxy, given.verify_ssl, given.ssl_ca_cert, given.cert_file, given.key_file
 
 
 def _parse_json(data: bytes) -> Body | None:

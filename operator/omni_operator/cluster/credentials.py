@@ -35,6 +35,12 @@ class Loaded:
     namespace: str
     expires: datetime | None = None
 
+    @property
+    def endpoint(self) -> tuple[object, ...]:
+        """The settings of connections. Tokens are not among them: they are sent with each request."""
+        given = self.configuration
+        return given.host, given.proxy, given.verify_ssl, given.ssl_ca_cert, given.cert_file, given.key_file
+
 
 @dataclass(slots=True)
 class Credentials:

@@ -5,6 +5,7 @@ ClusterError
 ├── Conflict          the object changed or was created again; read it, then retry
 ├── NotFound          the object or its namespace does not exist
 ├── KindAbsent        the kind is not served (a CRD is not installed)
+├── Expired           the version from which to watch is too old; list again
 └── Refused           the request is invalid or not allowed; the same request fails again
     ├── Forbidden
     ├── QuotaExceeded
@@ -47,6 +48,10 @@ class KindAbsent(ClusterError):
     """The API server does not serve this kind."""
 
 
+class Expired(ClusterError):
+    """The API server no longer has the changes after a version, or the rest of a list."""
+
+
 class Refused(ClusterError):
     """The API server rejected the request as invalid or not allowed."""
 
@@ -76,6 +81,8 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
         # For a kind that is not served the answer has no details about an object.
         details = (reply or {}).get("details") or {}
         return NotFound(text) if details.get("name") else KindAbsent(text)
+    if code == 410:
+        return Expired(text)
     if code == 409:
         return Conflict(text)
     if code == 403:

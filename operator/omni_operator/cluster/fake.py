@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -112,10 +112,6 @@ class FakeCluster:
             if found_kind == kind and namespace in (None, place) and (not selector or _label(body, name) == value)
         ]
         return Listing(found, next(self._versions))
-
-    async def list_pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
-        for meta in (await self.list_metadata(kind, namespace, selector)).items:
-            yield [copy.deepcopy(self._objects[kind, meta["namespace"], meta["name"]])]
 
     async def serves(self, kind: Kind) -> bool:
         self.log.append(("get", kind.plural))

@@ -9,7 +9,8 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,7 +19,8 @@ from omni_operator.status import evidence
 from omni_operator.status.observation import Evidence, Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
 
 from . import object_parser
-from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
+from .job_summary import JobSummary, summarize
+from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 
 EVIDENCE_KEPT = 8
 Seen: TypeAlias = ObservedRayJob | ObservedRayCluster | ObservedPod | bytes
@@ -26,7 +28,7 @@ Seen: TypeAlias = ObservedRayJob | ObservedRayCluster | ObservedPod | bytes
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child of a job: a parsed value if decisions read it, its JSON if only its content is compared."""
+    """A child of a job: a parsed value if decisions read it, its packed JSON if only its content is compared."""
 
     uid: str
     version: int
@@ -37,12 +39,13 @@ class Child:
 
 @dataclass(slots=True)
 class _Job:
-    """Cache entry of one job; `raw` is None while only its children are known."""
+    """Cache entry of one job; `raw`, its packed JSON, and `summary` are None while only its children are known."""
 
     uid: str = ""
     version: int = 0
     created: str = ""
     raw: bytes | None = None
+    summary: JobSummary | None = None
     children: dict[tuple[Kind, str], Child] = field(default_factory=dict)
     evidence: list[tuple[int, Evidence]] = field(default_factory=list)
 
@@ -66,7 +69,7 @@ class ObjectCache:
                 return None
             if entry.uid != uid:
                 entry.evidence.clear()
-            entry.uid, entry.version, entry.raw = uid, version, _trim(body)
+            entry.uid, entry.version, entry.raw, entry.summary = uid, version, _pack(body), summarize(body)
             entry.created = str(meta.get("creationTimestamp") or "")
             return key
         old = entry.children.get((kind, meta["name"]))
@@ -88,7 +91,7 @@ class ObjectCache:
         if kind == JOBS:
             if entry.uid != uid:
                 return None
-            entry.raw, entry.uid = None, ""
+            entry.raw, entry.summary, entry.uid = None, None, ""
         else:
             child = entry.children.get((kind, name))
             if child is None or child.uid != uid:
@@ -105,21 +108,21 @@ class ObjectCache:
         meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
         return self.remove(kind, {"metadata": meta})
 
-    def prune(self, kind: Kind, alive: Iterable[Meta], listed: int, namespace: str | None = None) -> set[Key]:
+    def prune(self, kind: Kind, alive: Set[str], listed: int, namespace: str | None = None) -> set[Key]:
         """Remove objects that are missing from a list at version `listed`. Return the jobs that changed.
 
         An interrupted watch may miss deletions, for which no event follows.
 
         Args:
+            alive: uids of the objects in the list.
             namespace: the listed namespace; None: all.
         """
-        listed_objects = {(meta["namespace"], meta["name"], meta["uid"]) for meta in alive}
         touched = set()
         for key, entry in list(self._jobs.items()):
             if namespace not in (None, key[0]):
                 continue
             for name, uid, version in list(_cached(entry, kind, key)):
-                if (key[0], name, uid) not in listed_objects and version <= listed:
+                if uid not in alive and version <= listed:
                     self.forget(kind, key, name, uid)
                     touched.add(key)
         return touched
@@ -127,11 +130,20 @@ class ObjectCache:
     def job(self, key: Key) -> Body | None:
         """The job's object, or None."""
         entry = self._jobs.get(key)
-        return json.loads(entry.raw) if entry and entry.raw is not None else None
+        return unpack(entry.raw) if entry and entry.raw is not None else None
 
     def jobs(self) -> list[Key]:
         """All jobs."""
         return [key for key, entry in self._jobs.items() if entry.raw is not None]
+
+    def summary(self, key: Key) -> JobSummary | None:
+        """The job's summary, or None."""
+        entry = self._jobs.get(key)
+        return entry.summary if entry else None
+
+    def packed_jobs(self) -> list[tuple[Key, JobSummary, bytes]]:
+        """All jobs with their summaries and packed objects (`unpack`), none of which changes afterwards."""
+        return [(key, job.summary, job.raw) for key, job in self._jobs.items() if job.summary and job.raw]
 
     def observed(self, key: Key, uid: str) -> Observation:
         """Children of the job with this uid, without the trainer's report and refusals."""
@@ -150,7 +162,7 @@ class ObjectCache:
         """An object that all attempts of a job share (Service, NetworkPolicy, PodMonitor), or None."""
         entry = self._jobs.get(key)
         child = entry.children.get((kind, name)) if entry else None
-        return json.loads(child.seen) if child and isinstance(child.seen, bytes) else None
+        return unpack(child.seen) if child and isinstance(child.seen, bytes) else None
 
     def pod_names(self, key: Key) -> set[str]:
         """Names of a job's pods."""
@@ -204,11 +216,17 @@ def _seen(kind: Kind, body: Body) -> Seen:
         return object_parser.parse_raycluster(body, attempt)
     if kind == PODS:
         return object_parser.parse_pod(body, attempt)
-    return _trim(body)
+    return _pack(body)
 
 
-def _trim(body: Body) -> bytes:
-    """The object's JSON without `managedFields` and the last-applied annotation, which can be most of it."""
+def unpack(packed: bytes) -> Body:
+    """The object that was packed."""
+    found: Body = json.loads(zlib.decompress(packed))
+    return found
+
+
+def _pack(body: Body) -> bytes:
+    """The compressed JSON without `managedFields` and the last-applied annotation, which can be most of it."""
     meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
     annotations = {
         name: value
@@ -217,4 +235,4 @@ def _trim(body: Body) -> bytes:
     }
     if "annotations" in meta:
         meta["annotations"] = annotations
-    return json.dumps({**body, "metadata": meta}, separators=(",", ":")).encode()
+    return zlib.compress(json.dumps({**body, "metadata": meta}, separators=(",", ":")).encode(), 1)

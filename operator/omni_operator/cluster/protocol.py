@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,9 +52,6 @@ class Cluster(Protocol):
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         """Metadata of all objects that match a label selector."""
-
-    def list_pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[list[Body]]:
-        """All objects that match a label selector, page by page, to limit memory."""
 
     async def serves(self, kind: Kind) -> bool:
         """Whether the API server serves a kind."""

@@ -1,4 +1,4 @@
-"""Background tasks next to kopf's watches: the Lease heartbeat, periodic lists, and kinds that are installed later."""
+"""Background tasks next to the watches: the Lease heartbeat, periodic lists, and kinds that are installed later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER, SELECTOR
+from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER
 from omni_operator.cluster.errors import ClusterError, KindAbsent
 from omni_operator.cluster.kinds import JOBS, LEASES, Body, Key, Kind
 from omni_operator.cluster.object_cache import ObjectCache
@@ -18,10 +18,9 @@ from omni_operator.cluster.protocol import Cluster
 from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.settings import Settings
 
-from .watches import CHILDREN
+from .watches import CHILDREN, selector_of
 
 LEASE = "omni-operator-canary"
-LIST_PAUSE, AFTER_START = 5.0, 30.0
 CHECK_FIRST, CHECK_MOST, SETTLE = 5.0, 60.0, 2.0
 log = logging.getLogger(__name__)
 
@@ -72,51 +71,27 @@ class LeaseHeartbeat:
 
 
 @dataclass(slots=True)
-class CacheSync:
-    """Fills the cache at startup, and periodically removes objects whose deletion the watches missed."""
+class CacheCleanup:
+    """Periodically removes cached objects whose deletion the watches missed."""
 
     cluster: Cluster
     cache: ObjectCache
     settings: Settings
     wake: Callable[[Key], None]
 
-    async def fill(self) -> None:
-        """List everything once, jobs last, so that a cached job has its children.
-
-        Kinds that are not served are skipped; other errors are retried.
-        """
-        for kind in (*CHILDREN, JOBS):
-            while True:
-                try:
-                    await self._fill(kind)
-                except KindAbsent:
-                    break
-                except ClusterError as error:
-                    log.warning("%s: list failed, retry in %.0f s: %s", kind.plural, LIST_PAUSE, error)
-                    await asyncio.sleep(LIST_PAUSE)
-                else:
-                    break
-
-    async def _fill(self, kind: Kind) -> None:
-        for namespace in self.settings.namespaces or (None,):
-            async for page in self.cluster.list_pages(kind, namespace, _selector(kind)):
-                for body in page:
-                    self.cache.put(kind, body)
-
     async def run(self) -> None:
-        pause = AFTER_START  # objects may be deleted between the first list and kopf's own
         while True:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(self.settings.prune_seconds * random.uniform(0.9, 1.1))
             for kind in (JOBS, *CHILDREN):
                 await self.prune(kind)
-            pause = self.settings.prune_seconds * random.uniform(0.9, 1.1)
 
     async def prune(self, kind: Kind) -> None:
         """Remove cached objects of a kind that the API server no longer has."""
         try:
             for namespace in self.settings.namespaces or (None,):
-                listing = await self.cluster.list_metadata(kind, namespace, _selector(kind))
-                for key in self.cache.prune(kind, listing.items, listing.version, namespace):
+                listing = await self.cluster.list_metadata(kind, namespace, selector_of(kind))
+                alive = {str(meta["uid"]) for meta in listing.items}
+                for key in self.cache.prune(kind, alive, listing.version, namespace):
                     log.info("%s/%s: the watch missed a deletion of %s; reconciling", *key, kind.plural)
                     self.wake(key)
         except KindAbsent:
@@ -129,7 +104,7 @@ class CacheSync:
 class MissingKinds:
     """Kinds that are not served yet, for example because KubeRay is installed after the operator.
 
-    kopf watches only the kinds that exist when it starts, so the watches restart when one is installed.
+    Everything starts again when one is installed, so that all kinds of a project are watched from the same time on.
 
     Attributes:
         served: set when one of them is served.
@@ -162,7 +137,3 @@ class MissingKinds:
         except ClusterError as error:
             log.warning("%s: discovery failed: %s", kind.plural, error)
             return False
-
-
-def _selector(kind: Kind) -> str:
-    return "" if kind == JOBS else SELECTOR

@@ -24,7 +24,7 @@ def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Calla
         return web.Response(text="not ready: the first watch event has not arrived", status=503)
 
     async def scrape(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=await metrics.page(), headers={"Content-Type": CONTENT_TYPE})
 
     return [web.get("/healthz", alive), web.get("/readyz", ready), web.get("/metrics", scrape)]
 

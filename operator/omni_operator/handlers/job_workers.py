@@ -1,4 +1,8 @@
-"""Queue of jobs, one worker each: passes over a job never overlap, and several triggers are merged into one pass."""
+"""Queue of jobs: passes over a job never overlap, several triggers are merged into one pass, idle jobs have no task.
+
+A job is queued, in a pass, or asleep until a time in a heap. The queue starts at most one pass per turn of the event
+loop: most passes make no request, so more of them would delay everything else in the process.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,8 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 from omni_operator.cluster.errors import ClusterError, Unavailable
@@ -18,139 +21,163 @@ from omni_operator.cluster.kinds import Key
 from omni_operator.reconciler import ReconcileResult
 
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 300.0
+STALE_ENTRIES = 64  # entries of the heap beyond two for each job before it is rebuilt
 log = logging.getLogger(__name__)
 
 
-class PrioritySemaphore:
-    """Semaphore with priorities: urgent waiters go first, others in order of arrival."""
-
-    def __init__(self, places: int) -> None:
-        self._free, self._order = places, itertools.count()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-
-    @asynccontextmanager
-    async def acquire(self, urgent: bool) -> AsyncIterator[None]:
-        """Hold a place while the context is open."""
-        await self._enter(urgent)
-        try:
-            yield
-        finally:
-            self._leave()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    async def _enter(self, urgent: bool) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (0 if urgent else 1, next(self._order), turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._leave()  # cancelled after it got the place
-            raise
-
-    def _leave(self) -> None:
-        while self._waiting:
-            _, _, turn = heapq.heappop(self._waiting)
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
 @dataclass(slots=True)
-class _Worker:
-    task: asyncio.Task[None] | None = None
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
+class _Job:
+    """Attributes:
+    queued: whether it waits for a pass.
+    running: whether a pass is under way.
+    woken: whether it was woken during the pass.
+    failures: failed passes in a row.
+    revision: the job's revision at its last pass, if that failed.
+    wake_at: time of its next pass while it sleeps.
+    """
+
+    queued: bool = False
+    running: bool = False
+    woken: bool = False
+    failures: int = 0
+    revision: object = None
+    wake_at: float = 0.0
 
 
 class JobWorkers:
-    """Workers of all jobs.
+    """Passes over all jobs.
 
     Args:
         reconcile: makes one pass over a job.
-        urgent: whether a job goes first; new jobs do.
+        rank: order of waiting jobs, smallest first; jobs of the same rank keep their order of arrival.
         revision: changes when a job's spec changes, when its deletion begins and when it is gone.
         resync: seconds until the next pass over a job without events, with jitter.
         measured: called with result and seconds of every pass.
+        passes: maximum number of concurrent passes.
     """
 
     def __init__(
-        self, reconcile: Callable[[Key], Awaitable[ReconcileResult]], *, urgent: Callable[[Key], bool],
+        self, reconcile: Callable[[Key], Awaitable[ReconcileResult]], *, rank: Callable[[Key], int],
         revision: Callable[[Key], object], resync: Callable[[], float], measured: Callable[[str, float], None],
         clock: Callable[[], datetime], passes: int,
     ) -> None:  # fmt: skip
-        self._reconcile, self._urgent, self._revision, self._resync = reconcile, urgent, revision, resync
-        self._measured, self._clock, self._semaphore = measured, clock, PrioritySemaphore(passes)
-        self._workers: dict[Key, _Worker] = {}
-        self._stopping = asyncio.Event()
+        self._reconcile, self._rank, self._revision, self._resync = reconcile, rank, revision, resync
+        self._measured, self._clock, self._passes = measured, clock, passes
+        self._jobs: dict[Key, _Job] = {}
+        self._order = itertools.count()
+        self._queue: list[tuple[int, int, Key]] = []
+        self._sleeping: list[tuple[float, Key]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._starting: asyncio.Handle | None = None
+        self._stopping = False
 
     def wake(self, key: Key) -> None:
-        """Schedule a pass over a job: now, or after the current one."""
-        if self._stopping.is_set():
-            return
-        worker = self._workers.get(key)
-        if worker is None:
-            worker = self._workers[key] = _Worker()
-            # A new context: kopf's would keep the event's object in memory as long as the worker lives.
-            name, context = f"job {key[0]}/{key[1]}", contextvars.Context()
-            worker.task = asyncio.create_task(self._work(key, worker), name=name, context=context)
-        worker.woken.set()
+        """Schedule a pass over a job: now, or after the current one. A backoff ends only if the job changed."""
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = _Job()
+        if job.running:
+            job.woken = True
+        elif not (job.failures and job.revision == self._revision(key)):
+            self._enqueue(key, job)
 
     @property
     def depth(self) -> int:
-        """Number of passes that wait for a place."""
-        return self._semaphore.waiting
+        """Number of jobs that wait for a pass."""
+        return len(self._queue)
+
+    @property
+    def tasks(self) -> int:
+        """Number of passes under way."""
+        return len(self._tasks)
 
     async def stop(self, seconds: float) -> None:
         """Start no new passes; cancel running ones after `seconds`."""
-        self._stopping.set()
-        tasks = [worker.task for worker in self._workers.values() if worker.task]
-        for worker in self._workers.values():
-            worker.woken.set()
-        if not tasks:
+        self._stopping = True
+        for handle in (self._timer, self._starting):
+            if handle:
+                handle.cancel()
+        if not self._tasks:
             return
-        _, running = await asyncio.wait(tasks, timeout=seconds)
+        _, running = await asyncio.wait(self._tasks, timeout=seconds)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _work(self, key: Key, worker: _Worker) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            worker.woken.clear()
-            async with self._semaphore.acquire(self._urgent(key)):
-                if self._stopping.is_set():
-                    break
-                revision = self._revision(key)
-                outcome = await self._pass(key, failures)
-            if isinstance(outcome, float):
-                failures = 0 if await self._back_off(key, worker, outcome, revision) else failures + 1
-                continue
-            failures = 0
-            if outcome.gone and not worker.woken.is_set():
-                break
-            await _wait_at_most(worker.woken, self._until_next(outcome))
-        del self._workers[key]
+    def _enqueue(self, key: Key, job: _Job) -> None:
+        if not job.queued:
+            job.queued, job.wake_at = True, 0.0
+            heapq.heappush(self._queue, (self._rank(key), next(self._order), key))
+        self._start_soon()
 
-    async def _back_off(self, key: Key, worker: _Worker, seconds: float, revision: object) -> bool:
-        """Wait after a failed pass. Return whether the job's revision changed, which ends the wait.
+    def _start_soon(self) -> None:
+        if self._queue and self._starting is None and len(self._tasks) < self._passes and not self._stopping:
+            self._starting = asyncio.get_running_loop().call_soon(self._start)
 
-        Reports and changes of children do not shorten it.
-        """
-        try:
-            async with asyncio.timeout(seconds):
-                while self._revision(key) == revision and not self._stopping.is_set():
-                    await worker.woken.wait()
-                    worker.woken.clear()
-        except TimeoutError:
-            return False
-        return True
+    def _start(self) -> None:
+        """Start one pass, and another one at the next turn of the event loop."""
+        self._starting = None
+        _, _, key = heapq.heappop(self._queue)
+        job = self._jobs[key]
+        job.queued, job.running, job.woken = False, True, False
+        # A new context: that of the trigger would be kept as long as the pass runs.
+        name, context = f"job {key[0]}/{key[1]}", contextvars.Context()
+        task = asyncio.get_running_loop().create_task(self._run(key, job), name=name, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        self._start_soon()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._start_soon()
+
+    async def _run(self, key: Key, job: _Job) -> None:
+        revision = self._revision(key)
+        outcome = await self._pass(key, job.failures)
+        job.running = False
+        if isinstance(outcome, float):
+            job.failures, job.revision, pause = job.failures + 1, revision, outcome
+            again = job.woken and self._revision(key) != revision
+        else:
+            job.failures, job.revision, pause = 0, None, 0.0 if outcome.gone else self._until_next(outcome)
+            again = job.woken
+        if again:
+            job.failures = 0
+            self._enqueue(key, job)
+        elif not isinstance(outcome, float) and outcome.gone:
+            del self._jobs[key]
+        else:
+            self._sleep(key, job, pause)
+
+    def _sleep(self, key: Key, job: _Job, seconds: float) -> None:
+        job.wake_at = asyncio.get_running_loop().time() + seconds
+        if len(self._sleeping) > 2 * len(self._jobs) + STALE_ENTRIES:
+            # A job that was woken leaves its entry behind.
+            self._sleeping = [(at, key) for at, key in self._sleeping if self._sleeps(at, key)]
+            heapq.heapify(self._sleeping)
+        heapq.heappush(self._sleeping, (job.wake_at, key))
+        self._set_timer()
+
+    def _sleeps(self, at: float, key: Key) -> bool:
+        job = self._jobs.get(key)
+        return job is not None and job.wake_at == at
+
+    def _set_timer(self) -> None:
+        if not self._sleeping or self._stopping or (self._timer and self._timer.when() <= self._sleeping[0][0]):
+            return
+        if self._timer:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(self._sleeping[0][0], self._wake_sleepers)
+
+    def _wake_sleepers(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        while self._sleeping and self._sleeping[0][0] <= now:
+            at, key = heapq.heappop(self._sleeping)
+            if self._sleeps(at, key):
+                self._enqueue(key, self._jobs[key])
+        self._set_timer()
 
     async def _pass(self, key: Key, failures: int) -> ReconcileResult | float:
         """Make one pass; if it fails, return the seconds to wait before the next."""
@@ -171,12 +198,3 @@ class JobWorkers:
     def _until_next(self, result: ReconcileResult) -> float:
         resync = self._resync()
         return min(resync, max(0.0, (result.wake - self._clock()).total_seconds())) if result.wake else resync
-
-
-async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, at most `seconds`."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

@@ -1,4 +1,8 @@
-"""The operator's process: watches, background tasks and HTTP servers, from startup to a graceful stop."""
+"""The operator's process: watches, background tasks and HTTP servers, from startup to a graceful stop.
+
+kopf runs the process: signals, start and stop of its activities, login. The watches are our own
+(docs/adr/0013-own-watches.md).
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,17 @@ from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.cluster.kinds import RAYJOBS, Key
 from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.watch_client import WatchClient
 from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.reconciler import Reconciler
 from omni_operator.report_endpoint import BODY_LIMIT, ReportAuthorizer, ReportEndpoint, ReportStore
 from omni_operator.settings import Settings
 
-from .background import CacheSync, LeaseHeartbeat, MissingKinds, utc_now
+from .background import CacheCleanup, LeaseHeartbeat, MissingKinds, utc_now
 from .http_server import probe_routes, serve
 from .job_workers import JobWorkers
-from .watches import Watches, configure
+from .watches import Watches
 
 LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login
 
@@ -36,48 +41,51 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         OSError: a port is in use.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    metrics, cache, reports = OperatorMetrics(), ObjectCache(), ReportStore()
-    metrics.registry.register(JobMetrics(cache, settings.jobs_shown))
+    cache, reports = ObjectCache(), ReportStore()
+    metrics = OperatorMetrics(JobMetrics(cache, settings.jobs_shown))
     liveness = WatchLiveness(settings.canary_deadline_seconds)
-    async with ApiServer(credentials, metrics.requested, version=version) as cluster:
+    async with (
+        ApiServer(credentials, metrics.requested, version=version) as cluster,
+        WatchClient(credentials, metrics.requested, version=version) as source,
+    ):
         reconciler = Reconciler(
             cluster=cluster, cache=cache, reports=reports, settings=settings.cluster, clock=utc_now,
             instance=settings.instance, timeouts=settings.timeouts, failed=metrics.failed,
             made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
         )  # fmt: skip
         workers = JobWorkers(
-            reconciler.reconcile, urgent=lambda key: _is_new(cache, key), measured=metrics.passed, clock=utc_now,
-            revision=lambda key: _revision(cache, key),
+            reconciler.reconcile, rank=lambda key: _rank(cache, key), revision=lambda key: _revision(cache, key),
+            measured=metrics.passed, clock=utc_now,
             resync=lambda: settings.resync_seconds * random.uniform(0.9, 1.1), passes=settings.passes,
         )  # fmt: skip
         metrics.follow(lambda: workers.depth, lambda: len(liveness.overdue(time.monotonic())))
         endpoint = ReportEndpoint(
             reports, ReportAuthorizer(cluster, cache, utc_now), cache, utc_now, workers.wake, metrics.reported
         )
-        sync = CacheSync(cluster, cache, settings, workers.wake)
+        watches = Watches(source, settings.namespaces, cache, liveness, workers.wake, metrics.watched)
         missing = MissingKinds(cluster)
-        loops = [LeaseHeartbeat(cluster, liveness, settings).run(), sync.run(), missing.run()]
         async with (
             serve(probe_routes(liveness, metrics, time.monotonic), settings.http_port),
             serve(endpoint.routes(), settings.reports_port, BODY_LIMIT),
         ):
             await missing.await_jobs()
-            await sync.fill()
-            watches = Watches(cache, liveness, workers.wake, metrics.watched)
-            await _run_all(_watch(settings, credentials, missing.served, watches, workers), loops)
+            loops = [
+                *watches.runs(), LeaseHeartbeat(cluster, liveness, settings).run(), missing.run(),
+                CacheCleanup(cluster, cache, settings, workers.wake).run(),
+            ]  # fmt: skip
+            await _run_all(_operate(settings, credentials, missing.served, workers), loops)
     return missing.served.is_set()
 
 
-def _is_new(cache: ObjectCache, key: Key) -> bool:
-    """Whether a job has no status yet; new jobs go first in the queue."""
-    body = cache.job(key)
-    return body is not None and not body.get("status")
+def _rank(cache: ObjectCache, key: Key) -> int:
+    summary = cache.summary(key)
+    return summary.rank if summary else 1
 
 
 def _revision(cache: ObjectCache, key: Key) -> object:
     """Changes with the spec of a job, when its deletion begins and when it is gone."""
-    meta = (cache.job(key) or {}).get("metadata") or {}
-    return meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp")
+    summary = cache.summary(key)
+    return summary.revision if summary else None
 
 
 def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) -> None:
@@ -109,13 +117,14 @@ async def _connection_info(loaded: Loaded) -> kopf.ConnectionInfo:
     )
 
 
-async def _watch(
-    settings: Settings, credentials: Credentials, restart: asyncio.Event, watches: Watches, workers: JobWorkers
-) -> None:
+async def _operate(settings: Settings, credentials: Credentials, restart: asyncio.Event, workers: JobWorkers) -> None:
     """Run kopf until a signal or `restart` ends it; the job workers stop first."""
     registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
-    configure(kopf_settings, settings)
-    watches.register(registry)
+    kopf_settings.scanning.disabled = True  # it needs cluster-wide permissions
+    kopf_settings.networking.request_timeout, kopf_settings.networking.connect_timeout = 30, 10
+    kopf_settings.posting.enabled = False
+    kopf_settings.peering.standalone = True
+    kopf_settings.process.ultimate_exiting_timeout = settings.stop_seconds
     register_login(registry, credentials)
 
     @kopf.on.cleanup(registry=registry)

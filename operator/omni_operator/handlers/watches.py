@@ -1,19 +1,18 @@
-"""kopf's watches: each event updates the cache and wakes the worker of its job.
+"""The operator's watches: each change updates the cache and wakes the worker of its job.
 
-The operator fills the cache with its own lists before kopf starts, so the first pass over a job has all its children.
-kopf's indices do the same, but hold every object of the first lists in memory until all lists are complete.
+A pass needs the job's children, so jobs wait until all kinds of children were listed once; after that, each job is
+passed over as it arrives.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
-import kopf
-
-from omni_operator.api.names import FINALIZER, GROUP, SELECTOR
+from omni_operator.api.names import SELECTOR
 from omni_operator.cluster.kinds import (
     ATTEMPT_KINDS,
     JOBS,
@@ -26,74 +25,90 @@ from omni_operator.cluster.kinds import (
     Kind,
 )
 from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.object_watch import ObjectWatch, WatchSource
 from omni_operator.cluster.watch_liveness import WatchLiveness
-from omni_operator.settings import Settings
 
 CHILDREN = (*ATTEMPT_KINDS, SERVICES, NETWORK_POLICIES, POD_MONITORS)
-IDLE_SECONDS = 0.2  # an idle kopf worker of an object takes memory
+Unlisted = tuple[Kind, str | None]
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Watches:
-    """Receiver of watch events.
+    """Watches of jobs, their children and the operator's Lease.
 
     Attributes:
+        namespaces: those to watch; empty: all.
         wake: called with the job that an event belongs to.
         watched: called with the resource of every event, for metrics.
     """
 
+    source: WatchSource
+    namespaces: tuple[str, ...]
     cache: ObjectCache
     liveness: WatchLiveness
     wake: Callable[[Key], None]
     watched: Callable[[str], None]
+    _unlisted: set[Unlisted] = field(default_factory=set)
+    _lease_seen: bool = False
 
-    def register(self, registry: kopf.OperatorRegistry) -> None:
-        """Register watches for jobs, their children and the Lease."""
-        for kind in (JOBS, *CHILDREN, LEASES):
-            self._register(registry, kind)
+    def runs(self) -> list[Coroutine[Any, Any, None]]:
+        """All watches, to be run at the same time until they are cancelled."""
+        watches = [
+            ObjectWatch(
+                self.source, kind, namespace, selector_of(kind), self.handle, self.remove_missing,
+                functools.partial(self.synced, (kind, namespace)),
+            )
+            for kind in (*CHILDREN, JOBS, LEASES)
+            for namespace in self.namespaces or (None,)
+        ]  # fmt: skip
+        self._unlisted = {(watch.kind, watch.namespace) for watch in watches}
+        return [watch.run() for watch in watches]
 
-    def _register(self, registry: kopf.OperatorRegistry, kind: Kind) -> None:
-        async def event(*, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - the name that kopf passes
-            self.handle(kind, type, _plain(body, kind))
+    def handle(self, kind: Kind, change: str, body: Body) -> None:
+        """Handle a change: `ADDED`, `MODIFIED` or `DELETED`. An object that cannot be parsed stops no watch."""
+        try:
+            self._handle(kind, change, body)
+        except Exception:
+            name = f"{body['metadata'].get('namespace')}/{body['metadata'].get('name')}"
+            log.exception("%s %s: this change is ignored", kind.plural, name)
 
-        where = (kind.group, kind.version, kind.plural)
-        kopf.on.event(*where, id=f"event-{kind.plural}", registry=registry)(event)
-
-    def handle(self, kind: Kind, change: str | None, body: Body) -> None:
-        """Handle an event: `DELETED`, `MODIFIED`, `ADDED`, or None for an object of the first list."""
+    def _handle(self, kind: Kind, change: str, body: Body) -> None:
         self.watched(kind.plural)
         self.liveness.confirm(kind, body)
         if kind == LEASES:
-            self.liveness.ready = True  # the cache was filled before, and the watches deliver events
+            self._lease_seen = True
+            self._update_readiness()
             return
         key = self.cache.remove(kind, body) if change == "DELETED" else self.cache.put(kind, body)
-        if key is None and kind == JOBS and change in (None, "ADDED"):
-            # It is in the cache since the first list, but no worker was started for it.
-            key = str(body["metadata"]["namespace"]), str(body["metadata"]["name"])
-        if key is not None:
+        if key is not None and self._children_listed():
             self.wake(key)
 
+    def remove_missing(self, kind: Kind, namespace: str | None, alive: set[str], version: int) -> None:
+        """Remove cached objects that a list does not have: their deletion was not reported."""
+        if kind != LEASES:
+            for key in self.cache.prune(kind, alive, version, namespace):
+                if self._children_listed():
+                    self.wake(key)
 
-def configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
-    """Set kopf's options."""
-    # Scanning for new kinds and namespaces needs cluster-wide permissions, and kopf checks once per change of a CRD,
-    # possibly before the API server serves it. `MissingKinds` detects kinds that are installed later.
-    settings.scanning.disabled = True
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs every event otherwise
-    watching, networking = settings.watching, settings.networking
-    watching.chunk_size = 100  # objects per page of a list, in memory with their managedFields
-    for kind in (*CHILDREN, LEASES):
-        watching.label_selectors[kind.group, kind.version, kind.plural] = SELECTOR
-    networking.request_timeout, networking.connect_timeout = 30, 10
-    settings.queueing.idle_timeout = IDLE_SECONDS
-    settings.posting.enabled = False
-    settings.peering.standalone = True
-    settings.persistence.finalizer = f"{FINALIZER}-of-kopf"  # kopf adds none; the default name is in kopf's domain
-    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
-    settings.process.ultimate_exiting_timeout = ours.stop_seconds
+    def synced(self, done: Unlisted) -> None:
+        """Start the passes when the last kind of children was listed."""
+        before = self._children_listed()
+        self._unlisted.discard(done)
+        if not before and self._children_listed():
+            for key in self.cache.jobs():
+                self.wake(key)
+        self._update_readiness()
+
+    def _children_listed(self) -> bool:
+        return not any(kind in CHILDREN for kind, _ in self._unlisted)
+
+    def _update_readiness(self) -> None:
+        if self._lease_seen and not self._unlisted and not self.liveness.ready:
+            self.liveness.ready = True
+            log.info("all objects are listed; the watches deliver changes")
 
 
-def _plain(body: kopf.Body, kind: Kind) -> Body:
-    """The object as a dictionary with apiVersion and kind, which items of a list lack."""
-    return {"apiVersion": kind.api_version, "kind": kind.kind, **dict(body)}
+def selector_of(kind: Kind) -> str:
+    """Label selector of the objects to watch; jobs are watched with any labels."""
+    return "" if kind == JOBS else SELECTOR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,10 +11,10 @@ import pytest
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.kinds import Key
 from omni_operator.handlers import job_workers as module
-from omni_operator.handlers.job_workers import JobWorkers, PrioritySemaphore
+from omni_operator.handlers.job_workers import JobWorkers
 from omni_operator.reconciler import ReconcileResult
 
-A, B, C = ("ns", "a"), ("ns", "b"), ("ns", "c")
+A, B, C, D = ("ns", "a"), ("ns", "b"), ("ns", "c"), ("ns", "d")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -45,9 +46,10 @@ class Passes:
             await self.started.wait_for(lambda: len(self.started_keys) >= count)
 
 
-def new_workers(passes: Passes, urgent: frozenset[Key] = frozenset(), places: int = 4) -> JobWorkers:
+def new_workers(passes: Passes, ranks: Mapping[Key, int] | None = None, places: int = 4) -> JobWorkers:
     return JobWorkers(
-        passes.reconcile, urgent=lambda key: key in urgent, revision=passes.revisions.get, resync=lambda: 3600.0,
+        passes.reconcile, rank=lambda key: (ranks or {}).get(key, 1), revision=passes.revisions.get,
+        resync=lambda: 3600.0,
         measured=lambda result, seconds: passes.results.append(result), clock=lambda: NOW, passes=places,
     )  # fmt: skip
 
@@ -68,20 +70,60 @@ async def test_triggers_during_a_pass_make_one_more_pass() -> None:
     assert passes.started_keys == [A, A]
 
 
-async def test_new_jobs_go_first() -> None:
+async def test_jobs_of_a_smaller_rank_go_first() -> None:
     passes = Passes()
     passes.barriers[A] = asyncio.Event()
-    workers = new_workers(passes, frozenset({C}), places=1)
+    workers = new_workers(passes, {B: 2, C: 1, D: 0}, places=1)
     workers.wake(A)
     await passes.until(1)
-    workers.wake(B)
-    await asyncio.sleep(0)
-    workers.wake(C)
-    await asyncio.sleep(0)
-    assert workers.depth == 2
+    for key in (B, C, D):
+        workers.wake(key)
+        workers.wake(key)
+    assert workers.depth == 3
     passes.barriers[A].set()
+    await passes.until(4)
+    assert passes.started_keys == [A, D, C, B]
+    await workers.stop(10)
+
+
+async def test_a_thousand_passes_let_others_run_between_them_and_leave_no_task() -> None:
+    passes, turns = Passes(), 0
+    workers = new_workers(passes, {A: 0}, places=16)
+    for number in range(1000):
+        workers.wake(("ns", f"job-{number}"))
+    while len(passes.started_keys) < 500:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 450, "one pass starts in each turn of the event loop"
+    workers.wake(A)
+    while workers.depth or workers.tasks:
+        await asyncio.sleep(0)
+    assert passes.started_keys.index(A) < 520, "a new job does not wait for the others"
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("job ")]
+    await workers.stop(10)
+
+
+async def test_a_job_that_is_woken_often_takes_no_memory() -> None:
+    passes = Passes()
+    workers = new_workers(passes)
+    for number in range(1000):
+        workers.wake(A)
+        await passes.until(number + 1)
+        while workers.tasks:
+            await asyncio.sleep(0)
+    assert len(workers._sleeping) <= module.STALE_ENTRIES + 4
+    await workers.stop(10)
+
+
+async def test_a_sleeping_job_wakes_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = Passes()
+    passes.answers[A] = [ReconcileResult(wake=NOW + timedelta(seconds=0.01)), ReconcileResult()]
+    passes.answers[B] = [ReconcileResult(wake=NOW + timedelta(seconds=3000)), ReconcileResult()]
+    workers = new_workers(passes)
+    workers.wake(B)
+    workers.wake(A)
     await passes.until(3)
-    assert passes.started_keys == [A, C, B]
+    assert passes.started_keys == [B, A, A]
     await workers.stop(10)
 
 
@@ -115,7 +157,7 @@ async def test_a_worker_ends_with_its_job_and_a_new_job_of_that_name_gets_a_new_
     workers = new_workers(passes)
     workers.wake(A)
     await passes.until(1)
-    while A in workers._workers:
+    while A in workers._jobs:
         await asyncio.sleep(0)
     workers.wake(A)
     await passes.until(2)
@@ -149,31 +191,6 @@ async def test_shutdown_cancels_a_pass_after_the_deadline() -> None:
     assert passes.results == []
 
 
-async def test_a_cancelled_waiter_takes_no_place() -> None:
-    semaphore = PrioritySemaphore(1)
-    inside, leave = asyncio.Event(), asyncio.Event()
-
-    async def stay() -> None:
-        async with semaphore.acquire(False):
-            inside.set()
-            await leave.wait()
-
-    async def pass_through() -> str:
-        async with semaphore.acquire(False):
-            return "in"
-
-    first = asyncio.create_task(stay())
-    await inside.wait()
-    second, third = asyncio.create_task(pass_through()), asyncio.create_task(pass_through())
-    await asyncio.sleep(0)
-    second.cancel()
-    leave.set()
-    async with asyncio.timeout(10):
-        assert await third == "in"
-    await first
-    assert (semaphore.waiting, semaphore._free) == (0, 1)
-
-
 async def test_only_a_changed_job_ends_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_FIRST", 3600.0)
     monkeypatch.setattr(module, "BACKOFF_MOST", 3600.0)
@@ -192,6 +209,21 @@ async def test_only_a_changed_job_ends_a_backoff(monkeypatch: pytest.MonkeyPatch
     await passes.until(3)
     await workers.stop(10)
     assert passes.results == ["unavailable", "error", "ok"]
+
+
+async def test_a_job_that_changes_during_a_failing_pass_has_no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF_FIRST", 3600.0)
+    passes = Passes()
+    passes.barriers[A] = asyncio.Event()
+    passes.answers[A] = [Unavailable("away"), ReconcileResult()]
+    workers = new_workers(passes)
+    workers.wake(A)
+    await passes.until(1)
+    passes.revisions[A] = 1
+    workers.wake(A)
+    passes.barriers.pop(A).set()
+    await passes.until(2)
+    await workers.stop(10)
 
 
 async def test_a_stop_ends_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:

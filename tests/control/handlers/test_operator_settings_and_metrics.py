@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import timedelta
 from typing import Any
@@ -53,13 +54,12 @@ def job(number: int, **status: Any) -> dict[str, Any]:
 
 
 def page_of(cache: ObjectCache, shown: int) -> tuple[str, dict[str, list[Any]]]:
-    metrics = OperatorMetrics()
-    metrics.registry.register(JobMetrics(cache, shown))
+    metrics = OperatorMetrics(JobMetrics(cache, shown))
     metrics.requested("apply", "rayjobs", 200, 0.01)
     metrics.passed("ok", 0.001)
     metrics.reported("taken")
     metrics.failed("HeadLost")
-    text = metrics.page().decode()
+    text = asyncio.run(metrics.page()).decode()
     return text, {family.name: family.samples for family in text_string_to_metric_families(text)}
 
 

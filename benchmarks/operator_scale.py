@@ -1,0 +1,152 @@
+"""Restart, memory, metrics, latency and deletion of the operator with thousands of jobs, on a real API server and etcd.
+
+    PYTHONPATH=. python benchmarks/operator_scale.py [--jobs 5000] [--deleted 1000] [--out FILE]
+
+The jobs have their RayJobs and no pods: no KubeRay runs. Memory is that of the operator's process when it is idle.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from operator_stack import (
+    JOBS,
+    RAYJOBS,
+    Arrivals,
+    count,
+    delete,
+    http,
+    processor_seconds,
+    resident,
+    settled,
+    submit,
+    wait_for,
+)
+from results import arguments, table, write
+
+from e2e.cluster.control_plane import ControlPlane, control_plane
+from e2e.operator_process import RunningOperator, install, operator
+
+PATIENCE = 1800.0
+RATE, STREAM_SECONDS = 5.0, 30.0
+SETTINGS: dict[str, Any] = {"RESYNC_SECONDS": "86400", "PRUNE_SECONDS": "86400"}
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least this share of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def scrape(running: RunningOperator) -> dict[str, float]:
+    """Seconds of three scrapes, and the slowest probe meanwhile."""
+    probes: list[float] = []
+    end = threading.Event()
+
+    def probe() -> None:
+        while not end.is_set():
+            began = time.monotonic()
+            running.page("/healthz").raise_for_status()
+            probes.append(time.monotonic() - began)
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    seconds = []
+    for _ in range(3):
+        time.sleep(0.5)
+        began = time.monotonic()
+        httpx.get(f"http://127.0.0.1:{running.http}/metrics", timeout=60, trust_env=False).raise_for_status()
+        seconds.append(time.monotonic() - began)
+    end.set()
+    thread.join()
+    return {"scrape_s": statistics.median(seconds), "slowest_probe_s": max(probes)}
+
+
+def stream(plane: ControlPlane, client: httpx.Client) -> dict[str, float]:
+    """Latency from the creation of a job to its RayJob, at a fixed rate."""
+    made: dict[str, float] = {}
+    with Arrivals(plane).recorded() as arrivals:
+        began = time.monotonic()
+        for number in range(int(RATE * STREAM_SECONDS)):
+            time.sleep(max(0.0, began + number / RATE - time.monotonic()))
+            made[f"new-{number}"] = time.monotonic()
+            submit(client, [f"new-{number}"])
+        wait_for("RayJobs of new jobs", lambda: set(made) <= set(arrivals.at), 120.0)
+        seconds = [arrivals.at[name] - at for name, at in made.items()]
+    return {"latency_p50_s": statistics.median(seconds), "latency_p99_s": percentile(seconds, 0.99)}
+
+
+def served(plane: ControlPlane, client: httpx.Client, name: str) -> float:
+    """Seconds until a new job has a RayJob."""
+    with Arrivals(plane).recorded() as arrivals:
+        began = time.monotonic()
+        submit(client, [name])
+        wait_for(f"the RayJob of {name}", lambda: name in arrivals.at, 600.0, pause=0.02)
+        return arrivals.at[name] - began
+
+
+def fill(plane: ControlPlane, client: httpx.Client, jobs: int, folder: Path) -> dict[str, float]:
+    """Figures of one operator from no job to all of them, then of a scrape and of a stream of new jobs."""
+    with operator(plane, folder, **SETTINGS) as running:
+        settled(running)
+        empty, used, began = resident(running), processor_seconds(running), time.monotonic()
+        submit(client, [f"job-{number}" for number in range(jobs)])
+        wait_for("all RayJobs", lambda: count(client, RAYJOBS) >= jobs, PATIENCE)
+        minutes = (time.monotonic() - began) / 60
+        settled(running)
+        grown = resident(running)
+        found = {
+            "memory_empty_mib": empty,
+            "memory_full_mib": grown,
+            "memory_per_job_kib": (grown - empty) * 1024 / jobs,
+            "created_per_minute": jobs / minutes,
+            "cpu_per_created_job_ms": (processor_seconds(running) - used) * 1000 / jobs,
+        }
+        return {**found, **scrape(running), **stream(plane, client)}
+
+
+def restart(plane: ControlPlane, client: httpx.Client, deleted: int, folder: Path) -> dict[str, float]:
+    """Figures of a second operator over the same jobs: start, a new job, memory, deletion."""
+    began = time.monotonic()
+    with operator(plane, folder, **SETTINGS) as running:
+        ready, used = time.monotonic() - began, processor_seconds(running)
+        found = {"ready_s": ready, "ready_cpu_s": used, "new_job_s": served(plane, client, "after-restart")}
+        settled(running)
+        before, jobs = resident(running), count(client, JOBS)
+        found |= {"passes_cpu_s": processor_seconds(running) - used, "memory_restarted_mib": before}
+        began = time.monotonic()
+        delete(client, [f"job-{number}" for number in range(deleted)])
+        wait_for("deleted jobs to be gone", lambda: count(client, JOBS) <= jobs - deleted, PATIENCE)
+        found["deletion_s"] = time.monotonic() - began
+        settled(running)
+        return {**found, "memory_after_deletion_mib": resident(running)}
+
+
+def measure(jobs: int, deleted: int) -> dict[str, Any]:
+    """All figures."""
+    with tempfile.TemporaryDirectory() as name, control_plane({}) as plane, http(plane) as client:
+        install(plane)
+        folder = Path(name)
+        return {"jobs": jobs, "deleted": deleted, **fill(plane, client, jobs, folder),
+                **restart(plane, client, deleted, folder)}  # fmt: skip
+
+
+def main() -> None:
+    """Measure, print and write the figures."""
+    parser = arguments(__doc__, "operator-scale", 1)
+    parser.add_argument("--jobs", type=int, default=5000)
+    parser.add_argument("--deleted", type=int, default=1000, help="jobs that are deleted at the end")
+    given = parser.parse_args()
+    runs = [measure(given.jobs, min(given.deleted, given.jobs)) for _ in range(given.repeats)]
+    table([{"figure": name, "value": value} for name, value in runs[0].items()], ["figure", "value"])
+    write(given.out, runs)
+
+
+if __name__ == "__main__":
+    main()

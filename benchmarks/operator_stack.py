@@ -1,0 +1,140 @@
+"""A control plane with an operator process, for benchmarks: load, arrival of children, figures of the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from e2e.cluster import pki
+from e2e.cluster.control_plane import ControlPlane
+from e2e.operator_process import RunningOperator
+
+SPEC = {
+    "model": {"base": "/models/shapes-sd3"},
+    "data": {"train": ["/data/prompts.jsonl"]},
+    "reward": {"scorers": [{"name": "color"}]},
+    "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}},
+    "rollout": {"replicas": 1},
+    "checkpoint": {"claimName": "ckpt"},
+}
+JOBS = "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs"
+RAYJOBS = "/apis/ray.io/v1/namespaces/default/rayjobs"
+RAYJOB_OF = "diffusionrl.io/job"
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def http(plane: ControlPlane) -> Iterator[httpx.Client]:
+    """An administrator's HTTP client; threads may share it."""
+    certificate, key = plane.authority.issue(pki.ADMIN)
+    context = ssl.create_default_context(cafile=str(plane.authority.certificate))
+    context.load_cert_chain(certificate, key)
+    with httpx.Client(base_url=plane.layout.server, verify=context, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def submit(client: httpx.Client, names: Iterable[str], spec: dict[str, Any] | None = None) -> None:
+    """Create jobs, eight at a time."""
+
+    def create(name: str) -> None:
+        body = {"apiVersion": "diffusionrl.io/v1alpha1", "kind": "DiffusionRLJob", "metadata": {"name": name}}
+        client.post(JOBS, json={**body, "spec": spec or SPEC}).raise_for_status()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(create, names))
+
+
+def delete(client: httpx.Client, names: Iterable[str]) -> None:
+    """Request the deletion of jobs, eight at a time."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: client.delete(f"{JOBS}/{name}").raise_for_status(), names))
+
+
+def count(client: httpx.Client, path: str) -> int:
+    """Number of objects."""
+    page = client.get(path, params={"limit": "1"}).raise_for_status().json()
+    return len(page["items"]) + int(page["metadata"].get("remainingItemCount") or 0)
+
+
+def wait_for(what: str, done: Any, seconds: float, pause: float = 0.2) -> float:
+    """Seconds until `done()`.
+
+    Raises:
+        TimeoutError: it takes longer than `seconds`.
+    """
+    began = time.monotonic()
+    while not done():
+        if time.monotonic() - began > seconds:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(pause)
+    return time.monotonic() - began
+
+
+@dataclass
+class Arrivals:
+    """Times at which RayJobs were created, by job; a watch in a thread records them."""
+
+    plane: ControlPlane
+    at: dict[str, float] = field(default_factory=dict)
+    _end: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def recorded(self) -> Iterator[Arrivals]:
+        with http(self.plane) as client:
+            version = client.get(RAYJOBS, params={"limit": "1"}).json()["metadata"]["resourceVersion"]
+            thread = threading.Thread(target=self._record, args=(client, version))
+            thread.start()
+            try:
+                yield self
+            finally:
+                self._end.set()
+                thread.join()  # before its client is closed
+
+    def _record(self, client: httpx.Client, version: str) -> None:
+        headers = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
+        while not self._end.is_set():
+            parameters = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "2"}
+            with client.stream("GET", RAYJOBS, params=parameters, headers=headers) as answer:
+                for line in answer.iter_lines():
+                    event = json.loads(line)
+                    meta = event["object"]["metadata"]
+                    version = meta["resourceVersion"]
+                    if event["type"] == "ADDED":
+                        self.at.setdefault(meta["labels"][RAYJOB_OF], time.monotonic())
+
+
+def resident(running: RunningOperator) -> float:
+    """Resident memory of the operator in MiB."""
+    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def processor_seconds(running: RunningOperator) -> float:
+    """CPU time of the operator so far."""
+    fields = Path(f"/proc/{running.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def settled(running: RunningOperator, quiet: float = 0.05, within: float = 600.0) -> None:
+    """Wait until the operator uses less than `quiet` of a CPU core for two seconds."""
+    before = processor_seconds(running)
+
+    def idle() -> bool:
+        nonlocal before
+        time.sleep(2.0)
+        now = processor_seconds(running)
+        before, used = now, now - before
+        return used < quiet * 2.0
+
+    wait_for("the operator to be idle", idle, within, pause=0.0)

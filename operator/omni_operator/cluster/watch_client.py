@@ -1,0 +1,194 @@
+"""Client of watches: lists that the API server streams, lists in pages, and changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from kubernetes.aio.client import ApiClient
+
+from omni_operator.api.names import FIELD_MANAGER
+
+from .client import Meter
+from .credentials import Credentials, NoCredentials
+from .errors import ClusterError, Unavailable, error_of
+from .kinds import Body, Kind
+
+# The API server sends a bookmark about once a minute, so a connection that is silent for longer does not work.
+SILENCE_SECONDS, CONNECT_SECONDS = 70.0, 10.0
+WATCH_SECONDS = 300, 600  # after which the API server ends a watch
+PAGE = 250  # objects; they are in memory with their managedFields
+PAGE_TRIES, PAGE_PAUSE = 6, 0.2
+
+
+class WatchClient:
+    """Watches over HTTP, one connection each. Use as an async context manager."""
+
+    def __init__(self, credentials: Credentials, meter: Meter, *, version: str) -> None:
+        self._credentials, self._meter, self._agent = credentials, meter, f"{FIELD_MANAGER}/{version}"
+        self._used = credentials.loaded
+        self._client: ApiClient | None = None
+
+    async def __aenter__(self) -> Self:
+        self._used = self._credentials.loaded
+        self._client = self._new_client()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client:
+            await self._client.close()
+
+    async def changes(
+        self, kind: Kind, namespace: str | None, selector: str, since: str | None
+    ) -> AsyncGenerator[tuple[str, Body]]:
+        """Type and object of each change after the version `since`, until the API server ends the watch.
+
+        Without a version, all objects come first, as `ADDED`, and then a bookmark (`is_end_of_list`).
+
+        Raises:
+            Expired: the version is too old.
+            ClusterError: the request failed, or the connection was silent or broke.
+        """
+        parameters = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "labelSelector": selector,
+            "timeoutSeconds": str(random.randint(*WATCH_SECONDS)),
+        }
+        if since is None:
+            parameters |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        else:
+            parameters["resourceVersion"] = since
+        what = f"watch {kind.plural}"
+        response = await self._open("watch", kind, namespace, parameters, what)
+        try:
+            async for line in _lines(response, what):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    code = int(event["object"].get("code") or 500)
+                    raise error_of(code, event["object"], what)
+                yield event["type"], event["object"]
+        finally:
+            response.close()
+
+    async def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncGenerator[tuple[list[Body], str]]:
+        """All objects page by page, each page with the version of the list. A failed page is requested again.
+
+        Raises:
+            Expired: the list took too long.
+            ClusterError: a page failed several times.
+        """
+        parameters = {"labelSelector": selector, "limit": str(PAGE)}
+        while True:
+            page = await self._page(kind, namespace, parameters)
+            names = {"apiVersion": kind.api_version, "kind": kind.kind}  # items of a list have neither
+            yield [{**names, **item} for item in page.get("items") or ()], str(page["metadata"]["resourceVersion"])
+            token = page["metadata"].get("continue")
+            if not token:
+                return
+            parameters = {**parameters, "continue": token}
+
+    async def _page(self, kind: Kind, namespace: str | None, parameters: dict[str, str]) -> Body:
+        what, tries = f"list {kind.plural}", 0
+        while True:
+            tries += 1
+            try:
+                response = await self._open("list", kind, namespace, parameters, what)
+                try:
+                    return json.loads(await response.read())  # type: ignore[no-any-return]
+                except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                    raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+                finally:
+                    response.close()
+            except Unavailable as error:
+                if tries == PAGE_TRIES:
+                    raise
+                await asyncio.sleep(error.after or PAGE_PAUSE * 2 ** (tries - 1))
+
+    async def _open(
+        self, verb: str, kind: Kind, namespace: str | None, parameters: dict[str, str], what: str
+    ) -> aiohttp.ClientResponse:
+        """Send a request; if its credentials are rejected, once more with renewed ones. The answer is not read yet."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        rejected = None
+        while True:
+            client = await self._authenticated_client(what, rejected)
+            used, begun, code = self._used, time.monotonic(), 0
+            request: Any = await client.param_serialize(
+                "GET", kind.path(namespace), query_params=list(parameters.items()),
+                header_params={"Accept": "application/json"}, auth_settings=["BearerToken"],
+            )  # fmt: skip
+            try:
+                response = (await client.call_api(*request, _request_timeout=timeout)).response
+                code = response.status
+                if code == 200:
+                    return response
+                reply = await response.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+            finally:
+                self._meter(verb, kind.plural, code, time.monotonic() - begun)
+            if code != 401 or rejected is not None:
+                raise _refusal(code, reply, what, response.headers.get("Retry-After"))
+            rejected = used
+
+    async def _authenticated_client(self, what: str, rejected: object) -> ApiClient:
+        """The client, with credentials that have neither expired nor been rejected."""
+        assert self._client is not None, "used outside its context"
+        try:
+            current = await self._credentials.current(self._used if rejected is self._used else None)
+        except NoCredentials as error:
+            raise Unavailable(f"{what}: {error}") from error
+        if current is not self._used:
+            before, self._used = self._used, current
+            if before.endpoint != current.endpoint:
+                replaced, self._client = self._client, self._new_client()
+                await replaced.close()  # its watches break and are opened again
+            else:
+                self._client.configuration = current.configuration
+        return self._client
+
+    def _new_client(self) -> ApiClient:
+        client = ApiClient(self._used.configuration)
+        client.user_agent = self._agent
+        return client
+
+
+def is_end_of_list(bookmark: Body) -> bool:
+    """Whether a bookmark follows the last object of a streamed list."""
+    annotations = bookmark["metadata"].get("annotations") or {}
+    return annotations.get("k8s.io/initial-events-end") == "true"
+
+
+def _refusal(code: int, reply: bytes, what: str, retry_after: str | None) -> ClusterError:
+    try:
+        said = json.loads(reply)
+    except ValueError:
+        said = None
+    return error_of(code, said if isinstance(said, dict) else None, what, retry_after)
+
+
+async def _lines(response: aiohttp.ClientResponse, what: str) -> AsyncIterator[bytes]:
+    """Lines of an answer. aiohttp's own iteration refuses lines that exceed its buffer, which large objects do."""
+    rest = bytearray()
+    try:
+        async for part in response.content.iter_any():
+            rest += part
+            *lines, last = rest.split(b"\n")
+            if lines:
+                rest = last
+            for line in lines:
+                if line:
+                    yield bytes(line)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+    if rest:
+        raise Unavailable(f"{what}: the connection ended within an object")

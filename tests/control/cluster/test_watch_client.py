@@ -1,0 +1,153 @@
+"""The client of watches, against a small HTTP server: requests as sent, long lines, errors, pages, credentials."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from omni_operator.cluster import watch_client as module
+from omni_operator.cluster.credentials import Credentials, Loaded
+from omni_operator.cluster.errors import Expired, KindAbsent, Refused, Unavailable
+from omni_operator.cluster.kinds import JOBS, PODS, Body
+from omni_operator.cluster.watch_client import WatchClient
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Tokens(Credentials):
+    """Credentials whose tokens are known in advance."""
+
+    def __init__(self, port: int, *tokens: str) -> None:
+        self._left = [
+            Loaded(Configuration(host=f"http://127.0.0.1:{port}", api_key={"BearerToken": f"Bearer {token}"}), "ns")
+            for token in tokens
+        ]
+        self.loaded = self._left.pop(0)
+
+    async def current(self, rejected: Loaded | None = None) -> Loaded:
+        if self.loaded is rejected:
+            self.loaded = self._left.pop(0)
+        return self.loaded
+
+
+class Server:
+    """An HTTP server with scripted answers, the last of which repeats."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.requests: list[web.Request] = []
+        self.metered: list[tuple[str, str, int]] = []
+        self.port = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(request)
+        return await (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])(request)
+
+    def client(self, *tokens: str) -> WatchClient:
+        def meter(verb: str, resource: str, code: int, seconds: float) -> None:
+            self.metered.append((verb, resource, code))
+
+        return WatchClient(Tokens(self.port, *tokens or ("t",)), meter, version="1")
+
+
+def says(code: int, **body: Any) -> Answer:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response(body, status=code)
+
+    return answer
+
+
+def streams(*events: Body, cut: bool = False) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        text = b"".join(json.dumps(event).encode() + b"\n" for event in events)
+        await response.write(text[:-5] if cut else text)
+        return response
+
+    return answer
+
+
+@pytest.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    monkeypatch.setattr(module, "PAGE_PAUSE", 0.0)
+    made = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", made.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.port = runner.addresses[0][1]
+    yield made
+    await runner.cleanup()
+
+
+def event(change: str, name: str, text: str = "") -> Body:
+    return {"type": change, "object": {"metadata": {"name": name, "resourceVersion": "5"}, "text": text}}
+
+
+async def read(client: WatchClient, since: str | None) -> list[tuple[str, str]]:
+    async with asyncio.timeout(10):
+        return [(change, body["metadata"]["name"]) async for change, body in client.changes(JOBS, None, "a=b", since)]
+
+
+async def test_the_first_watch_asks_for_a_streamed_list_and_the_next_for_changes(server: Server) -> None:
+    server.answers = [streams(event("ADDED", "a", "x" * 3_000_000), event("ADDED", "b"))]
+    async with server.client() as client:
+        assert await read(client, None) == [("ADDED", "a"), ("ADDED", "b")], "lines may be longer than any buffer"
+        await read(client, "5")
+    first, second = (dict(request.query) for request in server.requests)
+    assert (first["sendInitialEvents"], first["resourceVersionMatch"]) == ("true", "NotOlderThan")
+    assert "resourceVersion" not in first, "the list is as new as etcd"
+    assert second["resourceVersion"] == "5"
+    assert "sendInitialEvents" not in second
+    assert {query["labelSelector"] for query in (first, second)} == {"a=b"}
+    assert server.metered == [("watch", "diffusionrljobs", 200)] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (says(410, message="old"), Expired),
+        (streams({"type": "ERROR", "object": {"code": 410, "message": "old"}}), Expired),
+        (streams({"type": "ERROR", "object": {"code": 500}}), Unavailable),
+        (streams(event("ADDED", "a"), cut=True), Unavailable),
+        (says(422, message="sendInitialEvents is forbidden for watch"), Refused),
+        (says(404, message="the server could not find the requested resource"), KindAbsent),
+        (says(429), Unavailable),
+        (says(401), Unavailable),
+    ],
+    ids=["gone", "gone-event", "error-event", "cut", "no-streams", "no-kind", "busy", "rejected"],
+)
+async def test_errors_by_meaning(server: Server, answer: Answer, error: type[Exception]) -> None:
+    server.answers = [answer]
+    async with server.client("t", "u") as client:
+        with pytest.raises(error):
+            await read(client, None)
+
+
+async def test_rejected_credentials_are_renewed_once(server: Server) -> None:
+    server.answers = [says(401), streams(event("ADDED", "a"))]
+    async with server.client("old", "new") as client:
+        assert await read(client, "1") == [("ADDED", "a")]
+    assert [request.headers["Authorization"] for request in server.requests] == ["Bearer old", "Bearer new"]
+
+
+async def test_a_failed_page_is_requested_again_and_not_the_list(server: Server) -> None:
+    def page(name: str, token: str = "") -> Answer:
+        return says(200, metadata={"resourceVersion": "9", "continue": token}, items=[{"metadata": {"name": name}}])
+
+    server.answers = [page("a", "first"), says(500), says(503), page("b", "second"), says(500), page("c")]
+    async with server.client() as client:
+        found = [(body["metadata"]["name"], version) async for page, version in client.pages(PODS, "ns", "")
+                 for body in page]  # fmt: skip
+    assert found == [("a", "9"), ("b", "9"), ("c", "9")]
+    tokens = [request.query.get("continue") for request in server.requests]
+    assert tokens == [None, "first", "first", "first", "second", "second"]

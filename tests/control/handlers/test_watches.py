@@ -1,0 +1,92 @@
+"""Start of the watches: one list of each kind, passes when the children are known, readiness when all is listed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from omni_operator.api.names import JOB_LABEL
+from omni_operator.cluster.kinds import JOBS, LEASES, PODS, RAYJOBS, Body, Key, Kind
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.handlers.watches import CHILDREN, Watches
+
+END = {"resourceVersion": "9", "annotations": {"k8s.io/initial-events-end": "true"}}
+
+
+def body_of(kind: Kind, name: str, version: int, **parts: Any) -> Body:
+    labels = {} if kind == JOBS else {JOB_LABEL: name.rpartition("-")[0], "diffusionrl.io/attempt": "1"}
+    meta = {"namespace": "ns", "name": name, "uid": f"{kind.plural}-{name}", "resourceVersion": str(version)}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {**meta, "labels": labels}, **parts}
+
+
+class Gates:
+    """A source whose lists end when the test opens their gate; then a queue has the changes."""
+
+    def __init__(self, objects: dict[Kind, list[Body]]) -> None:
+        self.objects, self.requests = objects, list[tuple[Kind, str | None]]()
+        self.gates = {kind: asyncio.Event() for kind in (*CHILDREN, JOBS, LEASES)}
+        self.later = {kind: asyncio.Queue[tuple[str, Body]]() for kind in self.gates}
+
+    async def changes(
+        self, kind: Kind, namespace: str | None, selector: str, since: str | None
+    ) -> AsyncGenerator[tuple[str, Body]]:
+        self.requests.append((kind, since))
+        for body in self.objects.get(kind, ()):
+            yield "ADDED", body
+        await self.gates[kind].wait()
+        yield "BOOKMARK", {"metadata": END}
+        while True:
+            yield await self.later[kind].get()
+
+    async def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncGenerator[tuple[list[Body], str]]:
+        raise AssertionError("the list is streamed")
+        yield [], ""
+
+
+async def quiet() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_jobs_wait_for_their_children_and_for_nothing_else() -> None:
+    source = Gates({JOBS: [body_of(JOBS, "red", 1, spec={}), body_of(JOBS, "blue", 2, spec={})],
+                    RAYJOBS: [body_of(RAYJOBS, "red-a01", 3)]})  # fmt: skip
+    cache, liveness, woken = ObjectCache(), WatchLiveness(60.0), list[Key]()
+    watches = Watches(source, (), cache, liveness, woken.append, lambda resource: None)
+    tasks = [asyncio.create_task(run) for run in watches.runs()]
+    await quiet()
+    for kind in CHILDREN:
+        assert woken == [], f"{kind.plural} are not listed yet"
+        source.gates[kind].set()
+        await quiet()
+    assert woken == [("ns", "red"), ("ns", "blue")]
+    assert cache.observed(("ns", "red"), "").rayjobs
+    source.later[RAYJOBS].put_nowait(("DELETED", source.objects[RAYJOBS][0]))
+    await quiet()
+    assert woken[2:] == [("ns", "red")], "from then on each change starts a pass"
+
+    source.gates[JOBS].set()
+    source.gates[LEASES].set()
+    await quiet()
+    assert not liveness.ready, "no watch has delivered the operator's own write"
+    source.later[LEASES].put_nowait(("MODIFIED", body_of(LEASES, "canary", 12)))
+    await quiet()
+    assert liveness.ready
+    assert sorted(kind.plural for kind, _ in source.requests) == sorted(kind.plural for kind in source.gates)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_no_watch() -> None:
+    cache, woken = ObjectCache(), list[Key]()
+    watches = Watches(Gates({}), (), cache, WatchLiveness(60.0), woken.append, lambda resource: None)
+    for name, version in (("red-a01", 3), ("red-a02", 20)):
+        watches.handle(RAYJOBS, "ADDED", body_of(RAYJOBS, name, version))
+    watches.handle(PODS, "ADDED", {"metadata": {"name": "broken", "labels": 7}})
+    woken.clear()
+    watches.remove_missing(RAYJOBS, None, set(), 10)
+    assert woken == [("ns", "red")]
+    assert [one.name for one in cache.observed(("ns", "red"), "").rayjobs] == ["red-a02"], "it is newer than the list"
