@@ -1,0 +1,78 @@
+"""Memory of a job that is cached and idle: bounded, and given back when the job is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import tracemalloc
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Body, Kind
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.handlers.job_workers import JobWorkers
+from omni_operator.reconciler import ReconcileResult
+
+if TYPE_CHECKING:
+    from .conftest import Simulation
+
+COUNT = 200
+LIMIT = 8 * 1024
+KINDS = (RAYJOBS, RAYCLUSTERS, SERVICES, NETWORK_POLICIES, JOBS)
+POD_LIMIT = 3 * 1024
+
+
+async def test_a_cached_job_takes_less_than_8_kib_and_a_deleted_one_nothing(simulation: Simulation) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.report(step=3, **{"reward/mean": 0.25, "weights/version": 3, "samples": 96})
+    await simulation.settle()
+    texts = [(kind, json.dumps(body)) for kind in (*KINDS, PODS) for body in simulation.cluster.all(kind)]
+
+    def copies(*kinds: Kind) -> Iterator[tuple[Kind, Body]]:
+        """The objects of other jobs, one at a time, as a watch delivers them."""
+        for number in range(COUNT):
+            for kind, text in texts:
+                if kind in kinds:
+                    yield kind, json.loads(text.replace("red", f"job-{number}").replace("uid-", f"uid-{number}-"))
+
+    async def reconcile(key: tuple[str, str]) -> ReconcileResult:
+        return ReconcileResult(gone=cache.job(key) is None)
+
+    async def passes() -> int:
+        """Wake all jobs; return the memory in use after the passes."""
+        for number in range(COUNT):
+            workers.wake(("team-a", f"job-{number}"))
+        while workers.depth or workers.tasks:
+            await asyncio.sleep(0)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    cache = ObjectCache()
+    workers = JobWorkers(
+        reconcile, rank=lambda key: 1, revision=lambda key: None, resync=lambda: 3600.0,
+        measured=lambda result, seconds: None, clock=lambda: datetime(2026, 1, 1, tzinfo=UTC), passes=16,
+    )  # fmt: skip
+    tracemalloc.start()
+    try:
+        empty = await passes()
+        for kind, body in copies(*KINDS):
+            cache.put(kind, body)
+        full = await passes()
+        for kind, body in copies(PODS):
+            cache.put(kind, body)
+        with_pods = await passes()
+        for kind, body in copies(*KINDS, PODS):
+            cache.remove(kind, body)
+        end = await passes()
+    finally:
+        tracemalloc.stop()
+    await workers.stop(10)
+    assert len(cache.jobs()) == 0
+    assert (full - empty) / COUNT < LIMIT
+    assert (with_pods - full) / COUNT < 2 * POD_LIMIT, "a head and a worker"
+    assert end - empty < 0.2 * (full - empty)
