@@ -22,6 +22,7 @@ from .watches import CHILDREN, selector_of
 
 LEASE = "omni-operator-canary"
 CHECK_FIRST, CHECK_MOST, SETTLE = 5.0, 60.0, 2.0
+RETRY_SECONDS = 0.5  # after a failed request at the start
 log = logging.getLogger(__name__)
 
 
@@ -39,12 +40,14 @@ class LeaseHeartbeat:
     settings: Settings
 
     async def run(self) -> None:
+        written = False
         while True:
-            await self.beat(utc_now())
-            await asyncio.sleep(self.settings.canary_seconds)
+            written = await self.beat(utc_now()) or written
+            # The operator is not ready before its first write.
+            await asyncio.sleep(self.settings.canary_seconds if written else RETRY_SECONDS)
 
-    async def beat(self, now: datetime) -> None:
-        """Write the Lease once. A failed write is logged and not tracked."""
+    async def beat(self, now: datetime) -> bool:
+        """Write the Lease once, and return whether that succeeded. A failed write is logged and not tracked."""
         body: Body = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
@@ -59,15 +62,10 @@ class LeaseHeartbeat:
         try:
             answer = await self.cluster.apply(body)
         except ClusterError as error:
-            log.warning(
-                "Lease %s/%s: write failed, retry in %.0f s: %s",
-                self.settings.lease_namespace,
-                LEASE,
-                self.settings.canary_seconds,
-                error,
-            )
-        else:
-            self.liveness.expect(LEASES, answer, time.monotonic())
+            log.warning("Lease %s/%s: write failed, retrying: %s", self.settings.lease_namespace, LEASE, error)
+            return False
+        self.liveness.expect(LEASES, answer, time.monotonic())
+        return True
 
 
 @dataclass(slots=True)
@@ -116,10 +114,11 @@ class MissingKinds:
 
     async def await_jobs(self) -> None:
         """Wait until DiffusionRLJobs are served, then record which other kinds are not."""
-        while not await self._serves(JOBS):
+        while not await self._answer(JOBS):
             log.warning("DiffusionRLJobs are not served: install the CRD (crds/); next check in %.0f s", CHECK_FIRST)
             await asyncio.sleep(CHECK_FIRST)
-        self.absent = {kind for kind in CHILDREN if not await self._serves(kind)}
+        answers = await asyncio.gather(*(self._answer(kind) for kind in CHILDREN))
+        self.absent = {kind for kind, served in zip(CHILDREN, answers, strict=True) if not served}
 
     async def run(self) -> None:
         pause = CHECK_FIRST
@@ -131,9 +130,15 @@ class MissingKinds:
                 log.info("%s: now served; restarting the watches", ", ".join(sorted(kind.plural for kind in found)))
                 self.served.set()
 
-    async def _serves(self, kind: Kind) -> bool:
+    async def _answer(self, kind: Kind) -> bool:
+        """Whether a kind is served; a failed request says nothing about it and is repeated."""
+        while (served := await self._serves(kind)) is None:
+            await asyncio.sleep(RETRY_SECONDS)
+        return served
+
+    async def _serves(self, kind: Kind) -> bool | None:
         try:
             return await self.cluster.serves(kind)
         except ClusterError as error:
             log.warning("%s: discovery failed: %s", kind.plural, error)
-            return False
+            return None

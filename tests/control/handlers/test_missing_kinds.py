@@ -9,14 +9,16 @@ import pytest
 
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
-from omni_operator.cluster.kinds import JOBS, POD_MONITORS, RAYCLUSTERS, RAYJOBS
+from omni_operator.cluster.kinds import JOBS, LEASES, POD_MONITORS, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.handlers import background
-from omni_operator.handlers.background import MissingKinds
+from omni_operator.handlers.background import LeaseHeartbeat, MissingKinds
+from omni_operator.settings import Settings
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    for name in ("CHECK_FIRST", "CHECK_MOST", "SETTLE"):
+    for name in ("CHECK_FIRST", "CHECK_MOST", "SETTLE", "RETRY_SECONDS"):
         monkeypatch.setattr(background, name, 0.001)
     return FakeCluster(lambda: datetime(2026, 1, 1, tzinfo=UTC))
 
@@ -69,3 +71,31 @@ async def test_a_failed_discovery_is_not_a_new_kind(cluster: FakeCluster) -> Non
         await asyncio.sleep(0)
     checking.cancel()
     assert not missing.served.is_set()
+
+
+async def test_failed_requests_at_the_start_are_repeated_and_make_no_kind_absent(cluster: FakeCluster) -> None:
+    cluster.absent = {POD_MONITORS}
+    answered, failures = cluster.serves, dict.fromkeys((JOBS, RAYJOBS, RAYCLUSTERS), 2)
+
+    async def fails_twice(kind: Kind) -> bool:
+        if failures.get(kind):
+            failures[kind] -= 1
+            raise Unavailable("500")
+        return await answered(kind)
+
+    cluster.serves = fails_twice  # type: ignore[method-assign]
+    missing = MissingKinds(cluster)
+    await asyncio.wait_for(missing.await_jobs(), 30)
+    assert missing.absent == {POD_MONITORS}
+    assert not any(failures.values())
+
+
+async def test_a_failed_first_heartbeat_is_repeated_soon(cluster: FakeCluster) -> None:
+    failures = [Unavailable("500"), Unavailable("500")]
+    cluster.failures = lambda verb, kind, name: failures.pop() if failures else None
+    liveness = WatchLiveness(60.0)
+    beating = asyncio.create_task(LeaseHeartbeat(cluster, liveness, Settings(canary_seconds=3600.0)).run())
+    while not cluster.all(LEASES):
+        await asyncio.sleep(0)
+    beating.cancel()
+    assert cluster.log == [("apply", "leases")] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +12,10 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from omni_operator import metrics as metrics_module
+from omni_operator.cluster import object_cache as object_cache_module
 from omni_operator.cluster.kinds import JOBS, LEASES
-from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.object_cache import ObjectCache, unpack
 from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.handlers.http_server import probe_routes, serve
 from omni_operator.metrics import JobMetrics, OperatorMetrics
@@ -91,6 +94,22 @@ def test_the_number_of_series_is_bounded_and_running_jobs_come_first() -> None:
     assert families["diffusionrl_jobs_not_shown"][0].value == 25
     assert {s.labels["name"] for s in families["diffusionrl_job_info"]} == {f"job-{n}" for n in range(25, 30)}
     assert len(re.findall(r"^diffusionrl_job_", text, re.MULTILINE)) < 5 * 60
+
+
+async def test_the_event_loop_parses_no_job_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, threads = ObjectCache(), []
+    for number in range(30):
+        cache.put(JOBS, job(number, runningTime="2026-01-01T00:00:00Z"))
+
+    def recorded(packed: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return unpack(packed)
+
+    for module in (metrics_module, object_cache_module):
+        monkeypatch.setattr(module, "unpack", recorded)
+    await OperatorMetrics(JobMetrics(cache, 5)).page()
+    assert len(threads) == 5
+    assert threading.main_thread() not in threads
 
 
 def test_metric_names_follow_prometheus_conventions() -> None:
