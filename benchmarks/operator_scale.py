@@ -100,31 +100,35 @@ def fill(plane: ControlPlane, client: httpx.Client, jobs: int, folder: Path) -> 
         wait_for("all RayJobs", lambda: count(client, RAYJOBS) >= jobs, PATIENCE)
         minutes = (time.monotonic() - began) / 60
         settled(running)
-        grown = resident(running)
         found = {
             "memory_empty_mib": empty,
-            "memory_full_mib": grown,
-            "memory_per_job_kib": (grown - empty) * 1024 / jobs,
+            "memory_full_mib": resident(running),
             "created_per_minute": jobs / minutes,
             "cpu_per_created_job_ms": (processor_seconds(running) - used) * 1000 / jobs,
         }
         return {**found, **scrape(running), **stream(plane, client)}
 
 
-def restart(plane: ControlPlane, client: httpx.Client, deleted: int, folder: Path) -> dict[str, float]:
-    """Figures of a second operator over the same jobs: start, a new job, memory, deletion."""
+def restart(plane: ControlPlane, client: httpx.Client, deleted: int, empty: float, folder: Path) -> dict[str, float]:
+    """Figures of a second operator over the same jobs: start, a new job, memory against `empty`, deletion."""
     began = time.monotonic()
     with operator(plane, folder, **SETTINGS) as running:
         ready, used = time.monotonic() - began, processor_seconds(running)
         found = {"ready_s": ready, "ready_cpu_s": used, "new_job_s": served(plane, client, "after-restart")}
         settled(running)
         before, jobs = resident(running), count(client, JOBS)
-        found |= {"passes_cpu_s": processor_seconds(running) - used, "memory_restarted_mib": before}
-        began = time.monotonic()
+        found |= {
+            "passes_cpu_s": processor_seconds(running) - used,
+            "memory_restarted_mib": before,
+            "memory_per_job_kib": (before - empty) * 1024 / jobs,
+        }
+        began, used = time.monotonic(), processor_seconds(running)
         delete(client, [f"job-{number}" for number in range(deleted)])
+        found["deletion_requests_s"] = time.monotonic() - began
         wait_for("deleted jobs to be gone", lambda: count(client, JOBS) <= jobs - deleted, PATIENCE)
         found["deletion_s"] = time.monotonic() - began
         settled(running)
+        found["cpu_per_deleted_job_ms"] = (processor_seconds(running) - used) * 1000 / deleted
         return {**found, "memory_after_deletion_mib": resident(running)}
 
 
@@ -133,13 +137,14 @@ def measure(jobs: int, deleted: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, control_plane({}) as plane, http(plane) as client:
         install(plane)
         folder = Path(name)
-        return {"jobs": jobs, "deleted": deleted, **fill(plane, client, jobs, folder),
-                **restart(plane, client, deleted, folder)}  # fmt: skip
+        found = fill(plane, client, jobs, folder)
+        again = restart(plane, client, deleted, found["memory_empty_mib"], folder)
+        return {"jobs": jobs, "deleted": deleted, **found, **again}
 
 
 def main() -> None:
     """Measure, print and write the figures."""
-    parser = arguments(__doc__, "operator-scale", 1)
+    parser = arguments(__doc__, "operator_scale", 1)
     parser.add_argument("--jobs", type=int, default=5000)
     parser.add_argument("--deleted", type=int, default=1000, help="jobs that are deleted at the end")
     given = parser.parse_args()

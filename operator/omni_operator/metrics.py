@@ -58,6 +58,7 @@ class OperatorMetrics:
             "watch_last_event_timestamp_seconds", "Time of the last event of a watch.", ["resource"]
         )
         self._depth = self._gauge("queue_depth", "Reconcile passes that wait for a worker.")
+        self._tasks = self._gauge("tasks", "Tasks of the event loop. It does not depend on the number of jobs.")
         self._late = self._gauge("watch_late_writes", "Writes of the operator whose watch event is overdue.")
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counted:
@@ -91,6 +92,7 @@ class OperatorMetrics:
         depth, late = self._read()
         self._depth.set(depth)
         self._late.set(late)
+        self._tasks.set(len(asyncio.all_tasks()))
         jobs = self._jobs.shown() if self._jobs else None
         return await asyncio.to_thread(self._render, jobs)
 

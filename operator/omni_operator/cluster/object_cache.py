@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from omni_operator.status.observation import Evidence, Observation, ObservedPod,
 
 from . import object_parser
 from .job_summary import JobSummary, summarize
-from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
+from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
 
 EVIDENCE_KEPT = 8
 Seen: TypeAlias = ObservedRayJob | ObservedRayCluster | ObservedPod | bytes
@@ -108,7 +108,11 @@ class ObjectCache:
         meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
         return self.remove(kind, {"metadata": meta})
 
-    def prune(self, kind: Kind, alive: Set[str], listed: int, namespace: str | None = None) -> set[Key]:
+    def prune(self, kind: Kind, alive: Iterable[Meta], listed: int, namespace: str | None = None) -> set[Key]:
+        """Remove objects that are missing from a list, which is given by the metadata of its objects."""
+        return self.remove_missing(kind, {str(meta["uid"]) for meta in alive}, listed, namespace)
+
+    def remove_missing(self, kind: Kind, alive: Set[str], listed: int, namespace: str | None = None) -> set[Key]:
         """Remove objects that are missing from a list at version `listed`. Return the jobs that changed.
 
         An interrupted watch may miss deletions, for which no event follows.

@@ -88,8 +88,7 @@ class CacheCleanup:
         try:
             for namespace in self.settings.namespaces or (None,):
                 listing = await self.cluster.list_metadata(kind, namespace, selector_of(kind))
-                alive = {str(meta["uid"]) for meta in listing.items}
-                for key in self.cache.prune(kind, alive, listing.version, namespace):
+                for key in self.cache.prune(kind, listing.items, listing.version, namespace):
                     log.info("%s/%s: the watch missed a deletion of %s; reconciling", *key, kind.plural)
                     self.wake(key)
         except KindAbsent:

@@ -87,7 +87,7 @@ class Watches:
     def remove_missing(self, kind: Kind, namespace: str | None, alive: set[str], version: int) -> None:
         """Remove cached objects that a list does not have: their deletion was not reported."""
         if kind != LEASES:
-            for key in self.cache.prune(kind, alive, version, namespace):
+            for key in self.cache.remove_missing(kind, alive, version, namespace):
                 if self._children_listed():
                     self.wake(key)
 

@@ -73,11 +73,11 @@ def test_missed_deletions_are_found_and_objects_newer_than_the_list_stay() -> No
     cache.put(JOBS, job())
     for name, version in (("a", 3), ("b", 4), ("c", 11)):
         cache.put(PODS, child(PODS, name, version))
-    alive = {child(PODS, "a", 3)["metadata"]["uid"]}
+    alive = [child(PODS, "a", 3)["metadata"]]
     assert cache.prune(PODS, alive, 10, "other") == set()
     assert cache.prune(PODS, alive, 10) == {KEY}
     assert cache.pod_names(KEY) == {"a", "c"}
-    assert cache.prune(JOBS, set(), 10) == {KEY}
+    assert cache.prune(JOBS, [], 10) == {KEY}
     assert cache.job(KEY) is None
 
 

@@ -118,7 +118,7 @@ async def test_a_list_that_breaks_off_is_not_complete() -> None:
     source, seen = await watch(
         [("ADDED", job("a", 1))],
         [("ADDED", job("a", 1)), Unavailable("reset")],
-        [("ADDED", job("a", 1)), ("ADDED", job("b", 2)), bookmark(2), bookmark(2, **END)],
+        [("ADDED", job("a", 1)), bookmark(1), ("ADDED", job("b", 2)), bookmark(2, **END)],
     )
     assert source.since == [None, None, None]
     assert seen.lists == [({"u-a", "u-b"}, 2)]

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
 from omni_operator.api.names import JOB_LABEL
 from omni_operator.cluster.kinds import JOBS, LEASES, PODS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.object_cache import ObjectCache
@@ -67,14 +69,31 @@ async def test_jobs_wait_for_their_children_and_for_nothing_else() -> None:
     await quiet()
     assert woken[2:] == [("ns", "red")], "from then on each change starts a pass"
 
-    source.gates[JOBS].set()
-    source.gates[LEASES].set()
+    assert sorted(kind.plural for kind, _ in source.requests) == sorted(kind.plural for kind in source.gates)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("last", [JOBS, LEASES], ids=lambda kind: kind.plural)
+async def test_readiness_needs_all_lists_and_the_operators_own_write(last: Kind) -> None:
+    source, liveness = Gates({}), WatchLiveness(60.0)
+    watches = Watches(source, (), ObjectCache(), liveness, lambda key: None, lambda resource: None)
+    tasks = [asyncio.create_task(run) for run in watches.runs()]
+    write = "MODIFIED", body_of(LEASES, "canary", 12)
+    for kind in (*CHILDREN, *({JOBS, LEASES} - {last})):
+        source.gates[kind].set()
+    if last == JOBS:
+        source.later[LEASES].put_nowait(write)
     await quiet()
-    assert not liveness.ready, "no watch has delivered the operator's own write"
-    source.later[LEASES].put_nowait(("MODIFIED", body_of(LEASES, "canary", 12)))
+    assert not liveness.ready
+    source.gates[last].set()
+    if last == LEASES:
+        await quiet()
+        assert not liveness.ready
+        source.later[LEASES].put_nowait(write)
     await quiet()
     assert liveness.ready
-    assert sorted(kind.plural for kind, _ in source.requests) == sorted(kind.plural for kind in source.gates)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
