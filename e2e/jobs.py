@@ -12,6 +12,7 @@ import httpx
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.errors import DeadlinePassed
+from omni_operator.api.names import report_audience
 
 JOB_SEEN = 30.0
 
@@ -143,6 +144,26 @@ class JobOnPlane(Job):
                 "jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "rayClusterName": cluster, "startTime": now(),
             }
         })  # fmt: skip
+
+    def add_trainer(self, number: int, account: str = "default") -> tuple[str, str]:
+        """KubeRay makes a trainer pod; its name and uid."""
+        cluster = self.api.get(self.ray("rayclusters", f"{self.attempt(number)}-x1"))["metadata"]
+        owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
+        meta = {
+            "name": f"{cluster['name']}-worker", "labels": {**cluster["labels"], "ray.io/node-type": "worker"},
+            "ownerReferences": [{**owner, "controller": True}],
+        }  # fmt: skip
+        spec = {"serviceAccountName": account, "containers": [{"name": "main", "image": "rollout:1"}]}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+        made = self.api.post(f"/api/v1/namespaces/{self.namespace}/pods", body)["metadata"]
+        return str(made["name"]), str(made["uid"])
+
+    def report_token(self, pod: tuple[str, str] | None, job: str | None = None) -> str:
+        """A token for reports about a job, this one by default, bound to a pod."""
+        audience = report_audience(self.namespace, job or self.name)
+        bound = {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": pod[0], "uid": pod[1]}} if pod else {}
+        path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/default/token"
+        return str(self.api.post(path, {"spec": {"audiences": [audience], **bound}})["status"]["token"])
 
     def start(self) -> None:
         """A new job, until its first attempt runs."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from e2e.cluster import deadlines
@@ -107,38 +105,6 @@ def test_suspend_and_resume(running: RunningOperator, api: Api, namespace: str) 
     job.run(2)
     job.await_condition("Suspended", "False")
     job.await_condition("Ready", "True")
-
-
-def test_reports_need_a_token_for_the_job(
-    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
-) -> None:
-    job = JobOnPlane(api, namespace)
-    job.start()
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"
-
-    def token(name: str) -> str:
-        audience = f"diffusionrl.io/v1alpha1/namespaces/{namespace}/diffusionrljobs/{name}/report"
-        return str(api.post(accounts, {"spec": {"audiences": [audience]}})["status"]["token"])
-
-    def post(bearer: str, body: object) -> httpx.Response:
-        url, headers = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {bearer}"}
-        return httpx.post(url, content=json.dumps(body), headers=headers, timeout=30, trust_env=False)
-
-    step = {"attempt": 1, "event": "step", "step": 3, "reward/mean": 0.25, "weights/version": 3, "samples": 96}
-    plain = api.post(accounts, {"spec": {}})["status"]["token"]
-    assert post("nonsense", step).status_code == 401
-    assert post(plain, step).status_code == 401
-    forged = token(job.name)[:-8] + "AAAAAAAA"
-    assert post(forged, step).status_code == 403
-    assert post(token("blue"), step).status_code == 404
-    assert post(token(job.name), {"attempt": "x"}).status_code == 400
-    assert post(token(job.name), {**step, "message": "x" * 200_000}).status_code == 413
-    assert post(token(job.name), step).status_code == 200
-    job.await_condition("ProgressStalled", "False", "StepAdvancing")
-    status = job.status()
-    assert status["progress"]["globalStep"] == 3
-    assert status["weights"]["trainerVersion"] == 3
-    assert status["usage"]["samples"] == 96
 
 
 def test_metrics_and_probes(running: RunningOperator) -> None:

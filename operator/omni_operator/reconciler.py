@@ -65,8 +65,8 @@ log = logging.getLogger(__name__)
 class ReportSource(Protocol):
     """Reports of trainers, and requests for them."""
 
-    def newest(self, key: Key) -> TrainerReport | None:
-        """The newest report of a job."""
+    def newest(self, key: Key, uid: str) -> TrainerReport | None:
+        """The newest report of the job with this uid."""
 
     def ask_checkpoint(self, key: Key, since: datetime) -> None:
         """Request a checkpoint in the answer to the next report."""
@@ -226,7 +226,7 @@ class Reconciler:
         )
 
     def _observe(self, key: Key, uid: str) -> Observation:
-        return replace(self.cache.observed(key, uid), report=self.reports.newest(key))
+        return replace(self.cache.observed(key, uid), report=self.reports.newest(key, uid))
 
     def _digest(self, job: DiffusionRLJob, facts: JobFacts, status: Status, attempt: int) -> str | None:
         """Digest of the RayJob that the spec renders now. Rendering takes milliseconds: only after the spec changed."""

@@ -1,72 +1,46 @@
 """HTTP endpoint for progress reports of trainers.
 
 `POST /v1/reports` with a service account token whose audience names the job; tokens with another audience, such as the
-API server's, are rejected. A TokenReview returns the identity: it must be a service account of the job's namespace, and
-a token bound to a pod must belong to one of the job's pods. The answer `{"checkpoint": true}` requests a checkpoint.
+API server's, are rejected. The token must be bound to one of the job's pods: a report counts for the attempt of that
+pod, whatever it says. The answer `{"checkpoint": true}` requests a checkpoint.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
+import asyncio
 import logging
-import re
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from aiohttp import web
-from pydantic import ValidationError
 
-from omni_operator.api.names import REPORTS_PATH, report_audience
+from omni_operator.api.names import REPORTS_PATH
 from omni_operator.cluster.errors import ClusterError
 from omni_operator.cluster.kinds import Key
 from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.protocol import Cluster, Identity
+from omni_operator.rate_limiter import RateLimiter
+from omni_operator.report_authorizer import ReportAuthorizer, ReportDenied, TooManyRejected, read_claims
 from omni_operator.status.observation import TrainerReport
-from omni_operator.status.trainer_report import ReportEvent, is_current, merge_event, parse_event
+from omni_operator.status.trainer_report import ReportEvent, merge_event, parse_event
 
 BODY_LIMIT = 64 * 1024
-MAX_TOKENS = 4096
-TOKEN_LIFETIME = timedelta(seconds=60)
+POSTS_BURST, POSTS_PER_SECOND = 100, 10.0  # reports of one job
 log = logging.getLogger(__name__)
-
-
-_PATTERN = re.escape(report_audience("NAMESPACE", "JOB"))
-_AUDIENCE = re.compile(
-    _PATTERN.replace("NAMESPACE", r"(?P<namespace>[a-z0-9][-a-z0-9]*)").replace("JOB", r"(?P<job>[a-z][-a-z0-9]*)")
-)
-
-
-def job_of(token: str) -> Key | None:
-    """The job that a token's audience names; None without one, or if it is not a token.
-
-    The token is not verified here: a TokenReview checks it for this audience.
-    """
-    try:
-        _, payload, _ = token.split(".")
-        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        audiences = claims["aud"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    for audience in audiences if isinstance(audiences, list) else [audiences]:
-        if found := _AUDIENCE.fullmatch(str(audience)):
-            return found["namespace"], found["job"]
-    return None
 
 
 class ReportStore:
     """The newest report of every job, and requests for its trainer."""
 
     def __init__(self) -> None:
-        self._newest: dict[Key, TrainerReport] = {}
+        self._newest: dict[Key, tuple[str, TrainerReport]] = {}
         self._asked: dict[Key, datetime] = {}
 
-    def newest(self, key: Key) -> TrainerReport | None:
-        return self._newest.get(key)
+    def newest(self, key: Key, uid: str) -> TrainerReport | None:
+        """The newest report of the job with this uid."""
+        found = self._newest.get(key)
+        return found[1] if found and found[0] == uid else None
 
     def ask_checkpoint(self, key: Key, since: datetime) -> None:
         self._asked[key] = since
@@ -75,13 +49,13 @@ class ReportStore:
         self._newest.pop(key, None)
         self._asked.pop(key, None)
 
-    def take(self, key: Key, post: ReportEvent, now: datetime) -> dict[str, Any]:
-        """Store an event and return the answer. Events of earlier attempts are ignored."""
-        before = self._newest.get(key)
-        if not is_current(before, post):
+    def take(self, key: Key, uid: str, attempt: int, event: ReportEvent, now: datetime) -> dict[str, Any]:
+        """Store an event of an attempt and return the answer. Events of earlier attempts are ignored."""
+        before = self.newest(key, uid)
+        if before is not None and attempt < before.attempt:
             return {"stale": True}
-        report = merge_event(before, post, now)
-        self._newest[key] = report
+        report = merge_event(before, event, attempt, now)
+        self._newest[key] = uid, report
         asked = self._asked.get(key)
         if asked and report.checkpoint_at and report.checkpoint_at >= asked:
             del self._asked[key]
@@ -89,55 +63,14 @@ class ReportStore:
         return {"checkpoint": True} if asked else {}
 
 
-class ReportDenied(Exception):
-    """The token does not allow reports about this job."""
-
-
 @dataclass(slots=True)
-class ReportAuthorizer:
-    """Checks whether a token may report about a job; results are cached, so steps need no TokenReview."""
-
-    cluster: Cluster
-    cache: ObjectCache
-    clock: Callable[[], datetime]
-    _known: OrderedDict[str, tuple[datetime, Identity | None]] = field(default_factory=OrderedDict)
-
-    async def authorize(self, key: Key, token: str) -> None:
-        """Check a token.
-
-        Raises:
-            ReportDenied: the token does not allow it.
-            ClusterError: the TokenReview failed.
-        """
-        identity = await self._identify(token, report_audience(*key))
-        if identity is None:
-            raise ReportDenied(f"the token is not valid for the audience {report_audience(*key)}")
-        if not identity.user.startswith(f"system:serviceaccount:{key[0]}:"):
-            raise ReportDenied(f"{identity.user} is not a service account of namespace {key[0]}")
-        pods = self.cache.pod_names(key)
-        if identity.pod and pods and identity.pod not in pods:
-            raise ReportDenied(f"pod {identity.pod} does not belong to job {key[1]}")
-
-    async def _identify(self, token: str, audience: str) -> Identity | None:
-        name = hashlib.sha256(f"{audience}\n{token}".encode()).hexdigest()
-        now = self.clock()
-        if name in self._known and now < self._known[name][0]:
-            return self._known[name][1]
-        identity = await self.cluster.review_token(token, audience)
-        self._known[name] = (now + TOKEN_LIFETIME, identity)
-        self._known.move_to_end(name)
-        while len(self._known) > MAX_TOKENS:
-            self._known.popitem(last=False)
-        return identity
-
-
-@dataclass(frozen=True, slots=True)
 class ReportEndpoint:
     """HTTP routes of reports.
 
     Attributes:
         wake: called with the job after every report.
         counted: called with the result of every request, for metrics.
+        body_seconds: time for a body to arrive.
     """
 
     reports: ReportStore
@@ -146,34 +79,69 @@ class ReportEndpoint:
     clock: Callable[[], datetime]
     wake: Callable[[Key], None]
     counted: Callable[[str], None]
+    body_seconds: float = 10.0
+    _posts: RateLimiter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._posts = RateLimiter(POSTS_PER_SECOND, POSTS_BURST, self.clock)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post(REPORTS_PATH, self._post)]
 
     async def _post(self, request: web.Request) -> web.Response:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        key = job_of(token.strip()) if scheme.lower() == "bearer" else None
-        if key is None:
-            return self._answer(
-                401, "unauthenticated", {"error": "a bearer token with the audience of a job is required"}
-            )
+        token = token.strip()
+        claims = read_claims(token) if scheme.lower() == "bearer" else None
+        if claims is None:
+            return self._refuse(401, "unauthenticated", "a bearer token with the audience of a job is required")
+        key = claims.key
+        job = self.cache.job(key)
+        if job is None:
+            return self._refuse(404, "unknown", f"job {key[0]}/{key[1]} does not exist")
+        uid = str(job["metadata"].get("uid"))
         try:
-            await self.authorizer.authorize(key, token.strip())
+            attempt = await self.authorizer.authorize(token, claims, uid, request.remote)
         except ReportDenied as error:
-            return self._answer(403, "denied", {"error": str(error)})
+            return self._refuse(403, "denied", str(error))
+        except TooManyRejected:
+            return self._refuse(429, "limited", "too many rejected tokens from this address; retry later")
         except ClusterError as error:
             log.warning("%s/%s: a report cannot be authorized: %s", *key, error)
-            return self._answer(503, "unavailable", {"error": "the token cannot be checked now; retry later"})
-        if self.cache.job(key) is None:
-            return self._answer(404, "unknown", {"error": f"job {key[0]}/{key[1]} does not exist"})
+            return self._refuse(503, "unavailable", "the token cannot be checked now; retry later")
+        if not self._posts.allows(key):
+            return self._refuse(429, "limited", f"more than {POSTS_PER_SECOND:.0f} reports a second; retry later")
+        self._posts.count(key)
         try:
-            body = json.loads(await request.text())
-            post = parse_event(body if isinstance(body, dict) else {})
-        except (ValidationError, ValueError, RecursionError) as error:
-            return self._answer(400, "invalid", {"error": str(error)[:1024]})
-        answer = self.reports.take(key, post, self.clock())
+            event = parse_event(await self._read(request))
+        except TimeoutError:
+            return self._refuse(408, "invalid", f"the body did not arrive in {self.body_seconds:g} s")
+        except ValueError as error:
+            return self._refuse(400, "invalid", str(error)[:1024].encode("utf-8", "replace").decode())
+        answer = self.reports.take(key, uid, attempt, event, self.clock())
         self.wake(key)
         return self._answer(200, "stale" if "stale" in answer else "taken", answer)
+
+    async def _read(self, request: web.Request) -> bytes:
+        """The body.
+
+        Raises:
+            ValueError: it is compressed, or its charset is not UTF-8.
+            TimeoutError: it did not arrive in time.
+        """
+        if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+            raise ValueError(f"Content-Encoding {encoding!r} is not supported: send the body uncompressed")
+        if (charset := request.charset or "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
+            raise ValueError(f"charset {charset!r} is not supported: JSON is UTF-8")
+        async with asyncio.timeout(self.body_seconds):
+            return await request.read()
+
+    def _refuse(self, code: int, result: str, error: str) -> web.Response:
+        answer = self._answer(code, result, {"error": error})
+        if code == 429:
+            answer.headers["Retry-After"] = "10"
+        if code == 408:
+            answer.force_close()
+        return answer
 
     def _answer(self, code: int, result: str, body: dict[str, Any]) -> web.Response:
         self.counted(result)

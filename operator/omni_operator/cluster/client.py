@@ -129,8 +129,9 @@ class ApiServer:
         if not status.get("authenticated") or audience not in (status.get("audiences") or ()):
             return None
         user = status.get("user") or {}
-        pods = (user.get("extra") or {}).get("authentication.kubernetes.io/pod-name") or [None]
-        return Identity(str(user.get("username") or ""), pods[0])
+        extra = user.get("extra") or {}
+        name, uid = (extra.get(f"authentication.kubernetes.io/pod-{part}") or [""] for part in ("name", "uid"))
+        return Identity(str(user.get("username") or ""), str(name[0]), str(uid[0]))
 
     async def _send(
         self,

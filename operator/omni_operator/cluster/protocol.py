@@ -14,11 +14,12 @@ class Identity:
 
     Attributes:
         user: e.g. `system:serviceaccount:team-a:runner`.
-        pod: the pod that the token is bound to; None for a token that is not bound to a pod.
+        pod, pod_uid: the pod that the token is bound to; empty for a token that is not bound to a pod.
     """
 
     user: str
-    pod: str | None = None
+    pod: str = ""
+    pod_uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from aiohttp import web
 
 from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.metrics import CONTENT_TYPE, OperatorMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionTimeouts:
+    """How long a client may keep a connection open, in seconds.
+
+    Attributes:
+        idle: until all headers of the next request have arrived.
+        rest: for the rest of a body that the answer did not wait for.
+    """
+
+    idle: float = 30.0
+    rest: float = 5.0
+
+
+DEFAULT_TIMEOUTS = ConnectionTimeouts()
 
 
 def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Callable[[], float]) -> list[web.RouteDef]:
@@ -31,8 +48,9 @@ def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Calla
 
 @asynccontextmanager
 async def serve(
-    routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024, host: str | None = None
-) -> AsyncIterator[int]:
+    routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024, host: str | None = None,
+    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
+) -> AsyncIterator[int]:  # fmt: skip
     """Serve routes while the context is open. Yields the port; `port=0` picks a free one.
 
     Args:
@@ -43,7 +61,10 @@ async def serve(
     """
     app = web.Application(client_max_size=body_limit)
     app.add_routes(routes)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=2.0, auto_decompress=False,
+        keepalive_timeout=timeouts.idle, lingering_time=timeouts.rest,
+    )  # fmt: skip
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

@@ -23,7 +23,8 @@ from omni_operator.cluster.watch_client import WatchClient
 from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.reconciler import Reconciler
-from omni_operator.report_endpoint import BODY_LIMIT, ReportAuthorizer, ReportEndpoint, ReportStore
+from omni_operator.report_authorizer import ReportAuthorizer
+from omni_operator.report_endpoint import BODY_LIMIT, ReportEndpoint, ReportStore
 from omni_operator.settings import Settings
 
 from .background import CacheCleanup, LeaseHeartbeat, MissingKinds, utc_now

@@ -1,39 +1,50 @@
 """PURE: reports of trainers.
 
-A report is one event of the run folder's `progress.jsonl`, with the number of the attempt:
-`{"attempt": 1, "event": "step", "step": 7, "reward/mean": 0.4, "weights/version": 7, "timing_s/sync": 0.2, ...}`.
+A report is one event of the run folder's `progress.jsonl`:
+`{"event": "step", "step": 7, "reward/mean": 0.4, "weights/version": 7, "timing_s/sync": 0.2, ...}`.
+Types are strict and every value is bounded here, so that later code can calculate with it and write it to the status.
 Unknown fields are ignored, so a newer trainer can report to an older operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
-from omni_operator.api.status import WARNINGS_KEPT, TrainerWarning
+from omni_operator.api.status import COUNT_LIMIT, WARNINGS_KEPT, TrainerWarning
 
 from . import evidence
 from .observation import TrainerReport
 from .reasons import FailureReason
 from .timestamps import format_timestamp
 
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-# Reasons in the trainer's error events that are reasons of failures.
-_KINDS = {reason.value: reason for reason in FailureReason}
+Count = Annotated[int, Field(ge=0, le=COUNT_LIMIT)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # of seconds, or per second
+Line = Annotated[str, StringConstraints(max_length=1024)]
+# The only reasons of failures that a trainer may name; the operator itself observes the others.
+TRAINER_REASONS = frozenset({
+    FailureReason.OUT_OF_MEMORY, FailureReason.ACCELERATOR_FAULT, FailureReason.COLLECTIVE_TIMEOUT,
+    FailureReason.WEIGHT_SYNC_FAILED, FailureReason.INVALID_CONFIG, FailureReason.APPLICATION_ERROR,
+})  # fmt: skip
+_KINDS = {reason.value: reason for reason in TRAINER_REASONS}
+# Each reason of a warning is an entry in the status and an event.
+WARNING_REASONS = frozenset({"SamplesCollapsed", "CheckpointsSetAside", "ReportNotWritten"})
+OTHER_WARNING = "Warning"
+NAME_LIMIT = 255
 
 
 class ReportEvent(BaseModel):
-    """An event of a trainer."""
+    """An event of a trainer. Its `attempt` is not used: a report counts for the attempt of the pod that sends it."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    attempt: Annotated[int, Field(ge=1, le=10_000)]
+    attempt: Count | None = None
     event: Literal["start", "phase", "step", "checkpoint", "heartbeat", "warning", "error", "stopped", "done"]
     step: Count | None = None
     total_steps: Count | None = None
@@ -42,29 +53,47 @@ class ReportEvent(BaseModel):
     version: Count | None = Field(default=None, alias="weights/version")
     min_version: Count | None = Field(default=None, alias="weights/min_replica_version")
     max_version: Count | None = Field(default=None, alias="weights/max_replica_version")
-    images_per_second: Number | None = Field(default=None, alias="images_per_s")
-    sync_seconds: Number | None = Field(default=None, alias="timing_s/sync")
-    step_seconds: Number | None = Field(default=None, alias="timing_s/step")
-    eta_s: Number | None = None
+    images_per_second: Amount | None = Field(default=None, alias="images_per_s")
+    sync_seconds: Amount | None = Field(default=None, alias="timing_s/sync")
+    step_seconds: Amount | None = Field(default=None, alias="timing_s/step")
+    eta_s: Amount | None = None
     samples: Count | None = None
-    text: Annotated[str, Field(max_length=1024)] | None = None
-    path: Annotated[str, Field(max_length=1024)] | None = None
-    message: Annotated[str, Field(max_length=65_536)] | None = None
-    reason: Annotated[str, Field(max_length=64)] | None = None
+    text: Line | None = None
+    path: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    message: Annotated[str, StringConstraints(max_length=65_536)] | None = None
+    reason: Annotated[str, StringConstraints(max_length=64)] | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _names_a_folder(cls, path: str | None) -> str | None:
+        if path is None:
+            return path
+        name = PurePosixPath(path).name
+        if not name or len(name) > NAME_LIMIT or not name.isprintable():
+            raise ValueError(f"the last part must be a name of 1 to {NAME_LIMIT} printable characters")
+        return path
 
 
-def parse_event(body: Mapping[str, Any]) -> ReportEvent:
-    """Parse an event.
+def parse_event(data: bytes) -> ReportEvent:
+    """Parse the body of a report.
 
     Raises:
-        pydantic.ValidationError: it is not valid.
+        ValueError: it is not JSON in UTF-8, or not valid.
     """
+    try:
+        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
     return ReportEvent.model_validate(body)
 
 
-def merge_event(previous: TrainerReport | None, event: ReportEvent, now: datetime) -> TrainerReport:
-    """Merge an event into the newest report; within an attempt, fields that it does not have stay."""
-    base = previous if previous and previous.attempt == event.attempt else TrainerReport(attempt=event.attempt, at=now)
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int, now: datetime) -> TrainerReport:
+    """Merge an event of an attempt into the newest report; within an attempt, fields that it does not have stay."""
+    base = previous if previous and previous.attempt == attempt else TrainerReport(attempt=attempt, at=now)
     values: dict[str, Any] = {
         name: value
         for name in (
@@ -74,7 +103,7 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, now: datetim
         if (value := getattr(event, name)) is not None
     }  # fmt: skip
     if event.event in ("phase", "step", "done"):
-        values["phase"] = event.text if event.event == "phase" else None
+        values["phase"] = evidence.shorten(event.text or "", 1024) if event.event == "phase" else None
     if event.eta_s is not None:
         values["eta_seconds"] = event.eta_s
     if event.sync_seconds is not None and event.version is not None:
@@ -90,25 +119,24 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, now: datetim
         values["error"] = evidence.shorten(event.message or "the trainer reported no message")
         values["error_kind"] = _KINDS.get(event.reason or "")
     if event.event == "warning":
-        values["warnings"] = _add_warning(base.warnings, event, now)
+        values["warnings"] = _add_warning(base.warnings, event, attempt, now)
     return replace(base, at=now, **values)
 
 
-def _add_warning(kept: tuple[TrainerWarning, ...], event: ReportEvent, now: datetime) -> tuple[TrainerWarning, ...]:
-    """The warnings with this one instead of an earlier one with its reason."""
+def _add_warning(
+    kept: tuple[TrainerWarning, ...], event: ReportEvent, attempt: int, now: datetime
+) -> tuple[TrainerWarning, ...]:
+    """The warnings with this one instead of an earlier one with its reason; an unknown reason becomes part of it."""
+    known = event.reason in WARNING_REASONS
+    text = event.message or "" if known or not event.reason else f"{event.reason}: {event.message or ''}"
     warning = TrainerWarning(
-        attempt=event.attempt, reason=event.reason or "Warning", message=evidence.shorten(event.message or ""),
-        time=format_timestamp(now),
+        attempt=attempt, reason=event.reason if known and event.reason else OTHER_WARNING,
+        message=evidence.shorten(text), time=format_timestamp(now),
     )  # fmt: skip
     return (*(other for other in kept if other.reason != warning.reason), warning)[-WARNINGS_KEPT:]
-
-
-def is_current(previous: TrainerReport | None, event: ReportEvent) -> bool:
-    """Whether an event belongs to the newest known attempt or to a later one."""
-    return previous is None or event.attempt >= previous.attempt
 
 
 def _step_of(name: str) -> int | None:
     """`step_000040` -> 40."""
     digits = name.rpartition("_")[2]
-    return int(digits) if digits.isascii() and digits.isdigit() else None
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 15 else None

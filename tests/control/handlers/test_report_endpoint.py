@@ -1,9 +1,11 @@
-"""Reports over HTTP: authorization and answers."""
+"""Reports over HTTP: authorization, attribution to an attempt, limits, and answers."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,23 +16,28 @@ import pytest
 from omni_operator.api.names import report_audience
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
-from omni_operator.cluster.kinds import JOBS, PODS, Key
+from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, Key
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Identity
-from omni_operator.handlers.http_server import serve
-from omni_operator.report_endpoint import BODY_LIMIT, ReportAuthorizer, ReportEndpoint, ReportStore, job_of
+from omni_operator.handlers.http_server import ConnectionTimeouts, serve
+from omni_operator.rate_limiter import KEYS_KEPT, RateLimiter
+from omni_operator.report_authorizer import REJECTED_BURST, REVIEWS_AT_ONCE, Claims, ReportAuthorizer, read_claims
+from omni_operator.report_authorizer import source_of as source
+from omni_operator.report_endpoint import BODY_LIMIT, POSTS_BURST, ReportEndpoint, ReportStore
 
 KEY: Key = ("team-a", "red")
-STEP = {"attempt": 1, "event": "step", "step": 3}
+STEP = {"event": "step", "step": 3}
 USER = "system:serviceaccount:team-a:default"
+AUDIENCE = report_audience(*KEY)
+POD = {"name": "red-a01-x1-worker", "uid": "p1"}
 
 
-def token(*audiences: str, word: str = "sig") -> str:
-    claims = base64.urlsafe_b64encode(json.dumps({"aud": list(audiences)}).encode()).decode().rstrip("=")
-    return f"header.{claims}.{word}"
+def token(*audiences: str, word: str = "sig", pod: Any = POD) -> str:
+    claims = {"aud": list(audiences), **({"kubernetes.io": {"pod": pod}} if pod else {})}
+    return f"header.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.{word}"
 
 
-GOOD = token(report_audience(*KEY))
+GOOD = token(AUDIENCE)
 
 
 class ReportServer:
@@ -42,38 +49,73 @@ class ReportServer:
         self.woken: list[Key] = []
         self.counted: list[str] = []
         self.port = 0
-        job = {"metadata": {"namespace": KEY[0], "name": KEY[1], "uid": "u", "resourceVersion": "1"}}
-        self.cache.put(JOBS, job)
-        self.cluster.tokens[GOOD, report_audience(*KEY)] = Identity(USER, "red-worker")
+        self.submit("u")
+        self.attempt(1)
+        self.cluster.tokens[GOOD, AUDIENCE] = Identity(USER, POD["name"], POD["uid"])
+
+    def submit(self, uid: str) -> None:
+        meta = {"namespace": KEY[0], "name": KEY[1], "uid": uid, "resourceVersion": "1"}
+        self.cache.put(JOBS, {"metadata": meta})
+
+    def attempt(self, number: int, job: str = "u") -> dict[str, str]:
+        """The objects of an attempt; the name and uid of its trainer pod."""
+        labels = {"diffusionrl.io/job": KEY[1], "diffusionrl.io/attempt": str(number)}
+        name = f"red-a{number:02d}"
+        chain = [
+            (RAYJOBS, name, f"j{number}", ("DiffusionRLJob", KEY[1], job)),
+            (RAYCLUSTERS, f"{name}-x1", f"c{number}", ("RayJob", name, f"j{number}")),
+            (PODS, f"{name}-x1-worker", f"p{number}", ("RayCluster", f"{name}-x1", f"c{number}")),
+        ]
+        for kind, own, uid, (owner, owner_name, owner_uid) in chain:
+            controller = {"kind": owner, "name": owner_name, "uid": owner_uid, "controller": True}
+            meta = {"namespace": KEY[0], "name": own, "uid": uid, "labels": labels, "ownerReferences": [controller]}
+            self.cache.put(kind, {"metadata": meta})
+        return {"name": f"{name}-x1-worker", "uid": f"p{number}"}
+
+    def token_of(self, pod: dict[str, str]) -> str:
+        made = token(AUDIENCE, pod=pod)
+        self.cluster.tokens[made, AUDIENCE] = Identity(USER, pod["name"], pod["uid"])
+        return made
 
     def endpoint(self) -> ReportEndpoint:
-        gatekeeper = ReportAuthorizer(self.cluster, self.cache, lambda: self.now)
+        authorizer = ReportAuthorizer(self.cluster, self.cache, lambda: self.now)
         return ReportEndpoint(
-            self.reports, gatekeeper, self.cache, lambda: self.now, self.woken.append, self.counted.append
-        )
+            self.reports, authorizer, self.cache, lambda: self.now, self.woken.append, self.counted.append,
+            body_seconds=0.2,
+        )  # fmt: skip
 
-    async def post(self, bearer: str | None, body: Any) -> tuple[int, dict[str, Any]]:
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer is not None else {}
+    async def post(
+        self, bearer: str | None, body: Any, source: str = "127.0.0.1", **headers: str
+    ) -> tuple[int, dict[str, Any]]:
+        """Post a body from a loopback address."""
+        sent = {"Authorization": f"Bearer {bearer}"} if bearer is not None else {}
         data = body if isinstance(body, (str, bytes)) else json.dumps(body)
         async with (
-            aiohttp.ClientSession() as session,
-            session.post(f"http://127.0.0.1:{self.port}/v1/reports", data=data, headers=headers) as response,
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(local_addr=(source, 0)), skip_auto_headers=["Content-Type"]
+            ) as session,
+            session.post(f"http://127.0.0.1:{self.port}/v1/reports", data=data, headers=sent | headers) as response,
         ):
             text = await response.text()
             return response.status, json.loads(text) if text.startswith("{") else {}
+
+    @property
+    def reviews(self) -> int:
+        return self.cluster.log.count(("create", "tokenreviews"))
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[ReportServer]:
     made = ReportServer()
-    async with serve(made.endpoint().routes(), 0, BODY_LIMIT, "127.0.0.1") as port:
+    timeouts = ConnectionTimeouts(idle=0.2, rest=0.2)
+    async with serve(made.endpoint().routes(), 0, BODY_LIMIT, "127.0.0.1", timeouts) as port:
         made.port = port
         yield made
 
 
 async def test_a_report_is_stored_and_wakes_its_job(server: ReportServer) -> None:
     assert await server.post(GOOD, STEP) == (200, {})
-    report = server.reports.newest(KEY)
+    report = server.reports.newest(KEY, "u")
     assert report is not None
     assert (report.step, server.woken, server.counted) == (3, [KEY], ["taken"])
 
@@ -81,40 +123,80 @@ async def test_a_report_is_stored_and_wakes_its_job(server: ReportServer) -> Non
 async def test_the_answer_requests_a_checkpoint_until_there_is_one(server: ReportServer) -> None:
     server.reports.ask_checkpoint(KEY, server.now)
     assert await server.post(GOOD, STEP) == (200, {"checkpoint": True})
-    assert await server.post(GOOD, {"attempt": 1, "event": "checkpoint", "path": "/c/step_000003"}) == (200, {})
+    assert await server.post(GOOD, {"event": "checkpoint", "path": "/c/step_000003"}) == (200, {})
     assert await server.post(GOOD, STEP) == (200, {})
+
+
+@pytest.mark.parametrize("said", [1, 2, 10_000, 2**53])
+async def test_a_report_counts_for_the_attempt_of_its_pod(server: ReportServer, said: int) -> None:
+    assert await server.post(GOOD, {**STEP, "attempt": said}) == (200, {})
+    second = server.token_of(server.attempt(2))
+    assert await server.post(second, {**STEP, "attempt": 1, "step": 4}) == (200, {})
+    assert await server.post(GOOD, {**STEP, "attempt": said, "step": 5}) == (200, {"stale": True})
+    report = server.reports.newest(KEY, "u")
+    assert report is not None
+    assert (report.attempt, report.step) == (2, 4)
+
+
+async def test_a_report_of_a_deleted_job_does_not_count_for_a_new_one_of_its_name(server: ReportServer) -> None:
+    assert await server.post(GOOD, STEP) == (200, {})
+    server.submit("v")
+    assert server.reports.newest(KEY, "v") is None
+    assert (await server.post(GOOD, STEP))[0] == 403, "its pod belongs to the deleted job"
 
 
 @pytest.mark.parametrize(
     ("bearer", "code"),
     [
         (None, 401), ("", 401), ("nonsense", 401), ("a.b.c", 401), (token("https://kubernetes.default.svc"), 401),
-        (token(report_audience(*KEY), word="forged"), 403), (token(report_audience("team-a", "blue")), 403),
+        (token(AUDIENCE, word="forged"), 403), (token(report_audience("team-a", "blue")), 404),
+        (token(AUDIENCE, pod=None), 403), (token(AUDIENCE, pod={"name": POD["name"], "uid": "p2"}), 403),
+        (token(AUDIENCE, pod={"name": "other", "uid": "p1"}), 403), (token(AUDIENCE, pod="p1"), 403),
     ],
 )  # fmt: skip
 async def test_other_tokens_are_rejected(server: ReportServer, bearer: str | None, code: int) -> None:
     assert (await server.post(bearer, STEP))[0] == code
-    assert server.reports.newest(KEY) is None
+    assert server.reports.newest(KEY, "u") is None
+
+
+async def test_only_a_token_that_names_a_pod_of_the_job_is_reviewed(server: ReportServer) -> None:
+    for bearer in (token(report_audience("team-a", "blue")), token(AUDIENCE, pod=None), token("other")):
+        await server.post(bearer, STEP)
+    assert server.reviews == 0
+    await server.post(token(AUDIENCE, word="forged"), STEP)
+    assert server.reviews == 1
 
 
 @pytest.mark.parametrize(
     "identity",
     [
-        Identity("system:serviceaccount:team-b:default"), Identity("system:serviceaccount:team-a-b:default"),
-        Identity("jane"), Identity(USER, "pod-of-another-job"),
+        Identity("system:serviceaccount:team-b:default", pod=POD["name"], pod_uid=POD["uid"]),
+        Identity("system:serviceaccount:team-a-b:default", POD["name"], POD["uid"]),
+        Identity("jane", POD["name"], POD["uid"]), Identity(USER), Identity(USER, POD["name"]),
+        Identity(USER, POD["name"], "p2"), Identity(USER, "other", POD["uid"]),
     ],
 )  # fmt: skip
 async def test_other_identities_are_rejected(server: ReportServer, identity: Identity) -> None:
-    labels = {"diffusionrl.io/job": "red", "diffusionrl.io/attempt": "1"}
-    server.cache.put(PODS, {"metadata": {"namespace": "team-a", "name": "red-worker", "uid": "p", "labels": labels}})
-    server.cluster.tokens[GOOD, report_audience(*KEY)] = identity
+    server.cluster.tokens[GOOD, AUDIENCE] = identity
     assert (await server.post(GOOD, STEP))[0] == 403
     assert server.counted == ["denied"]
 
 
-@pytest.mark.parametrize("body", ["", "[]", "null", "{", {"event": "step"}, "[" * 50_000])
+@pytest.mark.parametrize("body", ["", "[]", "null", "{", {"step": 1}, "[" * 50_000, b"\xff", {**STEP, "step": "3"}])
 async def test_invalid_bodies_are_rejected(server: ReportServer, body: Any) -> None:
     assert (await server.post(GOOD, body))[0] == 400
+    assert server.reports.newest(KEY, "u") is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "application/json; charset=klingon"}, {"Content-Type": "application/json; charset=utf-16"},
+        {"Content-Type": "text/plain; charset=\"x y\""}, {"Content-Encoding": "gzip"}, {"Content-Encoding": "klingon"},
+    ],
+)  # fmt: skip
+async def test_unknown_encodings_are_rejected(server: ReportServer, headers: dict[str, str]) -> None:
+    assert (await server.post(GOOD, STEP, **headers))[0] == 400
 
 
 async def test_the_size_of_a_body_is_limited(server: ReportServer) -> None:
@@ -124,6 +206,7 @@ async def test_the_size_of_a_body_is_limited(server: ReportServer) -> None:
 async def test_a_report_of_a_deleted_job_is_not_found(server: ReportServer) -> None:
     server.cache.remove(JOBS, {"metadata": {"namespace": KEY[0], "name": KEY[1], "uid": "u"}})
     assert (await server.post(GOOD, STEP))[0] == 404
+    assert server.reviews == 0
 
 
 async def test_token_reviews_are_cached_for_a_minute(server: ReportServer) -> None:
@@ -135,17 +218,105 @@ async def test_token_reviews_are_cached_for_a_minute(server: ReportServer) -> No
     assert server.cluster.counts() == {("create", "tokenreviews"): 1}
 
 
+async def test_a_rejected_token_is_not_reviewed_again_at_once(server: ReportServer) -> None:
+    for _ in range(5):
+        assert (await server.post(token(AUDIENCE, word="forged"), STEP))[0] == 403
+    assert server.reviews == 1
+
+
+async def test_forged_tokens_are_limited_by_source_and_do_not_keep_a_trainer_out(server: ReportServer) -> None:
+    attackers = [f"127.0.1.{number}" for number in range(1, 9)]
+
+    async def attack(number: int) -> int:
+        source = attackers[number % len(attackers)]
+        return (await server.post(token(AUDIENCE, word=f"forged{number}"), STEP, source))[0]
+
+    calls = [attack(number) for number in range(240)]
+    answers = asyncio.gather(*calls)
+    assert await server.post(GOOD, STEP, "127.0.2.1") == (200, {})
+    codes = Counter(await answers)
+    most = len(attackers) * REJECTED_BURST + REVIEWS_AT_ONCE
+    assert server.reviews <= most + 1
+    assert codes[403] <= most
+    assert codes[403] + codes[429] == len(calls)
+    assert (await server.post(token(AUDIENCE, word="forged"), STEP, attackers[0]))[0] == 429
+    server.now += timedelta(minutes=5)
+    assert (await server.post(token(AUDIENCE, word="forged"), STEP, attackers[0]))[0] == 403
+    assert server.reviews <= most + 2
+
+
+async def test_reports_of_one_job_are_limited(server: ReportServer) -> None:
+    codes = Counter([(await server.post(GOOD, STEP))[0] for _ in range(POSTS_BURST + 20)])
+    assert codes == {200: POSTS_BURST, 429: 20}
+    assert len(server.woken) == POSTS_BURST
+    server.now += timedelta(seconds=1)
+    assert (await server.post(GOOD, STEP))[0] == 200
+
+
 async def test_without_the_api_server_the_answer_is_503(server: ReportServer) -> None:
     async def unavailable(token: str, audience: str) -> Identity | None:
         raise Unavailable("no answer")
 
     server.cluster.review_token = unavailable  # type: ignore[method-assign]
-    assert (await server.post(GOOD, STEP))[0] == 503
+    for _ in range(3 * REJECTED_BURST):
+        assert (await server.post(GOOD, STEP))[0] == 503
 
 
-def test_the_job_is_read_from_the_audience() -> None:
-    assert job_of(GOOD) == KEY
-    assert job_of(token("other", report_audience("a", "b"))) == ("a", "b")
+HEAD = f"POST /v1/reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {GOOD}\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        ("", ""), ("POST /v1/rep", ""), (HEAD, ""), (f"{HEAD}Content-Length: 90\r\n\r\n{{", "408"),
+        (f"{HEAD}Content-Length: 16\r\n\r\n{json.dumps(STEP)[:1]}", "408"),
+        ("POST /v1/reports HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{", "401"),
+        ("GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
+    ],
+)  # fmt: skip
+async def test_a_connection_that_sends_no_request_is_closed(server: ReportServer, sent: str, answer: str) -> None:
+    connections = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
+    try:
+        for _, writer in connections:
+            writer.write(sent.encode())
+        async with asyncio.timeout(60):
+            texts = await asyncio.gather(*(reader.read() for reader, _ in connections))  # until the server closes
+        assert [text.decode()[9:12] for text in texts] == [answer] * 20
+        assert await server.post(GOOD, STEP) == (200, {})
+    finally:
+        for _, writer in connections:
+            writer.close()
+
+
+def test_claims_are_read_from_the_token() -> None:
+    assert read_claims(GOOD) == Claims(KEY, (POD["name"], POD["uid"]))
+    assert read_claims(token("other", report_audience("a", "b"), pod=None)) == Claims(("a", "b"), None)
     others = (report_audience("A/../B", "x"), report_audience("a", "b") + "/x", "")
-    for bad in ("", "x", "a.b.c", token(), *map(token, others)):
-        assert job_of(bad) is None
+    deep = base64.urlsafe_b64encode(b"[" * 5000).decode()
+    for bad in ("", "x", "a.b.c", "a.W10=.c", "a.Nw==.c", f"a.{deep}.c", token(), *map(token, others)):
+        assert read_claims(bad) is None
+
+
+def test_a_source_is_an_ipv4_address_or_a_network() -> None:
+    assert source("10.0.0.7") == source("::ffff:10.0.0.7") == "10.0.0.7"
+    assert source("fd00::1:2:3:4") == source("fd00::5") == "fd00::/64"
+    assert source(None) == source("nonsense") == ""
+
+
+def test_the_limiter_allows_a_burst_then_its_rate_and_forgets_old_keys() -> None:
+    now = [datetime(2026, 1, 1, tzinfo=UTC)]
+    limiter = RateLimiter(0.5, 3, lambda: now[0])
+
+    def take() -> bool:
+        if allowed := limiter.allows("a"):
+            limiter.count("a")
+        return allowed
+
+    assert [take() for _ in range(5)] == [True, True, True, False, False]
+    now[0] += timedelta(seconds=4)
+    assert [take() for _ in range(3)] == [True, True, False]
+    now[0] -= timedelta(days=1)  # a clock that is set back gives and takes nothing
+    assert not take()
+    for key in range(2 * KEYS_KEPT):
+        limiter.count(key)
+    assert len(limiter._used) == KEYS_KEPT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -214,7 +215,10 @@ class Simulation:
 
     def report(self, event: str = "step", attempt: int = 1, key: Key = KEY, **fields: Any) -> dict[str, Any]:
         """The trainer posts a report; return the answer."""
-        answer = self.reports.take(key, parse_event({"attempt": attempt, "event": event, **fields}), self.now)
+        job = self.cluster.get(JOBS, *key)
+        assert job is not None
+        parsed = parse_event(json.dumps({"event": event, **fields}).encode())
+        answer = self.reports.take(key, job["metadata"]["uid"], attempt, parsed, self.now)
         self.wakes[key] = self.now
         return answer
 

@@ -1,7 +1,9 @@
-"""Tests of trainers' reports: parsed leniently, merged within an attempt, ignored across attempts."""
+"""Tests of trainers' reports: strict types, bounded values, merged within an attempt."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,16 +13,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from omni_operator.status.reasons import FailureReason
-from omni_operator.status.trainer_report import is_current, merge_event, parse_event
+from omni_operator.status.trainer_report import ReportEvent, merge_event, parse_event
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=9)
 
 
+def parsed(post: Any) -> ReportEvent:
+    return parse_event(json.dumps(post).encode())
+
+
 def posted(*posts: dict[str, Any]) -> Any:
     report = None
     for post in posts:
-        report = merge_event(report, parse_event(post), NOW)
+        report = merge_event(report, parsed(post), 1, NOW)
     return report
 
 
@@ -30,7 +36,7 @@ def test_a_step_event_updates_the_report() -> None:
         "images_per_s": 12.5, "timing_s/sync": 0.3, "timing_s/step": 4.0, "eta_s": 12.0, "rollout_corr/ratio_max": 1.1,
         "actor/loss": 0.1, "samples": 224,
     }  # fmt: skip
-    report = posted({"attempt": 1, "event": "start", "total_steps": 10, "resumed_from": None}, line)
+    report = posted({"event": "start", "total_steps": 10, "resumed_from": None}, line)
     assert (report.step, report.total_steps, report.version, report.samples) == (7, 10, 7, 224)
     assert (report.reward_mean, report.images_per_second, report.step_seconds, report.eta_seconds) == (0.5, 12.5, 4, 12)
     assert (report.synced_at, report.sync_seconds) == (NOW, 0.3)
@@ -38,22 +44,22 @@ def test_a_step_event_updates_the_report() -> None:
 
 def test_a_checkpoint_event_does_not_change_the_step() -> None:
     report = posted(
-        {"attempt": 1, "event": "step", "step": 41},
-        {"attempt": 1, "event": "checkpoint", "path": "runs/x/checkpoints/step_000040", "step": 40},
+        {"event": "step", "step": 41},
+        {"event": "checkpoint", "path": "runs/x/checkpoints/step_000040", "step": 40},
     )
     assert (report.checkpoint, report.checkpoint_step, report.step) == ("step_000040", 40, 41)
-    assert posted({"attempt": 1, "event": "checkpoint", "path": "/c/step_000007"}).checkpoint_step == 7
+    assert posted({"event": "checkpoint", "path": "/c/step_000007"}).checkpoint_step == 7
 
 
 def test_an_error_may_name_its_reason() -> None:
-    report = posted({"attempt": 1, "event": "error", "message": "no such file", "reason": "InvalidConfig"})
+    report = posted({"event": "error", "message": "no such file", "reason": "InvalidConfig"})
     assert (report.error, report.error_kind) == ("no such file", FailureReason.INVALID_CONFIG)
-    assert posted({"attempt": 1, "event": "error", "message": "x", "reason": "Whatever"}).error_kind is None
+    assert posted({"event": "error", "message": "x", "reason": "Whatever"}).error_kind is None
 
 
 def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
     message = "ValueError: no colour 'mauve'; " + "frame " * 3000 + "prompt 7: a red cube"
-    error = posted({"attempt": 1, "event": "error", "message": message}).error
+    error = posted({"event": "error", "message": message}).error
     assert error.startswith("ValueError: no colour 'mauve'")
     assert error.endswith("prompt 7: a red cube")
     assert len(error) == 512
@@ -61,10 +67,10 @@ def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
 
 def test_the_last_warning_of_each_reason_is_kept() -> None:
     report = posted(
-        {"attempt": 1, "event": "warning", "reason": "SamplesCollapsed", "message": "step 3"},
-        {"attempt": 1, "event": "warning", "message": "no report"},
-        {"attempt": 1, "event": "warning", "reason": "SamplesCollapsed", "message": "step 4"},
-        {"attempt": 1, "event": "stopped", "message": "bye"},
+        {"event": "warning", "reason": "SamplesCollapsed", "message": "step 3"},
+        {"event": "warning", "message": "no report"},
+        {"event": "warning", "reason": "SamplesCollapsed", "message": "step 4"},
+        {"event": "stopped", "message": "bye"},
     )
     assert [(found.reason, found.message) for found in report.warnings] == [
         ("Warning", "no report"), ("SamplesCollapsed", "step 4"),
@@ -72,48 +78,100 @@ def test_the_last_warning_of_each_reason_is_kept() -> None:
 
 
 def test_a_new_attempt_resets_the_report() -> None:
-    first = merge_event(None, parse_event({"attempt": 1, "event": "step", "step": 9}), NOW)
-    assert not is_current(
-        merge_event(None, parse_event({"attempt": 2, "event": "start"}), NOW),
-        parse_event({"attempt": 1, "event": "step"}),
-    )
-    assert merge_event(first, parse_event({"attempt": 2, "event": "start"}), LATER).step is None
+    first = posted({"event": "step", "step": 9})
+    assert merge_event(first, parsed({"event": "start"}), 2, LATER).step is None
+
+
+@pytest.mark.parametrize(
+    "name", ["ChildDeleted", "HeadLost", "Preempted", "DeadlineExceeded", "ImagePullFailed", "Unknown", "x" * 64]
+)
+def test_reasons_that_only_the_operator_observes_are_not_taken_from_a_trainer(name: str) -> None:
+    assert posted({"event": "error", "message": "x", "reason": name}).error_kind is None
+
+
+def test_unknown_reasons_of_warnings_share_one_entry() -> None:
+    report = posted(*({"event": "warning", "reason": f"Made{number}", "message": "m"} for number in range(50)))
+    assert [(found.reason, found.message) for found in report.warnings] == [("Warning", "Made49: m")]
+
+
+def test_texts_are_one_line_without_control_characters() -> None:
+    report = posted({"event": "phase", "text": "a\x00\x1b[31m\nb"}, {"event": "error", "message": "c\r\x07d"})
+    assert (report.phase, report.error) == ("a [31m b", "c d")
+
+
+STEP = {"event": "step"}
 
 
 @pytest.mark.parametrize(
     "post",
     [
-        {}, {"attempt": 0, "event": "step"}, {"attempt": 1, "event": "dance"},
-        {"attempt": 1, "event": "step", "step": -1},
-        {"attempt": 1, "event": "step", "reward/mean": float("nan")}, {"attempt": 1, "event": "step", "step": 2**60},
-        {"attempt": 1, "event": "error", "message": "x" * 70_000},
+        {}, [], None, 7, "step", {"event": "dance"}, {"event": 1}, {"event": None}, {"event": ["step"]},
+        {**STEP, "attempt": "7"}, {**STEP, "attempt": True}, {**STEP, "attempt": 10**30},
+        {**STEP, "step": -1}, {**STEP, "step": "7"}, {**STEP, "step": True}, {**STEP, "step": 7.5},
+        {**STEP, "step": 2**60}, {**STEP, "samples": 10**30}, {**STEP, "weights/version": [1]},
+        {**STEP, "reward/mean": "0.5"}, {**STEP, "reward/mean": True}, {**STEP, "reward/mean": 1e300},
+        {**STEP, "eta_s": -1}, {**STEP, "eta_s": 1e14}, {**STEP, "timing_s/step": 1e300}, {**STEP, "images_per_s": -1},
+        {"event": "error", "message": "x" * 70_000}, {"event": "error", "message": 7}, {"event": "error", "reason": {}},
+        {"event": "phase", "text": "x" * 1025}, {"event": "phase", "text": "\ud800"},
+        {"event": "checkpoint", "path": "/c/" + "x" * 900}, {"event": "checkpoint", "path": "/"},
+        {"event": "checkpoint", "path": "/c/a\nb"}, {"event": "checkpoint", "path": "x/" * 3000},
     ],
 )  # fmt: skip
-def test_malformed_events_are_refused(post: dict[str, Any]) -> None:
+def test_malformed_events_are_refused(post: Any) -> None:
     with pytest.raises(ValidationError):
-        parse_event(post)
+        parsed(post)
 
 
-FIELDS = st.fixed_dictionaries(
-    {
-        "attempt": st.integers(1, 3),
-        "event": st.sampled_from(["start", "step", "checkpoint", "heartbeat", "error", "warning", "stopped", "done"]),
-    },
-    optional={
-        "step": st.integers(0, 100), "samples": st.integers(0, 1000), "path": st.text(max_size=20),
-        "weights/version": st.integers(0, 100), "message": st.text(max_size=600), "eta_s": st.floats(0, 1e6),
-    },
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"\xff\xfe", '{"event": "step"}'.encode("utf-16"),
+        b'{"event": "step", "step": ' + b"9" * 5000 + b"}",
+        b'{"event": "step", "eta_s": NaN}', b'{"event": "step", "reward/mean": -Infinity}',
+        b'{"event": "step", "reward/mean": 1e999}', b"[" * 50_000,
+    ],
 )  # fmt: skip
+def test_bodies_that_are_not_json_are_refused(body: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - pydantic's and json's errors are subclasses
+        parse_event(body)
 
 
-@given(st.lists(FIELDS, min_size=1, max_size=20))
+def test_a_checkpoint_with_many_digits_has_no_step() -> None:
+    assert posted({"event": "checkpoint", "path": "/c/step_" + "9" * 30}).checkpoint_step is None
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**53, 10**30, -1, 1e300, 1e30, -1e30, 1e9, -0.0]),
+    st.floats(),
+    st.text(max_size=300),
+    st.lists(st.integers(), max_size=3),
+)
+FIELDS = st.dictionaries(
+    st.sampled_from(
+        [found.alias or name for name, found in ReportEvent.model_fields.items() if name != "event"] + ["unknown"]
+    ), VALUES,
+)  # fmt: skip
+EVENTS = st.sampled_from(["start", "phase", "step", "checkpoint", "heartbeat", "warning", "error", "stopped", "done"])
+
+
+@given(st.lists(st.tuples(EVENTS, FIELDS), min_size=1, max_size=20))
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_the_report_belongs_to_the_newest_attempt(posts: list[dict[str, Any]]) -> None:
+def test_what_is_accepted_is_bounded(posts: list[tuple[str, dict[str, Any]]]) -> None:
     report = None
-    for post in posts:
-        parsed = parse_event(post)
-        if is_current(report, parsed):
-            report = merge_event(report, parsed, NOW)
-    assert report is not None
-    assert report.attempt == max(post["attempt"] for post in posts)
-    assert report.error is None or len(report.error) <= 512
+    for event, fields in posts:
+        try:
+            report = merge_event(report, parsed({"event": event, **fields}), 1, NOW)
+        except ValueError:
+            continue
+    if report is None:
+        return
+    for field in dataclasses.fields(report):
+        name, value = field.name, getattr(report, field.name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            assert abs(value) <= 1e30, name
+        if isinstance(value, str):
+            assert len(value) <= 1024, name
+    assert len(report.warnings) <= 4

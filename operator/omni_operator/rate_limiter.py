@@ -1,0 +1,38 @@
+"""Token buckets by key, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+KEYS_KEPT = 4096
+
+
+@dataclass(slots=True)
+class RateLimiter:
+    """Counts events by key; a key has used up its events after `burst`, and gets `rate` more each second.
+
+    Keys that were not used for longest are forgotten.
+    """
+
+    rate: float
+    burst: int
+    clock: Callable[[], datetime]
+    _used: OrderedDict[object, tuple[float, datetime]] = field(default_factory=OrderedDict)
+
+    def allows(self, key: object) -> bool:
+        """Whether the key has an event left."""
+        return self._spent(key) <= self.burst - 1
+
+    def count(self, key: object) -> None:
+        """Count one event."""
+        self._used[key] = self._spent(key) + 1, self.clock()
+        self._used.move_to_end(key)
+        while len(self._used) > KEYS_KEPT:
+            self._used.popitem(last=False)
+
+    def _spent(self, key: object) -> float:
+        spent, at = self._used.get(key, (0.0, self.clock()))
+        return max(0.0, spent - self.rate * max(0.0, (self.clock() - at).total_seconds()))

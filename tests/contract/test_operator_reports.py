@@ -1,0 +1,77 @@
+"""The operator's parser accepts every event that the trainer posts, byte for byte as it is posted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+from omegaconf import OmegaConf
+
+from omni_operator.status import trainer_report
+from omni_operator.status.trainer_report import ReportEvent, parse_event
+
+
+def events_in_the_source(root: Path) -> set[str]:
+    """Names of the events that the trainer's source writes."""
+    texts = [path.read_text(encoding="utf-8") for path in (root / "verl_omni" / "trainer").glob("*.py")]
+    return {name for text in texts for name in re.findall(r"(?:\.event\(|\"event\": )\"(\w+)\"", text)}
+
+
+def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
+    import numpy as np
+    import torch
+
+    from verl_omni.trainer.operator_reporter import OperatorReporter
+    from verl_omni.trainer.run_folder import RunFolder
+
+    posted: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        posted.append(request.content)
+        assert request.headers["Content-Type"] == "application/json"
+        assert "Content-Encoding" not in request.headers
+        return httpx.Response(200, json={})
+
+    token = tmp_path / "token"
+    token.write_text("x")
+    metrics: dict[str, Any] = {
+        "step": 3, "reward/mean": torch.tensor(0.5), "val/reward/mean": np.float32(0.25), "reward/std": float("nan"),
+        "weights/version": 3, "weights/min_replica_version": 3, "weights/max_replica_version": 3,
+        "timing_s/step": 4.25, "timing_s/sync": 0.1, "images_per_s": 12.5, "actor/loss": float("inf"),
+    }  # fmt: skip
+    with OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer)) as reporter:
+        folder = RunFolder(tmp_path / ("long" * 40) / "run", reporter.post)
+        config = OmegaConf.create({"trainer": {"total_training_steps": 10}})
+        folder.start(config, resumed_from=None)
+        folder.event("phase", text="starting Ray: naïve \x1b[0m")
+        folder.step(metrics, eta_s=28.5, samples=96)
+        folder.step({"step": 4, "reward/mean": float("nan")}, eta_s=None)
+        folder.event("checkpoint", step=4, path=str(tmp_path / ("long" * 50) / "step_000004"))
+        for reason in ("SamplesCollapsed", "CheckpointsSetAside", "ReportNotWritten"):
+            folder.event("warning", reason=reason, message="text " * 500, step=4)
+        folder.event("error", message="text " * 5000, kind="ValueError", reason="WeightSyncFailed")
+        folder.event("stopped", message="SIGTERM", kind="Interrupted")
+        folder.event("done", step=10, report="/runs/report.html")
+        reporter.post({"event": "heartbeat"})
+    parsed = [parse_event(body) for body in posted]
+    assert len(parsed) == 12
+    step = next(event for event in parsed if event.event == "step")
+    assert step.model_dump(exclude_none=True) == {
+        "attempt": 2, "event": "step", "step": 3, "reward_mean": 0.5, "validation_reward": 0.25, "version": 3,
+        "min_version": 3, "max_version": 3, "images_per_second": 12.5, "sync_seconds": 0.1, "step_seconds": 4.25,
+        "eta_s": 28.5, "samples": 96,
+    }  # fmt: skip
+    used = {event.event for event in parsed}
+    assert events_in_the_source(Path(__file__).parents[2]) <= used, "an event of the trainer is missing in this test"
+    assert used == set(ReportEvent.model_fields["event"].annotation.__args__)  # type: ignore[union-attr]
+
+
+def test_the_reasons_that_the_trainer_names_are_known() -> None:
+    from verl_omni.trainer.main_diffusion import _reason
+
+    errors = [ValueError(), type("OutOfMemoryError", (Exception,), {})(), type("WeightSyncError", (Exception,), {})()]
+    named = {_reason(error) for error in errors}
+    assert named == {"ApplicationError", "OutOfMemory", "WeightSyncFailed"}
+    assert named <= {reason.value for reason in trainer_report.TRAINER_REASONS}
