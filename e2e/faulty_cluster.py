@@ -15,8 +15,8 @@ from omni_operator.cluster.errors import Refused, Unavailable
 from omni_operator.cluster.kinds import Kind
 from omni_operator.cluster.protocol import Cluster
 
-READS = frozenset({"list_metadata", "list_pages", "serves", "review_token"})
-OF_THE_JOB = frozenset({"apply_status", "set_finalizers", "delete"})
+READS = frozenset({"read", "list_metadata", "list_pages", "serves", "review_token"})
+OF_THE_JOB = frozenset({"apply_status", "patch", "delete"})
 
 
 class Killed(BaseException):  # no handler of errors may catch it, as none catches SIGKILL
@@ -38,7 +38,7 @@ class FaultyCluster:
     """The connection of one operator process to the API server.
 
     Attributes:
-        writes: every write so far, in order, e.g. `apply RayJob/red-a01`.
+        writes: every write so far, in order, e.g. `create RayJob/red-a01`.
         fault: called before each write; None: nothing happens to it.
     """
 

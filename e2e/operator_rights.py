@@ -12,17 +12,17 @@ def rule(group: str, resources: str, verbs: str) -> Rule:
     return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
 
 
-# In the watched namespaces. Server-side apply of a new object needs `create` and `patch`.
+# In the watched namespaces. `get` reads an object whose name was taken when it was created.
 WATCHED: tuple[Rule, ...] = (
     rule("diffusionrl.io", "diffusionrljobs", "list watch patch delete"),
     rule("diffusionrl.io", "diffusionrljobs/status", "patch"),
     rule("diffusionrl.io", "diffusionrljobs/finalizers", "update"),  # to own children with blockOwnerDeletion
-    rule("ray.io", "rayjobs", "list watch create patch delete"),
+    rule("ray.io", "rayjobs", "get list watch create patch delete"),
     rule("ray.io", "rayclusters", "list watch"),
     rule("", "pods", "list watch"),
-    rule("", "services", "list watch create patch"),
-    rule("networking.k8s.io", "networkpolicies", "list watch create patch"),
-    rule("monitoring.coreos.com", "podmonitors", "list watch create patch"),
+    rule("", "services", "get list watch create patch"),
+    rule("networking.k8s.io", "networkpolicies", "get list watch create patch"),
+    rule("monitoring.coreos.com", "podmonitors", "get list watch create patch"),
     rule("events.k8s.io", "events", "create"),
     rule("coordination.k8s.io", "leases", "list watch create patch"),
 )

@@ -50,8 +50,8 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     job.await_attempt(1)
     job.await_condition("Admitted", "True")
     expected = Counter({
-        ("patch", "diffusionrljobs"): 1, ("patch", "services"): 1, ("patch", "networkpolicies"): 1,
-        ("patch", "rayjobs"): 1, ("patch", "diffusionrljobs/status"): 1,
+        ("patch", "diffusionrljobs"): 1, ("create", "services"): 1, ("create", "networkpolicies"): 1,
+        ("create", "rayjobs"): 1, ("patch", "diffusionrljobs/status"): 1,
     })  # fmt: skip
     assert count_requests(installed, mark, expected) == expected
     job.run(1)

@@ -235,7 +235,7 @@ async def test_a_fault_at_any_write_changes_nothing_in_the_end(
         expected = outcome((await world.live([first]))["first"])
         assert (expected["attempts"], expected["failuresCounted"]) == (3, 2)
         writes = [write for step in first.steps for write in step]
-        assert {"delete RayJob/-a02", *(f"apply RayJob/-a0{number}" for number in (1, 2, 3))} <= set(writes)
+        assert {"delete RayJob/-a02", *(f"create RayJob/-a0{number}" for number in (1, 2, 3))} <= set(writes)
         most = max(len(step) for step in first.steps)
         lives = [
             world.life(f"{name}-{at}", fault, at)

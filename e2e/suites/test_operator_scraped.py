@@ -63,7 +63,7 @@ def test_a_real_prometheus_scrapes_it(
         ready = f'diffusionrl_job_condition{{namespace="{job.namespace}",type="Ready",status="True"}}'
         assert server.await_value(ready) == 1
         assert (
-            server.await_value('diffusionrl_operator_api_requests_total{verb="apply",resource="rayjobs",code="201"}')
+            server.await_value('diffusionrl_operator_api_requests_total{verb="create",resource="rayjobs",code="201"}')
             >= 1
         )
         assert server.await_value("sum(diffusionrl_operator_reconcile_seconds_count)") >= 1

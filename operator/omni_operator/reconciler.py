@@ -10,20 +10,22 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol, assert_never
+from typing import Protocol, assert_never
 
 from pydantic import ValidationError
 
 from omni_operator.api.job import DiffusionRLJob
-from omni_operator.api.names import FINALIZER, RENDERED_ANNOTATION
+from omni_operator.api.names import FINALIZER, RENDERED_ANNOTATION, Names
 from omni_operator.api.status import Status
 from omni_operator.api.validation_messages import describe_errors, format_path
+from omni_operator.cluster import owned_objects
 from omni_operator.cluster.errors import (
     ClusterError,
     Conflict,
     Forbidden,
     KindAbsent,
     NamespaceTerminating,
+    NameTaken,
     NotFound,
     QuotaExceeded,
     Refused,
@@ -35,7 +37,6 @@ from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import ClusterSettings, find_refusals, render_attempt, render_job_objects
-from omni_operator.status.comparison import covers
 from omni_operator.status.decision import decide
 from omni_operator.status.events import find_events
 from omni_operator.status.job_facts import JobFacts
@@ -44,11 +45,11 @@ from omni_operator.status.observation import Observation, Refusal, TrainerReport
 from omni_operator.status.situation import (
     Active,
     AddFinalizer,
-    ApplyShared,
     CreateAttempt,
     Decision,
     DeleteRayJob,
     DeleteSelf,
+    EnsureShared,
     RemoveFinalizer,
     RequestCheckpoint,
     Step,
@@ -57,7 +58,7 @@ from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.write_throttle import next_write_time
 
 SOON = timedelta(seconds=1)
-KIND_BACKOFF = timedelta(seconds=15)
+WAIT_BACKOFF = timedelta(seconds=15)  # for what users install or delete while they watch the job
 BACKOFF_FIRST, BACKOFF_MOST = timedelta(seconds=5), timedelta(minutes=5)
 log = logging.getLogger(__name__)
 
@@ -77,13 +78,18 @@ class ReportSource(Protocol):
 
 @dataclass(slots=True)
 class _Memory:
-    """State between passes over one job; if it is lost, a request may be repeated."""
+    """State between passes over one job; if it is lost, a request may be repeated.
+
+    Attributes:
+        lost: name of a RayJob that the status records, and that the API server does not have.
+    """
 
     written: datetime | None = None
     refusal: Refusal | None = None
     refused_generation: int = 0
     refused_until: datetime | None = None
     refusals: int = 0
+    lost: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +142,7 @@ class Reconciler:
         """
         body = self.cache.job(key)
         if body is None:
-            self._memories.pop(key, None)
-            self.reports.forget(key)
-            return ReconcileResult(gone=True, result="gone")
+            return self._forget(key)
         now = self.clock()
         self._listening = self._listening or now
         errors = PassErrors(self.cluster, self.cache, self._events)
@@ -175,12 +179,20 @@ class Reconciler:
         except (Conflict, NotFound) as error:
             log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
             return ReconcileResult(wake=now + SOON, result="conflict")
-        return ReconcileResult(wake=decision.wake)
+        return ReconcileResult(wake=decision.wake) if self.cache.job(key) else self._forget(key)
+
+    def _forget(self, key: Key) -> ReconcileResult:
+        """Drop what is stored of a job that does not exist any more."""
+        self._memories.pop(key, None)
+        self.reports.forget(key)
+        return ReconcileResult(gone=True, result="gone")
 
     async def _pass(
         self, key: Key, body: Body, job: DiffusionRLJob, facts: JobFacts, status: Status, now: datetime
     ) -> ReconcileResult:
         memory = self._memories.setdefault(key, _Memory())
+        if not status.finished:
+            await self._recover_rayjob(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
         decision = decide(facts, observed, status, self.timeouts, now)
         refusal = self._standing_refusal(memory, facts, now)
@@ -225,6 +237,20 @@ class Reconciler:
             key, body, facts, status, derive_invalid_status(facts, observed, status, text, context), memory, now
         )
 
+    async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: _Memory) -> None:
+        """Read a RayJob that the status records and no watch delivers: it may only have lost its labels."""
+        name = status.children.ray_job
+        number = Names(key[1]).number_of(name or "")
+        if name is None or number is None or name == memory.lost:
+            return
+        if any(rayjob.name == name for rayjob in self.cache.observed(key, facts.uid).rayjobs):
+            return
+        found = await owned_objects.recover_rayjob(self.cluster, key, facts.uid, number)
+        if found is None:
+            memory.lost = name
+        else:
+            self.cache.put(RAYJOBS, found)
+
     def _observe(self, key: Key, uid: str) -> Observation:
         return replace(self.cache.observed(key, uid), report=self.reports.newest(key, uid))
 
@@ -254,12 +280,12 @@ class Reconciler:
         match step:
             case AddFinalizer() | RemoveFinalizer():
                 await self._set_finalizer(key, isinstance(step, AddFinalizer))
-            case ApplyShared():
+            case EnsureShared():
                 assert job is not None
-                await self._apply_shared(key, job)
+                await self._ensure_shared(key, job)
             case CreateAttempt(number=number):
                 assert job is not None
-                answer = await self.cluster.apply(render_attempt(job, number, self.settings))
+                answer = await owned_objects.create(self.cluster, render_attempt(job, number, self.settings))
                 self.cache.put(RAYJOBS, answer)
                 self.made(answer)
             case DeleteRayJob(name=name, uid=uid):
@@ -278,24 +304,26 @@ class Reconciler:
         others = [name for name in body["metadata"].get("finalizers") or () if name != FINALIZER]
         finalizers = [*others, FINALIZER] if has_finalizer else others
         try:
-            answer = await self.cluster.set_finalizers(JOBS, body, finalizers)
+            answer = await self.cluster.patch(JOBS, body, {"metadata": {"finalizers": finalizers}})
         except NotFound:
             if has_finalizer:
                 raise
-            return  # deleted already
-        self.cache.put(JOBS, answer)
+            self.cache.remove(JOBS, body)  # deleted already
+            return
+        if has_finalizer or finalizers:
+            self.cache.put(JOBS, answer)
+        else:
+            # The job is gone. The answer has its last version, and the watch's event may come after other passes.
+            self.cache.remove(JOBS, body)
 
-    async def _apply_shared(self, key: Key, job: DiffusionRLJob) -> None:
-        """Apply shared objects that are missing or differ. PodMonitors are optional."""
+    async def _ensure_shared(self, key: Key, job: DiffusionRLJob) -> None:
+        """Create shared objects that are missing, and correct those that differ. PodMonitors are optional."""
         for body in render_job_objects(job, self.settings):
             kind, name = kind_of(body), body["metadata"]["name"]
             if self._absent.get(kind, self.clock()) > self.clock():
                 continue
-            live = self.cache.shared(key, kind, name)
-            if live is not None and covers(live, _comparable(body)):
-                continue
             try:
-                self.cache.put(kind, await self.cluster.apply(body))
+                self.cache.put(kind, await owned_objects.ensure(self.cluster, self.cache.shared(key, kind, name), body))
             except KindAbsent as error:
                 if kind.group != "monitoring.coreos.com":
                     raise
@@ -311,8 +339,8 @@ class Reconciler:
     def _refused(self, memory: _Memory, facts: JobFacts, error: ClusterError, now: datetime) -> Refusal:
         memory.refusals = memory.refusals + 1 if memory.refused_generation == facts.generation else 1
         pause = min(BACKOFF_FIRST * 2 ** min(memory.refusals - 1, 16), BACKOFF_MOST)
-        if isinstance(error, KindAbsent):  # users who install KubeRay wait for it
-            pause = min(pause, KIND_BACKOFF)
+        if isinstance(error, KindAbsent | NameTaken):
+            pause = min(pause, WAIT_BACKOFF)
         memory.refusal, memory.refused_until, memory.refused_generation = _refusal(error), now + pause, facts.generation
         return memory.refusal
 
@@ -341,20 +369,13 @@ class Reconciler:
         return ReconcileResult(wake=now, result="wrote")
 
 
-def _comparable(body: Body) -> dict[str, Any]:
-    """The parts of a rendered object that are compared with the live one."""
-    meta = {name: body["metadata"].get(name) or {} for name in ("labels", "annotations")}
-    return {
-        **{name: value for name, value in body.items() if name not in ("apiVersion", "kind", "metadata", "status")},
-        "metadata": {name: value for name, value in meta.items() if value},
-    }
-
-
 def _refusal(error: ClusterError) -> Refusal:
     text = str(error)
     match error:
         case KindAbsent():
             return Refusal(kind="KubeRayNotInstalled", text=f"install KubeRay (its CRDs are missing): {text}")
+        case NameTaken():
+            return Refusal(kind="NameTaken", text=text)
         case QuotaExceeded():
             return Refusal(kind="QuotaExceeded", text=text)
         case NamespaceTerminating():

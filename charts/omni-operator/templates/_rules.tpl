@@ -1,5 +1,5 @@
 {{/*
-RBAC rules of the operator. Server-side apply needs `create` as well as `patch` to create an object.
+RBAC rules of the operator. It reads (get) an object only if its name was taken when it was created.
 */}}
 {{- define "omni.rules.jobs" -}}
 - apiGroups: [diffusionrl.io]
@@ -13,7 +13,7 @@ RBAC rules of the operator. Server-side apply needs `create` as well as `patch` 
   verbs: [update]
 - apiGroups: [ray.io]
   resources: [rayjobs]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [ray.io]
   resources: [rayclusters]
   verbs: [list, watch]
@@ -22,13 +22,13 @@ RBAC rules of the operator. Server-side apply needs `create` as well as `patch` 
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [services]
-  verbs: [list, watch, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [list, watch, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
-  verbs: [list, watch, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

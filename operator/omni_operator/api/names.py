@@ -31,6 +31,12 @@ class Names:
         """The RayJob of an attempt; at most 47 characters, KubeRay's limit."""
         return f"{self.job}-a{number:02d}"
 
+    def number_of(self, name: str) -> int | None:
+        """The attempt whose RayJob has this name; None if none has."""
+        text = name.removeprefix(f"{self.job}-a")
+        number = int(text) if re.fullmatch(ATTEMPT_NUMBER, text) else 0
+        return number if number and self.attempt(number) == name else None
+
     @property
     def head_service(self) -> str:
         """The Service of the running attempt's head."""
@@ -43,12 +49,6 @@ class Names:
     def attempt_labels(self, number: int) -> dict[str, str]:
         """Labels of all objects of an attempt."""
         return {**self.labels(), ATTEMPT_LABEL: str(number)}
-
-
-def attempt_of(labels: dict[str, str]) -> int | None:
-    """The attempt in an object's labels; None if there is none, or a number that no attempt can have."""
-    text = labels.get(ATTEMPT_LABEL, "")
-    return int(text) if re.fullmatch(ATTEMPT_NUMBER, text) else None
 
 
 # Path of the operator's report endpoint.

@@ -57,7 +57,13 @@ class Children(LenientModel):
     """Objects of the running attempt."""
 
     ray_job: Short | None = Field(default=None, description="Name of the RayJob.")
+    ray_job_uid: Short | None = Field(
+        default=None, alias="rayJobUID", description="Uid of the attempt's RayJob, also after its deletion."
+    )
     ray_cluster: Short | None = Field(default=None, description="Name of the RayCluster, which KubeRay creates.")
+    ray_cluster_uid: Short | None = Field(
+        default=None, alias="rayClusterUID", description="Uid of the attempt's RayCluster, also after its deletion."
+    )
     dashboard_url: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None, alias="dashboardURL", description="URL of Ray's dashboard, inside the cluster."
     )

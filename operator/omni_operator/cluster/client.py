@@ -15,7 +15,7 @@ from kubernetes.aio.client import ApiClient
 from omni_operator.api.names import FIELD_MANAGER
 
 from .credentials import Credentials, Loaded, NoCredentials
-from .errors import Conflict, KindAbsent, Unavailable, error_of
+from .errors import KindAbsent, NotFound, Unavailable, error_of
 from .kinds import TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import Identity, Listing
 
@@ -72,24 +72,29 @@ class ApiServer:
         path, parameters = kind.path(namespace, name, "status"), {"fieldManager": manager, "force": "true"}
         return await self._send("apply_status", kind, "PATCH", path, body, APPLY, parameters)
 
-    async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
+    async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:
         meta = body["metadata"]
-        patch = {"metadata": {"resourceVersion": meta["resourceVersion"], "finalizers": finalizers}}
+        # An object that was deleted and created again has another version too.
+        precondition = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        patch = {**changes, "metadata": {**changes.get("metadata", {}), **precondition}}
         path = kind.path(meta["namespace"], meta["name"])
-        return await self._send("patch", kind, "PATCH", path, patch, MERGE, {"fieldManager": FIELD_MANAGER})
+        return await self._send("patch", kind, "PATCH", path, patch, MERGE, _MANAGER)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         await self._send("delete", kind, "DELETE", kind.path(namespace, name), options, ignore_missing=True)
 
-    async def create(self, body: Body) -> bool:
+    async def create(self, body: Body) -> Body:
         kind = kind_of(body)
-        path = kind.path(body["metadata"]["namespace"])
+        return await self._send(
+            "create", kind, "POST", kind.path(body["metadata"]["namespace"]), body, parameters=_MANAGER
+        )
+
+    async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
         try:
-            await self._send("create", kind, "POST", path, body, parameters={"fieldManager": FIELD_MANAGER})
-        except Conflict:
-            return False
-        return True
+            return await self._send("get", kind, "GET", kind.path(namespace, name))
+        except NotFound:
+            return None
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         found: list[Meta] = []
@@ -216,7 +221,8 @@ class _Answer:
     retry_after: str | None
 
 
-_APPLY_PARAMETERS = {"fieldManager": FIELD_MANAGER, "force": "true"}
+_MANAGER = {"fieldManager": FIELD_MANAGER}
+_APPLY_PARAMETERS = {**_MANAGER, "force": "true"}
 
 
 def _parse_json(data: bytes) -> Body | None:

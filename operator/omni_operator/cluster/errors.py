@@ -3,11 +3,13 @@
 ClusterError
 ├── Unavailable       no answer, rejected credentials, or too many requests; a retry may succeed
 ├── Conflict          the object changed or was created again; read it, then retry
+│   └── AlreadyExists
 ├── NotFound          the object or its namespace does not exist
 ├── KindAbsent        the kind is not served (a CRD is not installed)
 ├── Expired           the version from which to watch is too old; list again
 └── Refused           the request is invalid or not allowed; the same request fails again
     ├── Forbidden
+    ├── NameTaken     another owner's object has the name
     ├── QuotaExceeded
     └── NamespaceTerminating
 """
@@ -40,6 +42,10 @@ class Conflict(ClusterError):
     """The object changed since it was read, or was deleted and created again."""
 
 
+class AlreadyExists(Conflict):
+    """An object of that name exists."""
+
+
 class NotFound(ClusterError):
     """The object or its namespace does not exist."""
 
@@ -58,6 +64,10 @@ class Refused(ClusterError):
 
 class Forbidden(Refused):
     """The operator lacks the permission."""
+
+
+class NameTaken(Refused):
+    """An object that does not belong to the job has the name of one of the job's objects."""
 
 
 class QuotaExceeded(Refused):
@@ -84,7 +94,7 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
     if code == 410:
         return Expired(text)
     if code == 409:
-        return Conflict(text)
+        return AlreadyExists(text) if (reply or {}).get("reason") == "AlreadyExists" else Conflict(text)
     if code == 403:
         causes = ((reply or {}).get("details") or {}).get("causes") or ()
         if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):

@@ -10,7 +10,7 @@ from datetime import datetime
 from omni_operator.api.names import MANAGER
 from omni_operator.status.events import Event
 
-from .errors import ClusterError
+from .errors import AlreadyExists, ClusterError
 from .kinds import Body
 from .protocol import Cluster, object_reference
 
@@ -44,6 +44,8 @@ class EventWriter:
         }
         try:
             await self.cluster.create(made)
+        except AlreadyExists:
+            return
         except ClusterError as error:
             # Events expire anyway, and the status has the same information.
             log.warning("%s/%s: event %s not created: %s", about["namespace"], about["name"], event.reason.value, error)

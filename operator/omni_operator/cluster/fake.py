@@ -14,7 +14,7 @@ from typing import Any
 from omni_operator.api.names import FIELD_MANAGER
 from omni_operator.status.timestamps import format_timestamp
 
-from .errors import ClusterError, Conflict, KindAbsent, NamespaceTerminating, NotFound
+from .errors import AlreadyExists, ClusterError, Conflict, KindAbsent, NamespaceTerminating, NotFound
 from .kinds import Body, Kind, kind_of
 from .protocol import Identity, Listing
 
@@ -81,13 +81,13 @@ class FakeCluster:
         made = [*others, *([condition] if condition else [])]
         return self._store(kind, {**current, "status": copy.deepcopy({**status, "conditions": made})})
 
-    async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
+    async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:
         meta = body["metadata"]
         self._record("patch", kind, meta["name"])
         current = self._get(kind, meta["namespace"], meta["name"])
         if current["metadata"]["resourceVersion"] != meta["resourceVersion"]:
             raise Conflict(f"{kind.plural} {meta['name']}: resourceVersion")
-        return self._store(kind, {**current, "metadata": {**current["metadata"], "finalizers": list(finalizers)}})
+        return self._store(kind, _merge(current, changes))
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._record("delete", kind, name)
@@ -95,13 +95,16 @@ class FakeCluster:
         if current and current["metadata"]["uid"] == uid:
             self.remove(kind, namespace, name)
 
-    async def create(self, body: Body) -> bool:
+    async def create(self, body: Body) -> Body:
         kind, meta = kind_of(body), body["metadata"]
         self._record("create", kind, meta["name"])
         if (kind, meta["namespace"], meta["name"]) in self._objects:
-            return False
-        self.make(body)
-        return True
+            raise AlreadyExists(f"{kind.plural} {meta['name']} already exists")
+        return self.make(body, manager=FIELD_MANAGER)
+
+    async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
+        self._record("get", kind, name)
+        return self.get(kind, namespace, name)
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         self._record("list", kind, "")

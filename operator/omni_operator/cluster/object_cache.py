@@ -3,7 +3,8 @@
 Invariants:
 - the newer of two versions of an object stays: an older watch event does not overwrite the answer to a write;
 - an object that was deleted and created again under its name is a different object: events of the old one are ignored;
-- a child belongs to the job that its label names; a child older than that job belonged to a deleted job of that name.
+- a child belongs to a job through its controllers, up to the job's uid; labels, which any user can edit, only tell
+  where to look. A child whose controllers are deleted is recognized by their uids, which the job's status records.
 """
 
 from __future__ import annotations
@@ -11,42 +12,50 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from omni_operator.api.names import JOB_LABEL
+from omni_operator.api.names import JOB_LABEL, Names
 from omni_operator.status import evidence
 from omni_operator.status.observation import Evidence, Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
 
 from . import object_parser
 from .job_summary import JobSummary, summarize
 from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
+from .object_parser import Owner, owner_of
 
-EVIDENCE_KEPT = 8
+EVIDENCE_KEPT = ATTEMPTS_KEPT = 8
 Seen: TypeAlias = ObservedRayJob | ObservedRayCluster | ObservedPod | bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child of a job: a parsed value if decisions read it, its packed JSON if only its content is compared."""
+    """A child of a job: a parsed value if decisions read it, its packed JSON if only its content is compared.
+
+    Attributes:
+        owner: its controller.
+    """
 
     uid: str
     version: int
-    owner: str
-    created: str
+    owner: Owner | None
     seen: Seen
 
 
 @dataclass(slots=True)
 class _Job:
-    """Cache entry of one job; `raw`, its packed JSON, and `summary` are None while only its children are known."""
+    """Cache entry of one job; `raw`, its packed JSON, and `summary` are None while only its children are known.
+
+    Attributes:
+        lineage: uids of the job's RayJobs and RayClusters, also of deleted ones, with the number of the attempt.
+    """
 
     uid: str = ""
     version: int = 0
-    created: str = ""
     raw: bytes | None = None
     summary: JobSummary | None = None
     children: dict[tuple[Kind, str], Child] = field(default_factory=dict)
+    lineage: dict[str, int] = field(default_factory=dict)
     evidence: list[tuple[int, Evidence]] = field(default_factory=list)
 
 
@@ -69,17 +78,21 @@ class ObjectCache:
                 return None
             if entry.uid != uid:
                 entry.evidence.clear()
+                entry.lineage.clear()
             entry.uid, entry.version, entry.raw, entry.summary = uid, version, _pack(body), summarize(body)
-            entry.created = str(meta.get("creationTimestamp") or "")
+            entry.lineage |= _recorded(body)
+            _trace(entry, key)
             return key
         old = entry.children.get((kind, meta["name"]))
         if old and old.uid == uid and version <= old.version:
             return None
-        child = Child(uid, version, _owner(body), str(meta.get("creationTimestamp") or ""), _seen(kind, body))
+        child = Child(uid, version, owner_of(body), _seen(kind, body))
         entry.children[kind, meta["name"]] = child
+        if kind in (RAYJOBS, RAYCLUSTERS) and (old is None or old.uid != uid or old.owner != child.owner):
+            _trace(entry, key)
         if isinstance(child.seen, ObservedPod):
-            self._add_evidence(entry, child.seen)
-        return key if old is None or old.seen != child.seen or old.uid != uid else None
+            self._add_evidence(entry, child)
+        return key if old is None or (old.seen, old.owner, old.uid) != (child.seen, child.owner, uid) else None
 
     def remove(self, kind: Kind, body: Body) -> Key | None:
         """Remove a deleted object. Return its job, or None if it was not cached."""
@@ -97,7 +110,7 @@ class ObjectCache:
             if child is None or child.uid != uid:
                 return None
             if kind == PODS and "status" in body:
-                self._add_evidence(entry, object_parser.parse_pod(body, object_parser.attempt_of(body) or 0))
+                self._add_evidence(entry, replace(child, seen=object_parser.parse_pod(body)))
             del entry.children[kind, name]
         if entry.raw is None and not entry.children:
             del self._jobs[key]
@@ -105,7 +118,7 @@ class ObjectCache:
 
     def forget(self, kind: Kind, key: Key, name: str, uid: str) -> Key | None:
         """Remove an object of a job for which no deletion event arrived."""
-        meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
+        meta: Meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
         return self.remove(kind, {"metadata": meta})
 
     def prune(self, kind: Kind, alive: Iterable[Meta], listed: int, namespace: str | None = None) -> set[Key]:
@@ -152,13 +165,20 @@ class ObjectCache:
     def observed(self, key: Key, uid: str) -> Observation:
         """Children of the job with this uid, without the trainer's report and refusals."""
         entry = self._jobs.get(key, _Job())
-        attempts = [child for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
-        mine = [child for child in attempts if child.owner in ("", uid) and child.created >= entry.created]
+        attempts = [(kind, child) for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
+        mine: list[ObservedRayJob | ObservedRayCluster | ObservedPod] = []
+        leftovers, alive = 0, {child.uid for _, child in attempts}
+        for kind, child in attempts:
+            number = _attempt(entry, kind, child) if entry.uid == uid else None
+            if number is not None and not isinstance(child.seen, bytes):
+                mine.append(replace(child.seen, attempt=number))
+            elif child.owner and child.owner.uid not in {*alive, uid} and _is_left(kind, child.owner, key):
+                leftovers += 1
         return Observation(
-            rayjobs=tuple(child.seen for child in mine if isinstance(child.seen, ObservedRayJob)),
-            clusters=tuple(child.seen for child in mine if isinstance(child.seen, ObservedRayCluster)),
-            pods=tuple(child.seen for child in mine if isinstance(child.seen, ObservedPod)),
-            leftovers=len(attempts) - len(mine),
+            rayjobs=tuple(seen for seen in mine if isinstance(seen, ObservedRayJob)),
+            clusters=tuple(seen for seen in mine if isinstance(seen, ObservedRayCluster)),
+            pods=tuple(seen for seen in mine if isinstance(seen, ObservedPod)),
+            leftovers=leftovers,
             evidence=tuple(entry.evidence),
         )
 
@@ -168,26 +188,63 @@ class ObjectCache:
         child = entry.children.get((kind, name)) if entry else None
         return unpack(child.seen) if child and isinstance(child.seen, bytes) else None
 
-    def pod_names(self, key: Key) -> set[str]:
-        """Names of a job's pods."""
-        entry = self._jobs.get(key, _Job())
-        return {name for kind, name in entry.children if kind == PODS}
-
     def _key(self, kind: Kind, body: Body) -> Key | None:
         meta = body["metadata"]
         namespace = str(meta.get("namespace") or "")
         if kind == JOBS:
             return namespace, str(meta["name"])
-        job = (meta.get("labels") or {}).get(JOB_LABEL)
+        owner = owner_of(body)
+        job = owner.name if owner and owner.kind == JOBS.kind else (meta.get("labels") or {}).get(JOB_LABEL)
         if job:
             return (namespace, str(job)) if kind not in ATTEMPT_KINDS or meta.get("uid") else None
         return None
 
-    def _add_evidence(self, entry: _Job, pod: ObservedPod) -> None:
-        found = evidence.find_evidence(pod)
-        if found and (pod.attempt, found) not in entry.evidence:
-            entry.evidence.append((pod.attempt, found))
+    def _add_evidence(self, entry: _Job, child: Child) -> None:
+        number = _attempt(entry, PODS, child)
+        if number is None or not isinstance(child.seen, ObservedPod):
+            return
+        found = evidence.find_evidence(child.seen)
+        if found and (number, found) not in entry.evidence:
+            entry.evidence.append((number, found))
             del entry.evidence[:-EVIDENCE_KEPT]
+
+
+def _attempt(entry: _Job, kind: Kind, child: Child) -> int | None:
+    """The attempt that a RayJob, RayCluster or pod belongs to through its controllers; None if it is not the job's."""
+    uid = child.uid if kind == RAYJOBS else child.owner.uid if child.owner else ""
+    return entry.lineage.get(uid)
+
+
+def _trace(entry: _Job, key: Key) -> None:
+    """Add the uids of the job's RayJobs and of their RayClusters to its lineage."""
+    names = Names(key[1])
+    for (kind, name), child in entry.children.items():
+        if kind == RAYJOBS and child.owner and child.owner.uid == entry.uid and (number := names.number_of(name)):
+            entry.lineage[child.uid] = number
+    for (kind, _), child in entry.children.items():
+        if kind == RAYCLUSTERS and child.owner and (number := entry.lineage.get(child.owner.uid)):
+            entry.lineage[child.uid] = number
+    newest = max(entry.lineage.values(), default=0)
+    for uid in [uid for uid, number in entry.lineage.items() if number <= newest - ATTEMPTS_KEPT]:
+        del entry.lineage[uid]
+
+
+def _recorded(body: Body) -> dict[str, int]:
+    """Uids of the newest attempt's objects in a job's status."""
+    status = body.get("status")
+    children, number = (status.get("children"), status.get("attempts")) if isinstance(status, dict) else (None, None)
+    found = (children.get("rayJobUID"), children.get("rayClusterUID")) if isinstance(children, dict) else ()
+    return {str(uid): number for uid in found if uid and isinstance(number, int) and number > 0}
+
+
+def _is_left(kind: Kind, owner: Owner, key: Key) -> bool:
+    """Whether the controller of an object that is not the job's was one of an earlier job of the same name."""
+    names = Names(key[1])
+    if kind == RAYJOBS:
+        return owner.kind == JOBS.kind and owner.name == key[1]
+    if kind == RAYCLUSTERS:
+        return owner.kind == RAYJOBS.kind and names.number_of(owner.name) is not None
+    return owner.kind == RAYCLUSTERS.kind and owner.name.startswith(f"{key[1]}-a")
 
 
 def _cached(entry: _Job, kind: Kind, key: Key) -> Iterator[tuple[str, str, int]]:
@@ -204,22 +261,13 @@ def _version(meta: Body) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _owner(body: Body) -> str:
-    """Uid of the job that owns an object; empty if the owner is another child."""
-    for owner in body["metadata"].get("ownerReferences") or ():
-        if owner.get("kind") == JOBS.kind and owner.get("controller"):
-            return str(owner.get("uid"))
-    return ""
-
-
 def _seen(kind: Kind, body: Body) -> Seen:
-    attempt = object_parser.attempt_of(body) or 0
     if kind == RAYJOBS:
-        return object_parser.parse_rayjob(body, attempt)
+        return object_parser.parse_rayjob(body)
     if kind == RAYCLUSTERS:
-        return object_parser.parse_raycluster(body, attempt)
+        return object_parser.parse_raycluster(body)
     if kind == PODS:
-        return object_parser.parse_pod(body, attempt)
+        return object_parser.parse_pod(body)
     return _pack(body)
 
 

@@ -7,10 +7,10 @@ counts, texts of any length and years from 1 to 9999 there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from omni_operator.api import names
 from omni_operator.api.names import RENDERED_ANNOTATION
 from omni_operator.status import evidence
 from omni_operator.status.observation import (
@@ -29,19 +29,31 @@ NAME_LIMIT, TEXT_LIMIT, URL_LIMIT = 253, 1024, 1024
 COUNT_LIMIT = 2**31 - 1
 
 
-def attempt_of(body: Body) -> int | None:
-    """Number of the attempt that an object belongs to, from its label; None without one."""
-    return names.attempt_of(body["metadata"].get("labels") or {})
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Reference to an object's controller."""
+
+    kind: str
+    name: str
+    uid: str
 
 
-def parse_rayjob(body: Body, attempt: int) -> ObservedRayJob:
-    """Parse a RayJob."""
+def owner_of(body: Body) -> Owner | None:
+    """The controller of an object; None without one."""
+    for owner in _items(body["metadata"].get("ownerReferences")):
+        if owner.get("controller"):
+            return Owner(str(owner.get("kind")), str(owner.get("name")), str(owner.get("uid")))
+    return None
+
+
+def parse_rayjob(body: Body) -> ObservedRayJob:
+    """Parse a RayJob; its attempt is not known here."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
     created = _time(meta.get("creationTimestamp"))
     return ObservedRayJob(
         name=meta["name"],
         uid=meta["uid"],
-        attempt=attempt,
+        attempt=0,
         created=created,
         deleting=bool(meta.get("deletionTimestamp")),
         suspended=bool(spec.get("suspend")),
@@ -65,8 +77,11 @@ def _job_started(status: Mapping[str, Any]) -> datetime | None:
     return parse_timestamp(info.get("startTime")) or parse_timestamp(status.get("startTime"))
 
 
-def parse_raycluster(body: Body, attempt: int) -> ObservedRayCluster:
-    """Parse a RayCluster. Its `state` is not used: it stays `ready` when the head pod is lost."""
+def parse_raycluster(body: Body) -> ObservedRayCluster:
+    """Parse a RayCluster; its attempt is not known here.
+
+    Its `state` is not used: it stays `ready` when the head pod is lost.
+    """
     meta, status = body["metadata"], _map(body.get("status"))
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
     head, failure = conditions.get("HeadPodReady"), conditions.get("ReplicaFailure")
@@ -74,7 +89,7 @@ def parse_raycluster(body: Body, attempt: int) -> ObservedRayCluster:
     return ObservedRayCluster(
         name=meta["name"],
         uid=meta["uid"],
-        attempt=attempt,
+        attempt=0,
         created=_time(meta.get("creationTimestamp")),
         deleting=bool(meta.get("deletionTimestamp")),
         head_ready=ready,
@@ -87,8 +102,8 @@ def parse_raycluster(body: Body, attempt: int) -> ObservedRayCluster:
     )
 
 
-def parse_pod(body: Body, attempt: int) -> ObservedPod:
-    """Parse a pod of a Ray cluster."""
+def parse_pod(body: Body) -> ObservedPod:
+    """Parse a pod of a Ray cluster; its attempt is not known here."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
     labels = _map(meta.get("labels"))
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
@@ -99,7 +114,7 @@ def parse_pod(body: Body, attempt: int) -> ObservedPod:
     return ObservedPod(
         name=meta["name"],
         uid=meta["uid"],
-        attempt=attempt,
+        attempt=0,
         group=HEAD if labels.get("ray.io/node-type") == "head" else str(labels.get("ray.io/group") or ""),
         created=_time(meta.get("creationTimestamp")),
         phase=str(status.get("phase") or "Pending"),

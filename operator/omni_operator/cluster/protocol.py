@@ -42,14 +42,17 @@ class Cluster(Protocol):
     async def apply_condition(self, kind: Kind, namespace: str, name: str, uid: str, condition: Body | None) -> Body:
         """Apply one condition as a field manager of its own, or remove the one applied before; return the object."""
 
-    async def set_finalizers(self, kind: Kind, body: Body, finalizers: list[str]) -> Body:
-        """Replace the finalizers of an object that has not changed since `body`; return the object afterwards."""
+    async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:
+        """Merge changes into an object that has not changed since `body`; return the object afterwards."""
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete the object with this uid, children in the background; no error if it does not exist."""
 
-    async def create(self, body: Body) -> bool:
-        """Create an object; False if one of its name exists."""
+    async def create(self, body: Body) -> Body:
+        """Create an object; return it. AlreadyExists if there is one of its name."""
+
+    async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
+        """An object; None if it does not exist."""
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         """Metadata of all objects that match a label selector."""

@@ -1,8 +1,8 @@
 """PURE: next steps of a job.
 
 Invariants:
-- At most one attempt exists. The next one is created when nothing of the last one is left, because both would write
-  the same checkpoints, or after `Timeouts.leftovers`.
+- At most one attempt exists, by the uids of owners; labels have no influence. The next one is created when nothing of
+  the last one is left, because both would write the same checkpoints, or after `Timeouts.leftovers`.
 - A failure is written to the status before the operator reacts to it, so a crash in between repeats nothing.
 - Attempts are numbered without gaps, from existing objects and the status, so no name is used twice.
 - Nothing is created while the job is being deleted, has ended, or is suspended.
@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from omni_operator.api.status import Status
 
@@ -20,7 +21,6 @@ from .reasons import Action, FailureReason
 from .situation import (
     Active,
     AddFinalizer,
-    ApplyShared,
     BetweenAttempts,
     CreateAttempt,
     Creating,
@@ -28,6 +28,7 @@ from .situation import (
     DeleteRayJob,
     DeleteSelf,
     Deleting,
+    EnsureShared,
     Failing,
     Finished,
     RemoveFinalizer,
@@ -68,7 +69,7 @@ def decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Tim
     if isinstance(verdict, AttemptFailed):
         return Decision(_failing(facts, status, current, verdict), finalizer, now)
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status)) if at), default=None)
-    return Decision(Active(current, verdict), (*finalizer, ApplyShared()), wake)
+    return Decision(Active(current, verdict), (*finalizer, EnsureShared()), wake)
 
 
 def _verdict(
@@ -107,15 +108,19 @@ def _next(
         text = f"attempt {current + 1} starts when all objects of attempt {current} are deleted"
         return Decision(BetweenAttempts(text), (*finalizer, *deletes), patient_until)
     changed = status.observed_generation not in (None, facts.generation)  # which ends the pause
-    due = failed_at + _pause(status.failures_counted, timeouts) if failed_at and current and not changed else None
+    due = failed_at + _pause(status, timeouts) if failed_at and current and not changed else None
     if due and now < due:
         return Decision(BetweenAttempts(f"attempt {current + 1} starts after a pause"), finalizer, due)
-    return Decision(Creating(current + 1), (*finalizer, ApplyShared(), CreateAttempt(current + 1)))
+    return Decision(Creating(current + 1), (*finalizer, EnsureShared(), CreateAttempt(current + 1)))
 
 
-def _pause(counted: int, timeouts: Timeouts) -> timedelta:
-    """Pause before the next attempt: doubled for each counted failure, up to a limit."""
-    return min(timeouts.retry * 2 ** min(max(counted - 1, 0), 16), timeouts.retry_most)
+def _pause(status: Status, timeouts: Timeouts) -> timedelta:
+    """Pause before the next attempt: doubled for each counted failure, up to a limit.
+
+    Failures that do not count, such as deletions of the RayJob, double it as long as they follow each other.
+    """
+    uncounted = len(list(takewhile(lambda failure: not failure.counted, reversed(status.failures))))
+    return min(timeouts.retry * 2 ** min(max(status.failures_counted, uncounted) - 1, 16), timeouts.retry_most)
 
 
 def _failing(facts: JobFacts, status: Status, attempt: int, failed: AttemptFailed) -> Failing:

@@ -16,6 +16,7 @@ _TROUBLES = {
     "ChildRefused": EventReason.REFUSED,
     "Forbidden": EventReason.REFUSED,
     "QuotaExceeded": EventReason.QUOTA_EXCEEDED,
+    "NameTaken": EventReason.NAME_TAKEN,
     "Unschedulable": EventReason.UNSCHEDULABLE,
     "ImagePullBackOff": EventReason.IMAGE_PULL_BACKOFF,
     "PodsRefused": EventReason.REFUSED,

@@ -88,7 +88,7 @@ def derive_status(
             "checkpoint": update_checkpoint(base.checkpoint, report),
             "warnings": report.warnings if report and report.warnings else base.warnings,
             "usage": update_usage(base, report, running, until, facts),
-            "children": _children(observed, attempt),
+            "children": _children(observed, attempt, base.children),
             "rollout": _rollout(observed, attempt, facts),
             "running_time": format_timestamp(running) if running and isinstance(situation, Active) else None,
             **_times(base, observed, attempt, situation, now),
@@ -129,7 +129,13 @@ def _new_attempt(previous: Status) -> Status:
         update={"samples": None, "heartbeat_time": None, "estimated_remaining_seconds": None}
     )
     return previous.model_copy(
-        update={"progress": progress, "weights": Weights(), "running_time": None, "warnings": ()}
+        update={
+            "progress": progress,
+            "weights": Weights(),
+            "running_time": None,
+            "warnings": (),
+            "children": Children(),
+        }
     )
 
 
@@ -198,12 +204,19 @@ def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
     )
 
 
-def _children(observed: Observation, attempt: int) -> Children:
+def _children(observed: Observation, attempt: int, before: Children) -> Children:
+    """Objects of the attempt. Uids stay after a deletion: they tell which pods are left of the attempt."""
     rayjob, cluster = observed.rayjob(attempt), observed.cluster(attempt)
+    uids = Children(
+        ray_job_uid=rayjob.uid if rayjob else before.ray_job_uid,
+        ray_cluster_uid=cluster.uid if cluster else before.ray_cluster_uid,
+    )
     if rayjob is None:
-        return Children()
+        return uids
     name = cluster.name if cluster else rayjob.cluster or None
-    return Children(ray_job=rayjob.name, ray_cluster=name, dashboard_url=rayjob.dashboard or None)
+    return uids.model_copy(
+        update={"ray_job": rayjob.name, "ray_cluster": name, "dashboard_url": rayjob.dashboard or None}
+    )
 
 
 def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutStatus:

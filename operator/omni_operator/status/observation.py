@@ -165,7 +165,7 @@ class Refusal:
 
     Attributes:
         kind: `KubeRayNotInstalled`, `QuotaExceeded`, `ChildRefused`, `Forbidden`, `NamespaceTerminating` or
-            `Unavailable`.
+            `NameTaken`.
     """
 
     kind: str
@@ -177,7 +177,8 @@ class Observation:
     """All observations about a job.
 
     Attributes:
-        leftovers: number of objects of an earlier job of the same name, which may still write its checkpoints.
+        leftovers: number of objects that an earlier job of this name, or a forgotten attempt, left to garbage
+            collection; they may still write its checkpoints.
     """
 
     rayjobs: tuple[ObservedRayJob, ...] = ()

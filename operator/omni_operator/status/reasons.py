@@ -50,6 +50,7 @@ class EventReason(str, Enum):
     KUBERAY_MISSING = "KubeRayNotInstalled"
     REFUSED = "ChildRefused"
     QUOTA_EXCEEDED = "QuotaExceeded"
+    NAME_TAKEN = "NameTaken"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_BACKOFF = "ImagePullBackOff"
     CLAIM_NOT_FOUND = "ClaimNotFound"

@@ -23,7 +23,7 @@ class RemoveFinalizer:
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyShared:
+class EnsureShared:
     """Create or correct the objects that all attempts share."""
 
 
@@ -54,7 +54,7 @@ class RequestCheckpoint:
     since: datetime
 
 
-Step = AddFinalizer | RemoveFinalizer | ApplyShared | CreateAttempt | DeleteRayJob | DeleteSelf | RequestCheckpoint
+Step = AddFinalizer | RemoveFinalizer | EnsureShared | CreateAttempt | DeleteRayJob | DeleteSelf | RequestCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from omni_operator.api import DiffusionRLJob, JobError, crd, read_job
-from omni_operator.api.names import Names, attempt_of, report_audience
+from omni_operator.api.names import Names, report_audience
 from omni_operator.api.status import CONDITION_TYPES, Status
 
 SPEC = crd.schema()["properties"]["spec"]
@@ -127,9 +127,9 @@ def test_names_are_within_the_limits_of_kuberay() -> None:
     assert len(names.attempt(99)) == 47
     assert names.attempt(1).endswith("-a01")
     assert max(map(len, (names.attempt(99), names.head_service))) <= 63
-    assert attempt_of(names.attempt_labels(7)) == 7
-    assert attempt_of({}) is None
-    assert [attempt_of({"diffusionrl.io/attempt": text}) for text in ("x", "²", "")] == [None, None, None]
+    assert [names.number_of(names.attempt(number)) for number in (1, 99, 100)] == [1, 99, 100]
+    others = ("j-a01", f"{'j' * 43}-a1", f"{'j' * 43}-a001", f"{'j' * 43}-a00", f"{'j' * 43}-a0²", f"{'j' * 43}-a01-x")
+    assert {names.number_of(name) for name in others} == {None}
     assert report_audience("a", "b") != report_audience("b", "a")
 
 

@@ -51,7 +51,7 @@ def needed() -> set[Right]:
     for kind in (JOBS, *CHILDREN, LEASES):
         found |= rights(kind, "list", "watch")
     for kind in applied():
-        found |= rights(kind, "create", "patch")
+        found |= rights(kind, "get", "create", "patch")
     return found
 
 
@@ -118,7 +118,7 @@ def test_no_dangerous_permission_is_granted(chart: Render, options: tuple[str, .
     assert {verb for _, _, verb in found} & {"*", "escalate", "bind", "impersonate", "deletecollection"} == set()
     assert "*" not in resources | {group for group, _, _ in found}
     # The only cluster-wide request besides jobs: authentication of a token.
-    written = {right for right in found if right[2] not in ("list", "watch")}
+    written = {right for right in found if right[2] not in ("get", "list", "watch")}
     assert {resource for group, resource, _ in written if group == ""} == {"services"}
 
 

@@ -14,6 +14,7 @@ from kubernetes.aio.client import Configuration
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded, NoCredentials
 from omni_operator.cluster.errors import (
+    AlreadyExists,
     ClusterError,
     Conflict,
     Forbidden,
@@ -114,26 +115,36 @@ async def test_server_side_apply_sends_the_body_unchanged(server: RecordingServe
     assert server.metered == [("apply", "diffusionrljobs", 201), ("apply_status", "diffusionrljobs", 201)]
 
 
-async def test_finalizers_are_a_merge_patch_and_deletion_has_a_uid(server: RecordingServer) -> None:
-    body = {**JOB, "metadata": {**JOB["metadata"], "resourceVersion": "7"}}
+async def test_changes_and_deletions_name_the_object_that_was_read(server: RecordingServer) -> None:
+    body = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "7"}}
     async with client(server) as cluster:
-        await cluster.set_finalizers(JOBS, body, ["a"])
+        await cluster.patch(JOBS, body, {"metadata": {"finalizers": ["a"]}, "spec": {"seed": 1}})
         await cluster.delete(JOBS, "ns", "red", "u")
         for code in (404, 409):
             server.answer = status(code, name="red")
             await cluster.delete(JOBS, "ns", "red", "u")
-    patch = {"metadata": {"resourceVersion": "7", "finalizers": ["a"]}}
+    patch = {"metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["a"]}, "spec": {"seed": 1}}
     assert server.requests[0] == ("PATCH", JOB_PATH, {"fieldManager": "diffusionrl-operator"}, patch)
     assert server.headers[0]["Content-Type"] == "application/merge-patch+json"
     options = {"propagationPolicy": "Background", "preconditions": {"uid": "u"}}
     assert server.requests[1] == ("DELETE", JOB_PATH, {}, options)
 
 
-async def test_creation_of_an_object_that_exists_returns_false(server: RecordingServer) -> None:
+async def test_an_object_is_created_by_a_post_and_one_that_exists_is_read(server: RecordingServer) -> None:
     async with client(server) as cluster:
-        assert await cluster.create(JOB)
-        server.answer = status(409)
-        assert not await cluster.create(JOB)
+        await cluster.create(JOB)
+        assert server.requests[0] == (
+            "POST", JOB_PATH.removesuffix("/red"), {"fieldManager": "diffusionrl-operator"}, JOB,
+        )  # fmt: skip
+        reply = {"kind": "Status", "reason": "AlreadyExists", "message": "exists"}
+        server.answer = lambda _: web.json_response(reply, status=409)
+        with pytest.raises(AlreadyExists):
+            await cluster.create(JOB)
+        server.answer = lambda _: web.json_response(JOB)
+        assert await cluster.read(JOBS, "ns", "red") == JOB
+        assert server.requests[-1][:2] == ("GET", JOB_PATH)
+        server.answer = status(404, name="red")
+        assert await cluster.read(JOBS, "ns", "red") is None
 
 
 async def test_a_listing_is_paged_and_asks_for_metadata_alone(server: RecordingServer) -> None:

@@ -21,16 +21,20 @@ def job(uid: str = "j1", version: int = 1, created: str = EARLY, **status: Any) 
     return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": {}, "status": status}
 
 
-def child(
-    kind: Kind, name: str, version: int = 2, uid: str = "", created: str = EARLY, owner: str = "", **status: Any
-) -> dict[str, Any]:
+PARENTS = {RAYJOBS: (JOBS, "red", "j1"), RAYCLUSTERS: (RAYJOBS, "red-a01", ""), PODS: (RAYCLUSTERS, "red-a01-x", "")}
+
+
+def child(kind: Kind, name: str, version: int = 2, uid: str = "", owner: str = "", **status: Any) -> dict[str, Any]:
+    """A child of attempt 1 of job j1, or of another owner."""
     labels = {"diffusionrl.io/job": "red", "diffusionrl.io/attempt": "1"}
     meta = {
         "namespace": "ns", "name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version),
-        "creationTimestamp": created, "labels": labels, "managedFields": [{"manager": "x" * 5000}],
+        "creationTimestamp": EARLY, "labels": labels, "managedFields": [{"manager": "x" * 5000}],
     }  # fmt: skip
-    if owner:
-        meta["ownerReferences"] = [{"kind": JOBS.kind, "uid": owner, "controller": True}]
+    if kind in PARENTS:
+        parent, named, of = PARENTS[kind]
+        reference = {"kind": parent.kind, "name": named, "uid": owner or of or f"uid-{named}", "controller": True}
+        meta["ownerReferences"] = [reference]
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": {"a": 1}, "status": status}
 
 
@@ -51,6 +55,7 @@ def test_an_event_without_changes_wakes_no_job() -> None:
 
 def test_the_deletion_event_of_an_older_object_of_that_name_is_ignored() -> None:
     cache = ObjectCache()
+    cache.put(JOBS, job())
     cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 9, uid="new"))
     assert cache.remove(RAYJOBS, child(RAYJOBS, "red-a01", 8, uid="old")) is None
     assert cache.observed(KEY, "j1").rayjobs
@@ -61,36 +66,91 @@ def test_the_deletion_event_of_an_older_object_of_that_name_is_ignored() -> None
 
 def test_children_of_a_deleted_job_of_that_name_are_leftovers() -> None:
     cache = ObjectCache()
-    cache.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
-    cache.put(RAYJOBS, child(RAYJOBS, "red-a01", created=LATE, owner="j1"))
+    for kind, name in ((RAYJOBS, "red-a01"), (RAYCLUSTERS, "red-a01-x"), (PODS, "red-a01-x-head")):
+        cache.put(kind, child(kind, name))
     cache.put(JOBS, job("j2", 5, LATE))
-    seen = cache.observed(KEY, "j2")
-    assert (seen.rayjobs, seen.clusters, seen.leftovers, seen.newest, seen.empty) == ((), (), 2, 0, False)
+    # The job waits for the RayJob, then for what garbage collection leaves of it.
+    for deleted in (None, (RAYJOBS, "red-a01"), (RAYCLUSTERS, "red-a01-x")):
+        if deleted:
+            cache.remove(deleted[0], child(*deleted))
+        seen = cache.observed(KEY, "j2")
+        assert (seen.rayjobs, seen.clusters, seen.leftovers, seen.newest, seen.empty) == ((), (), 1, 0, False)
+    cache.remove(PODS, child(PODS, "red-a01-x-head"))
+    assert cache.observed(KEY, "j2").empty
+
+
+def test_objects_with_the_labels_of_a_job_and_other_controllers_are_not_its_objects() -> None:
+    cache = ObjectCache()
+    cache.put(JOBS, job())
+    killed = {"containerStatuses": [{"name": "c", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}
+    strays = [child(RAYJOBS, "red-a07"), child(RAYCLUSTERS, "stray"), child(PODS, "stray", **killed)]
+    for kind, stray in zip((RAYJOBS, RAYCLUSTERS, PODS), strays, strict=True):
+        del stray["metadata"]["ownerReferences"]
+        cache.put(kind, stray)
+    # A RayJob of the job's under a name that no attempt has, and the pod of another job's cluster.
+    cache.put(RAYJOBS, child(RAYJOBS, "copy"))
+    other = child(PODS, "of-blue", **killed)
+    other["metadata"]["ownerReferences"][0] |= {"name": "blue-a01-x", "uid": "blue"}
+    cache.put(PODS, other)
+    seen = cache.observed(KEY, "j1")
+    assert (seen.newest, seen.empty, seen.evidence, seen.pods) == (0, True, (), ())
+
+
+def test_edited_labels_change_neither_job_nor_attempt() -> None:
+    cache = ObjectCache()
+    cache.put(JOBS, job())
+    cache.put(RAYJOBS, child(RAYJOBS, "red-a01"))
+    edited = child(RAYJOBS, "red-a01", 3, jobStatus="RUNNING")
+    edited["metadata"]["labels"] |= {"diffusionrl.io/job": "blue", "diffusionrl.io/attempt": "9"}
+    assert cache.put(RAYJOBS, edited) == KEY
+    assert [(found.attempt, found.job) for found in cache.observed(KEY, "j1").rayjobs] == [(1, "RUNNING")]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_is_left_of_an_attempt_is_known_by_the_uids_of_its_deleted_owners(restarted: bool) -> None:
+    cache = ObjectCache()
+    children = {"rayJobUID": "uid-red-a01", "rayClusterUID": "uid-red-a01-x"} if restarted else {}
+    cache.put(JOBS, job(children=children, attempts=1))
+    if not restarted:
+        for kind, name in ((RAYJOBS, "red-a01"), (RAYCLUSTERS, "red-a01-x")):
+            cache.put(kind, child(kind, name))
+            cache.observed(KEY, "j1")
+            cache.remove(kind, child(kind, name))
+    cache.put(PODS, child(PODS, "red-a01-x-head"))
+    cache.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
+    seen = cache.observed(KEY, "j1")
+    assert [pod.attempt for pod in seen.pods] == [1]
+    assert [cluster.attempt for cluster in seen.clusters] == [1]
+    assert seen.leftovers == 0
 
 
 def test_missed_deletions_are_found_and_objects_newer_than_the_list_stay() -> None:
     cache = ObjectCache()
     cache.put(JOBS, job())
+    cache.put(RAYJOBS, child(RAYJOBS, "red-a01"))
+    cache.put(RAYCLUSTERS, child(RAYCLUSTERS, "red-a01-x"))
     for name, version in (("a", 3), ("b", 4), ("c", 11)):
         cache.put(PODS, child(PODS, name, version))
     alive = [child(PODS, "a", 3)["metadata"]]
     assert cache.prune(PODS, alive, 10, "other") == set()
     assert cache.prune(PODS, alive, 10) == {KEY}
-    assert cache.pod_names(KEY) == {"a", "c"}
+    assert {pod.name for pod in cache.observed(KEY, "j1").pods} == {"a", "c"}
     assert cache.prune(JOBS, [], 10) == {KEY}
     assert cache.job(KEY) is None
 
 
 def test_evidence_outlives_its_pod_and_is_bounded() -> None:
     cache = ObjectCache()
+    cache.put(JOBS, job())
+    for kind, name in ((RAYJOBS, "red-a01"), (RAYCLUSTERS, "red-a01-x")):
+        cache.put(kind, child(kind, name))
     target = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
     for number in range(20):
         pod = child(PODS, f"p{number}", conditions=target)
         cache.put(PODS, pod)
         cache.remove(PODS, pod)
     found = cache.observed(KEY, "j1").evidence
-    assert cache.jobs() == []
-    assert len(found) <= 8
+    assert len(found) == 8
 
 
 def test_shared_objects_are_cached_without_managed_fields() -> None:
@@ -123,7 +183,7 @@ def test_no_content_of_an_object_breaks_the_cache(parts: dict[str, Any]) -> None
     cache = ObjectCache()
     cache.put(JOBS, job())
     for kind in (RAYJOBS, RAYCLUSTERS, PODS):
-        body = {**child(kind, "x"), **parts}
+        body = {**child(kind, "red-a01"), **parts}
         cache.put(kind, body)
     assert cache.observed(KEY, "j1").newest == 1
 

@@ -18,9 +18,12 @@ END = {"resourceVersion": "9", "annotations": {"k8s.io/initial-events-end": "tru
 
 
 def body_of(kind: Kind, name: str, version: int, **parts: Any) -> Body:
-    labels = {} if kind == JOBS else {JOB_LABEL: name.rpartition("-")[0], "diffusionrl.io/attempt": "1"}
-    meta = {"namespace": "ns", "name": name, "uid": f"{kind.plural}-{name}", "resourceVersion": str(version)}
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {**meta, "labels": labels}, **parts}
+    meta: Body = {"namespace": "ns", "name": name, "uid": f"{kind.plural}-{name}", "resourceVersion": str(version)}
+    if kind != JOBS:
+        job = name.rpartition("-")[0]
+        owner = {"kind": JOBS.kind, "name": job, "uid": f"{JOBS.plural}-{job}", "controller": True}
+        meta |= {"labels": {JOB_LABEL: job}, "ownerReferences": [owner]}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, **parts}
 
 
 class Gates:
@@ -64,7 +67,7 @@ async def test_jobs_wait_for_their_children_and_for_nothing_else() -> None:
         source.gates[kind].set()
         await quiet()
     assert woken == [("ns", "red"), ("ns", "blue")]
-    assert cache.observed(("ns", "red"), "").rayjobs
+    assert cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs
     source.later[RAYJOBS].put_nowait(("DELETED", source.objects[RAYJOBS][0]))
     await quiet()
     assert woken[2:] == [("ns", "red")], "from then on each change starts a pass"
@@ -102,10 +105,13 @@ async def test_readiness_needs_all_lists_and_the_operators_own_write(last: Kind)
 async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_no_watch() -> None:
     cache, woken = ObjectCache(), list[Key]()
     watches = Watches(Gates({}), (), cache, WatchLiveness(60.0), woken.append, lambda resource: None)
+    watches.handle(JOBS, "ADDED", body_of(JOBS, "red", 1))
     for name, version in (("red-a01", 3), ("red-a02", 20)):
         watches.handle(RAYJOBS, "ADDED", body_of(RAYJOBS, name, version))
     watches.handle(PODS, "ADDED", {"metadata": {"name": "broken", "labels": 7}})
     woken.clear()
     watches.remove_missing(RAYJOBS, None, set(), 10)
     assert woken == [("ns", "red")]
-    assert [one.name for one in cache.observed(("ns", "red"), "").rayjobs] == ["red-a02"], "it is newer than the list"
+    assert [one.name for one in cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs] == ["red-a02"], (
+        "it is newer than the list"
+    )

@@ -234,6 +234,9 @@ class Simulation:
         assert found is not None, kind
         return found
 
+    def job_place(self, key: Key = KEY) -> tuple[Kind, str, str]:
+        return JOBS, *key
+
     def attempts(self) -> list[str]:
         return [body["metadata"]["name"] for body in self.cluster.all(RAYJOBS)]
 

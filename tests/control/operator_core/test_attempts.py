@@ -65,8 +65,8 @@ async def test_creation_takes_few_requests_and_idle_passes_none(simulation: Any)
     await simulation.settle()
     counts = simulation.cluster.counts()
     assert counts == {
-        ("patch", "diffusionrljobs"): 1, ("apply", "services"): 1, ("apply", "networkpolicies"): 1,
-        ("apply", "rayjobs"): 1, ("apply_status", "diffusionrljobs"): 1,
+        ("patch", "diffusionrljobs"): 1, ("create", "services"): 1, ("create", "networkpolicies"): 1,
+        ("create", "rayjobs"): 1, ("apply_status", "diffusionrljobs"): 1,
     }  # fmt: skip
     simulation.run(1)
     await simulation.settle()
@@ -88,7 +88,7 @@ async def test_a_restart_of_the_operator_writes_nothing(simulation: Any) -> None
     simulation.start_operator()
     await simulation.settle()
     assert simulation.status().progress.global_step == 3
-    assert ("apply", "rayjobs") not in simulation.cluster.counts()
+    assert ("create", "rayjobs") not in simulation.cluster.counts()
 
 
 async def test_a_lost_head_ends_the_attempt_and_the_next_waits_until_its_objects_are_deleted(simulation: Any) -> None:

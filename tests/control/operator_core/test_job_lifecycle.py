@@ -138,7 +138,7 @@ async def test_a_condition_reports_that_kuberay_is_missing_until_it_is_installed
     assert "KubeRayNotInstalled" in simulation.event_reasons()
     simulation.cluster.counts()
     await simulation.after(300)
-    assert simulation.cluster.counts()["apply", "rayjobs"] <= 21
+    assert simulation.cluster.counts()["create", "rayjobs"] <= 21
     simulation.cluster.absent = set()
     await simulation.after(31)
     assert simulation.attempts() == ["red-a01"]
@@ -157,13 +157,13 @@ async def test_a_rejected_child_is_a_condition_and_is_retried_with_backoff(
     simulation: Any, error: ClusterError, reason: str
 ) -> None:
     def refuse(verb: str, kind: Kind, name: str) -> ClusterError | None:
-        return error if (verb, kind) == ("apply", RAYJOBS) else None
+        return error if (verb, kind) == ("create", RAYJOBS) else None
 
     simulation.cluster.failures = refuse
     simulation.submit()
     await simulation.after(3600)
     assert simulation.condition("Ready").reason == reason
-    assert simulation.cluster.counts()["apply", "rayjobs"] < 25
+    assert simulation.cluster.counts()["create", "rayjobs"] < 25
     for number in range(10):  # nothing that was asked has changed
         simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {"example.com/touched": str(number)}})
         await simulation.settle()
