@@ -17,11 +17,15 @@ from .storage import MODELS, RUNS
 OUR_VOLUMES = {RUNS, MODELS, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+# The trainer pods carry the job and its overrides as annotations, of which Kubernetes takes 256 KiB. As YAML a spec is
+# at most about twice as long as its JSON, and so is a list of overrides, which is in both annotations.
+SPEC_BYTES = 96 * 1024
 
 
 def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violation]:
     """All reasons to refuse the job; `at` is relative to the job."""
     return [
+        *_size(job),
         *_image(job, settings),
         *_accelerators(job, settings),
         *_storage(job),
@@ -30,6 +34,16 @@ def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violat
         *_queue(job),
         *find_policy_refusals(job, settings),
     ]
+
+
+def _size(job: DiffusionRLJob) -> Iterator[Violation]:
+    size = len(job.spec.model_dump_json(by_alias=True, exclude_defaults=True))
+    if size > SPEC_BYTES:
+        yield Violation(
+            ("spec",),
+            f"has {size} bytes as JSON: at most {SPEC_BYTES}, because pods carry it as an annotation; put long texts "
+            "into files of a volume",
+        )
 
 
 def _image(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:

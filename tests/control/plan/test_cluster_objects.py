@@ -323,35 +323,6 @@ def test_objects_of_a_job_with_a_uid_have_an_owner(make_job: MakeJob) -> None:
         assert (owner["uid"], owner["controller"], owner["kind"]) == ("u-1", True, "DiffusionRLJob")
 
 
-@pytest.mark.parametrize(
-    ("assignments", "settings", "said"),
-    [
-        ([], plan.ClusterSettings(), "spec.runtime.image: must be given"),
-        (["spec.trainer.accelerator={vendor: Ascend}"], plan.ClusterSettings(image="i", resource_names={}),
-         "resourceName: must be given"),
-        (["spec.trainer.replicas=2", "spec.rollout.replicas=2"], SETTINGS, "spec.checkpoint.claimName: must be given"),
-        (["spec.trainer={totalSteps: 1, replicas: 2}", "spec.checkpoint.claimName=c",
-          "spec.rollout.engine.tensorParallelSize=2"], SETTINGS, "an engine must be in one pod"),
-        (["spec.observability.tracking.loggers=[wandb]"], SETTINGS,
-         "spec.observability.tracking.wandbSecretRef: must be given"),
-        (["spec.trainer.podTemplate={spec: {volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]}}"], SETTINGS,
-         "spec.trainer.podTemplate.spec.volumes.0: no container mounts 'd'"),
-        (["metadata.labels={kueue.x-k8s.io/queue-name: q}", "spec.cleanupPolicy=Retain"], SETTINGS,
-         "must be DeleteCluster in a Kueue queue"),
-    ],
-)  # fmt: skip
-def test_the_operator_refuses_jobs_with_an_explanation(
-    make_job: MakeJob, assignments: list[str], settings: plan.ClusterSettings, said: str
-) -> None:
-    (found,) = plan.find_refusals(make_job(*assignments), settings)
-    assert said in f"{'.'.join(map(str, found.at))}: {found.text}"
-
-
-def test_the_pod_template_may_set_the_key_or_mode_of_wandb(make_job: MakeJob) -> None:
-    env = "spec.trainer.podTemplate={spec: {containers: [{name: ray, env: [{name: WANDB_MODE, value: offline}]}]}}"
-    assert plan.find_refusals(make_job("spec.observability.tracking.loggers=[wandb]", env), SETTINGS) == []
-
-
 def test_wandb_gets_its_key_and_its_port(make_job: MakeJob) -> None:
     tracking = "spec.observability.tracking={loggers: [tensorboard, wandb], wandbSecretRef: {name: s, key: k}}"
     job = make_job(tracking, "spec.security.networkPolicy=DefaultDeny")
@@ -361,32 +332,6 @@ def test_wandb_gets_its_key_and_its_port(make_job: MakeJob) -> None:
     assert env["WANDB_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "s", "key": "k"}}
     ports = [port["port"] for rule in made["NetworkPolicy"]["spec"]["egress"] for port in rule.get("ports", ())]
     assert 443 in ports
-
-
-MOUNTED = "containers: [{name: ray, volumeMounts: [{name: d, mountPath: /runs}]}]"
-CLAIM = "volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]"
-
-
-@pytest.mark.parametrize(
-    ("assignments", "warned"),
-    [
-        ([], {"claimName", "vendor"}),
-        (["spec.trainer.accelerator.vendor=CPU"], {"claimName"}),
-        (["spec.checkpoint.claimName=c"], {"vendor"}),
-        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, {CLAIM}}}}}"], {"vendor"}),
-        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, volumes: [{{name: d, emptyDir: {{}}}}]}}}}"],
-         {"claimName", "vendor"}),
-        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, {CLAIM}}}}}", "spec.checkpoint.path=/other"],
-         {"claimName", "vendor"}),
-        (["spec.trainer.podTemplate={spec: {volumes: [{name: runs, csi: {driver: d}}]}}"], {"vendor"}),
-    ],
-)  # fmt: skip
-def test_lost_results_and_a_missing_vendor_are_warnings(
-    make_job: MakeJob, assignments: list[str], warned: set[str]
-) -> None:
-    job = make_job(*assignments)
-    assert {warning.at[-1] for warning in plan.find_warnings(job)} == warned
-    assert plan.find_refusals(job, SETTINGS) == []
 
 
 def test_every_container_has_requests_and_the_limits_of_the_job(make_job: MakeJob) -> None:
@@ -401,10 +346,6 @@ def test_every_container_has_requests_and_the_limits_of_the_job(make_job: MakeJo
     for group in (cluster["headGroupSpec"], worker):
         for container in (*pod(group)["containers"], *pod(group).get("initContainers", ())):
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), container["name"]
-
-
-def test_the_smallest_job_is_not_refused(make_job: MakeJob) -> None:
-    assert plan.find_refusals(make_job(), SETTINGS) == []
 
 
 @given(st.data())

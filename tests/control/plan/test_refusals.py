@@ -1,0 +1,104 @@
+"""Why the operator refuses a valid job on a cluster, and what it warns of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.plan.refusals import SPEC_BYTES
+
+MakeJob = Callable[..., DiffusionRLJob]
+SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
+ANNOTATIONS_BYTES = 256 * 1024  # TotalAnnotationSizeLimitB of Kubernetes
+
+
+@pytest.mark.parametrize(
+    ("assignments", "settings", "said"),
+    [
+        ([], plan.ClusterSettings(), "spec.runtime.image: must be given"),
+        (["spec.trainer.accelerator={vendor: Ascend}"], plan.ClusterSettings(image="i", resource_names={}),
+         "resourceName: must be given"),
+        (["spec.trainer.replicas=2", "spec.rollout.replicas=2"], SETTINGS, "spec.checkpoint.claimName: must be given"),
+        (["spec.trainer={totalSteps: 1, replicas: 2}", "spec.checkpoint.claimName=c",
+          "spec.rollout.engine.tensorParallelSize=2"], SETTINGS, "an engine must be in one pod"),
+        (["spec.observability.tracking.loggers=[wandb]"], SETTINGS,
+         "spec.observability.tracking.wandbSecretRef: must be given"),
+        (["spec.trainer.podTemplate={spec: {volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]}}"], SETTINGS,
+         "spec.trainer.podTemplate.spec.volumes.0: no container mounts 'd'"),
+        (["metadata.labels={kueue.x-k8s.io/queue-name: q}", "spec.cleanupPolicy=Retain"], SETTINGS,
+         "must be DeleteCluster in a Kueue queue"),
+    ],
+)  # fmt: skip
+def test_the_operator_refuses_jobs_with_an_explanation(
+    make_job: MakeJob, assignments: list[str], settings: plan.ClusterSettings, said: str
+) -> None:
+    (found,) = plan.find_refusals(make_job(*assignments), settings)
+    assert said in f"{'.'.join(map(str, found.at))}: {found.text}"
+
+
+def test_the_pod_template_may_set_the_key_or_mode_of_wandb(make_job: MakeJob) -> None:
+    env = "spec.trainer.podTemplate={spec: {containers: [{name: ray, env: [{name: WANDB_MODE, value: offline}]}]}}"
+    assert plan.find_refusals(make_job("spec.observability.tracking.loggers=[wandb]", env), SETTINGS) == []
+
+
+MOUNTED = "containers: [{name: ray, volumeMounts: [{name: d, mountPath: /runs}]}]"
+CLAIM = "volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "warned"),
+    [
+        ([], {"claimName", "vendor"}),
+        (["spec.trainer.accelerator.vendor=CPU"], {"claimName"}),
+        (["spec.checkpoint.claimName=c"], {"vendor"}),
+        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, {CLAIM}}}}}"], {"vendor"}),
+        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, volumes: [{{name: d, emptyDir: {{}}}}]}}}}"],
+         {"claimName", "vendor"}),
+        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, {CLAIM}}}}}", "spec.checkpoint.path=/other"],
+         {"claimName", "vendor"}),
+        (["spec.trainer.podTemplate={spec: {volumes: [{name: runs, csi: {driver: d}}]}}"], {"vendor"}),
+    ],
+)  # fmt: skip
+def test_lost_results_and_a_missing_vendor_are_warnings(
+    make_job: MakeJob, assignments: list[str], warned: set[str]
+) -> None:
+    job = make_job(*assignments)
+    assert {warning.at[-1] for warning in plan.find_warnings(job)} == warned
+    assert plan.find_refusals(job, SETTINGS) == []
+
+
+def test_the_smallest_job_is_not_refused(make_job: MakeJob) -> None:
+    assert plan.find_refusals(make_job(), SETTINGS) == []
+
+
+def overrides(length: int) -> dict[str, Any]:
+    return {
+        "algorithm": {
+            "overrides": [
+                f"++actor_rollout_ref.rollout.engine_kwargs.vllm_omni.o{number}={length * 'a'}" for number in range(200)
+            ]
+        }
+    }
+
+
+def variables(length: int) -> dict[str, Any]:
+    env = [{"name": f"V{number}", "value": length * "a"} for number in range(200)]
+    return {"trainer": {"totalSteps": 1, "podTemplate": {"spec": {"containers": [{"name": "ray", "env": env}]}}}}
+
+
+@pytest.mark.parametrize("part", [overrides, variables])
+def test_a_spec_that_does_not_fit_into_annotations_is_refused(make_job: MakeJob, part: Callable[[int], Any]) -> None:
+    def job(length: int) -> DiffusionRLJob:
+        document = make_job().model_dump(by_alias=True, mode="json", exclude_defaults=True)
+        return DiffusionRLJob.model_validate({**document, "spec": {**document["spec"], **part(length)}})
+
+    fits = max(length for length in range(10, 1000, 10) if not plan.find_refusals(job(length), SETTINGS))
+    (workers,) = plan.render_attempt(job(fits), 1, SETTINGS)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    annotations = workers["template"]["metadata"]["annotations"]
+    assert sum(len(name) + len(value) for name, value in annotations.items()) < ANNOTATIONS_BYTES
+    (found,) = plan.find_refusals(job(fits + 10), SETTINGS)
+    assert found.at == ("spec",) and f"at most {SPEC_BYTES}" in found.text
