@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 # Merge keys of lists; other lists are replaced.
@@ -14,8 +13,11 @@ KEYS = {
 
 
 def merge_templates(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """Merge `patch` into `base`. Null removes a field; a list item with a known key is merged, others are appended."""
-    made = copy.deepcopy(base)
+    """Merge `patch` into `base`. Null removes a field; a list item with a known key is merged, others are appended.
+
+    The result shares unchanged parts with both, because copies were most of the time of rendering a job.
+    """
+    made = dict(base)
     for name, value in patch.items():
         if value is None:
             made.pop(name, None)
@@ -24,7 +26,7 @@ def merge_templates(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, An
         elif name in KEYS and _keyed(KEYS[name], made.get(name)) and _keyed(KEYS[name], value):
             made[name] = _by_key(KEYS[name], made[name], value)
         else:
-            made[name] = copy.deepcopy(value)
+            made[name] = value
     return made
 
 
@@ -46,7 +48,7 @@ def _keyed(key: str, items: Any) -> bool:
 def _by_key(key: str, base: list[Any], patch: list[Any]) -> list[Any]:
     made = {item[key]: item for item in base}
     for item in patch:
-        made[item[key]] = _item(key, made[item[key]], item) if item[key] in made else copy.deepcopy(item)
+        made[item[key]] = _item(key, made[item[key]], item) if item[key] in made else item
     return list(made.values())
 
 

@@ -1,0 +1,113 @@
+"""Cost of creating jobs, on a real API server and etcd: jobs a minute, the operator's CPU, API requests of a job.
+
+    PYTHONPATH=. python benchmarks/operator_create.py [--jobs 300] [--repeats N] [--out FILE]
+
+All jobs are submitted at once, and each turn ends when every job has its RayJob and its status. No KubeRay runs. For
+comparison, as many sets of a job's objects are applied with forced server-side apply, each read again afterwards, as an
+operator would that reconciles by applying everything.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+from operator_stack import JOBS, SPEC, Arrivals, delete, http, processor_seconds, settled, submit, wait_for
+from results import arguments, spread, table, write
+
+from e2e.cluster.control_plane import ControlPlane, control_plane
+from e2e.operator_process import AGENT, RunningOperator, install, operator
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.cluster.kinds import kind_of
+
+PATIENCE = 600.0
+SETTINGS: dict[str, Any] = {"RESYNC_SECONDS": "86400", "PRUNE_SECONDS": "86400", "CANARY_SECONDS": "600"}
+WRITES = ("create", "patch", "update", "delete")
+
+
+def server_seconds(plane: ControlPlane) -> float:
+    """CPU time of the API server so far."""
+    pid = next(found.pid for found in plane.daemons.recorded() if found.name == "kube-apiserver")
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def written(client: httpx.Client) -> int:
+    """Number of jobs with a status."""
+    return sum(bool(item.get("status")) for item in client.get(JOBS).json()["items"])
+
+
+def create(plane: ControlPlane, client: httpx.Client, running: RunningOperator, names: list[str]) -> dict[str, float]:
+    """Submit the jobs; figures until each has RayJob and status."""
+    settled(running)
+    mark, cpu, server = plane.audit.mark(), processor_seconds(running), server_seconds(plane)
+    with Arrivals(plane).recorded() as arrivals:
+        began = time.monotonic()
+        submit(client, names)
+        wait_for("the RayJobs", lambda: set(names) <= set(arrivals.at), PATIENCE)
+        seconds = max(arrivals.at[name] for name in names) - began
+    wait_for("the statuses", lambda: written(client) >= len(names), PATIENCE)
+    settled(running)
+    counts = Counter(call.verb for call in plane.audit.calls(mark) if call.user_agent.startswith(AGENT))
+    return {
+        "jobs_per_minute": 60 * len(names) / seconds,
+        "operator_cpu_ms": 1000 * (processor_seconds(running) - cpu) / len(names),
+        "server_cpu_ms": 1000 * (server_seconds(plane) - server) / len(names),
+        "writes": sum(counts[verb] for verb in WRITES) / len(names),
+    }
+
+
+def apply_by_force(plane: ControlPlane, client: httpx.Client, names: list[str]) -> float:
+    """API server CPU in ms for a job whose objects are applied with force and read again."""
+    settings = plan.ClusterSettings(image="rollout:1")
+
+    def one(name: str) -> None:
+        meta = {"name": name, "namespace": "default"}
+        job = DiffusionRLJob.model_validate({
+            "apiVersion": "diffusionrl.io/v1alpha1", "kind": "DiffusionRLJob", "metadata": meta, "spec": SPEC,
+        })  # fmt: skip
+        for body in plan.render_objects(job, 1, settings):
+            path = kind_of(body).path("default", body["metadata"]["name"])
+            headers = {"Content-Type": "application/apply-patch+yaml"}
+            query = {"fieldManager": "naive", "force": "true"}
+            client.patch(path, content=json.dumps(body), headers=headers, params=query).raise_for_status()
+            client.get(path).raise_for_status()
+
+    before = server_seconds(plane)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, names))
+    return 1000 * (server_seconds(plane) - before) / len(names)
+
+
+def main() -> int:
+    """Measure, write and print."""
+    parser = arguments(__doc__, "operator_create", repeats=2)
+    parser.add_argument("--jobs", type=int, default=300)
+    chosen = parser.parse_args()
+    turns: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder, control_plane({}) as plane, http(plane) as client:
+        install(plane)
+        with operator(plane, Path(folder), **SETTINGS) as running:
+            for turn in range(chosen.repeats + 1):
+                names = [f"job-{turn}-{number}" for number in range(chosen.jobs)]
+                turns.append(create(plane, client, running, names))
+                delete(client, names)
+                wait_for("the deletion", lambda: not client.get(JOBS).json()["items"], PATIENCE)
+            naive = apply_by_force(plane, client, [f"naive-{number}" for number in range(chosen.jobs)])
+    made: dict[str, Any] = {"case": "creation of a job", "naive_server_cpu_ms": naive}
+    for name in turns[0]:
+        made |= spread(name, [turn[name] for turn in turns[1:]])
+    write(chosen.out, [made], jobs=chosen.jobs)
+    table([made], ["case", "jobs_per_minute", "operator_cpu_ms", "writes", "server_cpu_ms", "naive_server_cpu_ms"])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
