@@ -264,9 +264,12 @@ class Reconciler:
     def _deadlines(
         self, facts: JobFacts, decision: Decision, status: Status, observed: Observation, context: Context
     ) -> Iterator[datetime]:
-        """Times at which a job counts as stalled or its weights as too old, if no report arrives."""
+        """Times at which the status changes without an event: a job is stalled, its weights are too old, it started."""
         if not isinstance(decision.situation, Active):
             return
+        rayjob = observed.rayjob(status.attempts)
+        if rayjob and rayjob.started and rayjob.started > context.now:  # by a clock that is ahead
+            yield rayjob.started
         report = observed.report_of(status.attempts)
         stalled = status.condition("ProgressStalled")
         heartbeat = find_heartbeat(facts, status, report, context)
