@@ -22,6 +22,7 @@ from .protocol import Identity, Listing
 APPLY = "application/apply-patch+yaml"
 CONDITION_MANAGER = f"{FIELD_MANAGER}-condition"
 MERGE = "application/merge-patch+json"
+KEPT = ("namespace", "name", "uid")
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE, SMALL_PAGE = 500, 100
 CONNECTIONS = 24  # each takes 128 KiB for TLS
@@ -100,7 +101,8 @@ class ApiServer:
         found: list[Meta] = []
         version = 0
         async for page in self._pages(kind, namespace, selector, METADATA, PAGE):
-            found.extend(item["metadata"] for item in page.get("items") or ())
+            # Only what tells objects apart: managedFields of thousands of objects take much memory.
+            found.extend({name: item["metadata"].get(name) for name in KEPT} for item in page.get("items") or ())
             version = int(page["metadata"].get("resourceVersion") or 0)
         return Listing(found, version)
 

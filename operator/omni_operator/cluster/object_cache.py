@@ -287,4 +287,6 @@ def _pack(body: Body) -> bytes:
     }
     if "annotations" in meta:
         meta["annotations"] = annotations
-    return zlib.compress(json.dumps({**body, "metadata": meta}, separators=(",", ":")).encode(), 1)
+    packer = zlib.compressobj(1, zlib.DEFLATED, 12, 5)  # 30 KB meanwhile; the default takes 268 KB
+    text = json.dumps({**body, "metadata": meta}, separators=(",", ":")).encode()
+    return packer.compress(text) + packer.flush()

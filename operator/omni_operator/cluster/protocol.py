@@ -24,7 +24,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Metadata of all objects of a kind at one resource version."""
+    """Namespace, name and uid of all objects of a kind at one resource version."""
 
     items: list[Meta]
     version: int
@@ -55,7 +55,7 @@ class Cluster(Protocol):
         """An object; None if it does not exist."""
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
-        """Metadata of all objects that match a label selector."""
+        """Namespace, name and uid of all objects that match a label selector."""
 
     async def serves(self, kind: Kind) -> bool:
         """Whether the API server serves a kind."""

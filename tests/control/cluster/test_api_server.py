@@ -152,12 +152,12 @@ async def test_a_listing_is_paged_and_asks_for_metadata_alone(server: RecordingS
         first = "continue" not in request.query
         meta = {"resourceVersion": "9", **({"continue": "a+b/="} if first else {})}
         name = "a" if first else "b"
-        return web.json_response({"metadata": meta, "items": [{"metadata": {"name": name}}]})
+        return web.json_response({"metadata": meta, "items": [{"metadata": {"name": name, "managedFields": [{}]}}]})
 
     server.answer = page
     async with client(server) as cluster:
         listing = await cluster.list_metadata(PODS, "ns", "x/y=z")
-    assert ([item["name"] for item in listing.items], listing.version) == (["a", "b"], 9)
+    assert (listing.items, listing.version) == ([{"namespace": None, "name": name, "uid": None} for name in "ab"], 9)
     selected = {"labelSelector": "x/y=z", "limit": "500"}
     assert server.requests[0] == ("GET", "/api/v1/namespaces/ns/pods", selected, None)
     assert server.requests[1][2] == {**selected, "continue": "a+b/="}
