@@ -103,6 +103,9 @@ bench: setup ## every figure in the docs; one of them alone: .venv/bin/python be
 crds: setup ## write again what is generated: crds/, docs/job.md, and the names of the trainer's settings
 	@$(call generated,)
 
+pod-schema: setup ## write again the schema of pod templates, from the pinned KubeRay
+	@PYTHONPATH=. $(BIN)/python -m e2e.pod_schema
+
 lock: $(UV) ## resolve the locked sets again
 	@$(PYTHON) requirements/lock.py --uv $(UV)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from pydantic import ValidationError
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane
 from e2e.operator_process import install
+from e2e.verdicts import compare, load, random_jobs
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.crd import crd
 
@@ -23,17 +22,10 @@ pytestmark = pytest.mark.cluster
 
 DOCUMENTS = Path(__file__).parents[2] / "tests" / "control" / "api" / "job_documents.py"
 INVALID = {400, 422}
+RANDOM = 300  # `python -m e2e.verdicts` compares more
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("job_documents", DOCUMENTS)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-documents = load()
+documents = load(DOCUMENTS)
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 
 
@@ -80,6 +72,12 @@ def test_generated_documents(api: Api, data: st.DataObject) -> None:
     document = data.draw(documents.jobs(SCHEMA))
     server, said = accepted_by_server(api, document)
     assert accepted_by_models(document) == server, said
+
+
+def test_drl_validate_and_the_cluster_agree_on_random_documents(api: Api) -> None:
+    found, accepted = compare(api, random_jobs(seed=1, count=RANDOM))
+    assert found == []
+    assert RANDOM / 10 < accepted < RANDOM * 9 / 10, "both verdicts are there"
 
 
 def test_a_rule_of_the_crd_has_a_message(api: Api) -> None:

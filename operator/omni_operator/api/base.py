@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandler, StringConstraints, model_validator
@@ -50,6 +51,11 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: item for key, item in value.items() if item is not None}
     return value
+
+
+def whole(value: Any) -> Any:
+    """An integer for a float without a fraction."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
 # Control characters would break files with one setting per line.
@@ -114,8 +120,11 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, value: Any) -> Any:
-        value = without_nulls(value)
+    def _like_the_api_server(cls, value: Any) -> Any:
+        """Null in a known field means that it is absent, and 3.0 is a whole number."""
+        if isinstance(value, dict):
+            known = _names_of(cls)
+            value = {key: whole(item) for key, item in value.items() if item is not None or key not in known}
         if isinstance(value, dict) and (asked := [name for name in value if name in cls.not_yet]):
             context: dict[str, Any] = {"violations": [Violation((name,), cls.not_yet[name]) for name in asked]}
             raise PydanticCustomError(RULE, "fields that do not exist yet", context)
@@ -135,6 +144,12 @@ class StrictModel(BaseModel):
         if cls.cel:
             schema[VALIDATIONS] = [rule.entry() for rule in cls.cel]
         return schema
+
+
+@cache
+def _names_of(model: type[BaseModel]) -> frozenset[str]:
+    """Names of a model's fields in YAML."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 class LenientModel(BaseModel):

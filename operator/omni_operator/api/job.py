@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 from typing_extensions import override
 
-from .base import Cel, StrictModel, Violation, immutable, without_nulls
+from .base import RULE, Cel, StrictModel, Violation, immutable, without_nulls
 from .data import Data
+from .labels import find_bad_annotations, find_bad_labels
 from .model import Model
 from .platform import Observability, Scheduling, Security
+from .pod_template import drop_nulls
 from .pods import Head, Runtime
 from .policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPolicy
 from .reward import Reward
@@ -45,6 +48,14 @@ _ACCELERATORS = "self.trainer.replicas * self.trainer.accelerator.count"
 _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
 
 
+def _null_is_empty(value: Any) -> Any:
+    return {name: "" if item is None else item for name, item in value.items()} if isinstance(value, dict) else value
+
+
+# Unlike in a spec, null in labels and annotations is an empty string to the API server.
+Entries = Annotated[dict[str, str], BeforeValidator(_null_is_empty)]
+
+
 class Metadata(BaseModel):
     """Name, labels and annotations; other metadata that a cluster adds is ignored."""
 
@@ -54,14 +65,21 @@ class Metadata(BaseModel):
         description=f"Lower-case letters, digits and '-', a letter first, at most {NAME_LIMIT} characters."
     )
     namespace: str | None = Field(default=None, description="Namespace. Cluster only.")
-    labels: dict[str, str] = Field(default_factory=dict, description="Labels. Cluster only.")
-    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations. Cluster only.")
+    labels: Entries = Field(default_factory=dict, description="Labels. Cluster only.")
+    annotations: Entries = Field(default_factory=dict, description="Annotations. Cluster only.")
     uid: str | None = Field(default=None, description="Set by the cluster.")
     generation: int = Field(default=0, description="Number of changes to the spec; set by the cluster.")
     resource_version: str | None = Field(default=None, alias="resourceVersion", description="Set by the cluster.")
     creation_timestamp: str | None = Field(default=None, alias="creationTimestamp", description="Set by the cluster.")
     deletion_timestamp: str | None = Field(default=None, alias="deletionTimestamp", description="Set by the cluster.")
     finalizers: Annotated[tuple[str, ...], Field(strict=False)] = Field(default=(), description="Set on a cluster.")
+
+    @model_validator(mode="after")
+    def _labels_are_labels(self) -> Self:
+        parts = (("labels", find_bad_labels(self.labels)), ("annotations", find_bad_annotations(self.annotations)))
+        if found := [Violation((name, *bad.at), bad.text) for name, many in parts for bad in many]:
+            raise PydanticCustomError(RULE, "malformed labels", {"violations": found})
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -170,9 +188,9 @@ class Spec(StrictModel):
         """Whether the run folder outlives the pods: it is on a claim, or on a volume of the user's."""
         if self.checkpoint.claim_name:
             return True
-        spec: Mapping[str, Any] = self.trainer.pod_template.get("spec", {})  # type: ignore[assignment]
+        spec: Mapping[str, Any] = drop_nulls(self.trainer.pod_template).get("spec", {})
         mounts = [mount for container in spec.get("containers", ()) for mount in container.get("volumeMounts", ())]
-        names = {"runs"} | {mount["name"] for mount in mounts if mount.get("mountPath") == self.checkpoint.path}
+        names = {"runs"} | {mount.get("name") for mount in mounts if mount.get("mountPath") == self.checkpoint.path}
         return any(volume["name"] in names and "emptyDir" not in volume for volume in spec.get("volumes", ()))
 
     @override

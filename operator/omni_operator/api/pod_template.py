@@ -1,7 +1,8 @@
 """`podTemplate` fields: a strategic merge patch, checked where the operator reads it.
 
-The full schema of a pod template would make the CRD too large to install, so the CRD has the fields in `SCHEMA` alone.
-What the template may have pods do is decided by the cluster's policy (`plan/pod_rules.py`), not here.
+The full schema of a pod template would make the CRD too large to install, so the CRD has the fields in `SCHEMA` alone,
+and `pod_schema.py` checks the others. What the template may have pods do is decided by the cluster's policy
+(`plan/pod_rules.py`), not here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from .base import RULE, VALIDATIONS, Cel, Violation
+from .labels import find_bad_annotations, find_bad_labels
+from .pod_schema import find_errors
 
 OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 # Prefixes of labels and annotations by which the operator and KubeRay know their pods.
@@ -74,9 +77,16 @@ Path = tuple[str | int, ...]
 
 def _formed(template: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the template if it matches `SCHEMA`."""
-    if found := list(_wrong(template, SCHEMA, ())):
+    if found := list(_wrong(template, SCHEMA, ())) or [*find_errors(template, complete=False), *_labels(template)]:
         raise PydanticCustomError(RULE, "malformed pod template", {"violations": found})
     return template
+
+
+def _labels(template: dict[str, Any]) -> Iterator[Violation]:
+    metadata = template.get("metadata", {})
+    for name, find in (("labels", find_bad_labels), ("annotations", find_bad_annotations)):
+        for found in find(metadata.get(name, {})):
+            yield Violation(("metadata", name, *found.at), found.text)
 
 
 def _wrong(value: Any, schema: dict[str, Any], at: Path) -> Iterator[Violation]:
@@ -133,6 +143,17 @@ def _without_known_nulls(value: Any, schema: dict[str, Any] | None = None) -> An
         if inner is not None or not known:
             made[name] = _without_known_nulls(inner, known) if known else inner
     return made
+
+
+def drop_nulls(value: Any) -> Any:
+    """Remove nulls of mappings at every depth. A template keeps them: they remove what the operator would set."""
+    match value:
+        case dict():
+            return {name: drop_nulls(item) for name, item in value.items() if item is not None}
+        case list():
+            return [drop_nulls(item) for item in value]
+        case _:
+            return value
 
 
 PodTemplate = Annotated[

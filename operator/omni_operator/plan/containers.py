@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
+from omni_operator.api.pod_template import drop_nulls
 from omni_operator.api.pods import Resources
 
 from . import quantity
 from .cluster_settings import ClusterSettings
-from .merge import drop_nulls, merge_templates
+from .merge import merge_templates
 
 Object = dict[str, Any]
 CONTAINER = "ray"

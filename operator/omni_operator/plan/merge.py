@@ -30,17 +30,6 @@ def merge_templates(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, An
     return made
 
 
-def drop_nulls(value: Any) -> Any:
-    """Remove nulls of mappings at every depth: items that were not merged still have them."""
-    match value:
-        case dict():
-            return {name: drop_nulls(item) for name, item in value.items() if item is not None}
-        case list():
-            return [drop_nulls(item) for item in value]
-        case _:
-            return value
-
-
 def _keyed(key: str, items: Any) -> bool:
     return isinstance(items, list) and all(isinstance(item, dict) and key in item for item in items)
 

@@ -12,9 +12,12 @@ from typing import Any
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import Violation
 from omni_operator.api.names import report_audience
+from omni_operator.api.pod_schema import find_errors
+from omni_operator.api.validation_messages import format_path
 
 from .cluster_settings import ClusterSettings
 from .head import render_head_group
+from .merge import KEYS
 from .pod_rules import Breach, Path, find_breaches, refuse_secret, refuse_service_account
 from .workers import render_worker_group
 
@@ -35,6 +38,8 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
         if not patch:
             continue
         final = render(job, 1, settings)["template"]
+        for error in find_errors(final, complete=True):
+            yield Violation(("spec", role, "podTemplate", *_place(error.at, final, patch)), _say(error, final, patch))
         for breach in find_breaches(final, policy, audience):
             if breach.text not in refused:
                 yield Violation(("spec", role, "podTemplate", *_place(breach.at, final, patch)), breach.text)
@@ -53,23 +58,30 @@ def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Breach]:
         yield from refuse_secret(("spec", "observability", "tracking", "wandbSecretRef"), key.name, policy)
 
 
+def _say(error: Violation, final: Any, patch: Any) -> str:
+    """The text of an error, with the steps of its path that the author's template does not have."""
+    place = _place(error.at, final, patch)
+    missing = format_path(error.at[len(place) :])
+    return f"{missing} {error.text}" if len(place) < len(error.at) else error.text
+
+
 def _place(at: Path, final: Any, patch: Any) -> Path:
-    """Path of a field in the author's template, or of its nearest parent there; lists are compared by name."""
+    """Path of a field in the author's template, or of its nearest parent there; items are found as when merging."""
     made: list[str | int] = []
     for step in at:
-        final = final[step] if isinstance(step, int) else final.get(step, {})
         if isinstance(step, int):
-            names = [item.get("name") if isinstance(item, dict) else None for item in patch]
-            name = final.get("name") if isinstance(final, dict) else None
-            if name is not None and name not in names:
+            final, key = final[step], KEYS.get(str(made[-1]), "name")
+            keys = [item.get(key) if isinstance(item, dict) else None for item in patch]
+            name = final.get(key) if isinstance(final, dict) else None
+            if name is not None and name not in keys:
                 break
-            step = names.index(name) if name is not None else step
+            step = keys.index(name) if name is not None else step
             if step >= len(patch):
                 break
-            patch = patch[step]
-        elif isinstance(patch, dict) and step in patch:
-            patch = patch[step]
-        else:
+        elif not isinstance(patch, dict) or step not in patch:
             break
+        else:
+            final = final.get(step, {})
+        patch = patch[step]
         made.append(step)
     return tuple(made)

@@ -8,6 +8,7 @@ from typing import Any
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import Violation
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
+from omni_operator.api.pod_template import drop_nulls
 
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY
@@ -81,9 +82,9 @@ def _storage(job: DiffusionRLJob) -> Iterator[Violation]:
 def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
     """Claims of a pod template that no container mounts."""
     for role, template in (("head", job.spec.head.pod_template), ("trainer", job.spec.trainer.pod_template)):
-        spec: Mapping[str, Any] = template.get("spec", {})  # type: ignore[assignment]
+        spec: Mapping[str, Any] = drop_nulls(template).get("spec", {})
         containers = [*spec.get("containers", ()), *spec.get("initContainers", ())]
-        mounted = {mount["name"] for container in containers for mount in container.get("volumeMounts", ())}
+        mounted = {mount.get("name") for container in containers for mount in container.get("volumeMounts", ())}
         for place, volume in enumerate(spec.get("volumes", ())):
             if "persistentVolumeClaim" in volume and volume["name"] not in mounted | OUR_VOLUMES:
                 yield Violation(
@@ -115,7 +116,7 @@ def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:
 
 def _variables(template: Mapping[str, Any]) -> set[str]:
     """Names of the environment variables that a pod template adds to Ray's container."""
-    containers = template.get("spec", {}).get("containers", ())
+    containers = drop_nulls(template).get("spec", {}).get("containers", ())
     return {
         entry["name"]
         for container in containers

@@ -20,8 +20,7 @@ Path = tuple[str, ...]
 VERDICTS_DIFFER = {
     "spec.reward.scorers[].settings": "keys, and values of several types",
     "spec.algorithm.overrides": "names of the trainer's settings are a list that the CRD does not have",
-    "integers": "3.0 is a whole number to the API server",
-    "metadata": "labels and annotations are checked by the API server alone",
+    "podTemplate": "fields of pods that the CRD does not have",
 }
 SMALLEST: Document = {
     "apiVersion": "diffusionrl.io/v1alpha1",
@@ -42,13 +41,13 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
                              {"vendor": "NVIDIA", "preset": "Atlas-A2"}, {"vendor": "Ascend", "preset": "Atlas-A3"})),
     ("trainer.batch", ({"prompts": 4}, {"prompts": 8, "miniBatchPrompts": 3}, {"prompts": 6, "miniBatchPrompts": 3})),
     ("trainer.podTemplate", (
-        {"spec": {"hostNetwork": True}}, {"spec": {"hostPID": False, "x": [None, 1]}},
+        {"spec": {"hostNetwork": True}}, {"spec": {"hostPID": False, "hostname": None}},
         {"spec": {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}},
         {"spec": {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "a"}]}},
         {"spec": {"containers": [{"name": "ray", "securityContext": {"privileged": True}}]}},
         {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "1"}], "image": None}]}},
         {"spec": {"containers": [{"image": "x"}]}}, {"spec": "x"}, {"metadata": {"labels": {"a": 1}}}, {"spec": None},
-        {"spec": {"hostIPC": "true"}}, {"unknown": {"kept": True}},
+        {"spec": {"priority": 3}},
     )),
     ("security.allowHostPaths", (True, False)),
     ("head.podTemplate", ({"metadata": {"namespace": "kube-system"}}, {"metadata": {"name": "a", "labels": {"a": "b"}}},

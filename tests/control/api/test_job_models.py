@@ -92,6 +92,33 @@ def test_null_means_that_a_field_is_absent() -> None:
     ]
 
 
+def test_null_in_an_unknown_field_is_an_error_as_for_the_api_server() -> None:
+    assert problems("spec.trainer.totalStep=null")[0].startswith("spec.trainer.totalStep: unknown field")
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    whole = ["spec.seed=3.0", "spec.trainer.batch.prompts=4.0"]
+    job = read_job(BASE, "job.yaml", [*whole, "spec.reward.scorers=[{name: jpeg, settings: {quality: 90.0}}]"]).job
+    assert (job.spec.seed, job.spec.trainer.batch.prompts) == (3, 4)
+    assert type(job.spec.seed) is int
+    assert problems("spec.seed=3.5") == ["spec.seed: must be a whole number, not 3.5"]
+    assert problems("spec.seed=1e300") == ["spec.seed: must be a whole number, not 1e+300"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "at"),
+    [
+        ("labels={a b: c}", "metadata.labels.a b"), ("labels={a: b c}", "metadata.labels.a"),
+        ("labels={A.b/c: d}", "metadata.labels.A.b/c"), ("annotations={a/b/c: d}", "metadata.annotations.a/b/c"),
+    ],
+)  # fmt: skip
+def test_labels_and_annotations_are_checked_as_by_the_api_server(metadata: str, at: str) -> None:
+    (found,) = problems(f"metadata.{metadata}")
+    assert found.startswith(f"{at}: ")
+    job = read_job(BASE, "job.yaml", ["metadata.labels={a.b/C_d: null}", "metadata.annotations={A.b/C: d e}"]).job
+    assert job.metadata.labels == {"a.b/C_d": ""}
+
+
 def test_unknown_fields_of_metadata_and_status_are_ignored() -> None:
     document = {
         "apiVersion": "diffusionrl.io/v1alpha1",

@@ -50,6 +50,7 @@ LIFTED: dict[str, tuple[Template, Policy]] = {
     "capabilities that stay": (ray(capabilities={"drop": []}), {"capabilities": ["ALL"]}),
     "capabilities that a list of others leaves": (ray(capabilities={"drop": ["MKNOD"]}), {"capabilities": ["ALL"]}),
     "user 0 of a pod": (spec(securityContext={"runAsUser": 0, "runAsNonRoot": False}), {"runAsRoot": True}),
+    "user 0 alone": (ray(runAsUser=0), {"runAsRoot": True}),
     "user 0 of a container": (ray(runAsUser=0, runAsNonRoot=False), {"runAsRoot": True}),
     "user 0 of an init container": (
         side("initContainers", securityContext={"runAsUser": 0, "runAsNonRoot": False}), {"runAsRoot": True}),

@@ -1,0 +1,167 @@
+"""`drl validate` and the API server with the operator behind it: their verdicts on random jobs, compared.
+
+PYTHONPATH=. python -m e2e.verdicts --count 10000 --seed 1
+
+starts a control plane, sends every document as a dry run, and prints each one on which the verdicts differ. A document
+is accepted on a cluster if the API server accepts it and the operator does not refuse what the API server would store.
+Where a rule of the CRD reads a whole number, the API server refuses 3.0 in JSON. kubectl sends 3, so the document is
+then sent again as kubectl does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import ValidationError
+
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.control_plane import control_plane
+from e2e.operator_process import install
+from e2e.pod_schema import pod_template
+from e2e.random_documents import Documents
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob, JobError, read_job
+from omni_operator.api.base import whole
+from omni_operator.api.crd import schema
+from omni_operator.api.validation_messages import describe_errors, format_path
+
+ROOT = Path(__file__).resolve().parents[1]
+JOBS = "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs?dryRun=All&fieldValidation=Strict"
+INVALID = {400, 422}
+FLOAT = "expected int, got float64"
+SETTINGS = plan.ClusterSettings(image="rollout:1")
+OPEN = "x-kubernetes-preserve-unknown-fields"
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A document with two verdicts; None is acceptance."""
+
+    document: Document
+    local: str | None
+    cluster: str | None
+
+
+def random_jobs(seed: int, count: int) -> Iterator[Document]:
+    """Jobs with a few changes: those that are written down for the tests, and random ones."""
+    known = load(ROOT / "tests" / "control" / "api" / "job_documents.py")
+    pods = pod_template()
+    documents = Documents(seed, _with_pods(schema()["properties"]["spec"], pods))
+    fixed = known.cases()
+    for _ in range(count):
+        made = documents.pick(fixed) if documents.chance(0.3) else copy.deepcopy(known.SMALLEST)
+        for _ in range(documents.pick([0, 1, 1, 2, 3])):
+            documents.change(made["spec"])
+        if documents.chance(0.1):
+            made["metadata"][documents.pick(["labels", "annotations"])] = documents.pick([
+                {"a": "b"}, {"a b": "c"}, {"a/b/c": "d"}, {"a.b/c": "d e"}, {"a": 1}, {"a": None}, {"A_.x": "-"}, {},
+                {"X.y/a": "b"}, {"-": "a"}, {"a": "b" * 64}, {"a" * 64: "b"}, {f"{'a' * 254}/b": "c"}, {"": "b"},
+            ])  # fmt: skip
+        yield made
+
+
+def _with_pods(given: Document, pods: Document) -> Document:
+    """The schema of a job with the full schema of pods, so that documents have every field of pods."""
+    made = copy.deepcopy(given)
+    for role in ("head", "trainer"):
+        made["properties"][role]["properties"]["podTemplate"] = pods
+    return made
+
+
+def load(path: Path) -> ModuleType:
+    """A module of the tests, by its path."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def judge_locally(document: Document) -> str | None:
+    """Why `drl validate --cluster` refuses a document; None if it does not."""
+    try:
+        job = read_job(json.dumps(document), "job.yaml").job
+    except JobError as error:
+        return str(error)
+    return _refusals(job)
+
+
+def judge_on_the_cluster(api: Api, document: Document) -> str | None:
+    """Why the API server or the operator refuses a document; None if neither does.
+
+    Raises:
+        ApiError: the API server neither accepts the document nor calls it invalid.
+    """
+    try:
+        try:
+            stored = api.post(JOBS, document)
+        except ApiError as error:
+            if FLOAT not in str(error):
+                raise
+            stored = api.post(JOBS, _as_kubectl(document))
+    except ApiError as error:
+        if error.code not in INVALID:
+            raise
+        return f"the API server: {error}"
+    try:
+        job = DiffusionRLJob.model_validate({**stored, "status": {}})
+    except ValidationError as error:
+        found = "; ".join(f"{format_path(at)}: {text}" for at, text in describe_errors(error, DiffusionRLJob))
+        return f"the operator: {found}"
+    said = _refusals(job)
+    return said and f"the operator: {said}"
+
+
+def _as_kubectl(value: Any) -> Any:
+    """The value as kubectl reads YAML: a float without a fraction is sent as an integer."""
+    match value:
+        case dict():
+            return {name: _as_kubectl(item) for name, item in value.items()}
+        case list():
+            return [_as_kubectl(item) for item in value]
+        case _:
+            return whole(value)
+
+
+def _refusals(job: DiffusionRLJob) -> str | None:
+    return "; ".join(f"{format_path(one.at)}: {one.text}" for one in plan.find_refusals(job, SETTINGS)) or None
+
+
+def compare(api: Api, documents: Iterator[Document]) -> tuple[list[Difference], int]:
+    """The documents on which the verdicts differ, and how many both accept."""
+    found, accepted = [], 0
+    for document in documents:
+        local, cluster = judge_locally(document), judge_on_the_cluster(api, document)
+        accepted += local is None and cluster is None
+        if (local is None) != (cluster is None):
+            found.append(Difference(document, local, cluster))
+    return found, accepted
+
+
+def main() -> int:
+    """Compare the verdicts; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.verdicts", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=10_000, help="number of documents")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with control_plane() as plane, plane.api("e2e-verdicts") as api:
+        install(plane, kuberay=False)
+        found, accepted = compare(api, random_jobs(options.seed, options.count))
+    for one in found:
+        sys.stdout.write(f"{json.dumps({'document': one.document, 'local': one.local, 'cluster': one.cluster})}\n")
+    sys.stderr.write(f"{options.count} documents, {accepted} accepted by both, {len(found)} verdicts differ\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

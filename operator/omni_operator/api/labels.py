@@ -1,0 +1,35 @@
+"""PURE: syntax of labels and annotations, as the API server checks it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from .base import Violation
+
+_LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_KEY = re.compile(rf"((?P<domain>{_DOMAIN})/)?{_LABEL}")
+_VALUE = re.compile(rf"({_LABEL})?")
+DOMAIN_LIMIT = 253
+
+
+def find_bad_labels(labels: Mapping[str, str]) -> Iterator[Violation]:
+    """Labels that the API server would refuse."""
+    for key, value in labels.items():
+        if not _is_key(key):
+            yield Violation((key,), f"{key!r} is not the key of a label, such as team or example.com/team")
+        elif not _VALUE.fullmatch(value):
+            yield Violation((key,), f"{value!r} is not the value of a label: at most 63 letters, digits, '-', '_', '.'")
+
+
+def find_bad_annotations(annotations: Mapping[str, str]) -> Iterator[Violation]:
+    """Annotations that the API server would refuse; capital letters count as small ones."""
+    for key in annotations:
+        if not _is_key(key.lower()):
+            yield Violation((key,), f"{key!r} is not the key of an annotation, such as team or example.com/team")
+
+
+def _is_key(key: str) -> bool:
+    found = _KEY.fullmatch(key)
+    return found is not None and len(found["domain"] or "") <= DOMAIN_LIMIT
