@@ -190,6 +190,8 @@ class History:
         for cluster in simulation.cluster.all(RAYCLUSTERS):
             self._hold_cluster(cluster["metadata"]["name"], held=False)
         await simulation.after(7200)
+        await simulation.reconcile()  # the first pass with the right clock
+        await simulation.settle()
         self.check()
         simulation.cluster.collect()
         simulation.cluster.counts()

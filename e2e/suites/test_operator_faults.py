@@ -1,0 +1,213 @@
+"""Faults of the API server, of other parts of the cluster and of users, on a real API server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import deadlines
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.control_plane import ControlPlane
+from e2e.fault_proxy import Call, FaultProxy, fault_proxy
+from e2e.jobs import JOB_SEEN, JobOnPlane
+from e2e.operator_process import RunningOperator, install, install_kuberay, operator
+
+pytestmark = pytest.mark.cluster
+QUICK = {"RETRY_SECONDS": "0.1"}
+
+
+@pytest.fixture(scope="module")
+def installed(plane: ControlPlane) -> ControlPlane:
+    install(plane)
+    return plane
+
+
+@pytest.fixture
+def api(installed: ControlPlane) -> Iterator[Api]:
+    with installed.api() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def running(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
+    with operator(installed, tmp_path_factory.mktemp("operator"), CANARY_SECONDS="600", **QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(installed: ControlPlane) -> Iterator[FaultProxy]:
+    with fault_proxy(installed) as made:
+        yield made
+
+
+def rayjobs(job: JobOnPlane) -> list[str]:
+    return [body["metadata"]["name"] for body in job.api.get(job.ray("rayjobs"))["items"]]
+
+
+def test_an_operator_that_is_killed_at_a_write_leaves_the_rest_to_the_next_one(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, proxy: FaultProxy
+) -> None:
+    """SIGKILL when the API server has carried out the write; the operator does not get the answer."""
+    job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
+    points = [("rayjobs", "-a01", job.submit), ("/status", "", lambda: job.run(1))]
+    points.append(("rayjobs", "-a01", lambda: job.head(1, "False", "HeadPodNotFound")))
+    for kind, name, act in points:
+        with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **QUICK) as made:
+
+            def kill(call: Call, kind: str = kind, name: str = name, pid: int = made.process.pid) -> None:
+                if call.writes and kind in call.path and (call.path.endswith(name) or name.encode() in call.body):
+                    os.kill(pid, signal.SIGKILL)
+
+            proxy.answered = kill
+            act()
+            made.process.wait(JOB_SEEN)
+        assert made.process.returncode == -signal.SIGKILL
+        proxy.answered = lambda call: None
+    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **QUICK):
+        job.run(2)
+        job.await_condition("Ready", "True")
+        assert rayjobs(job) == [job.attempt(2)]
+        job.end(2)
+        job.await_condition("Succeeded", "True")
+    status = job.status()
+    assert (status["attempts"], [item["reason"] for item in status["failures"]]) == (2, ["HeadLost"])
+
+
+@pytest.mark.parametrize(("code", "after"), [(429, 1), (500, 0), (503, 1)])
+def test_errors_of_the_api_server_delay_a_job(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, proxy: FaultProxy, code: int, after: int
+) -> None:
+    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **QUICK) as made:
+        seen: set[str] = set()
+
+        def once(call: Call) -> tuple[int, int] | None:
+            """The first write of each RayJob and of each status."""
+            if not call.writes or not ("rayjobs" in call.path or "/status" in call.path) or call.path in seen:
+                return None
+            seen.add(call.path)
+            return code, after
+
+        proxy.answer = once
+        job = JobOnPlane(api, namespace)
+        job.start()
+        assert rayjobs(job) == [job.attempt(1)]
+        assert len(proxy.refused) == len(seen) == 2
+        assert made.page("/healthz").status_code == 200
+
+
+def test_an_api_server_that_goes_away_and_comes_back(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, proxy: FaultProxy
+) -> None:
+    """Nothing restarts: the process that lost the API server continues."""
+    settings = {"CANARY_SECONDS": "1", "CANARY_DEADLINE_SECONDS": "60", **QUICK}
+    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings) as made:
+        job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
+        job.start()
+        proxy.away = True
+        job.head(1, "False", "HeadPodNotFound")
+        deadlines.wait_until(
+            "the operator to notice", JOB_SEEN, lambda: "write failed, retry" in made.log.read_text(encoding="utf-8")
+        )
+        assert made.page("/healthz").status_code == 200
+        proxy.away = False
+        job.await_attempt(2)
+        assert rayjobs(job) == [job.attempt(2)]
+        assert made.process.poll() is None
+
+
+def test_watches_that_deliver_nothing_fail_the_liveness_probe(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, proxy: FaultProxy
+) -> None:
+    settings = {"CANARY_SECONDS": "0.5", "CANARY_DEADLINE_SECONDS": "3", "NAMESPACE": namespace, **QUICK}
+    job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
+    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings) as made:
+        job.start()
+        proxy.frozen = True
+        deadlines.wait_until("/healthz to fail", JOB_SEEN, lambda: made.page("/healthz").status_code != 200)
+        assert "no watch event since" in made.page("/healthz").text
+        job.head(1, "False", "HeadPodNotFound")
+    proxy.frozen = False
+    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings):
+        job.await_attempt(2)
+        assert rayjobs(job) == [job.attempt(2)]
+
+
+def test_a_policy_that_denies_rayjobs_is_named_until_it_is_gone(
+    running: RunningOperator, api: Api, namespace: str
+) -> None:
+    root, name = "/apis/admissionregistration.k8s.io/v1", f"deny-{namespace}"
+    rule = {"apiGroups": ["ray.io"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["rayjobs"]}
+    match = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}, "resourceRules": [rule]}
+    validation = {"expression": "false", "message": "no more GPUs for you"}
+    api.post(f"{root}/validatingadmissionpolicies", {
+        "metadata": {"name": name}, "spec": {"matchConstraints": match, "validations": [validation]},
+    })  # fmt: skip
+    api.post(f"{root}/validatingadmissionpolicybindings", {
+        "metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]},
+    })  # fmt: skip
+    probe = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "probe"}, "spec": {"entrypoint": "true"}}
+
+    def denied() -> bool:
+        url = f"/apis/ray.io/v1/namespaces/{namespace}/rayjobs?dryRun=All"
+        try:
+            api.post(url, probe)
+        except ApiError as error:
+            return "no more GPUs" in str(error)
+        return False
+
+    deadlines.wait_until("the policy to be in force", deadlines.API_READY, denied)
+    job = JobOnPlane(api, namespace)
+    job.submit()
+    said = job.await_condition("Ready", "False", "ChildRefused")
+    assert "no more GPUs for you" in said["message"]
+    api.delete(f"{root}/validatingadmissionpolicybindings/{name}")
+    api.delete(f"{root}/validatingadmissionpolicies/{name}")
+    job.await_attempt(1)
+
+
+def test_a_quota_on_rayjobs_is_named_until_there_is_room(running: RunningOperator, api: Api, namespace: str) -> None:
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    api.post(quotas, {"metadata": {"name": "none"}, "spec": {"hard": {"count/rayjobs.ray.io": "0"}}})
+    deadlines.wait_until(
+        "the quota to be counted", deadlines.API_READY, lambda: "hard" in api.get(f"{quotas}/none").get("status", {})
+    )
+    job = JobOnPlane(api, namespace)
+    job.submit()
+    said = job.await_condition("Ready", "False", "QuotaExceeded")
+    assert "exceeded quota: none" in said["message"]
+    api.delete(f"{quotas}/none")
+    job.await_attempt(1)
+
+
+def test_a_namespace_that_is_deleted_goes_with_its_jobs(running: RunningOperator, api: Api, namespace: str) -> None:
+    job = JobOnPlane(api, namespace)
+    job.start()
+    api.delete(f"/api/v1/namespaces/{namespace}")
+    job.await_gone()
+    deadlines.wait_until("the RayJobs to be gone", JOB_SEEN, lambda: not rayjobs(job))
+
+
+def test_kuberay_that_is_removed_and_installed_again_gets_a_new_attempt(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    """Removing its CRDs deletes all RayJobs and ends their watches."""
+    crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    job = JobOnPlane(api, namespace, patience=2 * JOB_SEEN)
+    job.start()
+    try:
+        for plural in ("rayjobs", "rayclusters"):
+            api.delete(f"{crds}/{plural}.ray.io")
+        for plural in ("rayjobs", "rayclusters"):
+            deadlines.wait_until(f"{plural} to be gone", JOB_SEEN, lambda at=plural: api.gone(f"{crds}/{at}.ray.io"))
+        lost = job.await_status("the loss to be seen", lambda status: bool(status.get("failures")))
+        assert [item["reason"] for item in lost["failures"]] == ["ChildDeleted"]
+    finally:
+        install_kuberay(installed)
+    deadlines.wait_until("the second attempt", 2 * JOB_SEEN, lambda: rayjobs(job) == [job.attempt(2)])
+    job.run(2)
+    job.await_condition("Ready", "True")
+    assert running.page("/healthz").status_code == 200

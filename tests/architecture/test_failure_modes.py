@@ -1,0 +1,114 @@
+"""The page of failure modes, the code and the tests agree.
+
+Every reason that the operator can give is on the page, every name on it exists in the code, and every row names tests
+that inject its fault.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from omni_operator import metrics, settings
+from omni_operator.api.status import CONDITION_TYPES, RECONCILE_ERROR
+from omni_operator.status.events import _TROUBLES
+from omni_operator.status.reasons import EventReason, FailureReason
+
+PAGE = "docs/failure-modes.md"
+COLUMNS = ["Fault", "What happens", "How it shows", "How long", "What to do", "Tests"]
+CODE = re.compile(r"`([^`]+)`")
+REASON = re.compile(r"[A-Z][A-Za-z]+")
+# Position of the reason in the calls that make one.
+MAKERS = {
+    "true_because": 0,
+    "false_because": 0,
+    "unknown_because": 0,
+    "ConditionValue": 1,
+    "Suspending": 0,
+    "InProgress": 1,
+}
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of every row of the page's tables."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if row != COLUMNS and not set("".join(row)) <= {"-", ":", " "}]
+
+
+def reasons_of_conditions(root: Path) -> set[str]:
+    """Reasons in the calls that make conditions and refusals."""
+    package = root / "operator" / "omni_operator"
+    found = set(_TROUBLES)
+    for path in [*(package / "status").glob("*.py"), package / "reconciler.py"]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            at = MAKERS.get(node.func.id)
+            given = [node.args[at]] if at is not None and len(node.args) > at else []
+            given += [word.value for word in node.keywords if (node.func.id, word.arg) == ("Refusal", "kind")]
+            found |= {one.value for one in given if isinstance(one, ast.Constant) and one.value}
+    return found
+
+
+def words_of_code(root: Path) -> set[str]:
+    """All string constants of the operator."""
+    found = set()
+    for path in (root / "operator" / "omni_operator").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def find_tests(root: Path) -> set[str]:
+    """Names of all tests of the operator."""
+    folders = [root / "tests" / "control", root / "e2e" / "suites"]
+    text = "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("test_*.py"))
+    return set(re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def text(root: Path) -> str:
+    return (root / PAGE).read_text(encoding="utf-8")
+
+
+def test_every_row_is_complete_and_names_existing_tests(root: Path, text: str) -> None:
+    known, found = find_tests(root), rows(text)
+    assert len(found) > 25
+    for row in found:
+        assert len(row) == len(COLUMNS) and all(row), row
+        tests = CODE.findall(row[-1])
+        assert tests, f"{row[0]}: no test injects this fault"
+        assert set(tests) <= known, f"{row[0]}: no such test: {sorted(set(tests) - known)}"
+
+
+def test_every_reason_of_the_code_is_on_the_page(root: Path, text: str) -> None:
+    named = {word for code in CODE.findall(text) for word in REASON.findall(code)}
+    reasons = {*(reason.value for reason in (*FailureReason, *EventReason)), *reasons_of_conditions(root)}
+    assert len(reasons) > 50
+    assert reasons - named == set(), f"reasons that {PAGE} does not explain"
+    assert {*CONDITION_TYPES, RECONCILE_ERROR} - named == set(), f"conditions that {PAGE} does not explain"
+
+
+def test_every_name_on_the_page_exists(root: Path, text: str) -> None:
+    shown = {name for row in rows(text) for cell in row[2:4] for name in CODE.findall(cell)}
+    words = {*words_of_code(root), *CONDITION_TYPES}
+    source = Path(metrics.__file__).read_text(encoding="utf-8")
+    known_settings = set(settings._READERS)
+    for name in shown:
+        if name.startswith("diffusionrl_"):
+            bare = re.sub(r"^diffusionrl_(operator_|job_)?|_total$|\{.*\}$", "", name.partition("{")[0])
+            assert f'"{bare}"' in source or f"_{bare}" in source, f"no metric {name}"
+        elif re.fullmatch(r"[A-Z]+(_[A-Z]+)+", name):
+            assert name in known_settings, f"no setting {name}"
+        elif re.fullmatch(r"[A-Z][A-Za-z]+(=[A-Z][a-z]+)?", name):
+            assert name.partition("=")[0] in words, f"the operator never says {name}"
+
+
+def test_a_row_is_found() -> None:
+    page = "|" + "|".join(COLUMNS) + "|\n|---|---|---|---|---|---|\n| a | b | `Ready` | 1 s | d | `test_x` |\n"
+    assert rows(page) == [["a", "b", "`Ready`", "1 s", "d", "`test_x`"]]

@@ -1,0 +1,192 @@
+"""Faults of nodes, pods and users, as kubelets, the scheduler and KubeRay write them into statuses."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from omni_operator.cluster.errors import ClusterError, Forbidden
+from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS, Kind
+
+KEY = ("team-a", "red")
+
+
+async def running(simulation: Any, **spec: Any) -> None:
+    simulation.submit(**spec)
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+
+
+def disrupted(reason: str, message: str) -> dict[str, Any]:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+    return {"phase": "Failed", "conditions": [target]}
+
+
+def ended(reason: str, code: int, message: str = "") -> dict[str, Any]:
+    state = {"terminated": {"reason": reason, "exitCode": code, "message": message}}
+    return {"phase": "Failed", "containerStatuses": [{"name": "ray-worker", "state": state}]}
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason", "said"),
+    [
+        (disrupted("DeletionByTaintManager", "taint node.kubernetes.io/unreachable"), "Preempted", "unreachable"),
+        (disrupted("PreemptionByScheduler", "preempting to accommodate urgent"), "Preempted", "urgent"),
+        (disrupted("TerminationByKubelet", "low on resource: ephemeral-storage"), "Preempted", "ephemeral-storage"),
+        (ended("OOMKilled", 137), "OutOfMemory", "container ray-worker"),
+        (ended("Error", 1, "NVRM: Xid (PCI:0000:3b:00): 79"), "AcceleratorFault", "Xid"),
+    ],
+    ids=["node lost", "preempted", "evicted by a full disk", "out of memory", "accelerator"],
+)
+async def test_the_state_of_a_pod_is_the_reason_of_the_failure(
+    simulation: Any, pod: dict[str, Any], reason: str, said: str
+) -> None:
+    await running(simulation, backoffLimit=1)
+    simulation.pod(1, "worker", pod)
+    await simulation.settle()
+    simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.after(60)
+    (failure,) = simulation.status().failures
+    assert failure.reason == reason
+    assert said in failure.message
+    assert simulation.attempts() == ["red-a02"]
+
+
+async def test_pods_of_a_lost_node_delay_the_next_attempt_at_most_ten_minutes(simulation: Any) -> None:
+    """The node's kubelet cannot confirm the deletion, so the pod stays until someone removes the node."""
+    await running(simulation, backoffLimit=1)
+    simulation.cluster.change(PODS, KEY[0], "red-a01-x1-head", metadata={"finalizers": ["kubelet"]})
+    simulation.lose_head(1)
+    await simulation.after(540)
+    assert simulation.attempts() == []
+    assert simulation.condition("Ready").reason == "BetweenAttempts"
+    await simulation.after(120)
+    assert simulation.attempts() == ["red-a02"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "fails_at_once"),
+    [
+        ("ErrImagePull", "pull access denied, repository does not exist or may require authorization", False),
+        ("ImagePullBackOff", 'Back-off pulling image "private.example/x:1": unauthorized', False),
+        ("InvalidImageName", 'couldn\'t parse image name "Not An Image"', True),
+    ],
+    ids=["missing image pull secret", "backoff", "invalid name"],
+)
+async def test_an_image_that_cannot_be_pulled_ends_the_attempt(
+    simulation: Any, reason: str, message: str, fails_at_once: bool
+) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.start(1)
+    waiting = {"name": "ray-worker", "state": {"waiting": {"reason": reason, "message": message}}}
+    simulation.pod(1, "worker", {"containerStatuses": [waiting]})
+    await simulation.settle()
+    if not fails_at_once:
+        assert simulation.condition("Ready").reason == "ImagePullBackOff"
+        assert message in simulation.condition("Ready").message
+        await simulation.after(61)
+    assert simulation.condition("Failed").reason == "ImagePullFailed"
+    assert message in simulation.condition("Failed").message
+
+
+async def test_pods_that_cannot_be_scheduled_are_named_until_the_deadline(simulation: Any) -> None:
+    simulation.submit(preRunningDeadlineSeconds=600)
+    await simulation.settle()
+    simulation.start(1)
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: 3 no GPU"}
+    simulation.pod(1, "worker", {"conditions": [refused]})
+    await simulation.settle()
+    assert simulation.condition("Ready").reason == "Unschedulable"
+    assert "3 no GPU" in simulation.condition("Ready").message
+    await simulation.after(601)
+    assert simulation.condition("Failed").reason == "Unschedulable"
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ('pods "red" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8', "QuotaExceeded"),
+        ('admission webhook "pods.example.com" denied the request: no label', "PodsRefused"),
+    ],
+)
+async def test_pods_that_are_refused_are_named(simulation: Any, failure: str, reason: str) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.start(1)
+    condition = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": failure}
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", status={"conditions": [condition]})
+    await simulation.settle()
+    assert simulation.condition("Ready").reason == reason
+    assert failure in simulation.condition("Ready").message
+
+
+@pytest.mark.parametrize(("runs", "reason"), [(False, "StartFailed"), (True, "WorkerLost")])
+async def test_a_container_that_keeps_restarting_ends_the_attempt(simulation: Any, runs: bool, reason: str) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1) if runs else simulation.start(1)
+    state = {
+        "name": "ray-worker", "restartCount": 4, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 3, "reason": "Error", "message": "No space left on device"}},
+    }  # fmt: skip
+    simulation.pod(1, "worker", {"containerStatuses": [state]})
+    await simulation.settle()
+    assert simulation.condition("Failed").reason == reason
+    assert "No space left on device" in simulation.condition("Failed").message
+
+
+async def test_a_full_volume_ends_the_attempt_with_the_trainers_error(simulation: Any) -> None:
+    await running(simulation)
+    simulation.report("error", message="OSError: [Errno 28] No space left on device: '/ckpt/step_000004'")
+    simulation.end(1, "FAILED", "AppFailed", "Job entrypoint command failed with exit code 1")
+    await simulation.settle()
+    assert simulation.condition("Failed").reason == "ApplicationError"
+    assert "No space left on device" in simulation.condition("Failed").message
+
+
+async def test_rayjobs_that_a_user_keeps_deleting_are_created_one_after_the_other(simulation: Any) -> None:
+    await running(simulation)
+    for attempt in range(1, 6):
+        simulation.cluster.remove(RAYJOBS, KEY[0], f"red-a{attempt:02d}")
+        await simulation.settle()
+        assert simulation.attempts() == []
+        await simulation.after(600)
+        assert simulation.attempts() == [f"red-a{attempt + 1:02d}"]
+    assert {failure.reason for failure in simulation.status().failures} == {"ChildDeleted"}
+    assert simulation.status().failures_counted == 0
+
+
+@pytest.mark.parametrize("seconds", [-300, 300], ids=["behind", "ahead"])
+async def test_a_clock_that_differs_from_the_api_servers_delays_and_does_no_harm(simulation: Any, seconds: int) -> None:
+    simulation.skew = timedelta(seconds=seconds)
+    await running(simulation, backoffLimit=1)
+    simulation.report(step=1)
+    assert simulation.condition("Ready").status == "True"
+    simulation.lose_head(1)
+    await simulation.after(900)
+    assert simulation.attempts() == ["red-a02"]
+    simulation.run(2)
+    simulation.end(2)
+    await simulation.settle()
+    assert simulation.condition("Succeeded").status == "True"
+    assert [failure.reason for failure in simulation.status().failures] == ["HeadLost"]
+
+
+async def test_missing_permissions_are_named_until_they_are_granted(simulation: Any) -> None:
+    def forbid(verb: str, kind: Kind, name: str) -> ClusterError | None:
+        return Forbidden('cannot create resource "rayjobs"') if kind == RAYJOBS else None
+
+    simulation.cluster.failures = forbid
+    simulation.submit()
+    await simulation.settle()
+    assert simulation.condition("Ready").reason == "Forbidden"
+    assert 'cannot create resource "rayjobs"' in simulation.condition("Ready").message
+    assert "ChildRefused" in simulation.event_reasons()
+    simulation.cluster.failures = lambda verb, kind, name: None
+    await simulation.after(301)
+    assert simulation.attempts() == ["red-a01"]
