@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.metrics import CONTENT_TYPE, OperatorMetrics
@@ -26,6 +28,15 @@ class ConnectionTimeouts:
 
 
 DEFAULT_TIMEOUTS = ConnectionTimeouts()
+
+
+def _is_own_error(record: logging.LogRecord) -> bool:
+    """False for requests that are not HTTP: anyone who reaches the port could fill the log with tracebacks."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_log = logging.getLogger(__name__)
+_log.addFilter(_is_own_error)
 
 
 def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Callable[[], float]) -> list[web.RouteDef]:
@@ -63,7 +74,7 @@ async def serve(
     app.add_routes(routes)
     runner = web.AppRunner(
         app, access_log=None, shutdown_timeout=2.0, auto_decompress=False,
-        keepalive_timeout=timeouts.idle, lingering_time=timeouts.rest,
+        keepalive_timeout=timeouts.idle, lingering_time=timeouts.rest, logger=_log,
     )  # fmt: skip
     await runner.setup()
     try:

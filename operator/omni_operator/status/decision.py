@@ -19,6 +19,7 @@ from .job_facts import JobFacts, action_for
 from .observation import Observation, ObservedRayJob
 from .reasons import Action, FailureReason
 from .situation import (
+    CHECKPOINT_REQUESTED,
     Active,
     AddFinalizer,
     BetweenAttempts,
@@ -42,7 +43,7 @@ from .timeouts import Timeouts
 from .timestamps import parse_timestamp
 from .verdict import AttemptFailed, InProgress, Stage, Succeeded, Verdict, classify_attempt
 
-SUSPENDING = frozenset({"CheckpointRequested", "Stopping"})
+SUSPENDING = frozenset({CHECKPOINT_REQUESTED, "Stopping"})
 
 
 def decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Timeouts, now: datetime) -> Decision:
@@ -157,7 +158,7 @@ def _suspend(
         if not answered:
             text = "waiting for the trainer to save a checkpoint"
             return Decision(
-                Suspending("CheckpointRequested", text, since), (RequestCheckpoint(since),), since + facts.grace
+                Suspending(CHECKPOINT_REQUESTED, text, since), (RequestCheckpoint(since),), since + facts.grace
             )
     deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
     return Decision(Suspending("Stopping", "deleting the pods", since), deletes)

@@ -23,7 +23,19 @@ from .conditions import (
 from .job_facts import JobFacts
 from .observation import Observation, Refusal, TrainerReport
 from .progress import update_checkpoint, update_progress, update_usage, update_weights
-from .situation import Active, Creating, Deleting, Failing, Finished, Invalid, Situation, Succeeding, Suspended
+from .situation import (
+    CHECKPOINT_REQUESTED,
+    Active,
+    Creating,
+    Deleting,
+    Failing,
+    Finished,
+    Invalid,
+    Situation,
+    Succeeding,
+    Suspended,
+    Suspending,
+)
 from .timeouts import Timeouts
 from .timestamps import format_timestamp, parse_timestamp
 from .verdict import InProgress, Stage
@@ -77,7 +89,11 @@ def derive_status(
         # An earlier process received the last report: its result stays until the next report.
         table = {**table, "WeightsInSync": ConditionValue(weights.status, weights.reason, weights.message)}
     running = _running_since(base, observed, attempt, situation, now)
-    until = _counted_until(situation, report, base, now)
+    runs = running is not None and _is_running(situation)
+    if not runs:
+        until = situation.at if isinstance(situation, Succeeding) else now if base.running_time else None
+    else:
+        until = report.at if report else None  # the next write continues from the heartbeat in this one
     made = base.model_copy(
         update={
             "observed_generation": facts.generation,
@@ -87,10 +103,10 @@ def derive_status(
             "weights": update_weights(base.weights, report),
             "checkpoint": update_checkpoint(base.checkpoint, report),
             "warnings": report.warnings if report and report.warnings else base.warnings,
-            "usage": update_usage(base, report, running, until, facts),
+            "usage": update_usage(base, report, running or parse_timestamp(base.running_time), until, facts),
             "children": _children(observed, attempt, base.children),
             "rollout": _rollout(observed, attempt, facts),
-            "running_time": format_timestamp(running) if running and isinstance(situation, Active) else None,
+            "running_time": format_timestamp(running) if running and runs else None,
             **_times(base, observed, attempt, situation, now),
         }
     )
@@ -151,19 +167,10 @@ def _running_since(
     return parse_timestamp(status.running_time)
 
 
-def _counted_until(situation: Situation, report: TrainerReport | None, base: Status, now: datetime) -> datetime | None:
-    """Time up to which usage is counted: the last report while the attempt runs, then its end."""
-    match situation:
-        case Succeeding(at=at):
-            return at
-        case Failing():
-            return now if base.running_time else None
-        case Suspended():
-            return now if base.running_time else None
-        case Active() if report:
-            return report.at
-        case _:
-            return None
+def _is_running(situation: Situation) -> bool:
+    """Whether the trainer may run: also while a suspension waits for its checkpoint."""
+    waits = isinstance(situation, Suspending) and situation.reason == CHECKPOINT_REQUESTED
+    return waits or isinstance(situation, Active)
 
 
 def _times(

@@ -72,16 +72,18 @@ def update_usage(
 ) -> Usage:
     """Accelerator seconds and samples, summed over all attempts.
 
+    Times are counted in whole seconds, as the status has them, so that nothing is lost or counted twice between writes.
+
     Args:
         previous: the last written status; it counts seconds up to its heartbeat.
-        running: start of the running attempt's trainer; None if it does not run.
+        running: start of the attempt's trainer; None if it did not run.
         until: end of the seconds to count; None if there are none to add.
     """
     seconds = previous.usage.accelerator_seconds
     if running is not None and until is not None:
         counted = parse_timestamp(previous.progress.heartbeat_time) if previous.running_time else None
         since = max(running, counted) if counted else running
-        seconds += facts.accelerators * max(0.0, (until - since).total_seconds())
+        seconds += facts.accelerators * max(0, int(until.timestamp()) - int(since.timestamp()))
         seconds = min(seconds, SECONDS_LIMIT)
     samples = previous.usage.samples
     if report and report.samples is not None:

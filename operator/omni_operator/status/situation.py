@@ -11,6 +11,8 @@ from datetime import datetime
 from .reasons import Action, FailureReason
 from .verdict import InProgress
 
+CHECKPOINT_REQUESTED = "CheckpointRequested"
+
 
 @dataclass(frozen=True, slots=True)
 class AddFinalizer:
@@ -101,7 +103,7 @@ class Suspending:
     """The job is being suspended.
 
     Attributes:
-        reason: `CheckpointRequested` while the trainer saves, then `Stopping`.
+        reason: `CHECKPOINT_REQUESTED` while the trainer saves, then `Stopping`.
         since: start of the suspension.
     """
 

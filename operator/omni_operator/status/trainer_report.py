@@ -69,7 +69,7 @@ class ReportEvent(BaseModel):
         if path is None:
             return path
         name = PurePosixPath(path).name
-        if not name or len(name) > NAME_LIMIT or not name.isprintable():
+        if name in ("", "..") or len(name) > NAME_LIMIT or not name.isprintable():
             raise ValueError(f"the last part must be a name of 1 to {NAME_LIMIT} printable characters")
         return path
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from omni_operator.api.status import Status
+from omni_operator.api.status import Status, Usage
+
+from .timestamps import EARLIEST, parse_timestamp
 
 APART = timedelta(seconds=15)
+HEARTBEATS_APART = timedelta(minutes=5)  # less than the silence after which a job is stalled
 
 
 def next_write_time(previous: Status, derived: Status, last: datetime | None, now: datetime) -> datetime | None:
@@ -19,7 +22,16 @@ def next_write_time(previous: Status, derived: Status, last: datetime | None, no
         return None
     if last is None or _urgent_part(previous) != _urgent_part(derived):
         return now
+    if _without_heartbeat(previous) == _without_heartbeat(derived):
+        written = parse_timestamp(previous.progress.heartbeat_time) or EARLIEST
+        return max(now, last + APART, written + HEARTBEATS_APART)
     return max(now, last + APART)
+
+
+def _without_heartbeat(status: Status) -> Status:
+    """The status without what each report changes even if nothing happens: its time, and the usage up to it."""
+    progress = status.progress.model_copy(update={"heartbeat_time": None})
+    return status.model_copy(update={"progress": progress, "usage": Usage(samples=status.usage.samples)})
 
 
 def _urgent_part(status: Status) -> object:

@@ -288,6 +288,17 @@ async def test_a_connection_that_sends_no_request_is_closed(server: ReportServer
             writer.close()
 
 
+async def test_requests_that_are_not_http_are_not_logged(
+    server: ReportServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for sent in (b"\x00" * 100, f"{HEAD}Content-Length: -1\r\n\r\n".encode(), b"GET / HTTP/9.9\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        assert (await reader.read()).startswith(b"HTTP/1.0 400")
+        writer.close()
+    assert not caplog.records
+
+
 def test_claims_are_read_from_the_token() -> None:
     assert read_claims(GOOD) == Claims(KEY, (POD["name"], POD["uid"]))
     assert read_claims(token("other", report_audience("a", "b"), pod=None)) == Claims(("a", "b"), None)
