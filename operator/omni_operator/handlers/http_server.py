@@ -35,10 +35,6 @@ def _is_own_error(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
-_log = logging.getLogger(__name__)
-_log.addFilter(_is_own_error)
-
-
 def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Callable[[], float]) -> list[web.RouteDef]:
     """Routes for the kubelet's probes and Prometheus."""
 
@@ -70,11 +66,13 @@ async def serve(
     Raises:
         OSError: the port is taken.
     """
+    log = logging.getLogger(__name__)
+    log.addFilter(_is_own_error)
     app = web.Application(client_max_size=body_limit)
     app.add_routes(routes)
     runner = web.AppRunner(
         app, access_log=None, shutdown_timeout=2.0, auto_decompress=False,
-        keepalive_timeout=timeouts.idle, lingering_time=timeouts.rest, logger=_log,
+        keepalive_timeout=timeouts.idle, lingering_time=timeouts.rest, logger=log,
     )  # fmt: skip
     await runner.setup()
     try:

@@ -113,7 +113,8 @@ STEP = {"event": "step"}
         {**STEP, "eta_s": -1}, {**STEP, "eta_s": 1e14}, {**STEP, "timing_s/step": 1e300}, {**STEP, "images_per_s": -1},
         {"event": "error", "message": "x" * 70_000}, {"event": "error", "message": 7}, {"event": "error", "reason": {}},
         {"event": "phase", "text": "x" * 1025}, {"event": "phase", "text": "\ud800"},
-        {"event": "checkpoint", "path": "/c/" + "x" * 900}, {"event": "checkpoint", "path": "/"}, {"event": "checkpoint", "path": "/c/.."},
+        {"event": "checkpoint", "path": "/c/" + "x" * 900}, {"event": "checkpoint", "path": "/"},
+        {"event": "checkpoint", "path": "/c/.."},
         {"event": "checkpoint", "path": "/c/a\nb"}, {"event": "checkpoint", "path": "x/" * 3000},
     ],
 )  # fmt: skip
