@@ -46,6 +46,7 @@ from omni_operator.status.situation import (
     Active,
     AddFinalizer,
     CreateAttempt,
+    Creating,
     Decision,
     DeleteRayJob,
     DeleteSelf,
@@ -165,9 +166,6 @@ class Reconciler:
             return await self._without_spec(key, body, status, _describe_errors(error), now)
         if job.spec.managed_by != "diffusionrl.io/operator":
             return ReconcileResult()
-        if impossible := find_refusals(job, self.settings):
-            text = "; ".join(f"{format_path(violation.at)}: {violation.text}" for violation in impossible)
-            return await self._without_spec(key, body, status, text, now)
         return await self._pass(key, body, job, parse_job_facts(body, job.spec), status, now)
 
     async def _delete(self, key: Key, facts: JobFacts, now: datetime) -> ReconcileResult:
@@ -195,6 +193,10 @@ class Reconciler:
             await self._recover_rayjob(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
         decision = decide(facts, observed, status, self.timeouts, now)
+        refused_spec = self._refused_spec(job)
+        # The operator's settings may have become stricter: a running attempt continues to its end.
+        if refused_spec and not status.finished and (observed.empty or isinstance(decision.situation, Creating)):
+            return await self._without_spec(key, body, status, refused_spec, now)
         refusal = self._standing_refusal(memory, facts, now)
         conflict = False
         for step in () if refusal else decision.steps:
@@ -217,6 +219,7 @@ class Reconciler:
         after = self._observe(key, facts.uid)
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._listening or now, refusal=refusal,
+            refused_spec=refused_spec,
             digest=self._digest(job, facts, status, max(status.attempts, after.newest)),
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)
@@ -236,6 +239,11 @@ class Reconciler:
         return await self._write(
             key, body, facts, status, derive_invalid_status(facts, observed, status, text, context), memory, now
         )
+
+    def _refused_spec(self, job: DiffusionRLJob) -> str | None:
+        """Why the operator starts no attempt of a valid job; None if it does."""
+        refusals = find_refusals(job, self.settings)
+        return "; ".join(f"{format_path(violation.at)}: {violation.text}" for violation in refusals) or None
 
     async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: _Memory) -> None:
         """Read a RayJob that the status records and no watch delivers: it may only have lost its labels."""

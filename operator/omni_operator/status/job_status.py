@@ -50,6 +50,7 @@ class Context:
     Attributes:
         digest: digest of the RayJob rendered from the current spec; None if the spec has not changed.
         refusal: the API server's answer, if it refused a step of this pass.
+        refused_spec: why no attempt may start with the spec, while the present one continues.
         listening: time since which this process accepts reports.
     """
 
@@ -58,6 +59,7 @@ class Context:
     listening: datetime
     digest: str | None = None
     refusal: Refusal | None = None
+    refused_spec: str | None = None
 
 
 def derive_status(
@@ -240,6 +242,8 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
 
 def _updated(status: Status, observed: Observation, attempt: int, generation: int, context: Context) -> ConditionValue:
     """Whether the attempt matches the current spec; for an unchanged spec, the previous result."""
+    if context.refused_spec:
+        return false_because("InvalidSpec", context.refused_spec)
     rayjob, before = observed.rayjob(attempt), status.condition("Updated")
     if before and attempt == status.attempts and generation == status.observed_generation:
         return ConditionValue(before.status, before.reason, before.message)

@@ -8,6 +8,7 @@ import pytest
 
 from omni_operator.cluster.errors import ClusterError, NamespaceTerminating, QuotaExceeded, Refused, Unavailable
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.plan import ClusterSettings
 
 KEY = ("team-a", "red")
 
@@ -196,6 +197,36 @@ async def test_an_invalid_spec_is_a_condition_and_can_be_corrected(simulation: A
     simulation.cluster.remove(JOBS, *KEY)
     await simulation.settle()
     assert simulation.cluster.get(JOBS, *KEY) is None
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+async def test_a_running_attempt_ends_as_usual_after_the_operator_became_stricter(
+    simulation: Any, succeeds: bool
+) -> None:
+    simulation.submit(backoffLimit=2, ttlSecondsAfterFinished=600)
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.reconciler.settings = ClusterSettings()  # without a default image, which the job needs
+    await simulation.reconcile()
+    assert simulation.condition("Ready").status == "True"
+    assert simulation.condition("Updated").reason == "InvalidSpec"
+    assert "spec.runtime.image" in simulation.condition("Updated").message
+    simulation.end(1, *(() if succeeds else ("FAILED", "AppFailed", "exit code 1")))
+    await simulation.settle()
+    if succeeds:
+        assert simulation.condition("Succeeded").status == "True"
+        await simulation.after(601)
+        assert simulation.cluster.get(JOBS, *KEY) is None
+    else:
+        await simulation.after(3600)
+        assert [failure.attempt for failure in simulation.status().failures] == [1]
+        assert not simulation.attempts(), "no attempt starts"
+        assert simulation.condition("Admitted").reason == "InvalidSpec"
+        simulation.reconciler.settings = ClusterSettings(image="rollout:1")
+        await simulation.reconcile()
+        await simulation.after(3600)
+        assert simulation.attempts() == ["red-a02"]
 
 
 async def test_a_job_managed_by_another_controller_is_ignored(simulation: Any) -> None:
