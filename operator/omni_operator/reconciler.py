@@ -15,7 +15,7 @@ from typing import Protocol, assert_never
 from pydantic import ValidationError
 
 from omni_operator.api.job import DiffusionRLJob
-from omni_operator.api.names import FINALIZER, RENDERED_ANNOTATION, Names
+from omni_operator.api.names import FINALIZER, Names
 from omni_operator.api.status import Status
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster import owned_objects
@@ -36,7 +36,7 @@ from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.protocol import Cluster
-from omni_operator.plan import ClusterSettings, find_refusals, render_attempt, render_job_objects
+from omni_operator.plan import ClusterSettings, digest_attempt, find_refusals, render_attempt, render_job_objects
 from omni_operator.status.decision import decide
 from omni_operator.status.events import find_events
 from omni_operator.status.job_facts import JobFacts
@@ -263,11 +263,10 @@ class Reconciler:
         return replace(self.cache.observed(key, uid), report=self.reports.newest(key, uid))
 
     def _digest(self, job: DiffusionRLJob, facts: JobFacts, status: Status, attempt: int) -> str | None:
-        """Digest of the RayJob that the spec renders now. Rendering takes milliseconds: only after the spec changed."""
+        """Digest of the RayJob that the spec renders now, after the spec changed; else None."""
         if not attempt or status.observed_generation == facts.generation:
             return None
-        rayjob = render_attempt(job, attempt, self.settings)
-        return str(rayjob["metadata"]["annotations"][RENDERED_ANNOTATION])
+        return digest_attempt(job, attempt, self.settings)
 
     def _deadlines(
         self, facts: JobFacts, decision: Decision, status: Status, observed: Observation, context: Context

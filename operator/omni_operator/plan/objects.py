@@ -41,7 +41,7 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     The job and its overrides are annotations of the trainer pods, which mount them as files: an attempt is one object.
     The digest leaves them out, because fields of the job that do not concern pods may change while they run.
     """
-    body = _complete(render_ray_job(job, attempt, settings), job, Names(job.metadata.name).attempt_labels(attempt))
+    body = _render_pods(job, attempt, settings)
     (workers,) = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     spec, layout = resolve_for_pods(job)
     document = {
@@ -57,6 +57,16 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
         OVERRIDES_ANNOTATION: "".join(f"{line}\n" for line in render_pod_overrides(job)),
     }
     return body
+
+
+def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> str:
+    """The digest of an attempt, without the files of its pods, which take most of the time of rendering it."""
+    return str(_render_pods(job, attempt, settings)["metadata"]["annotations"][RENDERED_ANNOTATION])
+
+
+def _render_pods(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+    """The RayJob of an attempt without the files of its pods."""
+    return _complete(render_ray_job(job, attempt, settings), job, Names(job.metadata.name).attempt_labels(attempt))
 
 
 def compute_digest(body: Object) -> str:
