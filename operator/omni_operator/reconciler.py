@@ -36,7 +36,7 @@ from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.protocol import Cluster
-from omni_operator.plan import ClusterSettings, digest_attempt, find_refusals, render_attempt, render_job_objects
+from omni_operator.plan import ClusterSettings, describe_refusals, digest_attempt, render_attempt, render_job_objects
 from omni_operator.status.decision import decide
 from omni_operator.status.events import find_events
 from omni_operator.status.job_facts import JobFacts
@@ -193,7 +193,7 @@ class Reconciler:
             await self._recover_rayjob(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
         decision = decide(facts, observed, status, self.timeouts, now)
-        refused_spec = self._refused_spec(job)
+        refused_spec = describe_refusals(job, self.settings)
         # The operator's settings may have become stricter: a running attempt continues to its end.
         if refused_spec and not status.finished and (observed.empty or isinstance(decision.situation, Creating)):
             return await self._without_spec(key, body, status, refused_spec, now)
@@ -239,11 +239,6 @@ class Reconciler:
         return await self._write(
             key, body, facts, status, derive_invalid_status(facts, observed, status, text, context), memory, now
         )
-
-    def _refused_spec(self, job: DiffusionRLJob) -> str | None:
-        """Why the operator starts no attempt of a valid job; None if it does."""
-        refusals = find_refusals(job, self.settings)
-        return "; ".join(f"{format_path(violation.at)}: {violation.text}" for violation in refusals) or None
 
     async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: _Memory) -> None:
         """Read a RayJob that the status records and no watch delivers: it may only have lost its labels."""

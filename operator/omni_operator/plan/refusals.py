@@ -9,6 +9,7 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import Violation
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.pod_template import drop_nulls
+from omni_operator.api.validation_messages import format_path
 
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY
@@ -35,6 +36,12 @@ def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violat
         *_queue(job),
         *find_policy_refusals(job, settings),
     ]
+
+
+def describe_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> str | None:
+    """Why the operator starts no attempt of the job, in one line; None if it does."""
+    refusals = find_refusals(job, settings)
+    return "; ".join(f"{format_path(violation.at)}: {violation.text}" for violation in refusals) or None
 
 
 def _size(job: DiffusionRLJob) -> Iterator[Violation]:
