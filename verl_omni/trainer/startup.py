@@ -224,6 +224,9 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
         from verl_omni.pipelines.registry import family
 
         return ForkingCluster([family(config.actor_rollout_ref.model.architecture).engine_module], **here)
+    # Not in both threads at once: either would find the other's half of it.
+    import ray  # noqa: F401
+
     with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
         imported = pool.submit(_import_everything)
         # In this thread: Ray's servers die with the thread that started them (PR_SET_PDEATHSIG).
