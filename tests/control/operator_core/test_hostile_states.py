@@ -79,6 +79,7 @@ CHANGES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.booleans(), st.lists(st.tuples(CHANGES, st.sampled_from([0, 1, 70, 4000])), min_size=1, max_size=6))
 @SETTINGS
 def test_no_status_of_a_child_stops_the_passes(new_simulation: Any, runs: bool, changes: list[Any]) -> None:
@@ -109,6 +110,7 @@ WRITTEN = hostile.optional(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(WRITTEN, st.booleans())
 @SETTINGS
 def test_no_earlier_status_of_the_job_stops_the_passes(new_simulation: Any, written: Any, restarts: bool) -> None:

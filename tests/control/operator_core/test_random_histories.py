@@ -10,6 +10,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -224,6 +225,7 @@ class History:
 HISTORIES = os.environ.get("HISTORIES")
 
 
+@pytest.mark.slow
 @given(POLICIES, st.lists(ACTIONS, min_size=15, max_size=60))
 @settings(
     max_examples=int(HISTORIES or 100), derandomize=HISTORIES is None, deadline=None,

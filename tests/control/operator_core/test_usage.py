@@ -6,6 +6,7 @@ import asyncio
 import math
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ async def end(simulation: Any, how: str, attempt: int) -> Any:
     return until
 
 
+@pytest.mark.slow
 @given(ATTEMPTS)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_accelerator_seconds_are_exact(new_simulation: Any, attempts: list[Any]) -> None:
