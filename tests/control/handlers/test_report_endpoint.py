@@ -274,6 +274,7 @@ async def test_without_the_api_server_the_answer_is_503(server: ReportServer) ->
 HEAD = f"POST /v1/reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {GOOD}\r\n"
 
 
+@pytest.mark.slow  # waits for the timeouts of connections
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [
