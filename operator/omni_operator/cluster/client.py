@@ -6,15 +6,15 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from omni_operator.api.names import FIELD_MANAGER
 
-from .credentials import Credentials, Loaded, NoCredentials
+from .authenticated_client import AuthenticatedClient
+from .credentials import Credentials, Loaded
 from .errors import KindAbsent, NotFound, Unavailable, error_of
 from .kinds import TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import Identity, Listing
@@ -30,25 +30,12 @@ CONNECTIONS = 24  # each takes 128 KiB for TLS
 Meter = Callable[[str, str, int, float], None]
 
 
-class ApiServer:
+class ApiServer(AuthenticatedClient):
     """A `Cluster` over HTTP. Use as an async context manager."""
 
     def __init__(self, credentials: Credentials, meter: Meter, *, version: str, timeout: float = 30.0) -> None:
-        self._credentials, self._meter = credentials, meter
-        self._agent, self._timeout = f"{FIELD_MANAGER}/{version}", aiohttp.ClientTimeout(total=timeout, connect=10.0)
-        self._used = credentials.loaded
-        self._client: ApiClient | None = None
-
-    async def __aenter__(self) -> Self:
-        self._used = self._credentials.loaded
-        self._client = self._new_client()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._client:
-            await self._client.close()
+        super().__init__(credentials, version=version, connections=CONNECTIONS)
+        self._meter, self._timeout = meter, aiohttp.ClientTimeout(total=timeout, connect=10.0)
 
     async def apply(self, body: Body) -> Body:
         kind, meta = kind_of(body), body["metadata"]
@@ -189,29 +176,6 @@ class ApiServer:
         finally:
             self._meter(verb, kind.plural, code, time.monotonic() - begun)
         return _Answer(code, _parse_json(data), response.headers.get("Retry-After"))
-
-    async def _authenticated_client(self, what: str, rejected: Loaded | None) -> ApiClient:
-        """The client, with credentials that have neither expired nor been rejected."""
-        assert self._client is not None, "used outside its context"
-        try:
-            current = await self._credentials.current(rejected)
-        except NoCredentials as error:
-            raise Unavailable(f"{what}: {error}") from error
-        if current is not self._used:
-            before, self._used = self._used, current
-            if before.endpoint != current.endpoint:
-                replaced, self._client = self._client, self._new_client()
-                await replaced.close()
-            else:
-                self._client.configuration = current.configuration
-        return self._client
-
-    def _new_client(self) -> ApiClient:
-        configuration = self._used.configuration
-        configuration.connection_pool_maxsize = CONNECTIONS
-        client = ApiClient(configuration)
-        client.user_agent = self._agent
-        return client
 
 
 @dataclass(frozen=True, slots=True)

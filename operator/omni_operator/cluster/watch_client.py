@@ -7,16 +7,13 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
-from kubernetes.aio.client import ApiClient
 
-from omni_operator.api.names import FIELD_MANAGER
-
+from .authenticated_client import AuthenticatedClient
 from .client import Meter
-from .credentials import Credentials, NoCredentials
+from .credentials import Credentials, Loaded
 from .errors import ClusterError, Unavailable, error_of
 from .kinds import Body, Kind
 
@@ -27,24 +24,12 @@ PAGE = 250  # objects; they are in memory with their managedFields
 PAGE_TRIES, PAGE_PAUSE = 6, 0.2
 
 
-class WatchClient:
+class WatchClient(AuthenticatedClient):
     """Watches over HTTP, one connection each. Use as an async context manager."""
 
     def __init__(self, credentials: Credentials, meter: Meter, *, version: str) -> None:
-        self._credentials, self._meter, self._agent = credentials, meter, f"{FIELD_MANAGER}/{version}"
-        self._used = credentials.loaded
-        self._client: ApiClient | None = None
-
-    async def __aenter__(self) -> Self:
-        self._used = self._credentials.loaded
-        self._client = self._new_client()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._client:
-            await self._client.close()
+        super().__init__(credentials, version=version, connections=0)
+        self._meter = meter
 
     async def changes(
         self, kind: Kind, namespace: str | None, selector: str, since: str | None
@@ -118,7 +103,7 @@ class WatchClient:
     ) -> aiohttp.ClientResponse:
         """Send a request; if its credentials are rejected, once more with renewed ones. The answer is not read yet."""
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
-        rejected = None
+        rejected: Loaded | None = None
         while True:
             client = await self._authenticated_client(what, rejected)
             used, begun, code = self._used, time.monotonic(), 0
@@ -139,27 +124,6 @@ class WatchClient:
             if code != 401 or rejected is not None:
                 raise _refusal(code, reply, what, response.headers.get("Retry-After"))
             rejected = used
-
-    async def _authenticated_client(self, what: str, rejected: object) -> ApiClient:
-        """The client, with credentials that have neither expired nor been rejected."""
-        assert self._client is not None, "used outside its context"
-        try:
-            current = await self._credentials.current(self._used if rejected is self._used else None)
-        except NoCredentials as error:
-            raise Unavailable(f"{what}: {error}") from error
-        if current is not self._used:
-            before, self._used = self._used, current
-            if before.endpoint != current.endpoint:
-                replaced, self._client = self._client, self._new_client()
-                await replaced.close()  # its watches break and are opened again
-            else:
-                self._client.configuration = current.configuration
-        return self._client
-
-    def _new_client(self) -> ApiClient:
-        client = ApiClient(self._used.configuration)
-        client.user_agent = self._agent
-        return client
 
 
 def is_end_of_list(bookmark: Body) -> bool:

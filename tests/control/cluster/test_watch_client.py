@@ -12,6 +12,7 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from omni_operator.cluster import watch_client as module
+from omni_operator.cluster.client import CONNECTIONS, ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.cluster.errors import Expired, KindAbsent, Refused, Unavailable
 from omni_operator.cluster.kinds import JOBS, PODS, Body
@@ -151,3 +152,28 @@ async def test_a_failed_page_is_requested_again_and_not_the_list(server: Server)
     assert found == [("a", "9"), ("b", "9"), ("c", "9")]
     tokens = [request.query.get("continue") for request in server.requests]
     assert tokens == [None, "first", "first", "first", "second", "second"]
+
+
+async def test_every_watch_has_a_connection_whatever_limits_other_requests(server: Server) -> None:
+    """Eight kinds in each of several namespaces need more connections than requests may use."""
+    watches, done = CONNECTIONS + 8, asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await done.wait()
+        return response
+
+    server.answers = [hold]
+    credentials = Tokens(server.port, "t")
+
+    async with (
+        ApiServer(credentials, lambda *_: None, version="1"),
+        WatchClient(credentials, lambda *_: None, version="1") as client,
+    ):
+        reads = [asyncio.create_task(read(client, "1")) for _ in range(watches)]
+        async with asyncio.timeout(10):
+            while len(server.requests) < watches:
+                await asyncio.sleep(0)
+        done.set()
+        assert await asyncio.gather(*reads) == [[]] * watches
