@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JobOnPlane
-from e2e.operator_process import install, operator
+from e2e.operator_process import operator
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
 from omni_operator.cluster.event_writer import EventWriter
@@ -22,18 +21,6 @@ from omni_operator.handlers.background import utc_now
 
 pytestmark = pytest.mark.cluster
 FUTURE, PAST = "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"
-
-
-@pytest.fixture(scope="module")
-def installed(plane: ControlPlane) -> ControlPlane:
-    install(plane)
-    return plane
-
-
-@pytest.fixture
-def api(installed: ControlPlane) -> Iterator[Api]:
-    with installed.api() as made:
-        yield made
 
 
 async def test_an_error_is_one_condition_beside_the_others(installed: ControlPlane, api: Api, namespace: str) -> None:

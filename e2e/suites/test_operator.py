@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,34 +11,16 @@ from e2e.cluster.api import Api
 from e2e.cluster.audit import Mark
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
-from e2e.operator_process import AGENT, RunningOperator, install, operator
+from e2e.operator_process import AGENT, RunningOperator
 from omni_operator.api.status import CONDITION_TYPES
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def installed(plane: ControlPlane) -> ControlPlane:
-    install(plane)
-    return plane
-
-
-@pytest.fixture(scope="module")
-def running(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
-    with operator(installed, tmp_path_factory.mktemp("operator"), CANARY_SECONDS="600", RETRY_SECONDS="0.1") as made:
-        yield made
 
 
 def count_requests(plane: ControlPlane, since: Mark, expected: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
     """The operator's requests once the expected ones are logged, without its periodic discovery of missing kinds."""
     counts = plane.audit.settled(expected, user_agent=AGENT, since=since)
     return Counter({call: number for call, number in counts.items() if call[0] != "get"})
-
-
-@pytest.fixture
-def api(installed: ControlPlane) -> Iterator[Api]:
-    with installed.api() as made:
-        yield made
 
 
 def test_requests_of_creation_idle_passes_and_deletion_are_counted(

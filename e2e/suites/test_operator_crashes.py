@@ -9,7 +9,7 @@ The operator is a reconciler in this process. A crash drops all its memory; the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +22,6 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
 from e2e.jobs import JobOnPlane, condition
-from e2e.operator_process import install
 from omni_operator.api.names import SELECTOR
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
@@ -207,18 +206,6 @@ def outcome(status: dict[str, Any]) -> dict[str, Any]:
         "failures": [(item["attempt"], item["reason"], item["counted"]) for item in status["failures"]],
         **{name: status.get(name) for name in ("attempts", "failuresCounted", "observedGeneration", "rollout")},
     }
-
-
-@pytest.fixture(scope="module")
-def installed(plane: ControlPlane) -> ControlPlane:
-    install(plane)
-    return plane
-
-
-@pytest.fixture
-def api(installed: ControlPlane) -> Iterator[Api]:
-    with installed.api() as made:
-        yield made
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.exec_plugin import ExecPlugin
 from e2e.jobs import JobOnPlane
-from e2e.operator_process import AGENT, install, operator
+from e2e.operator_process import AGENT, operator
 from omni_operator.cluster.credentials import load_credentials
 from omni_operator.handlers.process import register_login
 
@@ -62,12 +62,6 @@ class Accounts:
         return any(
             (call.user, call.verb) == (self.user(name), verb) and call.user_agent.startswith(agent) for call in calls
         )
-
-
-@pytest.fixture(scope="module")
-def installed(plane: ControlPlane) -> ControlPlane:
-    install(plane)
-    return plane
 
 
 @pytest.fixture

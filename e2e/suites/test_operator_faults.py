@@ -14,28 +14,10 @@ from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane
 from e2e.fault_proxy import Call, FaultProxy, fault_proxy
 from e2e.jobs import JOB_SEEN, JobOnPlane
-from e2e.operator_process import RunningOperator, install, install_kuberay, operator
+from e2e.operator_process import RunningOperator, install_kuberay, operator
 
 pytestmark = pytest.mark.cluster
 QUICK = {"RETRY_SECONDS": "0.1"}
-
-
-@pytest.fixture(scope="module")
-def installed(plane: ControlPlane) -> ControlPlane:
-    install(plane)
-    return plane
-
-
-@pytest.fixture
-def api(installed: ControlPlane) -> Iterator[Api]:
-    with installed.api() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def running(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
-    with operator(installed, tmp_path_factory.mktemp("operator"), CANARY_SECONDS="600", **QUICK) as made:
-        yield made
 
 
 @pytest.fixture

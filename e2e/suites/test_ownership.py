@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
-from e2e.operator_process import RunningOperator, install, operator
+from e2e.operator_process import RunningOperator
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
 from omni_operator.cluster.errors import Conflict
@@ -22,24 +21,6 @@ pytestmark = pytest.mark.cluster
 LABELS = {"app.kubernetes.io/managed-by": "omni-operator", "diffusionrl.io/job": "red", "diffusionrl.io/attempt": "1"}
 RAY = {"spec": {"containers": [{"name": "ray", "image": "theirs:1"}]}}
 CLUSTER = {"headGroupSpec": {"rayStartParams": {}, "template": RAY}}
-
-
-@pytest.fixture(scope="module")
-def installed(plane: ControlPlane) -> ControlPlane:
-    install(plane)
-    return plane
-
-
-@pytest.fixture(scope="module")
-def running(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
-    with operator(installed, tmp_path_factory.mktemp("operator"), CANARY_SECONDS="600", RETRY_SECONDS="0.1") as made:
-        yield made
-
-
-@pytest.fixture
-def api(installed: ControlPlane) -> Iterator[Api]:
-    with installed.api() as made:
-        yield made
 
 
 def foreign(api: Api, namespace: str, version: str, kind: str, name: str, **body: Any) -> str:

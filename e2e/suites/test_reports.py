@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
 
 import aiohttp
 import httpx
@@ -14,29 +13,11 @@ import pytest
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JobOnPlane
-from e2e.operator_process import AGENT, RunningOperator, install, operator
+from e2e.operator_process import AGENT, RunningOperator
 from omni_operator.report_authorizer import REJECTED_BURST, REVIEWS_AT_ONCE
 
 pytestmark = pytest.mark.cluster
 STEP = {"attempt": 1, "event": "step", "step": 3, "reward/mean": 0.25, "weights/version": 3, "samples": 96}
-
-
-@pytest.fixture(scope="module")
-def installed(plane: ControlPlane) -> ControlPlane:
-    install(plane)
-    return plane
-
-
-@pytest.fixture(scope="module")
-def running(installed: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
-    with operator(installed, tmp_path_factory.mktemp("operator"), CANARY_SECONDS="600", RETRY_SECONDS="0.1") as made:
-        yield made
-
-
-@pytest.fixture
-def api(installed: ControlPlane) -> Iterator[Api]:
-    with installed.api() as made:
-        yield made
 
 
 @pytest.fixture
