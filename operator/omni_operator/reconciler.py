@@ -193,9 +193,9 @@ class Reconciler:
             await self._recover_rayjob(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
         decision = decide(facts, observed, status, self.timeouts, now)
-        refused_spec = describe_refusals(job, self.settings)
+        refused_spec = None if status.finished else describe_refusals(job, self.settings)
         # The operator's settings may have become stricter: a running attempt continues to its end.
-        if refused_spec and not status.finished and (observed.empty or isinstance(decision.situation, Creating)):
+        if refused_spec and (observed.empty or isinstance(decision.situation, Creating)):
             return await self._without_spec(key, body, status, refused_spec, now)
         refusal = self._standing_refusal(memory, facts, now)
         conflict = False
