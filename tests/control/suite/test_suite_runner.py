@@ -96,7 +96,8 @@ def test_a_file_on_the_engine_is_in_one_stage(path: Path) -> None:
 
 def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Path) -> None:
     log, said = tmp_path / "log", list[str]()
-    until = f"import pathlib, time\nwhile not pathlib.Path({str(log)!r}).exists(): time.sleep(0.01)\n"
+    until = f"import pathlib, time\nwhile 'b' not in pathlib.Path({str(log)!r}).read_text(): time.sleep(0.01)\n"
+    log.write_text("")
     run = [
         (python("first", until + appending(log, "a")), python("end", appending(log, "d"), last=True)),
         (python("second", appending(log, "b")), python("third", appending(log, "c"), after=("first",))),
@@ -127,7 +128,8 @@ def test_a_lane_that_has_ended_takes_over_from_the_end_of_another_what_can_start
     ]
     assert Runner(tmp_path / "run", said.append).run(run) == []
     words = log.read_text().split()
-    assert set(words[:3]) == {"short", "build", "taken"} and words[-1] == "end"
+    # The build runs at its own pace: its niceness may let all stages but the last pass it.
+    assert [word for word in words if word != "build"][:2] == ["short", "taken"] and words[-1] == "end"
     assert sorted(words) == sorted(["short", "build", "taken", "next", "late", "end"]), "each once"
 
 
