@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +101,14 @@ async def test_a_kubeconfigs_proxy_is_used_and_the_environments_is_not(tmp_path:
 
 async def test_an_exec_plugin_runs_again_when_its_token_expires(tmp_path: Path) -> None:
     plugin = ExecPlugin(tmp_path)
-    plugin.print_token("first", lives=2)
+    plugin.print_token("first", lives=3600)
     credentials = await load(write_kubeconfig(tmp_path / "config", plugin.user))
     assert (plugin.runs, await header(credentials)) == (1, "Bearer first")
     plugin.print_token("second")
-    while (await credentials.current()).expires:
-        await asyncio.sleep(0.05)
+    expires = credentials.loaded.expires
+    assert expires is not None and expires > datetime.now(UTC)
+    assert await header(credentials) == "Bearer first"
+    credentials.loaded = replace(credentials.loaded, expires=datetime.now(UTC))
     await asyncio.gather(*(credentials.current() for _ in range(5)))
     assert (plugin.runs, await header(credentials)) == (2, "Bearer second")
 
