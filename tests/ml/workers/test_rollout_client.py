@@ -189,6 +189,7 @@ async def test_waiting_for_the_router_does_not_start_the_deadline(clock: Clock) 
 
     router.acquire_server = SimpleNamespace(remote=lambda request_id: acquired())
     waiting = asyncio.ensure_future(ask(client))
+    await clock.advance(0)
     await clock.advance(0.2)
     assert not waiting.done()
     started.set()
