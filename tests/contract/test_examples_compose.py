@@ -47,6 +47,7 @@ def test_reserved_settings_exist_in_the_trainer() -> None:
     assert [name for name in RESERVED if OmegaConf.select(config, name, default=missing) is missing] == []
 
 
+@pytest.mark.slow
 def test_the_builtin_scorers_are_those_of_the_trainer() -> None:
     from verl_omni.reward_loop.rewards import SCORERS
 

@@ -9,6 +9,7 @@ import pytest
 from verl_omni.trainer import settings
 
 
+@pytest.mark.slow
 def test_trackers_of_a_job_exist_in_verl() -> None:
     from verl.utils.tracking import Tracking
 

@@ -20,6 +20,7 @@ def refused_by_trainer(override: str, loss: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", sorted(BY_LOSS))
 @pytest.mark.parametrize(
     ("mark", "name"),

@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from hydra import compose, initialize_config_module
@@ -49,7 +50,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
     loss, others = _loss(overrides)
     GlobalHydra.instance().clear()
     with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
-        known = list(_names(compose(CONFIG_NAME, overrides=[f"loss={loss}"])))
+        known = _known(loss)
         if unknown := [line for override in others if (line := _unknown(override, known))]:
             raise SettingsError("\n".join(unknown))
         try:
@@ -63,6 +64,12 @@ def load(overrides: Sequence[str]) -> DictConfig:
     if wrong := [*registry.setting_conflicts(config), *supported_values.find_problems(config, installed)]:
         raise SettingsError("\n".join(wrong))
     return config
+
+
+@cache
+def _known(loss: str) -> list[str]:
+    """The names of all settings with an algorithm. Hydra must be initialized."""
+    return list(_names(compose(CONFIG_NAME, overrides=[f"loss={loss}"])))
 
 
 def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a new interpreter for each test
+
 ROOT = Path(__file__).parents[3]
 BANNED = {"torch", "ray", "vllm", "vllm_omni", "verl", "verl_omni", "kopf", "hydra", "omegaconf", "numpy"}
 DEPENDENCIES = ("psutil", "pydantic", "rich", "ruamel.yaml", "typer")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pytest
+
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Body, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.handlers.job_workers import JobWorkers
@@ -17,6 +19,8 @@ from omni_operator.reconciler import ReconcileResult
 
 if TYPE_CHECKING:
     from .conftest import Simulation
+
+pytestmark = pytest.mark.slow  # it traces every allocation
 
 COUNT = 400  # so many that what other threads allocate meanwhile does not count
 LIMIT = 8 * 1024

@@ -147,6 +147,7 @@ def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Pat
     assert {stage.name: stage.succeeded for stage in stages} == {"bad": False, "next": True}
 
 
+@pytest.mark.slow
 def test_a_failed_stage_is_summed_up_by_its_failed_tests_and_their_errors(tmp_path: Path) -> None:
     file = tmp_path / "test_it.py"
     file.write_text(
@@ -162,6 +163,7 @@ def test_a_failed_stage_is_summed_up_by_its_failed_tests_and_their_errors(tmp_pa
     assert runner.failure_summary("bad") == "its end"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("test", "failed"), [("pass", []), ("__import__('os')._exit(0)", ["tests"])])
 def test_pytest_without_its_closing_line_has_failed(tmp_path: Path, test: str, failed: list[str]) -> None:
     """A test that replaces or ends the process of pytest leaves exit code 0 and runs nothing more."""
