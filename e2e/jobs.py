@@ -125,6 +125,16 @@ class JobOnPlane(Job):
 
         return deadlines.wait_until(f"attempt {number}", JOB_SEEN, there)
 
+    def await_events(self, *reasons: str) -> list[str]:
+        """The reasons of the namespace's events, once the given ones are among them: they follow the status."""
+        path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+
+        def there() -> list[str] | None:
+            found = [event["reason"] for event in self.api.get(path)["items"]]
+            return found if {*reasons} <= {*found} else None
+
+        return deadlines.wait_until(f"events {', '.join(reasons)}", JOB_SEEN, there)
+
     def run(self, number: int) -> None:
         """KubeRay makes the RayCluster, its head is ready, and Ray runs the job."""
         rayjob = self.await_attempt(number)

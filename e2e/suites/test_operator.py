@@ -65,8 +65,7 @@ def test_a_job_succeeds_and_its_conditions_carry_the_generation(
     status = job.status()
     assert {condition["observedGeneration"] for condition in status["conditions"]} == {1}
     assert [condition["type"] for condition in status["conditions"]] == list(CONDITION_TYPES)
-    events = api.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
-    assert {"Running", "Succeeded"} <= {event["reason"] for event in events}
+    job.await_events("Running", "Succeeded")
 
 
 def test_a_lost_head_is_followed_by_a_second_attempt(running: RunningOperator, api: Api, namespace: str) -> None:

@@ -49,8 +49,7 @@ def test_a_job_neither_changes_nor_deletes_objects_that_have_its_names(
     said = job.await_condition("Admitted", "False", "NameTaken")
     assert "Service red-head exists and does not belong to this job" in said["message"]
     assert [api.get(path) for path in paths] == before
-    events = api.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
-    assert "NameTaken" in {event["reason"] for event in events}
+    job.await_events("NameTaken")
     # Each name in turn: the job continues when the object of the last one is gone.
     for path, named in ((paths[1], "NetworkPolicy red "), (paths[0], "RayJob red-a01 ")):
         api.delete(path)

@@ -82,8 +82,7 @@ def test_a_hostile_trainer_changes_only_what_its_own_attempt_reports(running: Ru
     second = trainer(running, job, 2)
     assert post(running, second, {"attempt": 1, "event": "step", "step": 5}) == 200
     job.await_condition("ProgressStalled", "False", "StepAdvancing")
-    events = job.api.get(f"/apis/events.k8s.io/v1/namespaces/{job.namespace}/events")["items"]
-    assert Counter(event["reason"] for event in events)["TrainerWarning"] == 1
+    assert job.await_events("TrainerWarning").count("TrainerWarning") == 1
     assert "unexpected error" not in running.log.read_text()
 
 
