@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -311,6 +311,7 @@ junk: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["spec", "spec.model", "spec.rollout", "spec.reward.scorers", "metadata", "spec.data.train"]), junk
 )
