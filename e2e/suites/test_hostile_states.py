@@ -42,8 +42,7 @@ async def test_an_error_is_one_condition_beside_the_others(installed: ControlPla
         assert find_condition(written) == found, "a status write keeps it"
         await errors.clear(key, written)
         assert job.status() == {"attempts": 2, "conditions": [ready]}
-    events = api.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
-    assert [event["reason"] for event in events] == ["ReconcileError"]
+    assert job.await_events("ReconcileError") == ["ReconcileError"]
 
 
 def test_no_status_of_kuberay_stops_the_passes(

@@ -30,6 +30,11 @@ def appending(log: Path, word: str) -> str:
     return f"open({str(log)!r}, 'a').write('{word} ')"
 
 
+def until(log: Path, word: str) -> str:
+    """Code that waits until a word is in the log, which exists."""
+    return f"import pathlib, time\nwhile {word!r} not in pathlib.Path({str(log)!r}).read_text(): time.sleep(0.01)\n"
+
+
 MARKS = ("slow", "engine", "cluster", "bare", "gpu", "npu")
 
 
@@ -96,10 +101,9 @@ def test_a_file_on_the_engine_is_in_one_stage(path: Path) -> None:
 
 def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Path) -> None:
     log, said = tmp_path / "log", list[str]()
-    until = f"import pathlib, time\nwhile 'b' not in pathlib.Path({str(log)!r}).read_text(): time.sleep(0.01)\n"
     log.write_text("")
     run = [
-        (python("first", until + appending(log, "a")), python("end", appending(log, "d"), last=True)),
+        (python("first", until(log, "b") + appending(log, "a")), python("end", appending(log, "d"), last=True)),
         (python("second", appending(log, "b")), python("third", appending(log, "c"), after=("first",))),
     ]
     assert Runner(tmp_path / "run", said.append).run(run) == []
@@ -111,14 +115,10 @@ def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Pa
 
 def test_a_lane_that_has_ended_takes_over_from_the_end_of_another_what_can_start(tmp_path: Path) -> None:
     log, said = tmp_path / "log", list[str]()
-
-    def until(word: str) -> str:
-        return f"import pathlib, time\nwhile {word!r} not in pathlib.Path({str(log)!r}).read_text(): time.sleep(0.01)\n"
-
     log.write_text("")
     run = [
         (
-            python("long", until("taken")),  # ends only if the other lane takes over
+            python("long", until(log, "taken")),  # ends only if the other lane takes over
             python("next", appending(log, "next")),
             python("taken over", appending(log, "taken")),
             python("needs long", appending(log, "late"), after=("long",)),
