@@ -175,7 +175,7 @@ class ApiServer(AuthenticatedClient):
             raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             self._meter(verb, kind.plural, code, time.monotonic() - begun)
-        return _Answer(code, _parse_json(data), response.headers.get("Retry-After"))
+        return _Answer(code, parse_json(data), response.headers.get("Retry-After"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,8 @@ _MANAGER = {"fieldManager": FIELD_MANAGER}
 _APPLY_PARAMETERS = {**_MANAGER, "force": "true"}
 
 
-def _parse_json(data: bytes) -> Body | None:
+def parse_json(data: bytes) -> Body | None:
+    """An answer's body; None if it is not a JSON object."""
     try:
         value = json.loads(data)
     except ValueError:

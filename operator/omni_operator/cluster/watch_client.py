@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 
 from .authenticated_client import AuthenticatedClient
-from .client import Meter
+from .client import Meter, parse_json
 from .credentials import Credentials, Loaded
-from .errors import ClusterError, Unavailable, error_of
+from .errors import Unavailable, error_of
 from .kinds import Body, Kind
 
 # The API server sends a bookmark about once a minute, so a connection that is silent for longer does not work.
@@ -122,7 +122,7 @@ class WatchClient(AuthenticatedClient):
             finally:
                 self._meter(verb, kind.plural, code, time.monotonic() - begun)
             if code != 401 or rejected is not None:
-                raise _refusal(code, reply, what, response.headers.get("Retry-After"))
+                raise error_of(code, parse_json(reply), what, response.headers.get("Retry-After"))
             rejected = used
 
 
@@ -130,14 +130,6 @@ def is_end_of_list(bookmark: Body) -> bool:
     """Whether a bookmark follows the last object of a streamed list."""
     annotations = bookmark["metadata"].get("annotations") or {}
     return annotations.get("k8s.io/initial-events-end") == "true"
-
-
-def _refusal(code: int, reply: bytes, what: str, retry_after: str | None) -> ClusterError:
-    try:
-        said = json.loads(reply)
-    except ValueError:
-        said = None
-    return error_of(code, said if isinstance(said, dict) else None, what, retry_after)
 
 
 async def _lines(response: aiohttp.ClientResponse, what: str) -> AsyncIterator[bytes]:
