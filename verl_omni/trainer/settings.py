@@ -67,9 +67,9 @@ def load(overrides: Sequence[str]) -> DictConfig:
 
 
 @cache
-def _known(loss: str) -> list[str]:
+def _known(loss: str) -> tuple[str, ...]:
     """The names of all settings with an algorithm. Hydra must be initialized."""
-    return list(_names(compose(CONFIG_NAME, overrides=[f"loss={loss}"])))
+    return tuple(_names(compose(CONFIG_NAME, overrides=[f"loss={loss}"])))
 
 
 def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
@@ -106,7 +106,7 @@ def _is_missing(config: DictConfig, name: str) -> bool:
     return isinstance(node, DictConfig) and key in node._content and OmegaConf.is_missing(node, key)
 
 
-def _unknown(override: str, known: list[str]) -> str | None:
+def _unknown(override: str, known: Sequence[str]) -> str | None:
     match = _KEY.match(override)
     if match is None:
         return f"{override!r} is not an override; write name=value"
