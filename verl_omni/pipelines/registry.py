@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 
 POST_PROCESS = "get_post_process_func"
@@ -78,9 +79,16 @@ class TrainingAdapter(Protocol):
         """
 
     def velocity(
-        self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
-    ) -> Tensor:
-        """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, ...] at `timestep` [B]."""
+        self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
+        *, dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, ...] at `timestep` [B].
+
+        With guidance, the transformer runs once, on a batch of both prompts.
+
+        Args:
+            dtype: dtype that the transformer computes in.
+        """
 
 
 def family(architecture: str | None) -> Family:

@@ -141,9 +141,14 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
         FileNotFoundError: the model is not a folder in diffusers' layout.
         ValueError: no model family matches, or the engine cannot run with these settings on this machine.
     """
+    from verl_omni.workers.actor import parallel
+
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
         _fit_to_model(model, rollout)
+        _fit_precision(config.actor_rollout_ref, has_accelerator)
+        ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        parallel.check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)
         engine = rollout.engine_kwargs.vllm_omni
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"
@@ -192,6 +197,25 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
     if rollout.max_prompt_embed_length is None:
         length = json.loads(tokenizer.read_text())["model_max_length"] if tokenizer.is_file() else 0
         rollout.max_prompt_embed_length = family.prompt_rows(rollout.pipeline.max_sequence_length, int(length))
+
+
+def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
+    """Fill in dtypes and activation checkpointing: for the memory of an accelerator, or for the speed of a CPU.
+
+    Raises:
+        ValueError: trained weights are to be kept in another dtype than float32.
+    """
+    from verl_omni.workers.actor import precision
+
+    model, fsdp, rollout = settings.model, settings.actor.fsdp_config, settings.rollout
+    dtype = "bfloat16" if has_accelerator else "float32"
+    if fsdp.mixed_precision.param_dtype is None:
+        fsdp.mixed_precision.param_dtype = dtype
+    if rollout.dtype is None:
+        rollout.dtype = dtype
+    if model.enable_gradient_checkpointing is None:
+        model.enable_gradient_checkpointing = has_accelerator
+    precision.resolve(fsdp, lora=model.lora_rank > 0)
 
 
 def start(config: DictConfig, report_phase: ReportPhase) -> Stack:

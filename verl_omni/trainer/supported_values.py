@@ -12,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.reward_loop.scorer_signature import nearest_name
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+FLOAT32, DTYPES = ("float32", "fp32"), ("float32", "bfloat16", "fp32", "bf16")
 RESUME_MODES = ("auto", "disable", "resume_path")
 # verl's trackers (verl.utils.tracking.Tracking), each with the package that it imports.
 TRACKER_PACKAGES: dict[str, str | None] = {
@@ -59,7 +61,15 @@ SUPPORTED = {
         f"{DATA}.filter_overlong_prompts=true",
     ),
     f"{MODEL}.lora": SupportedValues(({},), f"{MODEL}.lora_rank and {MODEL}.lora_alpha set the adapter"),
+    f"{MODEL}.lora_dtype": SupportedValues(
+        (None, *FLOAT32), f"trained weights are float32; {FSDP}.mixed_precision.param_dtype sets the computation"
+    ),
+    f"{FSDP}.model_dtype": SupportedValues((None, *DTYPES), "other dtypes need a loss scale"),
+    f"{FSDP}.mixed_precision.param_dtype": SupportedValues((None, *DTYPES), "other dtypes need a loss scale"),
+    f"{FSDP}.mixed_precision.reduce_dtype": SupportedValues(FLOAT32, "sums of gradients in 16 bits lose terms"),
+    f"{FSDP}.mixed_precision.buffer_dtype": SupportedValues((None, *DTYPES), "the model runs in no other dtype"),
     "actor_rollout_ref.actor.strategy": SupportedValues(("fsdp2", "fsdp"), "both mean FSDP2"),
+    f"{ROLLOUT}.dtype": SupportedValues((None, "bfloat16", "float32"), "engine and trainer share these dtypes"),
     f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
     f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
     f"{ROLLOUT}.nnodes": SupportedValues((0,), "the engine has no nodes of its own"),

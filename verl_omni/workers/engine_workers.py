@@ -52,12 +52,13 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         """Device mesh of all ranks; None for a single process, which needs no process group."""
         if self.world_size == 1:
             return None
-        from torch.distributed.device_mesh import init_device_mesh
         from verl.utils.device import get_device_name, get_nccl_backend
+
+        from verl_omni.workers.actor.parallel import make_mesh
 
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group(get_nccl_backend())
-        return init_device_mesh(get_device_name(), (self.world_size,), mesh_dim_names=("fsdp",))
+        return make_mesh(get_device_name(), self.world_size, self.config.actor.fsdp_config.fsdp_size)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_actor(self, data: DataProto) -> DataProto:

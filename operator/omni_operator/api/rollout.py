@@ -29,6 +29,10 @@ class Engine(StrictModel):
     tensor_parallel_size: int = Field(
         default=1, ge=1, le=64, description="Accelerators that share one copy of the model. They must be in one pod."
     )
+    dtype: Literal["bfloat16", "float32"] | None = Field(
+        default=None,
+        description="Dtype of the engine's weights. Default: bfloat16 with accelerators, float32 without.",
+    )
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Maximum samples in one engine batch.")
     max_concurrent_requests: int = Field(
         default=256, ge=1, le=65536, description="Maximum requests in flight to one engine."

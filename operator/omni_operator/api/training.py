@@ -138,6 +138,11 @@ class Trainer(StrictModel):
     accelerator: Accelerator = Field(default=Accelerator(), description="Accelerators of one replica.")
     total_steps: int = Field(ge=1, le=10_000_000, description="Training steps of the whole run, over all attempts.")
     batch: Batch = Field(default=Batch(), description="Size of a training step and how it is split.")
+    precision: Literal["bfloat16", "float32"] | None = Field(
+        default=None,
+        description="Dtype that the model computes in, and of its frozen weights. Trained weights, sums of gradients "
+        "and the optimizer state are always float32. Default: bfloat16 with accelerators, float32 without.",
+    )
     learning_rate: float = Field(default=1e-4, ge=0, le=1, description="Learning rate of AdamW.")
     eval_every_steps: int = Field(
         default=20,

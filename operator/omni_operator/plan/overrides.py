@@ -92,6 +92,8 @@ def _rollout(spec: Spec) -> Settings:
         f"{ROLLOUT}.algo.sde_type": sampler.type,
         f"{ROLLOUT}.algo.noise_level": sampler.noise_level,
     }
+    if rollout.engine.dtype:
+        made[f"{ROLLOUT}.dtype"] = rollout.engine.dtype
     if window := sampler.window:
         made[f"{ROLLOUT}.algo.sde_window_size"] = window.size
         made[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
@@ -106,6 +108,8 @@ def _actor(spec: Spec) -> Settings:
         f"{ACTOR}.optim.lr": spec.trainer.learning_rate,
         f"{ACTOR}.ppo_mini_batch_size": batch.mini_batch_prompts or batch.prompts,
     }
+    if precision := spec.trainer.precision:
+        made[f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"] = precision
     if batch.micro_batch_samples:
         made[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = batch.micro_batch_samples
     return made

@@ -48,7 +48,7 @@ FULL: dict[str, Any] = {
         ],
     },
     "trainer": {
-        "replicas": 2, "totalSteps": 9, "learningRate": 0.001, "evalEverySteps": 4,
+        "replicas": 2, "totalSteps": 9, "learningRate": 0.001, "precision": "bfloat16", "evalEverySteps": 4,
         "accelerator": {
             "vendor": "Mock", "count": 2, "resourceName": "a.b/c", "runtimeClassName": "rc", "preset": "Atlas-A2",
             "rayResource": "GPU",
@@ -63,7 +63,10 @@ FULL: dict[str, Any] = {
     },
     "rollout": {
         "replicas": 4, "samplesPerPrompt": 8,
-        "engine": {"type": "vLLMOmni", "tensorParallelSize": 1, "maxBatchSize": 8, "maxConcurrentRequests": 16},
+        "engine": {
+            "type": "vLLMOmni", "tensorParallelSize": 1, "dtype": "bfloat16", "maxBatchSize": 8,
+            "maxConcurrentRequests": 16,
+        },
         "agentLoop": {"workers": 2},
         "pipeline": {"height": 64, "width": 64, "steps": 9, "guidance": 2.0, "maxSequenceLength": 12},
         "sampler": {

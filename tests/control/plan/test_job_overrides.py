@@ -57,6 +57,13 @@ def test_a_base_with_one_slash_and_no_dot_is_a_model_id(base: str, path: str) ->
     assert settings(f"spec.model.base={base}")["actor_rollout_ref.model.path"] == path
 
 
+def test_dtypes_that_are_not_given_are_left_to_the_trainer() -> None:
+    names = ("actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype", "actor_rollout_ref.rollout.dtype")
+    assert not settings().keys() & set(names)
+    made = settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=float32")
+    assert [made[name] for name in names] == ["bfloat16", "float32"]
+
+
 def test_a_single_scorer_is_set_by_name_with_its_settings() -> None:
     made = settings()
     assert (made["reward.scorer"], made["reward.scorer_kwargs.quality"]) == ("jpeg", 50)
@@ -145,6 +152,7 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every = settings() | settings("spec.reward.scorers=[{name: jpeg}, {name: shapes}]")
     every |= settings("spec.reward.scorers=[{name: a, function: {path: a.py}}]")
     every |= settings("spec.observability.tracking={loggers: [console], project: p}")
+    every |= settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=bfloat16")
     assert [name for name in every if owner_of(name) is None] == []
     assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
 

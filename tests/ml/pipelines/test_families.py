@@ -68,13 +68,16 @@ def test_the_qwen_image_chat_template_equals_that_of_diffusers(prompt: str) -> N
 def test_qwen_image_guidance_keeps_the_norm_of_each_patch() -> None:
     """The rescaling of the engine's guidance (vllm_omni/diffusion/distributed/cfg_parallel.py)."""
     generator = torch.Generator().manual_seed(0)
+    called: list[int] = []
     predictions = {"positive": torch.randn(2, 6, 8, generator=generator), "negative": torch.randn(2, 6, 8)}
 
-    class Transformer(torch.nn.Linear):
-        def forward(self, **inputs: Any) -> tuple[Tensor]:  # type: ignore[override]
-            assert inputs["encoder_hidden_states"].shape == (2, 3, 4), "padding beyond the longest prompt is cut"
-            assert inputs["img_shapes"] == [[(1, 2, 3)], [(1, 2, 3)]] and float(inputs["timestep"][0]) == 0.5
-            return (predictions["positive" if inputs["encoder_hidden_states"].any() else "negative"],)
+    def transformer(**inputs: Any) -> tuple[Tensor]:
+        rows = len(inputs["hidden_states"])
+        assert inputs["encoder_hidden_states"].shape == (rows, 3, 4), "padding beyond the longest prompt is cut"
+        assert inputs["img_shapes"] == [[(1, 2, 3)]] * rows and float(inputs["timestep"][-1]) == 0.5
+        called.append(rows)
+        kinds = ["positive" if embeds.any() else "negative" for embeds in inputs["encoder_hidden_states"]]
+        return (torch.stack([predictions[kind][row % 2] for row, kind in enumerate(kinds)]),)
 
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
     batch = {
@@ -83,8 +86,10 @@ def test_qwen_image_guidance_keeps_the_norm_of_each_patch() -> None:
         "negative_prompt_embeds": torch.zeros(2, 5, 4), "negative_prompt_embeds_mask": mask,
     }  # fmt: skip
     timestep = torch.full((2,), 500.0)
-    plain = qwen_image.velocity(Transformer(1, 1), batch, torch.zeros(2, 6, 8), timestep, 1.0)
-    guided = qwen_image.velocity(Transformer(1, 1), batch, torch.zeros(2, 6, 8), timestep, 3.0)
+    x, dtype = torch.zeros(2, 6, 8), torch.float32
+    plain = qwen_image.velocity(transformer, batch, x, timestep, 1.0, dtype=dtype)
+    guided = qwen_image.velocity(transformer, batch, x, timestep, 3.0, dtype=dtype)
+    assert called == [2, 4], "guidance is one batch of both prompts"
     assert torch.equal(plain, predictions["positive"])
     assert torch.allclose(guided.norm(dim=-1), plain.norm(dim=-1), rtol=1e-5)
     unscaled = 3 * predictions["positive"] - 2 * predictions["negative"]

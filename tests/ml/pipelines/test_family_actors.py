@@ -14,13 +14,15 @@ import torch
 
 from verl_omni.models.tiny import MAKERS
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
-from verl_omni.workers.actor import build
+from verl_omni.workers.actor import build, parallel
 from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.actor.precision import Precision
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import DiffusionActorConfig
 
 pytestmark = pytest.mark.slow
 
+FLOAT32 = Precision(torch.float32, torch.float32)
 MODULES = {"sd3": 8, "qwen_image": 16, "wan": 16}  # two layers
 
 
@@ -34,6 +36,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         path=str(folder), architecture=architecture, lora_rank=4, lora_alpha=8,
         target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
         fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",), attn_backend="native",
+        enable_gradient_checkpointing=False,
     )  # fmt: skip
     config = DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2)
     return family.folder, folder, DiffusionActor(model, config, 1)
@@ -41,7 +44,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_the_adapter_constants_match_layers_of_the_transformer(made: tuple[str, Path, DiffusionActor]) -> None:
     folder, _, actor = made
-    layers = [name for name, _ in actor.module.named_modules() if build._is_layer(name, actor.policy.adapter.LAYERS)]
+    layers = parallel.layer_names(actor.module, actor.policy.adapter.LAYERS)
     assert len(layers) == 2
     assert len(dict(actor.weights("lora"))) == 2 * MODULES[folder]
 
@@ -87,6 +90,8 @@ def test_the_selected_attention_kernel_is_used(
 
 def test_the_error_names_a_kernel_that_is_not_installed(tmp_path: Path) -> None:
     MAKERS["wan"](tmp_path)
-    model: Any = SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="_native_npu")
+    model: Any = SimpleNamespace(
+        path=str(tmp_path), lora_rank=0, attn_backend="_native_npu", enable_gradient_checkpointing=False
+    )
     with pytest.raises(ImportError, match=r"model\.attn_backend='_native_npu' cannot be used: .*install `torch_npu`"):
-        build.load_transformer(model, dtype=torch.float32, seed=0)
+        build.load_transformer(model, precision=FLOAT32, seed=0)

@@ -21,6 +21,7 @@ from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
 from verl_omni.workers.actor import build
 from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.actor.precision import Precision
 from verl_omni.workers.config import DiffusionFSDPConfig
 
 HOST = torch.device("cpu")
@@ -162,12 +163,13 @@ def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, arc
     rows |= {"img_shapes": torch.tensor([[1, 4, 4]] * 2)}
     x, timestep = torch.randn(2, *shape, generator=generator), torch.full((2,), 500.0)
     module = build.load_transformer(
-        SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="native"), dtype=torch.float32, seed=0
-    )
+        SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="native", enable_gradient_checkpointing=False),
+        precision=Precision(torch.float32, torch.float32), seed=0,
+    )  # fmt: skip
     velocity = training_adapter(architecture).velocity
     with torch.no_grad():
-        expected = velocity(module, rows, x, timestep, 3.0)
+        expected = velocity(module, rows, x, timestep, 3.0, dtype=torch.float32)
         there = {name: tensor.to(second) for name, tensor in rows.items()}
-        found = velocity(module.to(second), there, x.to(second), timestep.to(second), 3.0)
+        found = velocity(module.to(second), there, x.to(second), timestep.to(second), 3.0, dtype=torch.float32)
     assert found.device == second
     assert torch.allclose(found.cpu(), expected, atol=1e-4)

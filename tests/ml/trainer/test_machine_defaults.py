@@ -14,8 +14,8 @@ from verl_omni.pipelines.qwen_image import training as qwen_image
 from verl_omni.trainer import settings, startup
 
 
-def fitted(folder: Path, architecture: str, *overrides: str) -> Any:
-    (folder / "tokenizer").mkdir()
+def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bool = False) -> Any:
+    (folder / "tokenizer").mkdir(exist_ok=True)
     (folder / "model_index.json").write_text(json.dumps({"_class_name": architecture}))
     (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 77}')
     made = settings.load(
@@ -24,7 +24,7 @@ def fitted(folder: Path, architecture: str, *overrides: str) -> Any:
             "actor_rollout_ref.rollout.pipeline.max_sequence_length=100", *overrides,
         ]
     )  # fmt: skip
-    startup.fit_to_machine(made, has_accelerator=False)
+    startup.fit_to_machine(made, has_accelerator)
     return made.actor_rollout_ref
 
 
@@ -47,6 +47,32 @@ def test_settings_that_are_given_stay(tmp_path: Path) -> None:
     assert made.model.target_modules == ["to_q"] and made.model.fsdp_layer_prefixes == ["x."]
     assert made.model.custom_chat_template == "{{ messages }}"
     assert made.rollout.max_prompt_embed_length == 177, "the CLIP tokens come before the T5 tokens"
+
+
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+
+
+@pytest.mark.parametrize(("has_accelerator", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_precision_and_activation_checkpointing_depend_on_the_machine(
+    tmp_path: Path, has_accelerator: bool, dtype: str
+) -> None:
+    made = fitted(tmp_path, "WanPipeline", has_accelerator=has_accelerator)
+    assert made.actor.fsdp_config.mixed_precision.param_dtype == made.rollout.dtype == dtype
+    assert made.model.enable_gradient_checkpointing is has_accelerator
+    given = fitted(
+        tmp_path, "WanPipeline", f"{FSDP}.mixed_precision.param_dtype=fp32", "actor_rollout_ref.rollout.dtype=bfloat16",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false", has_accelerator=has_accelerator,
+    )  # fmt: skip
+    assert (given.actor.fsdp_config.mixed_precision.param_dtype, given.rollout.dtype) == ("fp32", "bfloat16")
+    assert given.model.enable_gradient_checkpointing is False
+
+
+def test_settings_that_do_not_go_together_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model_dtype: bfloat16 is not supported when all weights are trained"):
+        fitted(tmp_path, "WanPipeline", f"{FSDP}.model_dtype=bfloat16")
+    fitted(tmp_path, "WanPipeline", f"{FSDP}.model_dtype=bfloat16", "actor_rollout_ref.model.lora_rank=4")
+    with pytest.raises(ValueError, match=r"fsdp_size: 3 does not divide the 4 ranks"):
+        fitted(tmp_path, "WanPipeline", f"{FSDP}.fsdp_size=3", "trainer.n_gpus_per_node=4")
 
 
 def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:

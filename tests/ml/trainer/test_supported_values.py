@@ -9,6 +9,7 @@ from verl_omni.trainer import settings, supported_values
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 NOTHING = frozenset[str]()
 ROLLOUT = "actor_rollout_ref.rollout"
+FSDP = "actor_rollout_ref.actor.fsdp_config"
 
 
 def refusal(*overrides: str) -> str:
@@ -20,6 +21,9 @@ def refusal(*overrides: str) -> str:
 OTHERS = {
     "algorithm.adv_estimator": "gae", "actor_rollout_ref.hybrid_engine": "false", "data.return_raw_chat": "false",
     "data.truncation": "left", "actor_rollout_ref.model.lora": "{rank: 8}",
+    "actor_rollout_ref.model.lora_dtype": "bfloat16", f"{FSDP}.model_dtype": "float16",
+    f"{FSDP}.mixed_precision.param_dtype": "float16", f"{FSDP}.mixed_precision.reduce_dtype": "bfloat16",
+    f"{FSDP}.mixed_precision.buffer_dtype": "float64", f"{ROLLOUT}.dtype": "float16",
     "actor_rollout_ref.actor.strategy": "megatron", f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.mode": "sync",
     f"{ROLLOUT}.nnodes": "1", f"{ROLLOUT}.load_format": "dummy", f"{ROLLOUT}.disaggregation.enabled": "true",
     f"{ROLLOUT}.prometheus.enable": "true", f"{ROLLOUT}.checkpoint_engine.backend": "nccl",

@@ -37,6 +37,7 @@ def make(folder: Path, *, rank: int = 4, mesh: Any = None, device: Any = None, *
         path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
         target_modules=TARGETS, exclude_modules=None, lora_init_weights="gaussian",
         fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
+        enable_gradient_checkpointing=False,
     )  # fmt: skip
     optim = DiffusionOptimizerConfig(lr=1e-2)
     config = DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2, optim=optim, **changes)

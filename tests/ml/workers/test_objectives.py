@@ -50,7 +50,7 @@ def make(
         path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
         target_modules=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"], exclude_modules=None,
         lora_init_weights="gaussian", fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=adapters,
-        attn_backend="native",
+        attn_backend="native", enable_gradient_checkpointing=False,
     )  # fmt: skip
     config = DiffusionActorConfig(ppo_mini_batch_size=2, optim=DiffusionOptimizerConfig(lr=1e-2), **changes)
     return DiffusionActor(model, config, 2, mesh=mesh, device=device)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_omni.pipelines.guided_batch import guide, twice, with_negative
+
 CONDITIONS = (
     "img_shapes", "prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask",
 )  # fmt: skip
@@ -38,31 +40,31 @@ def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
 
 
 def velocity(
-    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
-) -> Tensor:
+    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
+    *, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     """Predicted velocity, float32 in the shape of `x`, of packed latents `x` [B, patches, 4 C] at `timestep` [B].
 
     `batch["img_shapes"]` [B, 3]: frames (1), rows and columns of patches. With `guidance_scale` > 1 the prediction is
     guided, and rescaled at each patch to the norm of the unguided prediction, as in the engine.
     """
-    positive = _predict(transformer, batch, x, timestep, "prompt_embeds")
-    if guidance_scale <= 1:
-        return positive
-    negative = _predict(transformer, batch, x, timestep, "negative_prompt_embeds")
-    guided = negative + guidance_scale * (positive - negative)
-    return guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
-
-
-def _predict(transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, embeds: str) -> Tensor:
-    dtype = next(transformer.parameters()).dtype
-    mask = batch[f"{embeds}_mask"].to(torch.bool)
+    embeds, mask = batch["prompt_embeds"], batch["prompt_embeds_mask"].to(torch.bool)
+    shapes = [[tuple(shape)] for shape in batch["img_shapes"].tolist()]
+    guided = guidance_scale > 1
+    if guided:
+        x, timestep, shapes = twice(x), twice(timestep), 2 * shapes
+        embeds = with_negative(batch, "prompt_embeds")
+        mask = with_negative(batch, "prompt_embeds_mask").to(torch.bool)
     longest = int(mask.sum(dim=1).max())  # padding beyond the longest prompt of this batch is cut
-    found: Tensor = transformer(
+    predicted: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=(timestep / 1000).to(dtype),
-        encoder_hidden_states=batch[embeds][:, :longest].to(dtype),
+        encoder_hidden_states=embeds[:, :longest].to(dtype),
         encoder_hidden_states_mask=mask[:, :longest],
-        img_shapes=[[tuple(shape)] for shape in batch["img_shapes"].tolist()],
+        img_shapes=shapes,
         return_dict=False,
     )[0]
-    return found.float()
+    if not guided:
+        return predicted.float()
+    found, positive = guide(predicted.float(), guidance_scale)
+    return found * (positive.norm(dim=-1, keepdim=True) / found.norm(dim=-1, keepdim=True))

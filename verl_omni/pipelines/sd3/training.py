@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from verl_omni.pipelines.guided_batch import guide, twice, with_negative
 
 CONDITIONS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds")
 LAYERS = ("transformer_blocks.",)
@@ -24,23 +27,18 @@ def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
 
 
 def velocity(
-    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float
-) -> Tensor:
+    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
+    *, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     """Predicted velocity, float32 [B, C, h, w], of latents `x` [B, C, h, w] at `timestep` [B].
 
     With `guidance_scale` > 1 guided as in the engine: negative + scale (positive - negative).
     """
-    positive = _predict(transformer, x, timestep, batch["prompt_embeds"], batch["pooled_prompt_embeds"])
-    if guidance_scale <= 1:
-        return positive
-    negative = _predict(
-        transformer, x, timestep, batch["negative_prompt_embeds"], batch["negative_pooled_prompt_embeds"]
-    )
-    return negative + guidance_scale * (positive - negative)
-
-
-def _predict(transformer: Any, x: Tensor, timestep: Tensor, embeds: Tensor, pooled: Tensor) -> Tensor:
-    dtype = next(transformer.parameters()).dtype
+    embeds, pooled = batch["prompt_embeds"], batch["pooled_prompt_embeds"]
+    guided = guidance_scale > 1
+    if guided:
+        x, timestep = twice(x), twice(timestep)
+        embeds, pooled = with_negative(batch, "prompt_embeds"), with_negative(batch, "pooled_prompt_embeds")
     found: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=timestep.to(dtype),
@@ -48,4 +46,4 @@ def _predict(transformer: Any, x: Tensor, timestep: Tensor, embeds: Tensor, pool
         pooled_projections=pooled.to(dtype),
         return_dict=False,
     )[0]
-    return found.float()
+    return guide(found.float(), guidance_scale)[0] if guided else found.float()

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from verl_omni.algos import agreement
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.workers.actor import build, export
+from verl_omni.workers.actor import build, export, parallel, precision
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.actor.training_state import TrainingState
@@ -29,7 +29,7 @@ class DiffusionActor:
 
     Args:
         rollout_n: samples per prompt; a mini-batch has the rows of `ppo_mini_batch_size` prompts, over all ranks.
-        mesh: device mesh to shard over with FSDP2; None for one process.
+        mesh: device mesh to shard over with FSDP2; None for one process, which shards only for mixed precision.
         device: training device, that of the mesh if there is one; None for the CPU.
 
     Raises:
@@ -56,18 +56,22 @@ class DiffusionActor:
                 f"{actor.ppo_mini_batch_size} prompts x {per_prompt} rows are fewer than {self.ranks} ranks: "
                 "raise actor.ppo_mini_batch_size"
             )
-        self.module = build.load_transformer(model, dtype=getattr(torch, actor.dtype), seed=actor.seed)
+        lora = model.lora_rank > 0
+        dtypes = precision.resolve(actor.fsdp_config, lora=lora)
+        if mesh is None and dtypes.mixed:
+            self.mesh = mesh = parallel.mesh_of_one(self.device)
+        self.module = build.load_transformer(model, precision=dtypes, seed=actor.seed)
         self.module.eval()
         if mesh is None:
             self.module.to(self.device)
         else:  # moves layer by layer: the whole model might not fit on the device
-            build.shard(
-                self.module, mesh, model.fsdp_layer_prefixes,
+            parallel.parallelize(
+                self.module, mesh, model.fsdp_layer_prefixes, dtypes,
                 reshard_after_forward=actor.fsdp_config.reshard_after_forward,
             )  # fmt: skip
         self.policy = Policy(
-            self.module, training_adapter(model.architecture),
-            lora=model.lora_rank > 0, keeps_old="old" in model.policy_state_adapters,
+            self.module, training_adapter(model.architecture), dtype=dtypes.compute,
+            lora=lora, keeps_old="old" in model.policy_state_adapters,
         )  # fmt: skip
         self.trained = list(self.policy.trained.values())
         self.optimizer = _adamw(self.trained, actor.optim)
@@ -118,9 +122,13 @@ class DiffusionActor:
         micro = max(1, samples // objective.samples_per_row) if samples else rows
         loss = 0.0
         measured: dict[str, list[Tensor]] = {}
-        for chosen in learning.split(micro):
+        each_reduces = not self.config.fsdp_config.use_no_sync_for_gradient_accumulation
+        micro_batches = learning.split(micro)
+        for number, chosen in enumerate(micro_batches, 1):
             part = _rows(batch, chosen, self.device)
             for place in range(passes):
+                last = number == len(micro_batches) and place == passes - 1
+                parallel.require_reduction(self.module, each_reduces or last)
                 term, found = objective.term(part, place)
                 # The sum over all micro-batches and terms is the mean over the mini-batch.
                 share = term.sum() / (rows * passes)

@@ -1,25 +1,26 @@
-"""Model construction: load the transformer, add the LoRA adapter, shard with FSDP2."""
+"""Model construction: load the transformer, add the LoRA adapter."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+
+from verl_omni.workers.actor.precision import Precision, float32_parts
 
 ADAPTER = "default"
 
 logger = logging.getLogger(__name__)
 
 
-def load_transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
-    """Load the transformer in `dtype`, with a new LoRA adapter when `model.lora_rank` is positive.
+def load_transformer(model: Any, *, precision: Precision, seed: int) -> nn.Module:
+    """Load the transformer, with a new LoRA adapter when `model.lora_rank` is positive.
 
-    The initial values of the adapter depend on `seed` alone, so they are the same on every rank.
+    Frozen weights are in `precision.frozen`, except those that the model keeps in float32, and trained weights in
+    float32. The initial values of the adapter depend on `seed` alone, so they are the same on every rank.
 
     Args:
         model: `DiffusionModelConfig`.
@@ -30,7 +31,13 @@ def load_transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
     """
     from diffusers import AutoModel
 
-    made: nn.Module = AutoModel.from_pretrained(str(Path(model.path)), subfolder="transformer", torch_dtype=dtype)
+    made: nn.Module = AutoModel.from_pretrained(
+        str(Path(model.path)), subfolder="transformer", torch_dtype=precision.frozen
+    )
+    if precision.buffers is not None:
+        _cast_buffers(made, precision.buffers)
+    if model.enable_gradient_checkpointing:
+        made.enable_gradient_checkpointing()  # type: ignore[operator]
     if model.attn_backend != "native":  # diffusers' default
         select_attention(made, model.attn_backend)
     if model.lora_rank <= 0:
@@ -52,7 +59,18 @@ def load_transformer(model: Any, *, dtype: torch.dtype, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
+    for parameter in made.parameters():
+        if parameter.requires_grad:  # peft gives an adapter the dtype of the layer that it adapts
+            parameter.data = parameter.data.float()
     return made
+
+
+def _cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
+    kept = set(float32_parts(module))
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point() and name not in kept:
+            owner, _, own = name.rpartition(".")
+            setattr(module.get_submodule(owner), own, buffer.to(dtype))
 
 
 def select_attention(module: Any, backend: str) -> None:
@@ -70,20 +88,6 @@ def select_attention(module: Any, backend: str) -> None:
         logger.warning(
             "model.attn_backend=%r has no effect: %s always uses torch's attention", backend, type(module).__name__
         )
-
-
-def shard(module: nn.Module, mesh: DeviceMesh, prefixes: Sequence[str], *, reshard_after_forward: bool) -> None:
-    """Shard with FSDP2: each layer named `<prefix><index>` for itself, then the rest of the module."""
-    from torch.distributed.fsdp import fully_shard
-
-    names = [name for name, _ in module.named_modules() if _is_layer(name, prefixes)]
-    for name in names:
-        fully_shard(module.get_submodule(name), mesh=mesh, reshard_after_forward=reshard_after_forward)
-    fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
-
-
-def _is_layer(name: str, prefixes: Sequence[str]) -> bool:
-    return any(name.startswith(prefix) and name.removeprefix(prefix).isdigit() for prefix in prefixes)
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:

@@ -38,12 +38,15 @@ class Policy:
 
     Args:
         adapter: training adapter of the model's family.
+        dtype: dtype that the layers compute in.
         lora: whether a LoRA adapter is trained; the base model is then the model with the adapter disabled.
         keeps_old: keep a delayed copy of the trained parameters.
     """
 
-    def __init__(self, module: nn.Module, adapter: TrainingAdapter, *, lora: bool, keeps_old: bool) -> None:
-        self.module, self.adapter, self.lora = module, adapter, lora
+    def __init__(
+        self, module: nn.Module, adapter: TrainingAdapter, *, dtype: torch.dtype, lora: bool, keeps_old: bool
+    ) -> None:
+        self.module, self.adapter, self.dtype, self.lora = module, adapter, dtype, lora
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.old = OldPolicy(self.trained) if keeps_old else None
 
@@ -55,7 +58,7 @@ class Policy:
 
     def velocity(self, part: Batch, x: Tensor, timestep: Tensor, guidance_scale: float) -> Tensor:
         """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, ...] at `timestep` [B]."""
-        return self.adapter.velocity(self.module, part, x, timestep, guidance_scale)
+        return self.adapter.velocity(self.module, part, x, timestep, guidance_scale, dtype=self.dtype)
 
     def velocity_at(self, part: Batch, x: Tensor, time: Tensor) -> Tensor:
         """Predicted velocity at noise level `time` [B] in [0, 1), without guidance."""

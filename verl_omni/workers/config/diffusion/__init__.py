@@ -4,6 +4,7 @@ from .actor import (
     DiffusionActorConfig,
     DiffusionFSDPConfig,
     DiffusionLossConfig,
+    DiffusionMixedPrecisionConfig,
     DiffusionOptimizerConfig,
 )
 from .model import DiffusionModelConfig
@@ -18,6 +19,7 @@ __all__ = [
     "DiffusionActorConfig",
     "DiffusionFSDPConfig",
     "DiffusionLossConfig",
+    "DiffusionMixedPrecisionConfig",
     "DiffusionModelConfig",
     "DiffusionOptimizerConfig",
     "DiffusionPipelineConfig",

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from verl.base_config import BaseConfig
+
+from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 STRATEGIES = ("fsdp", "fsdp2")
 
@@ -53,18 +56,62 @@ class DiffusionOptimizerConfig(BaseConfig):
 
 
 @dataclass
-class DiffusionFSDPConfig(BaseConfig):
-    """Sharding and offload of the trained model; without effect on the CPU in one process.
+class DiffusionMixedPrecisionConfig(BaseConfig):
+    """Precision of the forward and backward pass, by verl's names of dtypes (`fp32`, `bf16`) or torch's.
 
     Attributes:
+        param_dtype: dtype that layers compute in.
+        reduce_dtype: dtype in which gradients are reduced over the ranks and accumulated over micro-batches; only
+            float32, because sums in bfloat16 stop growing at 256 equal terms.
+        buffer_dtype: dtype that floating-point buffers are cast to after loading, except those that the model keeps in
+            float32; None: as they are loaded, like the weights.
+
+    Raises:
+        ValueError: a dtype is neither float32 nor bfloat16, or `reduce_dtype` is not float32.
+    """
+
+    param_dtype: str = "float32"
+    reduce_dtype: str = "float32"
+    buffer_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        parse_dtype("mixed_precision.param_dtype", self.param_dtype)
+        if self.buffer_dtype is not None:
+            parse_dtype("mixed_precision.buffer_dtype", self.buffer_dtype)
+        if parse_dtype("mixed_precision.reduce_dtype", self.reduce_dtype) != torch.float32:
+            raise ValueError(f"mixed_precision.reduce_dtype must be float32: {self.reduce_dtype}")
+
+
+@dataclass
+class DiffusionFSDPConfig(BaseConfig):
+    """Sharding, precision and offload of the trained model.
+
+    Attributes:
+        model_dtype: dtype of the weights in memory. Frozen weights may be bfloat16; trained weights and the optimizer
+            state are always float32. None: frozen weights have the dtype of `mixed_precision.param_dtype`.
+        mixed_precision: precision of the forward and backward pass.
+        use_no_sync_for_gradient_accumulation: reduce gradients over the ranks once in an optimizer step. False: after
+            each micro-batch, which needs no memory for the whole gradient on each rank.
+        fsdp_size: ranks that share one copy of the weights, a divisor of all ranks (HSDP); -1: all ranks.
         reshard_after_forward: argument of FSDP2's `fully_shard`, which shards an actor of several processes.
         param_offload: keep the weights in CPU memory except during updates and weight sync.
         optimizer_offload: keep the optimizer state in CPU memory except during updates.
+
+    Raises:
+        ValueError: `model_dtype` is neither float32 nor bfloat16.
     """
 
+    model_dtype: str | None = None
+    mixed_precision: DiffusionMixedPrecisionConfig = field(default_factory=DiffusionMixedPrecisionConfig)
+    use_no_sync_for_gradient_accumulation: bool = True
+    fsdp_size: int = -1
     reshard_after_forward: bool = True
     param_offload: bool = False
     optimizer_offload: bool = False
+
+    def __post_init__(self) -> None:
+        if self.model_dtype is not None:
+            parse_dtype("fsdp_config.model_dtype", self.model_dtype)
 
 
 @dataclass
@@ -79,7 +126,6 @@ class DiffusionActorConfig(BaseConfig):
         shuffle: shuffle the rows of each batch.
         grad_clip: upper limit of the gradient norm.
         use_kl_loss, kl_loss_coef: add this multiple of the KL to the base model (adapter disabled); Flow-GRPO only.
-        dtype: dtype of the parameters, by torch's name.
         seed: seed of the initial adapter and of the shuffling.
         strategy: sharding over several processes; `fsdp` and `fsdp2` both mean FSDP2.
 
@@ -95,7 +141,6 @@ class DiffusionActorConfig(BaseConfig):
     grad_clip: float = 1.0
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.0
-    dtype: str = "float32"
     seed: int = 0
     diffusion_loss: DiffusionLossConfig = field(kw_only=True)
     optim: DiffusionOptimizerConfig = field(default_factory=DiffusionOptimizerConfig)

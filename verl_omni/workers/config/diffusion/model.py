@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from verl.base_config import BaseConfig
 
 from verl_omni.workers.algorithms import registry
+from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 ATTN_BACKENDS = ("native", "_native_npu", "_flash_3_varlen_hub")
 
@@ -31,15 +33,19 @@ class DiffusionModelConfig(BaseConfig):
         attn_backend: the trainer's attention kernel, by diffusers' name.
         lora_rank: rank of the LoRA adapter; 0 trains all weights of the transformer.
         lora_alpha, lora_init_weights, exclude_modules: as in peft's `LoraConfig`.
+        lora_dtype: dtype of the adapter in memory; None: float32, the only one.
         target_modules: suffixes of the linear layers to adapt, e.g. `attn.to_q`, or a regular expression.
         lora: read by verl's server.
         policy_state_adapters: `default`, and `old` to keep an old policy.
         fsdp_layer_prefixes: name prefixes of the layers that FSDP2 shards one by one.
+        enable_gradient_checkpointing: keep only the input of each layer for the backward pass, which computes the
+            rest again.
         tokenizer, processor: loaded from `tokenizer_path`, and from `<path>/processor` if that exists.
 
     Raises:
         FileNotFoundError: the folder or its `model_index.json` is missing.
-        ValueError: `algorithm` or `attn_backend` is unknown, or one of `extra_tokenizers` has no path.
+        ValueError: `algorithm` or `attn_backend` is unknown, `lora_dtype` is not float32, or one of
+            `extra_tokenizers` has no path.
         TypeError: `target_modules` is neither a string nor a list of strings.
     """
 
@@ -64,12 +70,14 @@ class DiffusionModelConfig(BaseConfig):
     attn_backend: str = "native"
     lora_rank: int = 0
     lora_alpha: int = 64
+    lora_dtype: str | None = None
     lora_init_weights: str = "gaussian"
     target_modules: Any = None
     exclude_modules: Any = None
     lora: dict[str, Any] = field(default_factory=dict)  # read by verl's server: .get("rank"), .get("merge")
     policy_state_adapters: tuple[str, ...] = ("default",)
     fsdp_layer_prefixes: list[str] = field(default_factory=lambda: ["transformer_blocks."])
+    enable_gradient_checkpointing: bool = False
     hf_config: Any = None  # read by verl's server; a diffusion model has none
     tokenizer: Any = None
     processor: Any = None
@@ -82,6 +90,8 @@ class DiffusionModelConfig(BaseConfig):
         registry.check_name(self.algorithm)
         if self.attn_backend not in ATTN_BACKENDS:
             raise ValueError(f"Unknown attn_backend: {self.attn_backend!r}; one of {ATTN_BACKENDS}")
+        if self.lora_dtype is not None and parse_dtype("model.lora_dtype", self.lora_dtype) != torch.float32:
+            raise ValueError(f"model.lora_dtype: {self.lora_dtype!r} is not supported; trained weights are float32")
         for name, entry in self.extra_tokenizers.items():
             if not entry.get("path"):
                 raise ValueError(f"extra_tokenizers.{name} has no path")

@@ -1,0 +1,199 @@
+"""The trained model on 2 and 4 ranks (gloo): the update of one process, and how often gradients are reduced.
+
+The ranks are forked from a process that has imported everything, and each runs this file.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import runpy
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.workers.actor import parallel
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
+from verl_omni.workers.config import (
+    DiffusionActorConfig,
+    DiffusionFSDPConfig,
+    DiffusionMixedPrecisionConfig,
+    DiffusionOptimizerConfig,
+)
+
+pytestmark = pytest.mark.slow
+
+SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
+ROWS, STEPS, LAYERS = 8, 2, 2
+HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")}
+# Name -> (ranks, rank of the adapter or 0 for all weights, settings of FSDP).
+CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "adapter on 2": (2, 4, {}),
+    "all weights on 2": (2, 0, {}),
+    "each reduced on 2": (2, 0, {"use_no_sync_for_gradient_accumulation": False}),
+    "bfloat16 on 2": (2, 4, HALF),
+    "all weights in bfloat16 on 2": (2, 0, HALF),
+    "all weights on 4": (4, 0, {}),
+    "two copies on 4": (4, 0, {"fsdp_size": 2}),
+    "two copies in bfloat16 on 4": (4, 4, {"fsdp_size": 2, **HALF}),
+}
+
+
+def make(folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None) -> DiffusionActor:
+    model: Any = SimpleNamespace(
+        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
+        target_modules=["attn.to_q", "attn.to_v", "ff.net.2"], exclude_modules=None, lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
+        enable_gradient_checkpointing=True,
+    )  # fmt: skip
+    config = DiffusionActorConfig(
+        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
+        optim=DiffusionOptimizerConfig(lr=1e-3), fsdp_config=DiffusionFSDPConfig(**fsdp),
+    )  # fmt: skip
+    return DiffusionActor(model, config, 1, mesh=mesh)
+
+
+@cache
+def batch() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
+    return {
+        "all_latents": torch.randn(ROWS, STEPS + 1, 16, 8, 8, generator=generator),
+        "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas,
+        "sigma_max": torch.full((ROWS, 1), 0.9),
+        "prompt_embeds": torch.randn(ROWS, 8, 64, generator=generator),
+        "pooled_prompt_embeds": torch.randn(ROWS, 64, generator=generator),
+        "advantages": torch.linspace(-1, 1, ROWS),
+        # So that the ratio is far inside the clip range, where the loss is smooth.
+        "rollout_log_probs": torch.full((ROWS, STEPS), -10.0),
+    }
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives in this block, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__
+            self.counts[name] = self.counts.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
+    """Two updates. Returns gradient norms, the trained weights, and the collectives of the second one."""
+    data = {name: tensor[share] for name, tensor in batch().items()}
+    norms = [actor.update(data, **SAMPLER)["actor/grad_norm"]]
+    with Collectives() as collectives:
+        norms.append(actor.update(data, **SAMPLER)["actor/grad_norm"])
+    kind: Any = "lora" if actor.model_config.lora_rank else "full"
+    return {"norms": norms, "weights": {n: t.clone() for n, t in actor.weights(kind)}, "counts": collectives.counts}
+
+
+def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
+    """All cases of this number of ranks; rank 0 writes what it found."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+    rows = ROWS // ranks
+    found = {}
+    for name, (wanted, adapter, fsdp) in CASES.items():
+        if wanted == ranks:
+            actor = make(Path(folder), adapter, fsdp, parallel.make_mesh("cpu", ranks, fsdp.get("fsdp_size", -1)))
+            found[name] = updated(actor, slice(rank * rows, (rank + 1) * rows))
+    if rank == 0:
+        torch.save(found, f"{out}/found.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_sd3(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What rank 0 found, by the name of the case."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
+    every: dict[str, Any] = {}
+    for ranks in (2, 4):
+        out = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        started = []
+        for rank in range(ranks):
+            given = {"RANK_OF_TEST": (rank, ranks, str(model_folder), str(out))}
+            started.append(server.Process(target=runpy.run_path, args=(__file__, given, "__main__")))
+            started[-1].start()
+        for process in started:
+            process.join()
+        assert [process.exitcode for process in started] == [0] * ranks
+        every |= torch.load(out / "found.pt")
+    return every
+
+
+@pytest.fixture(scope="module")
+def alone(model_folder: Path) -> Any:
+    """What one process finds for a case with the same rows."""
+
+    @cache
+    def one(name: str) -> dict[str, Any]:
+        _, adapter, fsdp = CASES[name]
+        return updated(make(model_folder, adapter, fsdp), slice(0, ROWS))
+
+    return one
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_give_the_update_of_one_process(found: dict[str, Any], alone: Any, name: str) -> None:
+    """After two steps of at most 1e-3, weights differ by at most 2e-5; in bfloat16 by less than 1e-4 on average."""
+    one, other = alone(name), found[name]
+    half = "bfloat16" in name
+    assert other["norms"] == pytest.approx(one["norms"], rel=2e-2 if half else 1e-3)
+    assert one["weights"].keys() == other["weights"].keys()
+    differences = torch.cat([(tensor - other["weights"][n]).flatten().abs() for n, tensor in one["weights"].items()])
+    if half:
+        assert differences.mean() < 1e-4
+    else:
+        assert differences.max() < 2e-5
+
+
+def reductions(found: dict[str, Any]) -> int:
+    return sum(count for operation, count in found["counts"].items() if "reduce_scatter" in operation)
+
+
+def test_gradients_are_reduced_once_in_an_optimizer_step(found: dict[str, Any]) -> None:
+    """Once for each layer and once for the rest of the model; otherwise after each of the micro-batches."""
+    micro_batches = ROWS // 2 * STEPS
+    assert reductions(found["all weights on 2"]) == LAYERS + 1
+    assert reductions(found["each reduced on 2"]) == (LAYERS + 1) * micro_batches
+
+
+def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any]) -> None:
+    """Each layer's gradient is scattered within a copy, then summed over the copies."""
+    sums = {name: found[name]["counts"].get("allreduce_", 0) for name in ("all weights on 4", "two copies on 4")}
+    assert reductions(found["two copies on 4"]) == LAYERS + 1
+    assert sums == {"all weights on 4": 0, "two copies on 4": LAYERS + 1}
+
+
+def test_a_size_that_does_not_divide_the_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"fsdp_size: 3 does not divide the 4 ranks"):
+        parallel.check_fsdp_size(4, 3)
+    parallel.check_fsdp_size(4, -1)
+    parallel.check_fsdp_size(4, 2)
+
+
+if __name__ == "__main__":
+    run_rank(*globals()["RANK_OF_TEST"])

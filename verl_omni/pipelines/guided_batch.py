@@ -1,0 +1,28 @@
+"""PURE: classifier-free guidance as one batch: rows with their prompt, then the same rows with the negative prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def with_negative(batch: Mapping[str, Tensor], name: str) -> Tensor:
+    """Tensor `name` [B, ...] of the batch, then that of the negative prompts: [2 B, ...]."""
+    return torch.cat([batch[name], batch[f"negative_{name}"]])
+
+
+def twice(rows: Tensor) -> Tensor:
+    """The rows [B, ...] once for each of the two prompts: [2 B, ...]."""
+    return torch.cat([rows, rows])
+
+
+def guide(found: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Guided prediction, negative + scale (positive - negative), and that for the prompt alone, both [B, ...].
+
+    Args:
+        found: predictions [2 B, ...], those for the prompts first.
+    """
+    positive, negative = found.chunk(2)
+    return negative + scale * (positive - negative), positive

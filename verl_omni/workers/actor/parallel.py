@@ -1,0 +1,113 @@
+"""Parallelisation of the trained model: mixed precision and sharding with FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from verl_omni.workers.actor.precision import Precision, float32_parts
+
+
+def parallelize(
+    module: nn.Module, mesh: DeviceMesh, prefixes: Sequence[str], precision: Precision, *, reshard_after_forward: bool
+) -> None:
+    """Shard with FSDP2: each layer named `<prefix><index>` for itself, then the rest of the module.
+
+    Each layer sees its weights in `precision.compute` while it runs, as a model loaded in that dtype would; in memory
+    they keep their own. Inputs are not cast, so that each module gets the dtypes that its model gives it.
+
+    What the model keeps in float32 is computed in float32. If it is frozen, every rank keeps all of it. If it is
+    trained, its modules are sharded for themselves; only parameters that a layer owns directly, such as Wan's
+    `scale_shift_table`, reach that layer in `precision.compute`.
+    """
+    parts = set(float32_parts(module)) if precision.compute != torch.float32 else set()
+    frozen = {p for name, p in module.named_parameters() if name in parts and not p.requires_grad}
+    for parameter in frozen:
+        parameter.data = parameter.data.to(_device(mesh))
+
+    def wrap(part: nn.Module, dtype: torch.dtype) -> None:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce, cast_forward_inputs=False)
+        fully_shard(
+            part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward, ignored_params=frozen
+        )
+
+    # Called before FSDP2's own hook, which warns about a module that returns a view, as Wan's transformer does.
+    module.register_forward_hook(lambda _, __, found: tuple(each.clone() for each in found))
+    for name in _trained_modules(module, parts):
+        wrap(module.get_submodule(name), torch.float32)
+    for name in layer_names(module, prefixes):
+        wrap(module.get_submodule(name), precision.compute)
+    wrap(module, precision.compute)
+
+
+def layer_names(module: nn.Module, prefixes: Sequence[str]) -> list[str]:
+    """Names of the layers, which are `<prefix><index>`."""
+    return [name for name, _ in module.named_modules() if _is_layer(name, prefixes)]
+
+
+def _is_layer(name: str, prefixes: Sequence[str]) -> bool:
+    return any(name.startswith(prefix) and name.removeprefix(prefix).isdigit() for prefix in prefixes)
+
+
+def _trained_modules(module: nn.Module, parts: set[str]) -> Iterator[str]:
+    """Modules whose parameters are all trained and all among `parts`, without modules inside of them."""
+    found: list[str] = []
+    for name, each in module.named_modules():
+        inside = {f"{name}.{own}": p for own, p in each.named_parameters()}
+        if not inside or any(name.startswith(f"{outer}.") for outer in found):
+            continue
+        if all(own in parts and p.requires_grad for own, p in inside.items()):
+            found.append(name)
+            yield name
+
+
+def make_mesh(device_type: str, ranks: int, fsdp_size: int) -> DeviceMesh:
+    """The device mesh of all ranks: [ranks], or [ranks / fsdp_size, fsdp_size] for copies of a sharded model (HSDP).
+
+    Args:
+        fsdp_size: ranks that share one copy of the weights; -1: all.
+
+    Raises:
+        ValueError: `fsdp_size` does not divide `ranks`.
+    """
+    if fsdp_size == -1 or fsdp_size == ranks:
+        return init_device_mesh(device_type, (ranks,), mesh_dim_names=("fsdp",))
+    check_fsdp_size(ranks, fsdp_size)
+    return init_device_mesh(device_type, (ranks // fsdp_size, fsdp_size), mesh_dim_names=("ddp", "fsdp"))
+
+
+def check_fsdp_size(ranks: int, fsdp_size: int) -> None:
+    """Refuse a number of ranks that does not divide into copies of `fsdp_size` ranks; -1 is one copy.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if fsdp_size != -1 and (fsdp_size < 1 or ranks % fsdp_size):
+        raise ValueError(
+            f"actor_rollout_ref.actor.fsdp_config.fsdp_size: {fsdp_size} does not divide the {ranks} ranks of the "
+            "trainer; write a divisor, or -1 to share one copy of the weights among all"
+        )
+
+
+def mesh_of_one(device: torch.device) -> DeviceMesh:
+    """A mesh with this process alone, for mixed precision without other ranks."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(store=torch.distributed.HashStore(), rank=0, world_size=1)
+    return make_mesh(device.type, 1, -1)
+
+
+def _device(mesh: DeviceMesh) -> torch.device:
+    """The training device of this rank."""
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+
+
+def require_reduction(module: nn.Module, wanted: bool) -> None:
+    """Whether the next backward pass reduces the gradients over the ranks, or only accumulates them on each."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(wanted)
