@@ -3,14 +3,18 @@
 The operator sets three variables in its pods: `DIFFUSIONRL_REPORT_URL`, `DIFFUSIONRL_REPORT_TOKEN_FILE` (the kubelet
 renews the token, so it is read for each post) and `DIFFUSIONRL_ATTEMPT`. A run without them posts nothing.
 Training never waits for a post and never fails because of one.
+
+Events arrive in order. One that the operator does not accept now, e.g. while it starts or while another replica of it
+takes over, is posted again until it is accepted, malformed, or the oldest of too many.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +25,11 @@ import httpx
 logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 20.0  # after several missing ones, the operator reports the job as stalled
 POST_SECONDS = 10.0
-QUEUE_SIZE = 256  # events kept while the operator is unreachable; the oldest are dropped
+QUEUE_SIZE = 256  # events kept while the operator accepts none
+PAUSE_FIRST, PAUSE_MOST = 0.5, 15.0  # between posts of one event; the operator's Retry-After can make it longer
+RETRY_AFTER_MOST, LAST_PAUSE = 60.0, 1.0
+SUPERSEDED = frozenset({"step", "phase", "heartbeat"})  # a later event of that name says all that matters
+NEVER_ACCEPTED = frozenset({400, 413})  # the answer to the same event is always the same
 
 
 @dataclass
@@ -32,13 +40,17 @@ class OperatorReporter:
         url: the operator's `/v1/reports`.
         token_file: file with the bearer token.
         attempt: number of the attempt, from 1.
+        pause: seconds before an event is posted again for the first time.
     """
 
     url: str
     token_file: Path
     attempt: int
     transport: httpx.BaseTransport | None = None
-    _waiting: queue.Queue[dict[str, Any] | None] = field(default_factory=lambda: queue.Queue(QUEUE_SIZE), init=False)
+    pause: float = PAUSE_FIRST
+    _waiting: deque[dict[str, Any]] = field(default_factory=deque, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _ends_at: float | None = field(default=None, init=False)
     _checkpoint: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +59,11 @@ class OperatorReporter:
 
     def post(self, event: Mapping[str, Any]) -> None:
         """Queue an event; returns at once."""
-        self._put({"attempt": self.attempt, **event})
+        with self._changed:
+            self._waiting.append({"attempt": self.attempt, **event})
+            while len(self._waiting) > QUEUE_SIZE:
+                self._drop_one()
+            self._changed.notify()
 
     def checkpoint_wanted(self) -> bool:
         """Whether the operator has requested a checkpoint since the last call."""
@@ -60,47 +76,83 @@ class OperatorReporter:
 
     def __exit__(self, *error: object) -> None:
         """Post the queued events, within the timeout of one post."""
-        self._put(None)
+        with self._changed:
+            self._ends_at = time.monotonic() + POST_SECONDS
+            self._changed.notify()
         self._thread.join(POST_SECONDS)
 
-    def _put(self, item: dict[str, Any] | None) -> None:
-        while True:
-            try:
-                self._waiting.put_nowait(item)
+    def _drop_one(self) -> None:
+        """Drop the oldest event that a later one supersedes; without one, the oldest. The first may be under way."""
+        for place in range(1, len(self._waiting) - 1):
+            if self._waiting[place]["event"] in SUPERSEDED:
+                del self._waiting[place]
                 return
-            except queue.Full:
-                self._waiting.get_nowait()
+        del self._waiting[1]
 
     def _run(self) -> None:
         reached = True
         with httpx.Client(timeout=POST_SECONDS, transport=self.transport) as client:
-            while True:
-                try:
-                    event = self._waiting.get(timeout=HEARTBEAT_SECONDS)
-                except queue.Empty:
-                    event = {"attempt": self.attempt, "event": "heartbeat"}
-                if event is None:
-                    return
-                problem = self._send(client, event)
-                if problem and reached:  # once, not at every step while the operator is unreachable
-                    logger.warning(
-                        "progress could not be reported to the operator at %s; training continues: %s",
-                        self.url,
-                        problem,
-                    )
+            while (event := self._next()) is not None:
+                problem = self._deliver(client, event, reached)
                 reached = problem is None
 
-    def _send(self, client: httpx.Client, event: dict[str, Any]) -> str | None:
-        """Post an event. Returns the error, if any."""
+    def _next(self) -> dict[str, Any] | None:
+        """The oldest event, which stays in the queue; a heartbeat if there is none for long; None at the end."""
+        with self._changed:
+            if not self._waiting and self._ends_at is None:
+                self._changed.wait(HEARTBEAT_SECONDS)
+            if self._waiting:
+                return self._waiting[0]
+            return {"attempt": self.attempt, "event": "heartbeat"} if self._ends_at is None else None
+
+    def _deliver(self, client: httpx.Client, event: dict[str, Any], reached: bool) -> str | None:
+        """Post an event until it is accepted or given up. Returns the last error, if it was not accepted."""
+        pause = self.pause
+        while True:
+            problem, after = self._send(client, event)
+            if problem and reached:  # once, not at every try while the operator is unreachable
+                reached = False
+                logger.warning(
+                    "progress could not be reported to the operator at %s; training continues: %s", self.url, problem
+                )
+            with self._changed:
+                given_up = problem is None or after is None or not self._is_waiting(event)
+                if given_up or not self._pause(max(pause, after or 0.0)):
+                    if self._is_waiting(event):
+                        self._waiting.popleft()
+                    return problem
+            pause = min(2 * pause, PAUSE_MOST)
+
+    def _is_waiting(self, event: dict[str, Any]) -> bool:
+        """False for a heartbeat, which is posted once."""
+        return bool(self._waiting) and self._waiting[0] is event
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait, at the end of the run only shortly. Returns whether to go on."""
+        if not self._changed.wait_for(lambda: self._ends_at is not None, seconds):
+            return True
+        assert self._ends_at is not None
+        left = self._ends_at - time.monotonic()
+        self._changed.wait_for(lambda: False, min(seconds, left, LAST_PAUSE))
+        return left > 0
+
+    def _send(self, client: httpx.Client, event: dict[str, Any]) -> tuple[str | None, float | None]:
+        """Post an event once. Returns the error, if any, and the seconds to wait; None: it is never accepted."""
         try:
             token = self.token_file.read_text(encoding="utf-8").strip()
             answer = client.post(self.url, json=event, headers={"Authorization": f"Bearer {token}"})
             answer.raise_for_status()
             if answer.json().get("checkpoint"):
                 self._checkpoint.set()
+        except httpx.HTTPStatusError as error:
+            problem = f"{type(error).__name__}: {error}"
+            if error.response.status_code in NEVER_ACCEPTED:
+                return problem, None
+            after = error.response.headers.get("Retry-After", "")
+            return problem, min(float(after), RETRY_AFTER_MOST) if after.isdecimal() else 0.0
         except (OSError, httpx.HTTPError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-        return None
+            return f"{type(error).__name__}: {error}", 0.0
+        return None, None
 
 
 class NullReporter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def token(tmp_path: Path) -> Path:
 
 
 def reporter(token: Path, answer: Callable[[httpx.Request], httpx.Response]) -> OperatorReporter:
-    return OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer))
+    return OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer), pause=0.001)
 
 
 def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(token: Path, tmp_path: Path) -> None:
@@ -54,25 +55,109 @@ def test_a_checkpoint_request_of_the_operator_is_returned_once(token: Path) -> N
     assert not made.checkpoint_wanted()
 
 
-@pytest.mark.parametrize("fault", ["refused", "unreachable", "no token", "no JSON"])
-def test_a_failing_post_is_logged_once_and_the_run_continues(
-    token: Path, fault: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("fault", [401, 403, 404, 408, 429, 500, 503, "unreachable", "timeout", "no token", "no JSON"])
+def test_an_event_that_is_not_accepted_is_posted_again_in_order(
+    token: Path, fault: int | str, caplog: pytest.LogCaptureFixture
 ) -> None:
     posts: list[int] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        posts.append(1)
-        if fault == "unreachable":
-            raise httpx.ConnectError("connection refused")
-        return httpx.Response(403 if fault == "refused" else 200, text="no")
+        posts.append(json.loads(request.content)["step"])
+        if len(posts) > 5:
+            return httpx.Response(200, json={})
+        if isinstance(fault, int):
+            return httpx.Response(fault, text="no")
+        if fault == "no JSON":
+            return httpx.Response(200, text="no")
+        raise httpx.ReadTimeout("slow") if fault == "timeout" else httpx.ConnectError("connection refused")
 
     if fault == "no token":
         token.unlink()
+        posts.extend([1] * 5)
     with reporter(token, answer) as made:
-        for _ in range(3):
-            made.post({"event": "phase"})
-    assert len(posts) == (0 if fault == "no token" else 3)
+        for step in (1, 2, 3):
+            made.post({"event": "checkpoint", "step": step})
+        if fault == "no token":
+            while not caplog.records:  # it has tried
+                time.sleep(0.001)
+            token.write_text("late")
+    assert posts == [1] * 6 + [2, 3]
     assert len([record for record in caplog.records if "could not be reported" in record.message]) == 1
+
+
+@pytest.mark.parametrize("code", [400, 413])
+def test_an_event_that_can_never_be_accepted_delays_no_other(token: Path, code: int) -> None:
+    posts: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        posts.append(json.loads(request.content)["step"])
+        return httpx.Response(code if posts[-1] == 1 else 200, json={})
+
+    with reporter(token, answer) as made:
+        for step in (1, 2):
+            made.post({"event": "step", "step": step})
+    assert posts == [1, 2]
+
+
+def test_the_operator_says_when_to_post_again(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    answers = iter([*("7", "9999", "soon", None), *[None] * 8])
+
+    def pause(self: OperatorReporter, seconds: float) -> bool:
+        pauses.append(seconds)
+        return True
+
+    monkeypatch.setattr(OperatorReporter, "_pause", pause)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        after = next(answers, "")
+        if after == "":
+            return httpx.Response(200, json={})
+        return httpx.Response(429, headers={"Retry-After": after} if after else {})
+
+    with OperatorReporter("http://operator", token, 1, httpx.MockTransport(answer)) as made:
+        made.post({"event": "checkpoint"})
+    assert pauses == [7.0, 60.0, 2.0, 4.0, 8.0, *[15.0] * 7], "else they double"
+
+
+def test_a_run_ends_although_the_operator_accepts_nothing(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    posts: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        posts.append(1)
+        return httpx.Response(503, headers={"Retry-After": "3600"})
+
+    monkeypatch.setattr(operator_reporter, "POST_SECONDS", 0.05)
+    with reporter(token, answer) as made:
+        made.post({"event": "step"})
+        made.post({"event": "done"})
+    made._thread.join()
+    assert posts, "it was tried"
+
+
+def test_too_many_events_drop_those_that_later_ones_supersede(token: Path) -> None:
+    first, answered = threading.Event(), threading.Event()
+    seen: list[tuple[str, int]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        first.set()
+        answered.wait(30)
+        body = json.loads(request.content)
+        seen.append((body["event"], body["step"]))
+        return httpx.Response(200, json={})
+
+    with reporter(token, answer) as made:
+        made.post({"event": "start", "step": 0})
+        first.wait(30)
+        for step in range(1, operator_reporter.QUEUE_SIZE):
+            made.post({"event": "checkpoint" if step % 50 == 0 else "step", "step": step})
+        for step in range(1000, 1100):
+            made.post({"event": "step", "step": step})
+        answered.set()
+    assert [step for event, step in seen if event == "checkpoint"] == [50, 100, 150, 200, 250]
+    assert seen[0] == ("start", 0) and seen[-1] == ("step", 1099)
+    assert len(seen) == operator_reporter.QUEUE_SIZE
+    assert [step for _, step in seen] == sorted(step for _, step in seen)
 
 
 def test_posting_does_not_wait_for_an_operator_that_does_not_answer(token: Path) -> None:
