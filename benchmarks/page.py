@@ -43,6 +43,7 @@ ROLLOUT: dict[str, Entry] = {
     "reward_overlap": ("Reward computation during generation", rollout.reward_overlap, "reward_overlap.py"),
     "overhead": ("Latency added by the agent loop", rollout.overhead, "overhead.py"),
     "agent_loop": ("CPU time of the agent loop", rollout.agent_loop, "agent_loop.py"),
+    "prompt_order": ("Choice of prompts", rollout.prompt_order, "prompt_order.py"),
     "payload": ("Pixel transfer to the trainer", rollout.payload, "payload.py"),
     "scaling": ("Scaling with batch size, resolution and replicas", rollout.scaling, "scaling.py"),
     "weight_transfer": ("Weight transfer through shared memory", rollout.weight_transfer, "weight_transfer.py"),

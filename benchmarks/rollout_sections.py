@@ -146,6 +146,26 @@ def payload(data: Data) -> Section:
     )
 
 
+PROMPT_ORDER_TARGET_S = 0.05
+
+
+def prompt_order(data: Data) -> Section:
+    """Time to choose the prompts of a step."""
+    rows: Rows = data["runs"]
+    slowest = max(row["first_step_s"] for row in rows)
+    met = slowest <= PROMPT_ORDER_TARGET_S
+    target = f"a step takes at most {PROMPT_ORDER_TARGET_S * 1e3:.0f} ms to choose its prompts"
+    cells = [[f"{row['prompts']:,}", milliseconds(row, "first_step_s"), milliseconds(row, "step_s")] for row in rows]
+    return Section(
+        [
+            f"Steps of {data['batch']} prompts. The first step of an epoch computes the permutation of all prompts.",
+            table(["prompts in the data set", "ms at the start of an epoch", "ms within an epoch"], cells),
+            verdict(met, target),
+        ],
+        missed=[] if met else [f"Choosing the prompts of a step takes {slowest * 1e3:.0f} ms; the target is 50 ms."],
+    )
+
+
 def scaling(data: Data) -> Section:
     """Time per image for larger batches, higher resolutions and more replicas."""
     rows: Rows = data["runs"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_omni.utils.seeds import derived_seed
+from verl_omni.utils.seeds import row_seed
 
 
 def as_params(config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -54,4 +54,4 @@ def maybe_per_rollout_seeds(
     indices = range(batch_size) if global_indices is None else global_indices
     if len(indices) != batch_size:
         raise ValueError(f"Expected {batch_size} global rollout indices, got {len(indices)}")
-    return [derived_seed(int(base), int(index)) for index in indices]
+    return [row_seed(int(base), int(index)) for index in indices]

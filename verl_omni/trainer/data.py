@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 from typing_extensions import override
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
@@ -68,24 +70,53 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
     return dataset
 
 
-def batch_indices(step: int, *, size: int, batch: int, seed: int, shuffle: bool = True) -> list[int]:
-    """Indices of the rows of step `step` (from 1).
+def epoch_order(size: int, seed: int, epoch: int) -> Tensor:
+    """PURE: the permutation of `size` rows in epoch `epoch` (from 0), int64 [size]."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(size, generator=generator)
 
-    A pure function, so a resumed run needs no data-loader state. Epoch e is a permutation seeded with (seed, e).
-    Batches cross the ends of epochs, so every row is used once per epoch.
+
+class PromptOrder:
+    """The rows of each training step, a function of seed and step: a resumed run needs no data-loader state.
+
+    Batches cross the ends of epochs, so every row is used once per epoch. A permutation of all rows is computed once
+    per epoch, and only the latest one is kept (8 bytes a row).
+
+    Args:
+        size: rows of the data set. batch: rows of a step.
+        shuffle: whether an epoch is a permutation; otherwise each has the order of the data set.
+        permutation: (size, seed, epoch) to the order of an epoch.
 
     Raises:
         ValueError: `size` or `batch` is not positive.
     """
-    if size <= 0 or batch <= 0:
-        raise ValueError(f"size and batch must be positive: {size}, {batch}")
-    first = (step - 1) * batch
-    return [_row(place, size=size, seed=seed, shuffle=shuffle) for place in range(first, first + batch)]
 
+    def __init__(
+        self,
+        size: int,
+        batch: int,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        permutation: Callable[[int, int, int], Tensor] = epoch_order,
+    ) -> None:
+        if size <= 0 or batch <= 0:
+            raise ValueError(f"size and batch must be positive: {size}, {batch}")
+        self._size, self._batch, self._seed = size, batch, seed
+        self._permutation = permutation if shuffle else lambda size, seed, epoch: torch.arange(size)
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
 
-def _row(place: int, *, size: int, seed: int, shuffle: bool) -> int:
-    epoch, within = divmod(place, size)
-    if not shuffle:
-        return within
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return int(torch.randperm(size, generator=generator)[within])
+    def rows(self, step: int) -> list[int]:
+        """Indices of the rows of step `step` (from 1)."""
+        found: list[int] = []
+        place = (step - 1) * self._batch
+        while missing := self._batch - len(found):
+            epoch, within = divmod(place + len(found), self._size)
+            found += self._of_epoch(epoch)[within : within + missing].tolist()
+        return found
+
+    def _of_epoch(self, epoch: int) -> Tensor:
+        if epoch != self._epoch:
+            self._order, self._epoch = self._permutation(self._size, self._seed, epoch), epoch
+        return self._order

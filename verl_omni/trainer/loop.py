@@ -14,7 +14,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_generation
 from verl_omni.trainer.run_folder import RunFolder, Sample
-from verl_omni.utils.seeds import derived_seed
+from verl_omni.utils.seeds import hashed_seed
 from verl_omni.workers.algorithms.base import training_algorithm
 
 
@@ -47,6 +47,8 @@ class DiffusionTrainer:
         self.checkpoints = folder.path / "checkpoints"
         self.loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
         self.algorithm = training_algorithm(self.loss.loss_mode)
+        rows = config.data
+        self.order = data.PromptOrder(len(train), rows.train_batch_size, rows.seed, shuffle=rows.shuffle)
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
         self._drawn = 0  # training samples since this process started
@@ -105,12 +107,8 @@ class DiffusionTrainer:
             self._save(step)
 
     def _generate(self, step: int) -> sample_generation.ScoredSamples:
-        settings = self.config.data
-        indices = data.batch_indices(
-            step, size=len(self.train), batch=settings.train_batch_size, seed=settings.seed, shuffle=settings.shuffle
-        )
         prompts = sample_generation.training_prompts(
-            [self.train[index] for index in indices],
+            [self.train[row] for row in self.order.rows(step)],
             n=self.config.actor_rollout_ref.rollout.n, step=step, version=step - 1, seed=self.config.trainer.seed,
         )  # fmt: skip
         prompts.meta_info["carry_responses"] = False  # a training step needs the trajectory and the score only
@@ -119,7 +117,7 @@ class DiffusionTrainer:
         return samples
 
     def _update(self, samples: sample_generation.ScoredSamples, step: int) -> dict[str, float]:
-        seed = derived_seed(self.config.trainer.seed, step)
+        seed = hashed_seed("update", self.config.trainer.seed, step)
         proto = DataProto.from_dict(
             tensors=self.algorithm.training_batch(samples, self.loss, self.config, seed),
             meta_info={"request": self.algorithm.update_arguments(self.config, step)},

@@ -13,6 +13,7 @@ from verl import DataProto
 
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.pixels import as_pixels
+from verl_omni.utils.seeds import hashed_seed
 
 # Tensors of a training sample, as far as the algorithm requests them; the family's conditions come on top.
 RECORDED = ("clean_latents", "all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs")
@@ -44,13 +45,18 @@ class ScoredSamples:
 
 
 def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: int, seed: int) -> DataProto:
-    """Training batch: each prompt `n` times in a row, with the indices that seeds are derived from."""
+    """Training batch: each prompt `n` times in a row, with what the seed of each row is derived from.
+
+    Seeds depend on the run's seed, the step and the row, so a resumed run draws the same samples.
+    """
     repeated = [row for row in rows for _ in range(n)]
     columns = _columns(repeated)
     columns["uid"] = np.array([f"{step}-{place}" for place in range(len(rows)) for _ in range(n)], dtype=object)
     columns["_rollout_seed_global_idx"] = np.arange(len(repeated), dtype=np.int64)
     return DataProto(
-        batch=None, non_tensor_batch=columns, meta_info={"global_steps": version, "rollout_seed": seed + step - 1}
+        batch=None,
+        non_tensor_batch=columns,
+        meta_info={"global_steps": version, "rollout_seed": hashed_seed("samples", seed, step)},
     )
 
 

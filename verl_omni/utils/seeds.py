@@ -1,11 +1,26 @@
-"""PURE: seeds derived from one base seed."""
+"""PURE: seeds derived from the settings of a run."""
 
 from __future__ import annotations
+
+import hashlib
 
 SEED_STRIDE = 1_000_003
 SEED_RANGE = 2**63 - 1
 
 
-def derived_seed(base: int, index: int) -> int:
-    """(base * 1_000_003 + index) mod (2^63 - 1): neighbouring bases share no seed below 1,000,003 indices."""
-    return (base * SEED_STRIDE + index) % SEED_RANGE
+def hashed_seed(purpose: str, *numbers: int) -> int:
+    """63 bits of BLAKE2b (RFC 7693) of a purpose and numbers, such as the seed of the run and the step.
+
+    Sums of seed and step would give one run's step the draws of another step of a run with a neighbouring seed.
+    """
+    text = "/".join([purpose, *map(str, numbers)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def row_seed(base: int, row: int) -> int:
+    """(base * 1_000_003 + row) mod (2^63 - 1), the seed of a row of a batch.
+
+    Rows of a batch differ in the lower 32 bits too, which are all that torch's generator on a CPU uses. With a hashed
+    base, rows of different batches are as different as their bases.
+    """
+    return (base * SEED_STRIDE + row) % SEED_RANGE

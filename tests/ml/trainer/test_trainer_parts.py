@@ -7,27 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from PIL import Image
 
-from verl_omni.trainer import checkpoints, data, metrics
+from verl_omni.trainer import checkpoints, metrics
 from verl_omni.trainer.run_folder import RunFolder, Sample
-
-
-@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 1000))
-@settings(deadline=None, max_examples=60)
-def test_every_epoch_uses_every_row_once(size: int, batch: int, seed: int) -> None:
-    steps = -(-2 * size // batch)
-    order = [row for step in range(1, steps + 1) for row in data.batch_indices(step, size=size, batch=batch, seed=seed)]
-    assert sorted(order[:size]) == sorted(order[size : 2 * size]) == list(range(size))
-
-
-def test_the_order_depends_on_the_seed() -> None:
-    one = data.batch_indices(3, size=50, batch=8, seed=1)
-    assert one == data.batch_indices(3, size=50, batch=8, seed=1) != data.batch_indices(3, size=50, batch=8, seed=2)
-    assert data.batch_indices(1, size=5, batch=3, seed=0, shuffle=False) == [0, 1, 2]
 
 
 def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""Order of the prompts: a function of seed and epoch, computed once per epoch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.trainer.data import PromptOrder, epoch_order
+
+SIZES, BATCHES, SEEDS = st.integers(1, 30), st.integers(1, 70), st.integers(0, 1000)
+
+
+@given(SIZES, BATCHES, SEEDS)
+@settings(deadline=None, max_examples=60)
+def test_every_epoch_is_the_permutation_of_its_seed(size: int, batch: int, seed: int) -> None:
+    order = PromptOrder(size, batch, seed)
+    steps = -(-3 * size // batch)
+    used = [row for step in range(1, steps + 1) for row in order.rows(step)]
+    assert len(used) == steps * batch
+    for epoch in range(3):
+        rows = used[epoch * size : (epoch + 1) * size]
+        assert rows == epoch_order(size, seed, epoch).tolist() and sorted(rows) == list(range(size))
+
+
+@given(SIZES, BATCHES, SEEDS, st.integers(1, 40))
+@settings(deadline=None, max_examples=60)
+def test_a_resumed_run_continues_the_order(size: int, batch: int, seed: int, first: int) -> None:
+    unbroken, resumed = PromptOrder(size, batch, seed), PromptOrder(size, batch, seed)
+    expected = [unbroken.rows(step) for step in range(1, first + 4)]
+    assert [resumed.rows(step) for step in range(first, first + 4)] == expected[first - 1 :]
+
+
+@given(SIZES, BATCHES)
+@settings(deadline=None, max_examples=60)
+def test_the_permutation_of_an_epoch_is_computed_once(size: int, batch: int) -> None:
+    computed: list[int] = []
+
+    def counted(size: int, seed: int, epoch: int) -> torch.Tensor:
+        computed.append(epoch)
+        return epoch_order(size, seed, epoch)
+
+    order = PromptOrder(size, batch, seed=0, permutation=counted)
+    for step in range(1, 41):
+        order.rows(step)
+    assert computed == list(range(-(-40 * batch // size)))
+
+
+def test_the_order_depends_on_the_seed() -> None:
+    assert PromptOrder(50, 8, seed=1).rows(3) != PromptOrder(50, 8, seed=2).rows(3)
+    assert PromptOrder(5, 3, seed=0, shuffle=False).rows(2) == [3, 4, 0]
+
+
+@pytest.mark.parametrize(("size", "batch"), [(0, 3), (3, 0)])
+def test_an_empty_data_set_or_batch_is_refused(size: int, batch: int) -> None:
+    with pytest.raises(ValueError, match=f"size and batch must be positive: {size}, {batch}"):
+        PromptOrder(size, batch, seed=0)

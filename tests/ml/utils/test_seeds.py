@@ -1,0 +1,63 @@
+"""Seeds of samples and updates: no two runs, steps or rows share one, and a resumed run draws the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.agent_loop.sampling import maybe_per_rollout_seeds
+from verl_omni.trainer.sample_generation import training_prompts
+from verl_omni.utils.seeds import hashed_seed
+
+ROWS: list[dict[str, Any]] = [{"raw_prompt": "a"}, {"raw_prompt": "b"}]
+BITS_OF_A_CPU_GENERATOR = 2**32
+
+
+def seeds(seed: int, step: int, *, n: int = 24) -> list[int]:
+    """Seeds of the samples of one step, as the trainer asks the agent loop for them."""
+    prompts = training_prompts(ROWS, n=n, step=step, version=step - 1, seed=seed)
+    found = maybe_per_rollout_seeds(
+        prompts.meta_info, len(prompts), prompts.non_tensor_batch["_rollout_seed_global_idx"]
+    )
+    assert found is not None
+    return found
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(1, 10**6)), min_size=2, max_size=6, unique=True)
+
+
+@given(RUNS)
+@settings(deadline=None, max_examples=60)
+def test_no_two_runs_steps_or_rows_share_a_seed(steps: list[tuple[int, int]]) -> None:
+    made = [each for seed, step in steps for each in seeds(seed, step)]
+    assert len(set(made)) == len(steps) * 48
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(1, 10**6))
+@settings(deadline=None, max_examples=60)
+def test_a_neighbouring_seed_has_no_step_in_common(seed: int, step: int) -> None:
+    near = [(seed + s, step + t) for s in range(3) for t in range(3)]
+    assert len({each for one in near for each in seeds(*one)}) == 9 * 48
+    assert len({hashed_seed(purpose, *one) for one in near for purpose in ("samples", "update")}) == 18
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(1, 10**6))
+@settings(deadline=None, max_examples=60)
+def test_rows_of_a_step_differ_on_a_cpu_generator_too(seed: int, step: int) -> None:
+    assert len({each % BITS_OF_A_CPU_GENERATOR for each in seeds(seed, step)}) == 48
+
+
+def test_a_resumed_run_draws_the_same_and_another_run_does_not() -> None:
+    def noise(seed: int, step: int) -> torch.Tensor:
+        rows = [torch.randn(4, generator=torch.Generator().manual_seed(each)) for each in seeds(seed, step, n=3)]
+        return torch.stack(rows)
+
+    assert torch.equal(noise(5, 7), noise(5, 7))
+    assert not torch.isclose(noise(5, 7).unsqueeze(0), noise(6, 6).unsqueeze(1)).any()
+
+
+def test_seeds_are_stable_over_versions_of_python() -> None:
+    assert hashed_seed("samples", 0, 1) == 3465484021560446265
