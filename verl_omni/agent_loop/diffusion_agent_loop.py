@@ -14,6 +14,7 @@ from typing import Any
 
 import hydra
 import numpy as np
+import ray
 import torch
 from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayActorError
@@ -28,11 +29,15 @@ from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, pad_
 from verl_omni.agent_loop.fanout import run_rows
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
+from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, training_tensors
+from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.root_cause import describe_error
+from verl_omni.utils.sample_store import SampleWriter
 
 SCORE_SECONDS = 600.0  # for configurations without reward.deadline_seconds
 # A context variable, because the methods on the way to the scorers have the arguments that subclasses override.
 _validating: ContextVar[bool] = ContextVar("validating", default=False)
+_writer: ContextVar[SampleWriter | None] = ContextVar("writer", default=None)  # of the batch, if samples are stored
 
 __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "_pad_prompt_extra_field"]
 
@@ -79,6 +84,7 @@ class DiffusionAgentLoopWorker:
                 if reader is not None:
                     reader.chat_template = template
         self.score_seconds = float(OmegaConf.select(config, "reward.deadline_seconds", default=SCORE_SECONDS))
+        self.put: Callable[[Any], Any] = ray.put
         self._makers: dict[str, Callable[..., Any]] = {}
         self._turns = itertools.count()
         # It would log for each row that a diffusion model has no builder of its own.
@@ -106,7 +112,9 @@ class DiffusionAgentLoopWorker:
         """Generate and score a sample for each row; `batching.collate` lists the keys of the result.
 
         Adds a column `agent_name` to `batch` if it has none. With `meta_info["carry_responses"]` false, samples are
-        dropped once they are scored: the result has no `responses`.
+        dropped once they are scored: the result has no `responses`. With `meta_info["store_samples"]`, the tensors that
+        training reads stay in Ray's object store, the embeddings of a prompt once for all its samples: the result has a
+        column `stored` (`utils.sample_store.StoredSample`), and of other columns only what the driver reads.
 
         Raises:
             SampleFailed: a row failed, or has no score when its sample is dropped; the other rows were cancelled.
@@ -121,6 +129,8 @@ class DiffusionAgentLoopWorker:
         version = batch.meta_info.get("global_steps")
         _validating.set(bool(batch.meta_info.get("validate")))
         carry = bool(batch.meta_info.get("carry_responses", True))
+        store = bool(batch.meta_info.get("store_samples"))
+        _writer.set(SampleWriter(self.put) if store else None)
 
         async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
             made = await self._run_agent_loop(params[row], **rows[row])
@@ -134,7 +144,9 @@ class DiffusionAgentLoopWorker:
                 f"row {row} of {size} at weight version {version} (prompt {_short(rows[row].get('raw_prompt'))})"
             ),
         )
-        return self._postprocess(outputs, columns)
+        return self._postprocess(
+            outputs, {name: column for name, column in columns.items() if name == "uid" or not store}
+        )
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], /, *, agent_name: str, **kwargs: Any
@@ -158,15 +170,22 @@ class DiffusionAgentLoopWorker:
     async def _agent_loop_postprocess(
         self, output: DiffusionAgentLoopOutput, /, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
+        keys = output.extra_fields.pop("prompt_keys", None)
         fields = pad_fields(output.extra_fields, self.max_prompt_embed_length)
         fields["raw_prompt"] = kwargs["raw_prompt"]
         ids, mask = pad_prompt(self.tokenizer, output.prompt_ids, self.rollout_config.prompt_length)
         fields["attention_mask"] = mask
         responses = output.response_diffusion_output.unsqueeze(0)
         await self._compute_score(output, ids, responses, kwargs)
+        log_probs = output.response_logprobs
+        if (writer := _writer.get()) is not None:
+            conditions = training_adapter(self.model_config.architecture).CONDITIONS
+            tensors = training_tensors(output.extra_fields, log_probs, conditions, keys)
+            fields = {name: fields[name] for name in FOR_THE_DRIVER if name in fields}
+            fields["stored"] = writer.store(tensors.own, tensors.shared)
+            ids, log_probs = ids[:, :0], None
         if "reward_extra_info" in output.extra_fields:
             fields["reward_extra_info"] = output.extra_fields["reward_extra_info"]
-        log_probs = output.response_logprobs
         return _InternalDiffusionAgentLoopOutput(
             prompt_ids=ids,
             response_diffusion_output=responses,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 POST_PROCESS = "get_post_process_func"
+NEGATIVE = "negative_"  # prefix of the conditions that only guidance reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class TrainingAdapter(Protocol):
 
     Attributes:
         CONDITIONS: names of the per-sample tensors that `velocity` reads from a batch; those for guidance exist only
-            with guidance.
+            with guidance, and their names begin with `NEGATIVE`.
         LAYERS: name prefixes of the layers that FSDP2 shards one by one (`<prefix><index>`).
         LORA_TARGETS: suffixes of the linear layers to adapt unless the settings list others, e.g. `attn.to_q`.
         CHAT_TEMPLATE: Jinja chat template of prompts; None for the tokenizer's own, or for plain text.

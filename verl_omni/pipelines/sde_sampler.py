@@ -32,10 +32,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Recorded steps of one sample, float32, on the sampler's device.
+    """Recorded steps of one sample, on the sampler's device; float32, except for the latents.
 
     Attributes:
-        latents: [size + 1, C, h, w], before the window and after each of its steps.
+        latents: [size + 1, C, h, w] in the model's dtype, before the window and after each of its steps.
         timesteps: [size], as passed to the model.
         sigmas: [size + 1], noise level of each recorded latent.
         log_probs: [size], mean over the elements of the latent (Flow-GRPO, arXiv:2505.05470).
@@ -56,6 +56,8 @@ class Sampler:
     Args:
         timesteps: [S]. sigmas: [S + 1], the last one 0.
         windows, generators: one per row; None follows the ODE and is not recorded.
+        dtype: of the model. Latents inside a window are rounded to it before their density is computed, so recorded
+            latents are exactly those that the log-probabilities are about.
     """
 
     def __init__(
@@ -64,7 +66,10 @@ class Sampler:
         sigmas: Tensor,
         windows: Sequence[Window | None],
         generators: Sequence[torch.Generator],
+        *,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        self._dtype = dtype
         self._timesteps, self._sigmas = timesteps, sigmas.to(device=timesteps.device, dtype=torch.float32)
         self._windows, self._generators = windows, generators
         self._latents: list[list[Tensor]] = [[] for _ in windows]
@@ -77,20 +82,26 @@ class Sampler:
         for (kind, noise_level), members in _rows_by_step_kind(self._windows, step).items():
             index = torch.tensor(members, device=x.device)
             rows_of = len(members)
+            before = self._rounded(x[index])
             mean, std = sde.moments(
-                kind, x[index], v[index],
+                kind, before, v[index],
                 sigma=sigmas[step].expand(rows_of), sigma_next=sigmas[step + 1].expand(rows_of),
                 sigma_max=sigmas[1].expand(rows_of), noise_level=noise_level,
             )  # fmt: skip
-            drawn = mean + std * torch.stack([_noise(x[row], self._generators[row]) for row in members])
+            noise = torch.stack([_noise(x[row], self._generators[row]) for row in members])
+            drawn = self._rounded(mean + std * noise)
             score = sde.log_prob(kind, drawn, mean, std)
             moved[index] = drawn
             for place, row in enumerate(members):
                 if not self._latents[row]:
-                    self._latents[row].append(x[row])
-                self._latents[row].append(drawn[place])
+                    self._latents[row].append(before[place].to(self._dtype))
+                self._latents[row].append(drawn[place].to(self._dtype))
                 self._scores[row].append(score[place])
         return moved
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """float32 values that the model's dtype can represent."""
+        return x.to(self._dtype).float()
 
     def trajectories(self) -> list[Trajectory | None]:
         """Trajectory of each row; None for a row without a window."""
@@ -109,19 +120,21 @@ def denoise(
     sigmas: Tensor,
     windows: Sequence[Window | None],
     generators: Sequence[torch.Generator],
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, list[Trajectory | None]]:
     """Denoise a batch with a `Sampler`.
 
     Args:
         velocity: (latents [B, ...], timestep scalar tensor) -> velocity [B, ...].
         latents: [B, ...], the initial noise.
-        timesteps, sigmas, windows, generators: as `Sampler` takes them.
+        timesteps, sigmas, windows, generators, dtype: as `Sampler` takes them.
 
     Returns:
         Final latents, float32 [B, ...], and a trajectory for each row that has a window.
     """
     x = latents.float()
-    sampler = Sampler(timesteps.to(x.device), sigmas, windows, generators)
+    sampler = Sampler(timesteps.to(x.device), sigmas, windows, generators, dtype=dtype)
     for step, timestep in enumerate(timesteps):
         x = sampler.advance(step, x, velocity(x, timestep).float())
     return x, sampler.trajectories()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.pipelines.engine_requests import RequestedFields, request_generator, requested_fields, sde_window
+from verl_omni.pipelines.registry import NEGATIVE
 from verl_omni.pipelines.sde_sampler import Trajectory, denoise
 
 
@@ -18,10 +19,10 @@ class RecordedSample:
     """Recorded data of one request, without its pixels.
 
     Attributes:
-        final: final latents, [1, ...].
+        final: final latents, [1, ...], in the model's dtype.
         sigma_max: second noise level of the schedule; see `algos.sde.moments`.
-        conditions: inputs of the velocity besides latents and time, [1, ...] each, by the names in the family's
-            `CONDITIONS`.
+        conditions: inputs of the velocity besides latents and time, [1, ...] each, as the model gets them, by the names
+            in the family's `CONDITIONS`.
         trajectory: recorded steps; None without an SDE window.
         version: version of the weights; None before the first update.
     """
@@ -42,11 +43,20 @@ class TrajectoryRecorder:
     Args:
         params: the engine's sampling parameters, one per request; a request without a generator gets one here.
         steps: number of denoising steps of requests that do not set it.
+        dtype: of the model, and of recorded latents.
         version: version of the weights, from `version_of`.
     """
 
-    def __init__(self, params: Sequence[Any], device: torch.device, *, steps: int, version: int | None = None) -> None:
-        self._version = version
+    def __init__(
+        self,
+        params: Sequence[Any],
+        device: torch.device,
+        *,
+        steps: int,
+        dtype: torch.dtype,
+        version: int | None = None,
+    ) -> None:
+        self._version, self._dtype = version, dtype
         self._generators = [request_generator(each, device) for each in params]
         # The generator's own seed, so that a request without a seed has a window of its own too.
         self._windows = [
@@ -74,10 +84,12 @@ class TrajectoryRecorder:
         Returns:
             Final latents, in the shape and dtype of `latents`.
         """
-        final, trajectories = denoise(velocity, latents, timesteps, sigmas, self._windows, self._generators)
+        final, trajectories = denoise(
+            velocity, latents, timesteps, sigmas, self._windows, self._generators, dtype=self._dtype
+        )
         self._records = [
             RecordedSample(
-                final[row : row + 1], float(sigmas[1]),
+                final[row : row + 1].to(self._dtype), float(sigmas[1]),
                 {name: rows[row][None] for name, rows in conditions.items() if rows is not None}, trajectory,
                 self._version,
             )
@@ -111,8 +123,13 @@ def attach(output: Any, media: str, fields: RequestedFields, record: RecordedSam
         found = {"all_sigmas": record.trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[record.sigma_max]])}
     if fields.clean_latents:
         found["clean_latents"] = _kept(record.final)
-    # The trainer needs the conditions only together with recorded steps or final latents.
-    embeddings = {name: _kept(value) for name, value in record.conditions.items()} if found else {}
+    # The trainer needs the conditions only together with recorded steps or final latents, and trains without guidance
+    # on final latents.
+    embeddings = {
+        name: _kept(value)
+        for name, value in record.conditions.items()
+        if found and (fields.steps or not name.startswith(NEGATIVE))
+    }
     if fields.version and record.version is not None:
         found["weights_version"] = torch.tensor([record.version])
     if found:
@@ -126,6 +143,5 @@ def version_of(pipeline: Any) -> int | None:
 
 
 def _kept(value: Tensor) -> Tensor:
-    """A copy in CPU memory; floating-point values as float32, the trainer's dtype."""
-    found = value.detach().cpu()
-    return found.float() if found.is_floating_point() else found
+    """A copy in CPU memory. A view of a batch would be pickled with the whole batch."""
+    return value.detach().to("cpu", copy=True)

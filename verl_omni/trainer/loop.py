@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_generation
@@ -111,18 +110,19 @@ class DiffusionTrainer:
             [self.train[row] for row in self.order.rows(step)],
             n=self.config.actor_rollout_ref.rollout.n, step=step, version=step - 1, seed=self.config.trainer.seed,
         )  # fmt: skip
-        prompts.meta_info["carry_responses"] = False  # a training step needs the trajectory and the score only
+        # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
+        prompts.meta_info |= {"carry_responses": False, "store_samples": True}
         samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
         metrics.check_versions(samples.versions, step - 1)
         return samples
 
     def _update(self, samples: sample_generation.ScoredSamples, step: int) -> dict[str, float]:
         seed = hashed_seed("update", self.config.trainer.seed, step)
-        proto = DataProto.from_dict(
-            tensors=self.algorithm.training_batch(samples, self.loss, self.config, seed),
-            meta_info={"request": self.algorithm.update_arguments(self.config, step)},
+        batch = self.algorithm.training_batch(samples, self.loss, self.config, seed)
+        request = sample_generation.update_request(
+            batch, samples.stored, self.algorithm.update_arguments(self.config, step)
         )
-        return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
+        return metrics.mean_of(self.stack.workers.update_actor(request).meta_info["metrics"])
 
     def _publish(self, step: int) -> dict[str, int]:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 from omegaconf import DictConfig
 from verl import DataProto
 
+from verl_omni.agent_loop.training_tensors import RECORDED
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.pixels import as_pixels
+from verl_omni.utils.sample_store import StoredSample
 from verl_omni.utils.seeds import hashed_seed
 
-# Tensors of a training sample, as far as the algorithm requests them; the family's conditions come on top.
-RECORDED = ("clean_latents", "all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs")
+SAMPLE = "sample"  # tensor of a training batch that stands for samples: their places in `ScoredSamples`, int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class ScoredSamples:
     """Generated and scored samples, in the order of the batch's rows.
 
     Attributes:
-        tensors: training tensors, [B, ...].
+        tensors: training tensors, [B, ...]. Of stored samples there is one, `SAMPLE`, for all tensors that their
+            references hold; an algorithm repeats, drops and pairs rows of either in the same way.
         images: uint8 [B, C, H, W], or videos [B, T, C, H, W]; None if `meta_info["carry_responses"]` is false.
         scores: float32 [B].
         extras: further numbers of the scorer, lists of length B by name.
@@ -32,6 +35,7 @@ class ScoredSamples:
         groups: id of each sample's prompt.
         seconds: wall time of generation, including scoring.
         scoring_seconds: seconds the batch waited for its slowest reward; None where agent loops do not score.
+        stored: references of each sample's training tensors; empty if the tensors are in `tensors`.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -42,6 +46,7 @@ class ScoredSamples:
     groups: list[str]
     seconds: float
     scoring_seconds: float | None
+    stored: Sequence[StoredSample] = ()
 
 
 def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: int, seed: int) -> DataProto:
@@ -90,8 +95,11 @@ def generate_scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> 
     columns = output.non_tensor_batch
     timing = output.meta_info.get("timing", {})
     names = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
+    stored = list(columns["stored"]) if "stored" in columns else []
     return ScoredSamples(
-        tensors={name: output.batch[name] for name in names if name in output.batch},
+        tensors={SAMPLE: torch.arange(len(output))}
+        if stored
+        else {name: output.batch[name] for name in names if name in output.batch},
         images=_pixels(output.batch.get("responses"), config.actor_rollout_ref.rollout.pipeline.output_type),
         scores=output.batch["rm_scores"].squeeze(-1).float(),
         extras={key: list(columns[key]) for key in output.meta_info.get("reward_extra_keys", [])},
@@ -99,7 +107,23 @@ def generate_scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> 
         groups=[str(uid) for uid in columns["uid"]],
         seconds=seconds,
         scoring_seconds=timing.get("agent_loop/slowest/compute_score"),
+        stored=stored,
     )
+
+
+def update_request(
+    batch: Mapping[str, torch.Tensor], stored: Sequence[StoredSample], arguments: Mapping[str, Any]
+) -> DataProto:
+    """The request of an update: an algorithm's training batch and the arguments of its objective.
+
+    Of stored samples, each row gets their references in a column `stored`, [B] tuples, which the ranks load.
+    """
+    tensors = dict(batch)
+    columns = {}
+    if stored:
+        places = tensors.pop(SAMPLE)
+        columns["stored"] = objects([tuple(stored[place] for place in row) for row in places.view(len(places), -1)])
+    return DataProto.from_dict(tensors=tensors, non_tensors=columns, meta_info={"request": dict(arguments)})
 
 
 def _pixels(responses: torch.Tensor | None, output_type: str) -> torch.Tensor | None:
@@ -109,7 +133,12 @@ def _pixels(responses: torch.Tensor | None, output_type: str) -> torch.Tensor | 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     columns: dict[str, np.ndarray] = {}
     for name in rows[0]:
-        column = np.empty(len(rows), dtype=object)  # np.array would make lists of messages a second dimension
-        column[:] = [row[name] for row in rows]
-        columns[name] = column
+        columns[name] = objects([row[name] for row in rows])
     return columns
+
+
+def objects(values: Sequence[Any]) -> np.ndarray:
+    """A column of these values; np.array would make lists of messages a second dimension."""
+    column: np.ndarray = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import ray
 import torch
 from omegaconf import DictConfig
 from verl import DataProto
@@ -15,6 +17,7 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl_omni.utils import sample_store
 from verl_omni.weight_sync.errors import WeightSyncError
 from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omni` with verl in this process
 
@@ -65,12 +68,20 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         """Update the policy on this rank's share of the samples.
 
         Args:
-            data: `batch` from the algorithm's `training_batch`, `meta_info["request"]` from its `update_arguments`.
+            data: `batch` from the algorithm's `training_batch`, `meta_info["request"]` from its `update_arguments`;
+                of stored samples (`utils.sample_store`), their references in a column `stored`, [B] tuples.
 
         Returns:
             A proto without rows; `meta_info["metrics"]` has this rank's metrics.
+
+        Raises:
+            ray.exceptions.GetTimeoutError: stored samples were not loaded within `rollout.deadline_seconds`.
         """
-        metrics = self.actor.update(dict(data.batch), **data.meta_info["request"])
+        batch = dict(data.batch)
+        if "stored" in data.non_tensor_batch:
+            get = partial(ray.get, timeout=self.rollout_config.deadline_seconds)
+            batch = {**sample_store.load(data.non_tensor_batch["stored"], get), **batch}
+        metrics = self.actor.update(batch, **data.meta_info["request"])
         return DataProto(meta_info={"metrics": [metrics]})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)

@@ -103,7 +103,9 @@ def params(seed: int, **extra: Any) -> SimpleNamespace:
 
 def test_a_recorded_row_has_its_steps_and_unpadded_conditions() -> None:
     recorded = params(1, noise_level=0.7, logprobs=True, sde_type="sde")
-    made = trajectory_recorder.TrajectoryRecorder([params(0), recorded], torch.device("cpu"), steps=9)
+    made = trajectory_recorder.TrajectoryRecorder(
+        [params(0), recorded], torch.device("cpu"), steps=9, dtype=torch.bfloat16
+    )
     sigmas = torch.tensor([0.9, 0.6, 0.3, 0.0])
     embeds = [torch.ones(2, 4, dtype=torch.bfloat16), torch.full((3, 4), 2.0, dtype=torch.bfloat16)]
     conditions = {"prompt_embeds": embeds, "mask": torch.ones(2, 3, dtype=torch.int64), "negative": None}
@@ -117,7 +119,8 @@ def test_a_recorded_row_has_its_steps_and_unpadded_conditions() -> None:
     assert found["payload"] == {"video": "noisy"}
     assert set(found["metadata"]["prompt_embeddings"]) == {"prompt_embeds", "mask"}
     kept = found["metadata"]["prompt_embeddings"]["prompt_embeds"]
-    assert kept.shape == (1, 3, 4) and kept.dtype == torch.float32 and bool((kept == 2).all())
+    assert kept.shape == (1, 3, 4) and kept.dtype == torch.bfloat16 and bool((kept == 2).all())
+    assert outputs[1].trajectory_latents.dtype == torch.bfloat16
     assert found["metadata"]["prompt_embeddings"]["mask"].dtype == torch.int64
     assert found["metadata"]["rl"]["sigma_max"].item() == pytest.approx(0.6)
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_omni.algos import sde
 from verl_omni.pipelines.sde_sampler import Sampler, Trajectory, Window, denoise
 
 STEPS = 5
@@ -45,3 +46,31 @@ def same(one: Trajectory | None, other: Trajectory | None, window: Window | None
         assert one.latents.shape[0] == window.size + 1
         for name in ("latents", "timesteps", "sigmas", "log_probs"):
             torch.testing.assert_close(getattr(one, name), getattr(other, name))
+
+
+@given(st.sampled_from(["sde", "dance_sde"]), st.integers(0, 2), st.sampled_from([torch.bfloat16, torch.float16]))
+@settings(deadline=None, max_examples=20)
+def test_log_probabilities_are_those_of_the_recorded_latents(kind: str, start: int, dtype: torch.dtype) -> None:
+    """Latents are recorded in the model's dtype; rounding them afterwards would shift ratios beyond the clip range."""
+    window = Window(start=start, size=2, noise_level=0.7, kind=kind)
+    noise = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(start))
+    chance = torch.Generator().manual_seed(1)
+    _, (found,) = denoise(velocity, noise, TIMESTEPS, SIGMAS, [window], [chance], dtype=dtype)
+    assert found is not None and found.latents.dtype == dtype
+    for step in range(2):
+        x, following = (found.latents[place][None].float() for place in (step, step + 1))
+        mean, std = sde.moments(
+            kind, x, _velocity_of(x, start, start + step, noise), sigma=found.sigmas[step : step + 1],
+            sigma_next=found.sigmas[step + 1 : step + 2], sigma_max=SIGMAS[1:2], noise_level=0.7,
+        )  # fmt: skip
+        assert torch.equal(sde.log_prob(kind, following, mean, std)[0], found.log_probs[step])
+
+
+def _velocity_of(x: torch.Tensor, start: int, step: int, noise: torch.Tensor) -> torch.Tensor:
+    """The velocity that the sampler used: at the first step of a window, of latents that are not rounded yet."""
+    if step > start:
+        return velocity(x, TIMESTEPS[step])
+    before = noise
+    for earlier in range(start):
+        before = before + (SIGMAS[earlier + 1] - SIGMAS[earlier]) * velocity(before, TIMESTEPS[earlier])
+    return velocity(before, TIMESTEPS[step])

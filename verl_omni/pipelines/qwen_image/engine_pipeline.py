@@ -46,7 +46,7 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
     @override
     def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
         self._recorder = TrajectoryRecorder(
-            req.sampling_params_list, self.device, steps=STEPS, version=version_of(self)
+            req.sampling_params_list, self.device, steps=STEPS, dtype=self.od_config.dtype, version=version_of(self)
         )
         outputs = super().forward(req)
         if not req.is_dummy_run():

@@ -61,7 +61,7 @@ class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
             # Each of the three encoders has its own tokenizer, so ids of the first are decoded to text.
             request.prompt = decode_token_ids(request.prompt, self.tokenizer)
         self._recorder = TrajectoryRecorder(
-            req.sampling_params_list, self.device, steps=STEPS, version=version_of(self)
+            req.sampling_params_list, self.device, steps=STEPS, dtype=self.od_config.dtype, version=version_of(self)
         )
         outputs = super().forward(req)
         if not req.is_dummy_run():

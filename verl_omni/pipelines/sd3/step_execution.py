@@ -48,7 +48,7 @@ class StepwiseSD3:
         state.negative_prompt_embeds = conditions.get("negative_prompt_embeds")
         state.latents, state.timesteps = latents.float(), timesteps
         state.extra = {
-            "sampler": Sampler(timesteps.to(latents.device), sigmas, [window], [generator]),
+            "sampler": Sampler(timesteps.to(latents.device), sigmas, [window], [generator], dtype=self.od_config.dtype),
             "conditions": conditions,
             "sigma_max": float(sigmas[1]),
         }
@@ -81,7 +81,11 @@ class StepwiseSD3:
         trajectory = state.extra["sampler"].trajectories()[0]
         # One version for all steps: the worker refuses weight updates while a request is running.
         record = RecordedSample(
-            state.latents, state.extra["sigma_max"], state.extra["conditions"], trajectory, version_of(self)
+            state.latents.to(self.od_config.dtype),
+            state.extra["sigma_max"],
+            state.extra["conditions"],
+            trajectory,
+            version_of(self),
         )
         attach(output, "image", requested_fields(state.sampling.extra_args or {}), record)
         return output

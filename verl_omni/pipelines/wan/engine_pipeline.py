@@ -57,7 +57,7 @@ class WanRolloutPipeline(Wan22Pipeline):
             params = request.sampling_params
             params.extra_args = {**(params.extra_args or {}), "sample_solver": "euler"}
         self._recorder = TrajectoryRecorder(
-            req.sampling_params_list, self.device, steps=STEPS, version=version_of(self)
+            req.sampling_params_list, self.device, steps=STEPS, dtype=self.od_config.dtype, version=version_of(self)
         )
         outputs = super().forward(req)
         if not req.is_dummy_run():

@@ -82,14 +82,15 @@ class GRPOObjective:
 
     def density(self, part: Batch, place: int) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, standard deviation and log-probability [B] of recorded step `place` under the current policy."""
-        x = part["all_latents"][:, place]
+        # Recorded latents have the model's dtype, and densities need float32.
+        x, x_next = (part["all_latents"][:, step].float() for step in (place, place + 1))
         velocity = self.policy.velocity(part, x, part["all_timesteps"][:, place], self.guidance_scale)
         mean, std = sde.moments(
             self.sde_type, x, velocity,
             sigma=part["all_sigmas"][:, place], sigma_next=part["all_sigmas"][:, place + 1],
             sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
         )  # fmt: skip
-        return mean, std, sde.log_prob(self.sde_type, part["all_latents"][:, place + 1], mean, std)
+        return mean, std, sde.log_prob(self.sde_type, x_next, mean, std)
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         difference = measured["difference"]

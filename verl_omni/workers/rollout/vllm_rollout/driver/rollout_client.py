@@ -13,6 +13,7 @@ from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError
+from verl_omni.workers.rollout.vllm_rollout.driver.prompt_keys import prompt_keys
 
 
 class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
@@ -40,13 +41,16 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
     async def generate(self, request_id: str, **kwargs: Any) -> DiffusionOutput:
         """Generate one sample; arguments as in `vLLMOmniHttpServer.generate`.
 
+        Returns:
+            The sample; its `extra_fields["prompt_keys"]` are those of `prompt_keys`, unless they are None.
+
         Raises:
             ReplicaError: the replica's engine failed.
             ReplicaCallFailed: the replica raised another error, died, or sent nothing for
                 `rollout.deadline_seconds`.
         """
         try:
-            return await self._with_deadline(request_id, super().generate(request_id, **kwargs))
+            output = await self._with_deadline(request_id, super().generate(request_id, **kwargs))
         except ReplicaError as error:
             # It names the replica already. Ray's wrapper would add the text of the whole traceback.
             raise getattr(error, "cause", error) from error
@@ -57,6 +61,9 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             raise ReplicaCallFailed(f"replica {sent[0]}: {describe_error(error)}") from error
         finally:
             self._in_flight.pop(request_id, None)
+        if (keys := prompt_keys(kwargs)) is not None and isinstance(output, DiffusionOutput):
+            output.extra_fields["prompt_keys"] = keys
+        return output
 
     async def _with_deadline(self, request_id: str, reply: Coroutine[Any, Any, DiffusionOutput]) -> DiffusionOutput:
         clock, pending = asyncio.get_running_loop().time, asyncio.ensure_future(reply)

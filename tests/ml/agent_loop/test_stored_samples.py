@@ -1,0 +1,160 @@
+"""Samples that stay in the object store: what the driver gets, what is stored, and its size for real shapes."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from verl_omni.pipelines.sd3.training import CONDITIONS
+from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder
+from verl_omni.utils.sample_store import load
+from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.vllm_rollout.driver.prompt_keys import prompt_keys
+from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat, to_diffusion_output
+
+pytestmark = pytest.mark.slow  # reads a model and all settings for each
+
+MEGABYTE = 1e6
+# Stable Diffusion 3.5 medium at 512 px: 16 latent channels at an eighth of the side, 77 CLIP and 256 T5 tokens.
+LATENT, EMBEDS, POOLED = (16, 64, 64), (333, 4096), (2048,)
+STEPS, SAMPLES_PER_PROMPT, PROMPTS = 10, 24, 4
+
+
+class Store:
+    """An object store that keeps the pickled sizes of its objects, and their tensors if asked to."""
+
+    def __init__(self, *, keep: bool = True) -> None:
+        self.objects: list[dict[str, torch.Tensor]] = []
+        self.sizes: list[int] = []
+        self.names: list[set[str]] = []
+        self.keep = keep
+
+    def __call__(self, tensors: dict[str, torch.Tensor]) -> int:
+        self.sizes.append(len(pickle.dumps(tensors)))
+        self.names.append(set(tensors))
+        if self.keep:
+            self.objects.append(tensors)
+        return len(self.sizes) - 1
+
+    def get(self, references: list[int]) -> list[dict[str, torch.Tensor]]:
+        return [self.objects[reference] for reference in references]
+
+
+def with_keys(engine: type) -> type:
+    """The fake engine with the keys that the client adds, as a function of the request."""
+
+    class Keyed(engine):  # type: ignore[misc]
+        async def generate(self, request_id: str, **request: Any) -> DiffusionOutput:
+            number = float(len(self.asked))
+            made: DiffusionOutput = await super().generate(request_id, **request)
+            made.extra_fields["prompt_keys"] = prompt_keys(request)
+            return made.model_copy(update={"log_probs": torch.full((2,), number)})
+
+    return Keyed
+
+
+FIELDS = {
+    "prompt_embeds": torch.ones(4, 5, dtype=torch.bfloat16), "pooled_prompt_embeds": torch.ones(7),
+    "negative_prompt_embeds": torch.ones(4, 5, dtype=torch.bfloat16), "negative_pooled_prompt_embeds": torch.ones(7),
+    "all_latents": torch.ones(3, 2), "all_timesteps": torch.ones(2), "all_sigmas": torch.ones(3),
+    "sigma_max": torch.ones(1), "not_for_training": torch.ones(9),
+}  # fmt: skip
+TRAINING: dict[str, Any] = {"global_steps": 3, "carry_responses": False, "store_samples": True}
+
+
+async def test_the_driver_gets_scores_versions_and_references_only(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    made = worker(engine=with_keys(engine)(**FIELDS), rewards=[rewards()])
+    made.put = Store()
+    rows = batch(["a", "a", "b"], TRAINING, uid=["u", "u", "v"], data_source=["s"] * 3)
+    output = await made.generate_sequences(rows)
+    shapes = {name: tuple(tensor.shape) for name, tensor in output.batch.items()}
+    assert shapes == {"prompts": (3, 0), "rm_scores": (3, 1)}
+    columns = set(output.non_tensor_batch)
+    assert columns == {"uid", "global_steps", "stored", "reward_extra_info", "acc", "__num_turns__"}
+    assert list(output.non_tensor_batch["uid"]) == ["u", "u", "v"]
+    assert list(output.non_tensor_batch["global_steps"]) == [3, 3, 3]
+
+
+async def test_what_is_stored_is_what_training_reads(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
+    made = worker(engine=with_keys(engine)(**FIELDS), rewards=[rewards()])
+    store = made.put = Store()
+    output = await made.generate_sequences(batch(["a", "a", "b"], TRAINING, data_source=["s"] * 3))
+    stored = output.non_tensor_batch["stored"]
+    tensors = load([[each] for each in stored], store.get)
+    own = {"all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs"}
+    assert set(tensors) == own | set(CONDITIONS)
+    assert tensors["rollout_log_probs"].tolist() == [[0, 0], [1, 1], [2, 2]], "in the order of the rows"
+    assert sorted(map(sorted, store.names)) == sorted(
+        map(sorted, [own] * 3 + [{"prompt_embeds", "pooled_prompt_embeds"}] * 2
+            + [{"negative_prompt_embeds", "negative_pooled_prompt_embeds"}])
+    ), "embeddings once per prompt, those of the one negative prompt once"  # fmt: skip
+
+
+async def test_samples_of_an_unknown_prompt_share_nothing(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
+    made = worker(engine=engine(**FIELDS), rewards=[rewards()])
+    store = made.put = Store()
+    await made.generate_sequences(batch(["a", "a"], TRAINING, data_source=["s"] * 2))
+    assert len(store.names) == 2 and all(set(CONDITIONS) < names for names in store.names)
+
+
+def recorded(prompt: torch.Tensor, seed: int) -> DiffusionOutput:
+    """A sample of the real recorder and the real conversion of outputs, with the shapes and dtypes of the model."""
+    dtype = torch.bfloat16
+    arguments = {"noise_level": 0.7, "sde_type": "sde", "logprobs": True, "weights_version": True}
+    params = SimpleNamespace(
+        extra_args=arguments, num_inference_steps=STEPS, generator=torch.Generator().manual_seed(seed)
+    )
+    recorder = TrajectoryRecorder([params], torch.device("cpu"), steps=STEPS, dtype=dtype, version=0)
+    sigmas = torch.linspace(1, 0, STEPS + 1)
+    conditions = {
+        "prompt_embeds": prompt.expand(1, *EMBEDS), "pooled_prompt_embeds": torch.zeros(1, *POOLED, dtype=dtype),
+        "negative_prompt_embeds": prompt.expand(1, *EMBEDS),
+        "negative_pooled_prompt_embeds": torch.zeros(1, *POOLED, dtype=dtype),
+    }  # fmt: skip
+    recorder.denoise(lambda x, t: x, torch.zeros(1, *LATENT, dtype=dtype), sigmas[:-1] * 1000, sigmas, conditions)
+    output = SimpleNamespace(output=torch.zeros(1, 3, 8, 8))
+    recorder.attach([output], "image")
+    wrapped = output.output
+    result = SimpleNamespace(
+        images=[wrapped["payload"]["image"]], multimodal_output={"metadata": wrapped["metadata"]},
+        trajectory_latents=output.trajectory_latents, trajectory_timesteps=output.trajectory_timesteps,
+        trajectory_log_probs=output.trajectory_log_probs,
+    )  # fmt: skip
+    return to_diffusion_output(result, SampleFormat(log_probs=True), global_steps=0)
+
+
+async def test_a_sample_of_a_real_model_costs_at_most_a_megabyte_and_a_half(
+    worker: Any, batch: Any, rewards: Any
+) -> None:
+    """Pixels go to the scorer and are dropped; everything else that a sample carries is counted."""
+
+    class Real:
+        async def generate(self, request_id: str, **request: Any) -> DiffusionOutput:
+            text = torch.full(EMBEDS, float(sum(request["prompt_ids"])), dtype=torch.bfloat16)
+            made = recorded(text, request["sampling_params"]["seed"])
+            made.extra_fields["prompt_keys"] = prompt_keys(request)
+            return made
+
+    class Zero(rewards):  # type: ignore[misc]
+        async def remote(self, data: Any) -> dict[str, Any]:
+            return {"reward_score": 0.0, "reward_extra_info": {}}
+
+    made = worker(
+        "actor_rollout_ref.rollout.pipeline.guidance_scale=4.5",
+        "actor_rollout_ref.rollout.max_prompt_embed_length=333",
+        f"actor_rollout_ref.rollout.pipeline.num_inference_steps={STEPS}",
+        "actor_rollout_ref.rollout.max_concurrent_requests=1", engine=Real(), rewards=[Zero()],
+    )  # fmt: skip
+    store = made.put = Store(keep=False)
+    prompts = [text for text in ["red", "blue", "green", "a cat"] for _ in range(SAMPLES_PER_PROMPT)]
+    output = await made.generate_sequences(batch(prompts, {**TRAINING, "rollout_seed": 1}, uid=prompts))
+    size = PROMPTS * SAMPLES_PER_PROMPT
+    assert sum(store.sizes) / size <= 1.5 * MEGABYTE
+    assert store.names.count({"prompt_embeds", "pooled_prompt_embeds"}) == PROMPTS
+    assert len(pickle.dumps(output)) / size < 4096

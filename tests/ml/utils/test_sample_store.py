@@ -1,0 +1,91 @@
+"""Samples in the object store: what ranks load is what was stored, shared tensors once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.utils.sample_store import SampleWriter, SharedRows, StoredSample, load
+
+
+class Store:
+    """An object store; a reference is the number of an object."""
+
+    def __init__(self) -> None:
+        self.objects: list[dict[str, torch.Tensor]] = []
+        self.loaded: list[int] = []
+
+    def put(self, tensors: dict[str, torch.Tensor]) -> int:
+        self.objects.append(tensors)
+        return len(self.objects) - 1
+
+    def get(self, references: list[int]) -> list[dict[str, torch.Tensor]]:
+        self.loaded += references
+        return [self.objects[reference] for reference in references]
+
+
+def written(store: Store, prompts: list[int]) -> list[StoredSample]:
+    """A sample per prompt number; own tensors say the sample, shared ones the prompt."""
+    writer = SampleWriter(store.put)
+    return [
+        writer.store(
+            {"latents": torch.full((2, 3), float(place)), "log_probs": torch.full((2,), float(place))},
+            {f"prompt {prompt}": {"embeds": torch.full((2, 4), float(prompt), dtype=torch.bfloat16)}},
+        )
+        for place, prompt in enumerate(prompts)
+    ]
+
+
+def gathered(value: Any) -> torch.Tensor:
+    found: torch.Tensor = value.to(torch.device("cpu"))
+    return found
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
+@settings(deadline=None, max_examples=60)
+def test_ranks_load_what_was_stored(prompts: list[int], data: st.DataObject) -> None:
+    store = Store()
+    samples = written(store, prompts)
+    assert len(store.objects) == len(prompts) + len(set(prompts)), "embeddings are stored once per prompt"
+    size = data.draw(st.integers(1, 2))
+    places = data.draw(
+        st.lists(st.lists(st.integers(0, len(prompts) - 1), min_size=size, max_size=size), min_size=1, max_size=6)
+    )
+    batch = load([[samples[place] for place in row] for row in places], store.get)
+    expected = torch.tensor(places).float().squeeze(1) if size == 1 else torch.tensor(places).float()
+    assert torch.equal(gathered(batch["latents"])[..., 0, 0], expected)
+    assert torch.equal(gathered(batch["log_probs"])[..., 0], expected)
+    embeds = gathered(batch["embeds"])
+    assert embeds.shape == (*expected.shape, 2, 4) and embeds.dtype == torch.bfloat16
+    assert torch.equal(embeds[..., 0, 0].float(), torch.tensor(prompts).float()[expected.long()])
+    assert len(store.loaded) == len(set(store.loaded)), "nothing is loaded twice"
+
+
+def test_shared_rows_stay_one_table_until_they_are_moved_to_a_device() -> None:
+    store = Store()
+    samples = written(store, [7, 7, 7, 8])
+    embeds = load([[sample] for sample in samples], store.get)["embeds"]
+    assert isinstance(embeds, SharedRows) and embeds.table.shape == (2, 2, 4) and len(embeds) == 4
+    chosen = embeds[torch.tensor([3, 0])]
+    assert chosen.to(None) is chosen and chosen.table is embeds.table
+    assert chosen.to(torch.device("cpu"))[:, 0, 0].tolist() == [8, 7]
+    assert embeds[torch.tensor([True, False, False, True])].index.tolist() == [0, 1]
+
+
+def test_tensors_of_different_lengths_are_padded_to_the_longest() -> None:
+    store = Store()
+    writer = SampleWriter(store.put)
+    samples = [writer.store({"mask": torch.ones(length)}, {}) for length in (1, 3)]
+    assert load([[sample] for sample in samples], store.get)["mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+def test_a_sample_without_a_tensor_is_an_error() -> None:
+    store = Store()
+    writer = SampleWriter(store.put)
+    samples = [writer.store({"latents": torch.ones(1)}, {}), writer.store({}, {})]
+    with pytest.raises(KeyError, match="latents is missing in sample 1, sample 0 has it"):
+        load([[sample] for sample in samples], store.get)

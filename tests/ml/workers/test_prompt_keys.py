@@ -1,0 +1,50 @@
+"""Keys of prompts: equal for the samples of a prompt, different for everything that changes its embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from verl_omni.workers.rollout.vllm_rollout.driver.prompt_keys import prompt_keys
+
+REQUEST: dict[str, Any] = {
+    "request_id": "a", "prompt_ids": [1, 2], "negative_prompt_ids": [3], "priority": 4, "image_data": None,
+    "sampling_params": {"seed": 5, "guidance_scale": 4.5, "height": 512},
+}  # fmt: skip
+POSITIVE, NEGATIVE = (0,), (1,)
+
+
+def changed(**values: Any) -> tuple[str, str] | None:
+    return prompt_keys({**REQUEST, **values})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"request_id": "b"}, {"priority": 9}, {"sampling_params": {"seed": 6, "height": 512, "guidance_scale": 4.5}}],
+)
+def test_samples_of_a_prompt_have_the_same_keys(values: dict[str, Any]) -> None:
+    assert changed(**values) == changed() is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "different"),
+    [
+        ({"prompt_ids": [1, 2, 2]}, POSITIVE),
+        ({"prompt_mask": [1, 0]}, POSITIVE),
+        ({"extra_prompt_ids": {"t5": [1]}}, POSITIVE),
+        ({"a_later_argument": "text"}, POSITIVE),
+        ({"negative_prompt_ids": None}, NEGATIVE),
+        ({"negative_extra_prompt_ids": {"t5": [1]}}, NEGATIVE),
+        ({"sampling_params": {"guidance_scale": 1.0}}, POSITIVE + NEGATIVE),
+        ({"mm_processor_kwargs": {"a": object()}}, POSITIVE),
+    ],
+)
+def test_what_changes_embeddings_changes_the_key(values: dict[str, Any], different: tuple[int, ...]) -> None:
+    one, other = changed(), changed(**values)
+    assert one is not None and other is not None
+    assert tuple(place for place in (0, 1) if one[place] != other[place]) == different
+
+
+def test_prompts_with_media_have_no_key() -> None:
+    assert changed(image_data=[object()]) is None
