@@ -41,6 +41,7 @@ TRAINING: dict[str, Entry] = {
 ROLLOUT: dict[str, Entry] = {
     "batching": ("Request batching", rollout.batching, "batching.py"),
     "reward_overlap": ("Reward computation during generation", rollout.reward_overlap, "reward_overlap.py"),
+    "scoring": ("Slow scorers", rollout.scoring, "scoring.py"),
     "overhead": ("Latency added by the agent loop", rollout.overhead, "overhead.py"),
     "agent_loop": ("CPU time of the agent loop", rollout.agent_loop, "agent_loop.py"),
     "prompt_order": ("Choice of prompts", rollout.prompt_order, "prompt_order.py"),

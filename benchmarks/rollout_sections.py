@@ -146,7 +146,29 @@ def payload(data: Data) -> Section:
     )
 
 
+def scoring(data: Data) -> Section:
+    """Time to score a batch with a slow scorer."""
+    rows: Rows = data["runs"]
+    worst = max(row["over_ideal"] for row in rows)
+    met = worst <= SCORING_TARGET
+    cells = [[row["workers"], number(row["ideal_s"]), with_range(row, "over_ideal"), row["failed"]] for row in rows]
+    return Section(
+        [
+            f"{data['samples']} samples from the agent loop to a scorer that sleeps {number(data['scorer_s'])} s, with "
+            f"{data['calls']} calls at a time in each reward worker. Ideal: as many rounds of calls as are needed. The "
+            f"deadline of a score is {number(data['deadline_s'])} s, so nearly all samples wait longer than it. The "
+            "workers run in the process of the agent loop, without Ray's calls between them.",
+            table(["reward workers", "ideal seconds", "time over the ideal", "failed samples"], cells),
+            verdict(met, f"within 10% of the ideal; the largest median is {number(worst)} times it"),
+        ],
+        missed=[]
+        if met
+        else [f"Scoring takes up to {number(worst)} times the ideal time; the target is {number(SCORING_TARGET)}."],
+    )
+
+
 PROMPT_ORDER_TARGET_S = 0.05
+SCORING_TARGET = 1.1
 
 
 def prompt_order(data: Data) -> Section:

@@ -52,4 +52,4 @@ def test_the_builtin_scorers_are_those_of_the_trainer() -> None:
     from verl_omni.reward_loop.rewards import SCORERS
 
     # A job writes a reward server and a function as `http` and `function`, not by the name of a scorer.
-    assert {*BUILTIN, "http", "python"} == set(SCORERS)
+    assert {*BUILTIN, "http", "http_batch", "python"} == set(SCORERS)

@@ -10,13 +10,14 @@ import pytest
 from omni_operator.api.reward import BUILTIN, Http
 
 SAMPLE_ARGUMENTS = ["data_source", "solution_image", "ground_truth", "extra_info"]
+LISTS = ["data_sources", "solution_images", "ground_truths", "extra_infos"]
 
 
 def settings_of(scorer: str) -> dict[str, Any]:
     from verl_omni.reward_loop.rewards import get_scorer
 
     parameters = list(inspect.signature(get_scorer(scorer)).parameters.values())
-    assert [parameter.name for parameter in parameters[:4]] == SAMPLE_ARGUMENTS
+    assert [parameter.name for parameter in parameters[:4]] in (SAMPLE_ARGUMENTS, LISTS)
     return {parameter.name: parameter.default for parameter in parameters[4:]}
 
 
@@ -25,9 +26,10 @@ def test_a_job_knows_every_setting_of_a_scorer_and_its_default(scorer: str) -> N
     assert {name: info.default for name, info in BUILTIN[scorer].model_fields.items()} == settings_of(scorer)
 
 
-def test_the_fields_of_a_reward_server_are_the_settings_of_the_http_scorer() -> None:
-    fields = {name.removesuffix("_seconds"): info for name, info in Http.model_fields.items()}
-    scorer = settings_of("http")
+@pytest.mark.parametrize("name", ["http", "http_batch"])
+def test_the_fields_of_a_reward_server_are_the_settings_of_its_scorers(name: str) -> None:
+    fields = {name.removesuffix("_seconds"): info for name, info in Http.model_fields.items() if name != "batched"}
+    scorer = settings_of(name)
     assert fields.keys() == scorer.keys()
     assert {name: info.default for name, info in fields.items() if name != "url"} == {
         name: default for name, default in scorer.items() if name != "url"

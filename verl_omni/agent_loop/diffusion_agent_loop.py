@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -35,6 +35,9 @@ from verl_omni.utils.root_cause import describe_error
 from verl_omni.utils.sample_store import SampleWriter
 
 SCORE_SECONDS = 600.0  # for configurations without reward.deadline_seconds
+# An actor runs at most 1000 calls at a time (Ray's default), and must still have room to answer whether it is alive.
+CALLS_OF_A_REWARD_WORKER = 900
+SENT_TO_A_REWARD_WORKER = 64  # samples that wait in its process; the others wait here
 # A context variable, because the methods on the way to the scorers have the arguments that subclasses override.
 _validating: ContextVar[bool] = ContextVar("validating", default=False)
 _writer: ContextVar[SampleWriter | None] = ContextVar("writer", default=None)  # of the batch, if samples are stored
@@ -52,7 +55,8 @@ class DiffusionAgentLoopWorker:
         reward_loop_worker_handles: actors with `compute_score`; None leaves scoring to the trainer.
 
     Raises:
-        ValueError: `max_prompt_embed_length` is not positive, or `agent_loop_config_path` is no list of named loops.
+        ValueError: `max_prompt_embed_length` or `max_concurrent_requests` is not positive, or `agent_loop_config_path`
+            is no list of named loops.
     """
 
     def __init__(
@@ -86,7 +90,13 @@ class DiffusionAgentLoopWorker:
         self.score_seconds = float(OmegaConf.select(config, "reward.deadline_seconds", default=SCORE_SECONDS))
         self.put: Callable[[Any], Any] = ray.put
         self._makers: dict[str, Callable[..., Any]] = {}
-        self._turns = itertools.count()
+        if self.rollout_config.max_concurrent_requests <= 0:
+            raise ValueError(f"max_concurrent_requests must be positive: {self.rollout_config.max_concurrent_requests}")
+        self._generating = asyncio.Semaphore(self.rollout_config.max_concurrent_requests)
+        share = CALLS_OF_A_REWARD_WORKER // self.rollout_config.agent.num_workers
+        self._sent_limit = max(1, min(SENT_TO_A_REWARD_WORKER, share))
+        self._sent: Counter[int] = Counter()  # unscored samples by the number of the reward worker
+        self._sending: asyncio.Semaphore | None = None
         # It would log for each row that a diffusion model has no builder of its own.
         logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").setLevel(logging.ERROR)
 
@@ -138,7 +148,6 @@ class DiffusionAgentLoopWorker:
 
         outputs = await run_rows(
             size,
-            self.rollout_config.max_concurrent_requests,
             run,
             lambda row: (
                 f"row {row} of {size} at weight version {version} (prompt {_short(rows[row].get('raw_prompt'))})"
@@ -151,7 +160,8 @@ class DiffusionAgentLoopWorker:
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], /, *, agent_name: str, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
-        output: DiffusionAgentLoopOutput = await self._loop(agent_name).run(sampling_params, **kwargs)
+        async with self._generating:  # a row that is being scored leaves room for another one in the engine
+            output: DiffusionAgentLoopOutput = await self._loop(agent_name).run(sampling_params, **kwargs)
         return await self._agent_loop_postprocess(output, **kwargs)
 
     def _loop(self, name: str) -> Any:
@@ -203,13 +213,16 @@ class DiffusionAgentLoopWorker:
         responses: torch.Tensor,
         kwargs: dict[str, Any],
     ) -> None:
-        """Have the next reward worker score a sample without a score, while other rows are still being generated.
+        """Have a reward worker score a sample without a score, while other rows are still being generated.
+
+        It is the worker with the fewest unscored samples of this process.
 
         Sets `reward_score`, `extra_fields["reward_extra_info"]` and `metrics.compute_score` (seconds) of the output.
         Recorded latents are not sent.
 
         Raises:
-            TimeoutError: there was no score within `reward.deadline_seconds`.
+            TimeoutError: the reward worker's process did not respond within `reward.deadline_seconds`, or the scorer's
+                call did not end; how long a sample waits for other samples does not matter.
             RuntimeError: the process of the reward worker has ended.
         """
         if output.reward_score is not None or self.reward_loop_worker_handles is None:
@@ -223,18 +236,40 @@ class DiffusionAgentLoopWorker:
             non_tensor_batch=columns,
             meta_info={"validate": _validating.get()},
         )
-        number = next(self._turns) % len(self.reward_loop_worker_handles)
         began = time.perf_counter()
-        try:
-            async with asyncio.timeout(self.score_seconds):
-                result: dict[str, Any] = await self.reward_loop_worker_handles[number].compute_score.remote(data)
-        except TimeoutError as error:
-            raise TimeoutError(f"no score within {self.score_seconds:g} s (reward.deadline_seconds)") from error
-        except RayActorError as error:  # Ray names the worker only if it has noticed its death already
-            raise RuntimeError(f"reward worker {number} is gone: {describe_error(error)}") from error
+        if self._sending is None:
+            self._sending = asyncio.Semaphore(self._sent_limit * len(self.reward_loop_worker_handles))
+        async with self._sending:
+            number = min(range(len(self.reward_loop_worker_handles)), key=lambda each: self._sent[each])
+            self._sent[number] += 1
+            try:
+                result = await self._scored(number, data)
+            finally:
+                self._sent[number] -= 1
         output.reward_score = result["reward_score"]
         output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
         output.metrics.compute_score = time.perf_counter() - began
+
+    async def _scored(self, number: int, data: DataProto) -> dict[str, Any]:
+        """What reward worker `number` returns; its own deadline limits the scorer's call."""
+        assert self.reward_loop_worker_handles is not None
+        worker = self.reward_loop_worker_handles[number]
+        reply = asyncio.ensure_future(worker.compute_score.remote(data))
+        try:
+            while not (await asyncio.wait({reply}, timeout=self.score_seconds))[0]:
+                async with asyncio.timeout(self.score_seconds):
+                    await worker.__ray_ready__.remote()  # it may have a long queue, or be stopped
+            result: dict[str, Any] = reply.result()
+            return result
+        except RayActorError as error:  # Ray names the worker only if it has noticed its death already
+            raise RuntimeError(f"reward worker {number} is gone: {describe_error(error)}") from error
+        except TimeoutError as error:
+            if reply.done():
+                raise  # the scorer's deadline
+            text = f"reward worker {number} did not respond within {self.score_seconds:g} s (reward.deadline_seconds)"
+            raise TimeoutError(text) from error
+        finally:
+            reply.cancel()
 
     def _postprocess(
         self, inputs: Sequence[_InternalDiffusionAgentLoopOutput], input_non_tensor_batch: dict[str, np.ndarray]

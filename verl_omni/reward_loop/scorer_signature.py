@@ -12,7 +12,9 @@ from typing import Any
 
 # Arguments that reward managers fill in.
 SAMPLE = frozenset({"data_source", "solution_image", "ground_truth", "extra_info"})
-FILLED_IN = SAMPLE | {"reward_router_address", "reward_model_tokenizer", "model_name"}
+# Names of the same arguments in a scorer that takes lists of them, as in verl's batch reward manager.
+PLURAL = {name: f"{name}s" for name in sorted(SAMPLE)}
+FILLED_IN = SAMPLE | set(PLURAL.values()) | {"reward_router_address", "reward_model_tokenizer", "model_name"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ def parameters_of(scorer: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
             return parameters_of(scorer.args[0])
     return known
+
+
+def takes_lists(scorer: Callable[..., Any]) -> bool:
+    """Whether a scorer scores several samples in a call: it has a parameter `solution_images`."""
+    return PLURAL["solution_image"] in parameters_of(scorer)
 
 
 def signature_of(scorer: Callable[..., Any]) -> Signature:

@@ -83,7 +83,10 @@ _URL = rf"^https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:({_PORT}))?([/?#][^\s\x
 
 
 class Function(StrictModel):
-    """A Python function `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`."""
+    """A Python function `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`.
+
+    With `data_sources, solution_images, ground_truths, extra_infos` it gets lists and returns a list of results.
+    """
 
     path: Line = Field(description="A Python file (relative paths start at this file's folder), or pkg://module.")
     name: Annotated[str, StringConstraints(max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
@@ -106,6 +109,10 @@ class Http(StrictModel):
     )
     timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
     attempts: int = Field(default=3, ge=1, le=100, description="Attempts while the server is unreachable or busy.")
+    batched: bool = Field(
+        default=False,
+        description="true: a request has a list `samples` of images and prompts, and its answer a list `scores`.",
+    )
 
 
 class Scorer(StrictModel):
@@ -116,7 +123,11 @@ class Scorer(StrictModel):
         f"{', '.join(BUILTIN)}."
     )
     builtin: Key | None = Field(default=None, description="Name of a built-in scorer. Default: the value of name.")
-    function: Function | None = Field(default=None, description="A Python function.")
+    function: Function | None = Field(
+        default=None,
+        description="A Python function of data_source, solution_image, ground_truth, extra_info and its settings; or, "
+        "to score several samples in a call, of lists: data_sources, solution_images, ground_truths, extra_infos.",
+    )
     http: Http | None = Field(default=None, description="A reward server.")
     weight: float = Field(default=1.0, ge=0, le=1e6, description="The reward is sum(weight * score) / sum(weight).")
     required: bool = Field(
@@ -144,7 +155,9 @@ class Scorer(StrictModel):
     @property
     def scorer(self) -> str:
         """The trainer's name of the scorer, unless it is a function."""
-        return "http" if self.http else self.builtin or self.name
+        if self.http:
+            return "http_batch" if self.http.batched else "http"
+        return self.builtin or self.name
 
     @override
     def violations(self) -> Iterator[Violation]:

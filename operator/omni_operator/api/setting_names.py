@@ -169,6 +169,7 @@ COMMON = (
     "ray_kwargs.ray_init.address",
     "ray_kwargs.ray_init.num_cpus",
     "reward",
+    "reward.batch_size",
     "reward.custom_reward_function",
     "reward.custom_reward_function.name",
     "reward.custom_reward_function.path",

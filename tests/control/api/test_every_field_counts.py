@@ -44,7 +44,10 @@ FULL: dict[str, Any] = {
         "scorers": [
             {"name": "red", "builtin": "color", "weight": 2.0, "required": True, "settings": {"color": "red"}},
             {"name": "mine", "function": {"path": "r.py", "name": "score"}},
-            {"name": "judge", "http": {"url": "http://judge:80/", "timeoutSeconds": 5.0, "attempts": 2}},
+            {
+                "name": "judge",
+                "http": {"url": "http://judge:80/", "timeoutSeconds": 5.0, "attempts": 2, "batched": True},
+            },
         ],
     },
     "trainer": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -183,15 +184,107 @@ async def test_an_incomplete_reply_of_a_reward_worker_is_an_error(
         await worker(rewards=[Partial()]).generate_sequences(batch(["a"]))
 
 
-async def test_a_scorer_that_does_not_reply_fails_at_the_deadline(worker: Any, batch: Any, rewards: Any) -> None:
-    class Stuck(rewards):
-        async def remote(self, data: Any) -> dict[str, Any]:
-            await asyncio.Event().wait()
-            raise AssertionError("must not be set")
+class Silent:
+    """A call that is never answered."""
 
-    made = worker("reward.deadline_seconds=0.05", rewards=[Stuck()])
-    with pytest.raises(SampleFailed, match=r"no score within 0\.05 s \(reward\.deadline_seconds\)"):
+    async def remote(self, *given: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_a_reward_worker_that_does_not_respond_is_named(worker: Any, batch: Any) -> None:
+    stopped = SimpleNamespace(compute_score=Silent(), __ray_ready__=Silent())
+    made = worker("reward.deadline_seconds=0.05", rewards=[stopped])
+    with pytest.raises(SampleFailed, match=r"reward worker 0 did not respond within 0\.05 s \(reward\.deadline_sec"):
         await made.generate_sequences(batch(["a"]))
+
+
+async def test_a_reward_worker_with_a_long_queue_is_not_treated_as_stopped(
+    worker: Any, batch: Any, rewards: Any
+) -> None:
+    """Far beyond the deadline: the worker answers that it is alive, and its score arrives after the fifth time."""
+    alive: list[int] = []
+    scored = asyncio.Event()
+
+    class Busy(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            await scored.wait()
+            return await super().remote(data)
+
+    class Ready:
+        async def remote(self) -> bool:
+            alive.append(1)
+            if len(alive) == 5:
+                scored.set()
+            return True
+
+    busy = Busy()
+    busy.__ray_ready__ = Ready()
+    output = await worker("reward.deadline_seconds=0.01", rewards=[busy]).generate_sequences(batch(["a"]))
+    assert output.batch["rm_scores"].tolist() == [[0.0]] and len(alive) == 5
+
+
+async def test_a_row_that_is_being_scored_leaves_room_for_another_in_the_engine(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    all_generated = asyncio.Event()
+
+    class Counting(engine):
+        in_flight, most = 0, 0
+
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            self.in_flight += 1
+            self.most = max(self.most, self.in_flight)
+            made = await super().generate(request_id, **request)
+            self.in_flight -= 1
+            if len(self.asked) == 5:
+                all_generated.set()
+            return made
+
+    class Slow(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            await all_generated.wait()  # no score before the last sample is generated
+            return await super().remote(data)
+
+    made = worker("actor_rollout_ref.rollout.max_concurrent_requests=2", engine=Counting(), rewards=[Slow()])
+    async with asyncio.timeout(60):
+        output = await made.generate_sequences(batch(["a"] * 5))
+    assert output.batch["rm_scores"].flatten().tolist() == [0, 1, 2, 3, 4]
+    assert made.server_manager.most == 2
+
+
+def test_a_limit_of_0_requests_is_refused(worker: Any) -> None:
+    with pytest.raises(ValueError, match="max_concurrent_requests must be positive: 0"):
+        worker("actor_rollout_ref.rollout.max_concurrent_requests=0")
+
+
+async def test_a_sample_goes_to_the_reward_worker_with_the_fewest_unscored(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    others_scored = asyncio.Event()
+
+    class Slow(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            await others_scored.wait()
+            return await super().remote(data)
+
+    class Quick(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            made = await super().remote(data)
+            if len(self.given) == 3:
+                others_scored.set()
+            return made
+
+    class Patient(engine):
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            while made._sent[1]:  # the second worker is free again
+                await asyncio.sleep(0)
+            return await super().generate(request_id, **request)
+
+    handles = [Slow(), Quick()]
+    made = worker("actor_rollout_ref.rollout.max_concurrent_requests=1", engine=Patient(), rewards=handles)
+    async with asyncio.timeout(60):
+        await made.generate_sequences(batch(["a"] * 4))
+    assert [len(handle.given) for handle in handles] == [1, 3]
 
 
 async def test_a_reward_worker_that_is_gone_is_named_also_before_ray_knows_that_it_died(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import re
@@ -79,6 +80,39 @@ async def test_a_users_function_as_verl_loads_it(
     manager = load_reward_manager(config, None, reward_router_address="router:1", reward_model_tokenizer=None)
     found = await manager.run_single(sample())
     assert found == {"reward_score": 2.0, "reward_extra_info": {"router": "router:1", "index": 7}}
+
+
+@pytest.mark.parametrize("way", ["custom", "python", "several"])
+async def test_a_users_function_may_take_lists(
+    settings: Settings, sample: Sample, user_file: Callable[[str], str], way: str
+) -> None:
+    path = user_file(
+        "SIZES = []\n"
+        "def judge(data_sources, solution_images, ground_truths, extra_infos, reward_router_address, bonus):\n"
+        "    SIZES.append(len(solution_images))\n"
+        "    return [{'score': bonus * info['index'], 'calls': len(SIZES)} for info in extra_infos]\n"
+    )
+    named = {
+        "python": {"function": f"{path}:judge", "bonus": 2},
+        "several": {"path": path, "name": "judge", "bonus": 2},
+    }
+    if way == "custom":
+        custom = {"path": path, "name": "judge", "reward_kwargs": {"bonus": 2}}
+        module = {"path": "pkg://verl_omni.reward_loop.reward_manager"}
+        config = settings(
+            custom_reward_function=custom,
+            reward_manager={"source": "importlib", "name": "VisualRewardManager", "module": module},
+        )
+        manager = load_reward_manager(config, None, reward_router_address="router:1", reward_model_tokenizer=None)
+    elif way == "python":
+        manager = visual(settings(scorer="python", scorer_kwargs=named["python"]))
+    else:
+        manager = multi(settings(reward_functions={"mine": named["several"]}))
+    rows = [manager.run_single(sample(extra_info={"index": index})) for index in range(9)]
+    found = await asyncio.gather(*rows)
+    assert [each["reward_score"] for each in found] == [2.0 * index for index in range(9)]
+    calls = "reward/mine/calls" if way == "several" else "calls"
+    assert found[-1]["reward_extra_info"][calls] == 2, "the first sample alone, then all that waited"
 
 
 async def test_a_plain_function_does_not_block_the_loop(settings: Settings, sample: Sample) -> None:

@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as npst
 from PIL import Image
 
 from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop.rewards import http
 from verl_omni.reward_loop.rewards.http import RewardServerError
 from verl_omni.reward_loop.rewards.python import load
 
@@ -32,7 +33,7 @@ def score(name: str, picture: torch.Tensor, truth: Any = "", **settings: Any) ->
 
 def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
     assert all(callable(rewards.get_scorer(name)) for name in rewards.SCORERS)
-    with pytest.raises(ValueError, match="Unknown scorer 'jpg'; one of brightness, color, http, jpeg"):
+    with pytest.raises(ValueError, match="Unknown scorer 'jpg'; one of brightness, color, http, http_batch, jpeg"):
         rewards.get_scorer("jpg")
 
 
@@ -151,15 +152,23 @@ class Server(ThreadingHTTPServer):
 
     answers: list[tuple[int, str]]
     received: list[dict[str, Any]]
+    connections: int
 
 
 class Answer(BaseHTTPRequestHandler):
     server: Server
+    protocol_version = "HTTP/1.1"  # connections stay open
+    timeout = 10  # of an idle connection, so that its thread ends
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
 
     def do_POST(self) -> None:
         self.server.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         status, body = self.server.answers.pop(0)
         self.send_response(status)
+        self.send_header("Content-Length", str(len(body.encode())))
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -173,13 +182,15 @@ def serve() -> Iterator[Callable[..., Server]]:
 
     def made(*answers: tuple[int, str]) -> Server:
         server = Server(("127.0.0.1", 0), Answer)
-        server.answers, server.received = list(answers), []
+        server.answers, server.received, server.connections = list(answers), [], 0
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         started.append((server, thread))
         return server
 
     yield made
+    http._client().close()  # threads of connections that are kept would outlive their server
+    http._client.cache_clear()
     for server, thread in started:
         server.shutdown()
         thread.join()
@@ -198,6 +209,41 @@ def test_the_server_gets_the_picture_and_the_prompt(serve: Callable[..., Server]
     decoded = np.array(Image.open(io.BytesIO(base64.b64decode(sent.pop("image")))))
     assert (decoded == picture.permute(1, 2, 0).numpy()).all()
     assert sent == {"prompt": "a prompt", "ground_truth": "truth", "data_source": "test"}
+
+
+def test_connections_are_kept(serve: Callable[..., Server]) -> None:
+    server = serve(*[(200, '{"score": 1}')] * 5)
+    for _ in range(5):
+        score("http", CONSTANT, url=url(server))
+    assert (len(server.received), server.connections) == (5, 1)
+
+
+def batch_of(pictures: list[torch.Tensor], **settings: Any) -> Any:
+    count = len(pictures)
+    truths, infos = (
+        [f"truth {place}" for place in range(count)],
+        [{"prompt": f"prompt {place}"} for place in range(count)],
+    )
+    return rewards.get_scorer("http_batch")(["test"] * count, pictures, truths, infos, **settings)
+
+
+def test_a_batch_is_one_request(serve: Callable[..., Server]) -> None:
+    server = serve((200, '{"scores": [{"score": 0.25, "detail": 2}, {"score": 1}]}'))
+    assert batch_of([CONSTANT, CONSTANT // 2], url=url(server)) == [{"score": 0.25, "detail": 2.0}, {"score": 1.0}]
+    (sent,) = server.received
+    assert [(each["prompt"], each["ground_truth"]) for each in sent["samples"]] == [
+        ("prompt 0", "truth 0"), ("prompt 1", "truth 1"),
+    ]  # fmt: skip
+    alone = serve((200, '{"score": 1}'))
+    score("http", CONSTANT, url=url(alone))
+    assert alone.received[0]["image"] == sent["samples"][0]["image"] != sent["samples"][1]["image"]
+
+
+@pytest.mark.parametrize("answer", ["[]", '{"scores": [{"score": 1}]}', '{"score": 1}'])
+def test_a_response_without_a_score_for_each_sample_is_an_error(serve: Callable[..., Server], answer: str) -> None:
+    server = serve((200, answer))
+    with pytest.raises(RewardServerError, match="the response has no 2 'scores'"):
+        batch_of([CONSTANT] * 2, url=url(server))
 
 
 def test_a_busy_server_is_retried_and_a_refusal_is_not(serve: Callable[..., Server]) -> None:

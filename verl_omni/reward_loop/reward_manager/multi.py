@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 from verl import DataProto
 
-from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, parse_score
+from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, parse_score, resolve
 from verl_omni.reward_loop.rewards import get_scorer
 
 logger = logging.getLogger(__name__)
@@ -57,11 +57,11 @@ class MultiVisualRewardManager(VisualRewardManager):
         Raises:
             RuntimeError: a required part failed; the message names it.
         """
-        call = self.arguments(data)
+        sample = self.arguments(data)
         extra: dict[str, Any] = {}
         combined = 0.0
         for part in self.parts:
-            one = await self._score_part(part, call)
+            one = await self._score_part(part, sample)
             score = one["reward_score"]
             extra[f"reward/{part.key}"] = score
             extra |= {f"reward/{part.key}/{name}": value for name, value in one["reward_extra_info"].items()}
@@ -69,9 +69,9 @@ class MultiVisualRewardManager(VisualRewardManager):
         combined /= self.total
         return {"reward_score": combined, "reward_extra_info": {**extra, "reward/combined": combined}}
 
-    async def _score_part(self, part: Part, call: dict[str, Any]) -> dict[str, Any]:
+    async def _score_part(self, part: Part, sample: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer = await self.call(part.function, {**call, **part.settings})
+            answer = await self.queue(part.key, part.function, part.settings).score(sample)
             made = parse_score(answer)
         except Exception as error:
             if part.required:
@@ -93,6 +93,8 @@ def _load_part(key: str, settings: dict[str, Any]) -> Part:
         function = get_scorer(settings.get("name") or key)
     given = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
     check_settings(function, given, f"reward.reward_functions.{key}")
+    if not path and (settings.get("name") or key) == "python":
+        function, given = resolve("python", given)
     return Part(
         key=key,
         function=function,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +12,19 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from verl_omni.reward_loop.rewards import get_scorer
+from verl_omni.reward_loop.rewards.python import load
 from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
+from verl_omni.reward_loop.scoring_queue import ScoringQueue
 from verl_omni.utils.pixels import as_pixels
+
+BATCH_SIZE, DEADLINE_SECONDS = 32, 600.0  # for configurations without `reward.batch_size` and `deadline_seconds`
 
 
 class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
     """Scores images (or latents) with `reward.custom_reward_function`, otherwise with `reward.scorer`.
+
+    A scorer whose parameters are `data_sources`, `solution_images`, `ground_truths` and `extra_infos` gets lists of up
+    to `reward.batch_size` samples and returns a list of results. Each call ends within `reward.deadline_seconds`.
 
     Args:
         compute_score: the user's function; without one, verl passes its scorer of texts, which is ignored.
@@ -44,6 +48,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             "reward_model_tokenizer": reward_model_tokenizer,
             "model_name": config.reward.reward_model.get("model_path"),
         }
+        self._queues: dict[str, ScoringQueue] = {}
         if self.custom is None and (name := config.reward.get("scorer")):
             check_settings(get_scorer(name), config.reward.scorer_kwargs, "reward.scorer_kwargs")
 
@@ -56,17 +61,18 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
 
         Raises:
             ValueError: the response has the wrong dtype, or the score is not finite.
+            TimeoutError: the scorer's call did not end within `reward.deadline_seconds`.
         """
-        call = self.arguments(data)
-        scorer, settings = self.select_scorer(str(call["data_source"]))
-        result = await self.call(scorer, {**call, **settings})
-        return parse_score(result)
+        sample = self.arguments(data)
+        source = str(sample["data_source"])
+        scorer, settings = self.select_scorer(source)
+        return parse_score(await self.queue(source, scorer, settings).score(sample))
 
     def select_scorer(self, data_source: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function and its settings; without `reward.scorer`, the data source names the scorer."""
         if self.custom is not None:
             return self.custom, {}
-        return get_scorer(self.config.reward.get("scorer") or data_source), dict(self.config.reward.scorer_kwargs)
+        return resolve(self.config.reward.get("scorer") or data_source, dict(self.config.reward.scorer_kwargs))
 
     def arguments(self, data: DataProto) -> dict[str, Any]:
         """Arguments of every scorer for a sample. The data set's row is not changed."""
@@ -100,19 +106,34 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             )
         return as_pixels(response)
 
-    async def call(self, scorer: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Call a scorer, with those of verl's extra arguments that it has; plain functions run in a thread."""
-        known = parameters_of(scorer)
-        extra = {name: value for name, value in self.offered.items() if name in known}
-        if inspect.iscoroutinefunction(scorer):
-            return await scorer(**arguments, **extra)
-        return await asyncio.get_running_loop().run_in_executor(None, partial(scorer, **arguments, **extra))
+    def queue(self, key: str, scorer: Callable[..., Any], settings: Mapping[str, Any]) -> ScoringQueue:
+        """The queue of a scorer, made at the first use of `key`; calls get those of verl's extra arguments it has."""
+        if key not in self._queues:
+            known = parameters_of(scorer)
+            extra = {name: value for name, value in self.offered.items() if name in known}
+            reward = self.config.reward
+            self._queues[key] = ScoringQueue(
+                scorer, {**settings, **extra}, batch_size=int(reward.get("batch_size", BATCH_SIZE)),
+                deadline_seconds=float(reward.get("deadline_seconds", DEADLINE_SECONDS)),
+            )  # fmt: skip
+        return self._queues[key]
 
     @classmethod
     @override
     def assemble_rm_scores(cls, data: DataProto, scores: list[float]) -> torch.Tensor:
         """One score per sample, float32 [B, 1]."""
         return torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
+
+
+def resolve(name: str, settings: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The scorer called `name` and its settings; of `python`, the user's own function, which may take lists.
+
+    Raises:
+        ValueError: the scorer, or the function that `python` names, does not exist.
+    """
+    if name != "python":
+        return get_scorer(name), settings
+    return load(settings["function"]), {key: value for key, value in settings.items() if key != "function"}
 
 
 def check_settings(scorer: Callable[..., Any], given: Collection[str], where: str) -> None:

@@ -2,6 +2,8 @@
 
 Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, takes a uint8
 image [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
+A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
+returns a list. `http_batch` is one, and a user's function may be one.
 `brightness`, `color` and a user's function also take videos [T, 3, H, W]; the others refuse them.
 """
 
@@ -14,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 Scorer = Callable[..., Any]
-SCORERS = ("brightness", "color", "http", "jpeg", "python", "shapes")
+SCORERS = ("brightness", "color", "http", "http_batch", "jpeg", "python", "shapes")
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:

@@ -1,9 +1,10 @@
-"""Scorer on a reward server: sends an image and its prompt, and receives a score."""
+"""Scorer on a reward server: sends an image and its prompt, and receives a score. Connections are kept."""
 
 from __future__ import annotations
 
 import base64
 import io
+from functools import lru_cache
 from typing import Any
 
 import httpx
@@ -38,21 +39,47 @@ def compute_score(
     Raises:
         RewardServerError: no attempt succeeded, or the response has no score.
     """
-    check_picture(solution_image, "http")
-    body = {
+    body = sample_body(data_source, solution_image, ground_truth, extra_info)
+    return score_fields(url, request(url, body, timeout, attempts))
+
+
+def sample_body(data_source: str, image: Tensor, ground_truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:
+    """JSON of a sample.
+
+    Raises:
+        ValueError: `image` is a video.
+    """
+    check_picture(image, "http")
+    return {
         "prompt": extra_info.get("prompt"),
         "ground_truth": ground_truth,
         "data_source": data_source,
-        "image": _png(solution_image),
+        "image": _png(image),
     }
+
+
+def request(url: str, body: dict[str, Any], timeout: float, attempts: int) -> Any:
+    """Post JSON and return the JSON of the response; arguments as in `compute_score`.
+
+    Raises:
+        RewardServerError: no attempt succeeded, or the response is not JSON.
+    """
     again = Retrying(
         stop=stop_after_attempt(attempts), wait=wait_exponential(max=10), reraise=True,
         retry=retry_if_exception_type((httpx.TransportError, _ServerError)),
     )  # fmt: skip
     try:
-        answer = again(_post, url, body, timeout)
+        return again(_post, url, body, timeout)
     except (httpx.HTTPError, _ServerError) as error:
         raise RewardServerError(f"{url}: {error}") from error
+
+
+def score_fields(url: str, answer: Any) -> dict[str, float]:
+    """The numbers of a response for one sample.
+
+    Raises:
+        RewardServerError: it has no number `score`.
+    """
     if not isinstance(answer, dict) or not isinstance(answer.get("score"), (int, float)):
         raise RewardServerError(f"{url}: the response has no number 'score': {str(answer)[:200]}")
     return {name: float(value) for name, value in answer.items() if isinstance(value, (int, float))}
@@ -62,8 +89,14 @@ class _ServerError(RuntimeError):
     """The server answered with a status of 500 or more."""
 
 
+@lru_cache(maxsize=1)
+def _client() -> httpx.Client:
+    """The client of this process, shared by all threads; a new one for each request would connect each time."""
+    return httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+
+
 def _post(url: str, body: dict[str, Any], timeout: float) -> Any:
-    response = httpx.post(url, json=body, timeout=timeout)
+    response = _client().post(url, json=body, timeout=timeout)
     if response.status_code >= 500:
         raise _ServerError(f"status {response.status_code}")
     response.raise_for_status()

@@ -1,0 +1,39 @@
+"""Scorer on a reward server that takes several images in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from verl_omni.reward_loop.rewards.http import RewardServerError, request, sample_body, score_fields
+
+
+def compute_score(
+    data_sources: Sequence[str],
+    solution_images: Sequence[Tensor],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[dict[str, Any]],
+    url: str,
+    timeout: float = 60.0,
+    attempts: int = 3,
+) -> list[dict[str, float]]:
+    """Request the scores of up to `reward.batch_size` samples from the server at `url`.
+
+    Sends JSON: `samples`, a list of what the scorer `http` sends. Expects JSON: `scores`, a list with an object for
+    each sample, as the scorer `http` expects it.
+
+    Args:
+        timeout: seconds per attempt. attempts: number of attempts while the server is unreachable or answers 5xx.
+
+    Raises:
+        RewardServerError: no attempt succeeded, or the response has no score for each sample.
+    """
+    columns = zip(data_sources, solution_images, ground_truths, extra_infos, strict=True)
+    samples = [sample_body(*column) for column in columns]
+    answer = request(url, {"samples": samples}, timeout, attempts)
+    scores = answer.get("scores") if isinstance(answer, dict) else None
+    if not isinstance(scores, list) or len(scores) != len(samples):
+        raise RewardServerError(f"{url}: the response has no {len(samples)} 'scores': {str(answer)[:200]}")
+    return [score_fields(url, score) for score in scores]

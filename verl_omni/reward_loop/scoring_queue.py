@@ -1,0 +1,126 @@
+"""Queue of one scorer: waiting samples, a limited number of calls at a time, a deadline for each call."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from verl_omni.reward_loop.scorer_signature import PLURAL, takes_lists
+
+Scorer = Callable[..., Any]
+# Calls at a time of a plain function, which runs in threads: as many as Python's default executor has.
+THREADS = min(32, (os.cpu_count() or 1) + 4)
+COROUTINES = 64  # calls at a time of an async function
+
+
+class ScoringQueue:
+    """Calls a scorer for samples in the order of their arrival.
+
+    A scorer that takes lists is called once at a time, with all samples that wait, up to `batch_size`; it never waits
+    for more. Other scorers get one sample a call, and several calls run at a time.
+
+    Args:
+        scorer: a plain or an async function.
+        settings: further arguments of each call.
+        batch_size: maximum number of samples in a call of a scorer that takes lists.
+        deadline_seconds: timeout of a call. Waiting for the call does not count.
+        timeout: makes the timeout of a call, as `asyncio.timeout` does.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        settings: Mapping[str, Any],
+        *,
+        batch_size: int,
+        deadline_seconds: float,
+        timeout: Callable[[float], asyncio.Timeout] = asyncio.timeout,
+    ) -> None:
+        self._scorer, self._settings, self._timeout = scorer, dict(settings), timeout
+        self._lists = takes_lists(scorer)
+        self._batch_size = batch_size if self._lists else 1
+        self._is_async = inspect.iscoroutinefunction(scorer)
+        self._free = 1 if self._lists else COROUTINES if self._is_async else THREADS
+        self._threads = None if self._is_async else ThreadPoolExecutor(self._free, thread_name_prefix="scorer")
+        self._deadline = deadline_seconds
+        self._waiting: deque[tuple[Mapping[str, Any], asyncio.Future[Any]]] = deque()
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def score(self, sample: Mapping[str, Any]) -> Any:
+        """What the scorer returns for a sample.
+
+        Args:
+            sample: arguments of a scorer that takes one sample.
+
+        Raises:
+            TimeoutError: the scorer's call did not end within the deadline.
+            ValueError: a scorer that takes lists did not return a result for each sample.
+        """
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((sample, result))
+        self._start_calls()
+        return await result
+
+    def _start_calls(self) -> None:
+        while self._free and (chosen := self._next_batch()):
+            self._free -= 1
+            call = asyncio.ensure_future(self._run(chosen))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    def _next_batch(self) -> list[tuple[Mapping[str, Any], asyncio.Future[Any]]]:
+        chosen: list[tuple[Mapping[str, Any], asyncio.Future[Any]]] = []
+        while self._waiting and len(chosen) < self._batch_size:
+            sample, result = self._waiting.popleft()
+            if not result.done():  # otherwise its caller was cancelled
+                chosen.append((sample, result))
+        return chosen
+
+    async def _run(self, chosen: Sequence[tuple[Mapping[str, Any], asyncio.Future[Any]]]) -> None:
+        results = [result for _, result in chosen]
+        try:
+            found = await self._within_deadline(self._call([sample for sample, _ in chosen]))
+        except Exception as error:  # noqa: BLE001 - the caller of each sample gets it
+            for result in results:
+                if not result.done():
+                    result.set_exception(error)
+        else:
+            for result, value in zip(results, found, strict=True):
+                if not result.done():
+                    result.set_result(value)
+        finally:
+            self._free += 1
+            self._start_calls()
+
+    async def _within_deadline(self, call: Awaitable[Sequence[Any]]) -> Sequence[Any]:
+        limit = self._timeout(self._deadline)
+        try:
+            async with limit:
+                return await call
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the scorer's own
+            raise TimeoutError(f"no score within {self._deadline:g} s (reward.deadline_seconds)") from error
+
+    async def _call(self, samples: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+        if not self._lists:
+            return [await self._invoke(samples[0])]
+        columns = {PLURAL[name]: [sample[name] for sample in samples] for name in PLURAL}
+        others = {name: value for name, value in samples[0].items() if name not in PLURAL}
+        found = await self._invoke({**columns, **others})
+        if not isinstance(found, Sequence) or len(found) != len(samples):
+            number = len(found) if isinstance(found, Sequence) else type(found).__name__
+            raise ValueError(f"the scorer must return a list of {len(samples)} results, one a sample, not {number}")
+        return found
+
+    async def _invoke(self, arguments: Mapping[str, Any]) -> Any:
+        bound = partial(self._scorer, **arguments, **self._settings)
+        if self._is_async:
+            return await bound()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, bound)
