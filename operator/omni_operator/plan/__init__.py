@@ -2,10 +2,11 @@
 
 from .cluster_settings import ClusterSettings
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
-from .objects import digest_attempt, dump_yaml, render_attempt, render_job_objects, render_objects
+from .objects import digest_attempt, render_attempt, render_job_objects, render_objects
 from .overrides import render_command, render_overrides, render_settings
 from .refusals import describe_refusals, find_refusals, find_warnings
 from .run_layout import RunLayout, local_layout, resolve_paths
+from .yaml_writer import dump_yaml
 
 __all__ = [
     "ClusterSettings",

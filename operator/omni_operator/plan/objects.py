@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from typing import Any
-
-from ruamel.yaml import YAML
-from ruamel.yaml.scalarstring import LiteralScalarString
 
 from omni_operator.api import API_VERSION, KIND, DiffusionRLJob
 from omni_operator.api.names import JOB_ANNOTATION, OVERRIDES_ANNOTATION, RENDERED_ANNOTATION, Names
@@ -19,6 +15,7 @@ from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
 from .rayjob import render_ray_job
 from .service import render_head_service
+from .yaml_writer import dump_yaml
 
 Object = dict[str, Any]
 
@@ -72,30 +69,6 @@ def _render_pods(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -
 def compute_digest(body: Object) -> str:
     """Digest of an object, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def dump_yaml(*bodies: Object) -> str:
-    """Format objects as YAML documents."""
-    stream = io.StringIO()
-    yaml = YAML()
-    yaml.width = 4096
-    yaml.explicit_start = len(bodies) > 1
-    yaml.representer.ignore_aliases = lambda data: True
-    yaml.dump_all(map(_readable, bodies), stream)
-    return stream.getvalue()
-
-
-def _readable(value: Any) -> Any:
-    """Block style for strings of several lines."""
-    match value:
-        case dict():
-            return {name: _readable(item) for name, item in value.items()}
-        case list():
-            return [_readable(item) for item in value]
-        case str() if "\n" in value:
-            return LiteralScalarString(value)
-        case _:
-            return value
 
 
 def _complete(body: Object, job: DiffusionRLJob, labels: dict[str, str]) -> Object:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # a new interpreter for each test
 
 ROOT = Path(__file__).parents[3]
 BANNED = {"torch", "ray", "vllm", "vllm_omni", "verl", "verl_omni", "kopf", "hydra", "omegaconf", "numpy"}
-DEPENDENCIES = ("psutil", "pydantic", "rich", "ruamel.yaml", "typer")
+DEPENDENCIES = ("psutil", "pydantic", "pyyaml", "rich", "ruamel.yaml", "typer")
 
 
 def closure(names: tuple[str, ...]) -> set[str]:

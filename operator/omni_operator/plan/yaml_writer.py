@@ -1,0 +1,44 @@
+"""PURE: YAML of rendered objects, in block style.
+
+libyaml writes it: the pure Python writer of ruamel.yaml, which reads jobs because it keeps line numbers, took more time
+than everything else that the operator does to create a job.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from typing_extensions import override
+
+Object = dict[str, Any]
+WIDTH = 4096
+# PyYAML writes YAML 1.1 and quotes what would be read as something else there. These are numbers in YAML 1.2 alone.
+_NUMBERS = re.compile(r"[-+]?(0o[0-7_]+|([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)([eE][-+]?[0-9]+)?)")
+# Line breaks in YAML 1.1 that are none in YAML 1.2: escaped in double quotes.
+_BREAKS = re.compile("[\r\x85\u2028\u2029]")
+
+
+def dump_yaml(*bodies: Object) -> str:
+    """Format objects as YAML documents, which YAML 1.1 and 1.2 read alike."""
+    text: str = yaml.dump_all(
+        bodies, Dumper=_Writer, width=WIDTH, explicit_start=len(bodies) > 1, sort_keys=False, allow_unicode=True,
+        default_flow_style=False,
+    )  # fmt: skip
+    return text
+
+
+class _Writer(yaml.CSafeDumper):
+    """Without aliases of repeated parts; block style for strings of several lines."""
+
+    @override
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if _BREAKS.search(text) else "|" if "\n" in text else "'" if _NUMBERS.fullmatch(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Writer.add_representer(str, _Writer.represent_text)
