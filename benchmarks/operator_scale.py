@@ -32,6 +32,7 @@ from results import arguments, table, write
 
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.operator_process import RunningOperator, install, operator
+from omni_operator.handlers.memory_release import INTERVAL_SECONDS
 
 PATIENCE = 1800.0
 RATE, STREAM_SECONDS = 5.0, 30.0
@@ -125,10 +126,19 @@ def restart(plane: ControlPlane, client: httpx.Client, deleted: int, empty: floa
         began, used = time.monotonic(), processor_seconds(running)
         delete(client, [f"job-{number}" for number in range(deleted)])
         found["deletion_requests_s"] = time.monotonic() - began
-        wait_for("deleted jobs to be gone", lambda: count(client, JOBS) <= jobs - deleted, PATIENCE)
+        wait_for(
+            "deleted jobs and their RayJobs to be gone",
+            lambda: max(count(client, JOBS), count(client, RAYJOBS)) <= jobs - deleted, PATIENCE,
+        )  # fmt: skip
         found["deletion_s"] = time.monotonic() - began
         settled(running)
         found["cpu_per_deleted_job_ms"] = (processor_seconds(running) - used) * 1000 / deleted
+        client.delete(JOBS, timeout=PATIENCE).raise_for_status()
+        wait_for(
+            "all jobs and RayJobs to be gone", lambda: not (count(client, JOBS) or count(client, RAYJOBS)), PATIENCE
+        )
+        settled(running)
+        time.sleep(INTERVAL_SECONDS)
         return {**found, "memory_after_deletion_mib": resident(running)}
 
 
@@ -146,7 +156,9 @@ def main() -> None:
     """Measure, print and write the figures."""
     parser = arguments(__doc__, "operator_scale", 1)
     parser.add_argument("--jobs", type=int, default=5000)
-    parser.add_argument("--deleted", type=int, default=1000, help="jobs that are deleted at the end")
+    parser.add_argument(
+        "--deleted", type=int, default=1000, help="jobs whose deletion is timed; afterwards the rest is deleted"
+    )
     given = parser.parse_args()
     runs = [measure(given.jobs, min(given.deleted, given.jobs)) for _ in range(given.repeats)]
     table([{"figure": name, "value": value} for name, value in runs[0].items()], ["figure", "value"])

@@ -12,12 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol, assert_never
 
-from pydantic import ValidationError
-
-from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.names import FINALIZER, Names
 from omni_operator.api.status import Status
-from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster import owned_objects
 from omni_operator.cluster.errors import (
     ClusterError,
@@ -36,7 +32,8 @@ from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.protocol import Cluster
-from omni_operator.plan import ClusterSettings, describe_refusals, digest_attempt, render_attempt, render_job_objects
+from omni_operator.plan import ClusterSettings
+from omni_operator.spec_cache import SpecCache, ValidSpec
 from omni_operator.status.decision import decide
 from omni_operator.status.events import find_events
 from omni_operator.status.job_facts import JobFacts
@@ -83,6 +80,7 @@ class _Memory:
 
     Attributes:
         lost: name of a RayJob that the status records, and that the API server does not have.
+        ensured: generation of the job and versions of its shared objects when these were last compared.
     """
 
     written: datetime | None = None
@@ -91,6 +89,7 @@ class _Memory:
     refused_until: datetime | None = None
     refusals: int = 0
     lost: str | None = None
+    ensured: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +126,7 @@ class Reconciler:
     timeouts: Timeouts = field(default_factory=Timeouts)
     failed: Callable[[str], None] = lambda reason: None
     made: Callable[[Body], None] = lambda body: None
+    _specs: SpecCache = field(default_factory=SpecCache)
     _memories: dict[Key, _Memory] = field(default_factory=dict)
     _absent: dict[Kind, datetime] = field(default_factory=dict)
     _listening: datetime | None = None
@@ -160,13 +160,12 @@ class Reconciler:
         if (facts := parse_metadata_facts(body)).deleting is not None:
             return await self._delete(key, facts, now)
         status = parse_status(body)
-        try:
-            job = DiffusionRLJob.model_validate({**body, "status": {}})
-        except ValidationError as error:
-            return await self._without_spec(key, body, status, _describe_errors(error), now)
-        if job.spec.managed_by != "diffusionrl.io/operator":
+        spec = self._specs.get(key, body, self.settings)
+        if isinstance(spec, str):
+            return await self._without_spec(key, body, status, spec, now)
+        if spec.job.spec.managed_by != "diffusionrl.io/operator":
             return ReconcileResult()
-        return await self._pass(key, body, job, parse_job_facts(body, job.spec), status, now)
+        return await self._pass(key, body, spec, parse_job_facts(body, spec.job.spec), status, now)
 
     async def _delete(self, key: Key, facts: JobFacts, now: datetime) -> ReconcileResult:
         """A pass over a job that is being deleted. It reads neither spec nor status, so neither can prevent it."""
@@ -186,14 +185,14 @@ class Reconciler:
         return ReconcileResult(gone=True, result="gone")
 
     async def _pass(
-        self, key: Key, body: Body, job: DiffusionRLJob, facts: JobFacts, status: Status, now: datetime
+        self, key: Key, body: Body, spec: ValidSpec, facts: JobFacts, status: Status, now: datetime
     ) -> ReconcileResult:
         memory = self._memories.setdefault(key, _Memory())
         if not status.finished:
             await self._recover_rayjob(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
         decision = decide(facts, observed, status, self.timeouts, now)
-        refused_spec = None if status.finished else describe_refusals(job, self.settings)
+        refused_spec = None if status.finished else spec.refused
         # The operator's settings may have become stricter: a running attempt continues to its end.
         if refused_spec and (observed.empty or isinstance(decision.situation, Creating)):
             return await self._without_spec(key, body, status, refused_spec, now)
@@ -201,7 +200,7 @@ class Reconciler:
         conflict = False
         for step in () if refusal else decision.steps:
             try:
-                await self._perform(step, key, job, facts)
+                await self._perform(step, key, spec, facts)
             except (Conflict, NotFound) as error:
                 # The cache is older than the API server's state; the watch will update it.
                 log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
@@ -220,7 +219,7 @@ class Reconciler:
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._listening or now, refusal=refusal,
             refused_spec=refused_spec,
-            digest=self._digest(job, facts, status, max(status.attempts, after.newest)),
+            digest=_digest(spec, facts, status, max(status.attempts, after.newest)),
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)
         written = await self._write(key, body, facts, status, derived, memory, now)
@@ -257,12 +256,6 @@ class Reconciler:
     def _observe(self, key: Key, uid: str) -> Observation:
         return replace(self.cache.observed(key, uid), report=self.reports.newest(key, uid))
 
-    def _digest(self, job: DiffusionRLJob, facts: JobFacts, status: Status, attempt: int) -> str | None:
-        """Digest of the RayJob that the spec renders now, after the spec changed; else None."""
-        if not attempt or status.observed_generation == facts.generation:
-            return None
-        return digest_attempt(job, attempt, self.settings)
-
     def _deadlines(
         self, facts: JobFacts, decision: Decision, status: Status, observed: Observation, context: Context
     ) -> Iterator[datetime]:
@@ -280,17 +273,17 @@ class Reconciler:
         if report and report.synced_at and status.is_true("WeightsInSync"):
             yield report.synced_at + heartbeat.max_age
 
-    async def _perform(self, step: Step, key: Key, job: DiffusionRLJob | None, facts: JobFacts) -> None:
+    async def _perform(self, step: Step, key: Key, spec: ValidSpec | None, facts: JobFacts) -> None:
         """Carry out one step and cache the API server's answer."""
         match step:
             case AddFinalizer() | RemoveFinalizer():
                 await self._set_finalizer(key, isinstance(step, AddFinalizer))
             case EnsureShared():
-                assert job is not None
-                await self._ensure_shared(key, job)
+                assert spec is not None
+                await self._ensure_shared(key, spec, facts)
             case CreateAttempt(number=number):
-                assert job is not None
-                answer = await owned_objects.create(self.cluster, render_attempt(job, number, self.settings))
+                assert spec is not None
+                answer = await owned_objects.create(self.cluster, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
                 self.made(answer)
             case DeleteRayJob(name=name, uid=uid):
@@ -321,11 +314,19 @@ class Reconciler:
             # The job is gone. The answer has its last version, and the watch's event may come after other passes.
             self.cache.remove(JOBS, body)
 
-    async def _ensure_shared(self, key: Key, job: DiffusionRLJob) -> None:
-        """Create shared objects that are missing, and correct those that differ. PodMonitors are optional."""
-        for body in render_job_objects(job, self.settings):
+    async def _ensure_shared(self, key: Key, spec: ValidSpec, facts: JobFacts) -> None:
+        """Create shared objects that are missing, and correct those that differ. PodMonitors are optional.
+
+        Nothing is compared while neither the generation nor any of these objects changes.
+        """
+        memory = self._memories.setdefault(key, _Memory())
+        if memory.ensured == (facts.uid, facts.generation, self.cache.shared_versions(key)):
+            return
+        complete = True
+        for body in spec.shared:
             kind, name = kind_of(body), body["metadata"]["name"]
             if self._absent.get(kind, self.clock()) > self.clock():
+                complete = False
                 continue
             try:
                 self.cache.put(kind, await owned_objects.ensure(self.cluster, self.cache.shared(key, kind, name), body))
@@ -334,6 +335,8 @@ class Reconciler:
                     raise
                 log.warning("%s/%s: PodMonitor not created, next try in %s: %s", *key, BACKOFF_MOST, error)
                 self._absent[kind] = self.clock() + BACKOFF_MOST
+                complete = False
+        memory.ensured = (facts.uid, facts.generation, self.cache.shared_versions(key)) if complete else None
 
     def _standing_refusal(self, memory: _Memory, facts: JobFacts, now: datetime) -> Refusal | None:
         """The last refusal while its backoff runs and the spec is unchanged; else None."""
@@ -391,6 +394,6 @@ def _refusal(error: ClusterError) -> Refusal:
             return Refusal(kind="ChildRefused", text=text)
 
 
-def _describe_errors(error: ValidationError) -> str:
-    """All errors of a spec, each with its field."""
-    return "; ".join(f"{format_path(at)}: {text}" for at, text in describe_errors(error, DiffusionRLJob))
+def _digest(spec: ValidSpec, facts: JobFacts, status: Status, attempt: int) -> str | None:
+    """Digest of the RayJob that the spec renders now, after the spec changed; else None."""
+    return spec.digest(attempt) if attempt and status.observed_generation != facts.generation else None

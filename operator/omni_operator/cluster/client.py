@@ -151,11 +151,12 @@ class ApiServer(AuthenticatedClient):
         while True:
             client = await self._authenticated_client(what, rejected)
             used = self._used
-            request = await client.param_serialize(
-                method, path, query_params=list((parameters or {}).items()), header_params=dict(headers), body=body,
+            # The body is not given here: the package would copy all of it, although it is JSON already.
+            _, url, headers_sent, _, _ = await client.param_serialize(
+                method, path, query_params=list((parameters or {}).items()), header_params=dict(headers),
                 auth_settings=["BearerToken"],
             )  # fmt: skip
-            answer = await self._exchange(verb, kind, client, request, what)
+            answer = await self._exchange(verb, kind, client, (method, url, headers_sent, body), what)
             if answer.code != 401 or rejected is not None:
                 break
             rejected = used

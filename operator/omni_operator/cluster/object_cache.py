@@ -188,6 +188,12 @@ class ObjectCache:
         child = entry.children.get((kind, name)) if entry else None
         return unpack(child.seen) if child and isinstance(child.seen, bytes) else None
 
+    def shared_versions(self, key: Key) -> tuple[tuple[str, int], ...]:
+        """Uids and versions of the objects that all attempts of a job share: they change with any of these objects."""
+        entry = self._jobs.get(key)
+        children = entry.children.values() if entry else ()
+        return tuple((child.uid, child.version) for child in children if isinstance(child.seen, bytes))
+
     def _key(self, kind: Kind, body: Body) -> Key | None:
         meta = body["metadata"]
         namespace = str(meta.get("namespace") or "")

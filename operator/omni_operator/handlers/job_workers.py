@@ -1,7 +1,8 @@
 """Queue of jobs: passes over a job never overlap, several triggers are merged into one pass, idle jobs have no task.
 
-A job is queued, in a pass, or asleep until a time in a heap. The queue starts at most one pass per turn of the event
-loop: most passes make no request, so more of them would delay everything else in the process.
+A job is queued, in a pass, or asleep until a time in a heap. A pass that asks for another one at once is followed by it
+before the passes over other jobs, while what was parsed for it is still cached. The queue starts at most one pass per
+turn of the event loop: most passes make no request, so more of them would delay everything else in the process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from omni_operator.cluster.kinds import Key
 from omni_operator.reconciler import ReconcileResult
 
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 300.0
+CONTINUED = -1  # rank of a job whose last pass asked for another one at once
 STALE_ENTRIES = 64  # entries of the heap beyond two for each job before it is rebuilt
 log = logging.getLogger(__name__)
 
@@ -105,10 +107,10 @@ class JobWorkers:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _enqueue(self, key: Key, job: _Job) -> None:
+    def _enqueue(self, key: Key, job: _Job, rank: int | None = None) -> None:
         if not job.queued:
             job.queued, job.wake_at = True, 0.0
-            heapq.heappush(self._queue, (self._rank(key), next(self._order), key))
+            heapq.heappush(self._queue, (self._rank(key) if rank is None else rank, next(self._order), key))
         self._start_soon()
 
     def _start_soon(self) -> None:
@@ -147,6 +149,8 @@ class JobWorkers:
             self._enqueue(key, job)
         elif not isinstance(outcome, float) and outcome.gone:
             del self._jobs[key]
+        elif not pause:
+            self._enqueue(key, job, CONTINUED)
         else:
             self._sleep(key, job, pause)
 

@@ -30,6 +30,7 @@ from omni_operator.settings import Settings
 from .background import CacheCleanup, LeaseHeartbeat, MissingKinds, utc_now
 from .http_server import probe_routes, serve
 from .job_workers import JobWorkers
+from .memory_release import run_releases
 from .watches import Watches
 
 LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login
@@ -72,7 +73,7 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             await missing.await_jobs()
             loops = [
                 *watches.runs(), LeaseHeartbeat(cluster, liveness, settings).run(), missing.run(),
-                CacheCleanup(cluster, cache, settings, workers.wake).run(),
+                CacheCleanup(cluster, cache, settings, workers.wake).run(), run_releases(),
             ]  # fmt: skip
             await _run_all(_operate(settings, credentials, missing.served, workers), loops)
     return missing.served.is_set()

@@ -1,7 +1,7 @@
 """The operator's watches: each change updates the cache and wakes the worker of its job.
 
-A pass needs the job's children, so jobs wait until all kinds of children were listed once; after that, each job is
-passed over as it arrives.
+A pass needs the job's children, so jobs wait until all kinds of children were listed once. After that, new jobs are
+passed over as they arrive, and all others when the jobs are listed too, because their passes would delay the list.
 """
 
 from __future__ import annotations
@@ -81,24 +81,30 @@ class Watches:
             self._update_readiness()
             return
         key = self.cache.remove(kind, body) if change == "DELETED" else self.cache.put(kind, body)
-        if key is not None and self._children_listed():
-            self.wake(key)
+        if key is not None:
+            self._wake(key)
 
     def remove_missing(self, kind: Kind, namespace: str | None, alive: set[str], version: int) -> None:
         """Remove cached objects that a list does not have: their deletion was not reported."""
         if kind != LEASES:
             for key in self.cache.remove_missing(kind, alive, version, namespace):
-                if self._children_listed():
-                    self.wake(key)
+                self._wake(key)
 
     def synced(self, done: Unlisted) -> None:
-        """Start the passes when the last kind of children was listed."""
-        before = self._children_listed()
-        self._unlisted.discard(done)
-        if not before and self._children_listed():
-            for key in self.cache.jobs():
-                self.wake(key)
+        """Start the passes that waited for a list."""
+        if done in self._unlisted:
+            self._unlisted.discard(done)
+            if done[0] != LEASES:
+                for key in self.cache.jobs():
+                    self._wake(key)
         self._update_readiness()
+
+    def _wake(self, key: Key) -> None:
+        """Start a pass, unless it has to wait for a list."""
+        summary = self.cache.summary(key)
+        jobs_listed = self._unlisted.isdisjoint({(JOBS, None), (JOBS, key[0])})
+        if self._children_listed() and (jobs_listed or (summary is not None and summary.is_new)):
+            self.wake(key)
 
     def _children_listed(self) -> bool:
         return not any(kind in CHILDREN for kind, _ in self._unlisted)

@@ -40,5 +40,4 @@ class _Writer(yaml.CSafeDumper):
         style = '"' if _BREAKS.search(text) else "|" if "\n" in text else "'" if _NUMBERS.fullmatch(text) else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
-
-_Writer.add_representer(str, _Writer.represent_text)
+    yaml_representers = {**yaml.CSafeDumper.yaml_representers, str: represent_text}  # noqa: RUF012 - PyYAML's attribute

@@ -54,6 +54,21 @@ def new_workers(passes: Passes, ranks: Mapping[Key, int] | None = None, places: 
     )  # fmt: skip
 
 
+async def test_a_pass_that_asks_for_another_one_is_followed_by_it_before_new_jobs() -> None:
+    passes = Passes()
+    passes.answers[A] = [ReconcileResult(wake=NOW)]
+    held = passes.barriers[A] = asyncio.Event()
+    workers = new_workers(passes, {A: 1, B: 0}, places=1)
+    workers.wake(A)
+    await passes.until(1)
+    workers.wake(B)
+    del passes.barriers[A]
+    held.set()
+    await passes.until(3)
+    assert passes.started_keys == [A, A, B]
+    await workers.stop(10)
+
+
 async def test_triggers_during_a_pass_make_one_more_pass() -> None:
     passes = Passes()
     passes.barriers[A] = asyncio.Event()

@@ -55,9 +55,9 @@ async def quiet() -> None:
         await asyncio.sleep(0)
 
 
-async def test_jobs_wait_for_their_children_and_for_nothing_else() -> None:
-    source = Gates({JOBS: [body_of(JOBS, "red", 1, spec={}), body_of(JOBS, "blue", 2, spec={})],
-                    RAYJOBS: [body_of(RAYJOBS, "red-a01", 3)]})  # fmt: skip
+async def test_new_jobs_wait_for_their_children_and_others_for_the_list_of_jobs_too() -> None:
+    old = body_of(JOBS, "red", 1, spec={}, status={"attempts": 1})
+    source = Gates({JOBS: [old, body_of(JOBS, "blue", 2, spec={})], RAYJOBS: [body_of(RAYJOBS, "red-a01", 3)]})
     cache, liveness, woken = ObjectCache(), WatchLiveness(60.0), list[Key]()
     watches = Watches(source, (), cache, liveness, woken.append, lambda resource: None)
     tasks = [asyncio.create_task(run) for run in watches.runs()]
@@ -66,11 +66,14 @@ async def test_jobs_wait_for_their_children_and_for_nothing_else() -> None:
         assert woken == [], f"{kind.plural} are not listed yet"
         source.gates[kind].set()
         await quiet()
-    assert woken == [("ns", "red"), ("ns", "blue")]
+    assert woken == [("ns", "blue")], "a new job does not wait for the list of jobs"
+    source.gates[JOBS].set()
+    await quiet()
+    assert woken == [("ns", "blue"), ("ns", "red"), ("ns", "blue")]
     assert cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs
     source.later[RAYJOBS].put_nowait(("DELETED", source.objects[RAYJOBS][0]))
     await quiet()
-    assert woken[2:] == [("ns", "red")], "from then on each change starts a pass"
+    assert woken[3:] == [("ns", "red")], "from then on each change starts a pass"
 
     assert sorted(kind.plural for kind, _ in source.requests) == sorted(kind.plural for kind in source.gates)
     for task in tasks:
@@ -109,6 +112,7 @@ async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_n
     for name, version in (("red-a01", 3), ("red-a02", 20)):
         watches.handle(RAYJOBS, "ADDED", body_of(RAYJOBS, name, version))
     watches.handle(PODS, "ADDED", {"metadata": {"name": "broken", "labels": 7}})
+    assert woken == [("ns", "red")] * 3
     woken.clear()
     watches.remove_missing(RAYJOBS, None, set(), 10)
     assert woken == [("ns", "red")]

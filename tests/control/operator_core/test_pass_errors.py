@@ -75,7 +75,7 @@ async def test_a_job_is_deleted_even_if_its_spec_and_status_cannot_be_read(
     simulation.submit()
     await simulation.settle()
     simulation.run(1)
-    for name in ("describe_refusals", "parse_status", "derive_status", "render_job_objects"):
+    for name in ("parse_status", "derive_status"):
         monkeypatch.setattr(reconciler, name, lambda *_: 1 / 0)
     await fail(simulation)
     simulation.cluster.remove(JOBS, *KEY)

@@ -1,0 +1,79 @@
+"""Specifications of the jobs that had the last passes: each generation is validated, checked and rendered once.
+
+The passes over a job that starts follow each other closely. A parsed specification takes several times the memory of
+all else that is cached of a job, so only the last ones stay.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pydantic import ValidationError
+
+from omni_operator.api.job import DiffusionRLJob
+from omni_operator.api.names import RENDERED_ANNOTATION
+from omni_operator.api.validation_messages import describe_errors, format_path
+from omni_operator.cluster.kinds import Body, Key
+from omni_operator.plan import ClusterSettings, describe_refusals, digest_attempt, render_attempt, render_job_objects
+
+KEPT = 64  # several times the passes that run at the same time
+
+
+class ValidSpec:
+    """A job with a valid specification, and what passes derive from it."""
+
+    def __init__(self, job: DiffusionRLJob, settings: ClusterSettings) -> None:
+        self.job, self._settings = job, settings
+        self._digests: dict[int, str] = {}
+
+    @cached_property
+    def refused(self) -> str | None:
+        """Why the operator starts no attempt of the job; None if it does."""
+        return describe_refusals(self.job, self._settings)
+
+    @cached_property
+    def shared(self) -> list[Body]:
+        """Objects that all attempts share."""
+        return render_job_objects(self.job, self._settings)
+
+    def attempt(self, number: int) -> Body:
+        """The RayJob of an attempt."""
+        body = render_attempt(self.job, number, self._settings)
+        self._digests[number] = body["metadata"]["annotations"][RENDERED_ANNOTATION]
+        return body
+
+    def digest(self, number: int) -> str:
+        """Digest of the RayJob of an attempt."""
+        if number not in self._digests:
+            self._digests[number] = digest_attempt(self.job, number, self._settings)
+        return self._digests[number]
+
+
+@dataclass(slots=True)
+class SpecCache:
+    """Specifications of the last jobs, valid or not."""
+
+    _specs: OrderedDict[Key, tuple[object, ValidSpec | str]] = field(default_factory=OrderedDict)
+
+    def get(self, key: Key, body: Body, settings: ClusterSettings) -> ValidSpec | str:
+        """The specification of a job, or all its errors, each with its field."""
+        meta = body["metadata"]
+        # Labels and annotations are part of a job without being part of its generation.
+        identity = (settings, *(meta.get(name) for name in ("uid", "generation", "labels", "annotations")))
+        known = self._specs.get(key)
+        if known is None or known[0] != identity:
+            known = (identity, _parse(body, settings))
+        self._specs[key] = known
+        self._specs.move_to_end(key)
+        if len(self._specs) > KEPT:
+            self._specs.popitem(last=False)
+        return known[1]
+
+
+def _parse(body: Body, settings: ClusterSettings) -> ValidSpec | str:
+    try:
+        return ValidSpec(DiffusionRLJob.model_validate({**body, "status": {}}), settings)
+    except ValidationError as error:
+        return "; ".join(f"{format_path(at)}: {text}" for at, text in describe_errors(error, DiffusionRLJob))

@@ -1,0 +1,105 @@
+"""Cost of a job: what its passes validate, check, render and write, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from omni_operator import spec_cache
+from omni_operator.cluster.kinds import JOBS, SERVICES
+from omni_operator.plan import ClusterSettings
+from omni_operator.spec_cache import KEPT, SpecCache, ValidSpec
+
+if TYPE_CHECKING:
+    from .conftest import Simulation
+
+KEY = ("team-a", "red")
+SPEC: dict[str, Any] = {
+    "model": {"base": "shapes-sd3"}, "data": {"train": ["prompts.jsonl"]}, "reward": {"scorers": [{"name": "color"}]},
+    "trainer": {"totalSteps": 10},
+}  # fmt: skip
+TEMPLATE = {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "b"}]}]}}
+DERIVED = ("describe_refusals", "render_job_objects", "render_attempt", "digest_attempt")
+
+
+@pytest.fixture
+def derived(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Calls of what derives something from a specification; `parsed` are validations of a whole job."""
+    counts: Counter[str] = Counter()
+
+    def count(name: str) -> None:
+        function: Callable[..., Any] = getattr(spec_cache, name)
+
+        def counted(*given: Any) -> Any:
+            counts[name] += 1
+            return function(*given)
+
+        monkeypatch.setattr(spec_cache, name, counted)
+
+    for name in (*DERIVED, "_parse"):
+        count(name)
+    return counts
+
+
+async def start(simulation: Simulation) -> None:
+    accelerator = {"vendor": "NVIDIA", "count": 2}
+    simulation.submit(trainer={"totalSteps": 10, "accelerator": accelerator, "podTemplate": TEMPLATE})
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    for step in range(1, 4):
+        simulation.report(step=step)
+        await simulation.after(20)
+    assert simulation.condition("Ready").status == "True"
+
+
+async def test_a_generation_is_validated_checked_and_rendered_once(
+    simulation: Simulation, derived: Counter[str]
+) -> None:
+    await start(simulation)
+    assert simulation.passes > 5
+    once = {"_parse": 1, "describe_refusals": 1, "render_job_objects": 1}
+    assert derived == {**once, "render_attempt": 1}
+    derived.clear()
+    simulation.edit(seed=7)
+    await simulation.settle()
+    assert derived == {**once, "digest_attempt": 1}, "the running attempt is compared with the new specification"
+
+
+async def test_shared_objects_are_compared_again_when_one_of_them_changes(simulation: Simulation) -> None:
+    await start(simulation)
+    simulation.cluster.counts()
+    (service,) = simulation.cluster.all(SERVICES)
+    simulation.cluster.change(SERVICES, KEY[0], service["metadata"]["name"], spec={"selector": {"a": "b"}})
+    await simulation.settle()
+    assert simulation.cluster.counts() == {("patch", "services"): 1}
+    simulation.cluster.remove(SERVICES, KEY[0], service["metadata"]["name"])
+    await simulation.settle()
+    assert simulation.cluster.counts() == {("create", "services"): 1}
+
+
+def test_few_specifications_stay_and_each_change_of_a_job_counts(derived: Counter[str]) -> None:
+    cache, settings = SpecCache(), ClusterSettings(image="rollout:1")
+
+    def body(number: int = 0, **meta: Any) -> dict[str, Any]:
+        made = {"namespace": KEY[0], "name": f"job-{number}", "uid": f"u{number}", "generation": 1, **meta}
+        return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": made, "spec": SPEC}
+
+    first = cache.get(KEY, body(), settings)
+    assert isinstance(first, ValidSpec)
+    assert cache.get(KEY, {**body(), "status": {"attempts": 1}}, settings) is first
+    for changed in ({"generation": 2}, {"uid": "u9"}, {"labels": {"a": "b"}}, {"annotations": {"a": "b"}}):
+        assert cache.get(KEY, body(**changed), settings) is not first
+    invalid = {**body(generation=3), "spec": {}}
+    assert "spec.model: " in str(cache.get(KEY, invalid, settings))
+    derived.clear()
+    for number in range(KEPT + 1):
+        cache.get((KEY[0], f"job-{number}"), body(number), settings)
+    assert derived["_parse"] == KEPT + 1
+    cache.get((KEY[0], f"job-{KEPT}"), body(KEPT), settings)
+    assert derived["_parse"] == KEPT + 1
+    cache.get((KEY[0], "job-0"), body(0), settings)
+    assert derived["_parse"] == KEPT + 2, "the oldest was dropped"
