@@ -9,6 +9,7 @@ import typer
 
 from . import console, model
 from .doctor import doctor
+from .fit import fit
 from .render import render
 from .report import report
 from .run import run
@@ -38,12 +39,12 @@ def drl(
 ) -> None:
     """Fine-tune diffusion models with reinforcement learning, on this machine or on Kubernetes.
 
-    Exit codes: 0 success; 1 the run failed, or doctor found something missing; 2 nothing was started: invalid job,
-    invalid option, missing file or installation; 130 stopped by the user.
+    Exit codes: 0 success; 1 the run failed, doctor found something missing, or the job does not fit; 2 nothing was
+    started: invalid job, invalid option, missing file or installation; 130 stopped by the user.
     """
 
 
-for command in (run, render, validate, report, doctor):
+for command in (run, render, validate, fit, report, doctor):
     app.command()(command)
 app.add_typer(model.app, name="model")
 

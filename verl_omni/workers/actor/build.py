@@ -34,6 +34,14 @@ def load_transformer(model: Any, *, precision: Precision, seed: int) -> nn.Modul
     made: nn.Module = AutoModel.from_pretrained(
         str(Path(model.path)), subfolder="transformer", torch_dtype=precision.frozen
     )
+    return prepare(made, model, precision=precision, seed=seed)
+
+
+def prepare(made: nn.Module, model: Any, *, precision: Precision, seed: int) -> nn.Module:
+    """Make a loaded transformer the trained model: dtypes, checkpointing, attention kernel, adapter, what is trained.
+
+    Arguments and errors are those of `load_transformer`.
+    """
     if precision.buffers is not None:
         _cast_buffers(made, precision.buffers)
     if model.enable_gradient_checkpointing:

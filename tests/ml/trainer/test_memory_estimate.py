@@ -1,0 +1,281 @@
+"""`drl fit`: estimates against measured peaks, sizes of the public models, and what the settings change."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from verl_omni.trainer import settings, startup
+from verl_omni.trainer.memory_estimate import __main__ as program
+from verl_omni.trainer.memory_estimate import advice, estimate, job_estimate, model_shapes, public_models
+from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
+from verl_omni.trainer.setting_names import setting_names
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
+LORA = "actor_rollout_ref.model.lora_rank=4"
+GUIDANCE = "actor_rollout_ref.rollout.pipeline.guidance_scale=4.5"
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
+BFLOAT16 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16"
+NFT = "actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_nft"
+# Parameters of the transformer as published: billions, with the precision of the publication.
+PUBLISHED = {
+    "stabilityai/stable-diffusion-3.5-medium": 2.2,  # 2.5 with the positions, which are no parameters
+    "stabilityai/stable-diffusion-3.5-large": 8.1,
+    "Qwen/Qwen-Image": 20.4,
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.4,
+    "Wan-AI/Wan2.1-T2V-14B-Diffusers": 14.3,
+}
+ENCODERS = {
+    "stabilityai/stable-diffusion-3.5-medium": 5.6,  # T5-XXL 4.8, CLIP 0.12 and 0.69
+    "Qwen/Qwen-Image": 8.3,  # Qwen2.5-VL-7B
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 5.7,  # UMT5-XXL
+}
+
+
+def billions(folder: Path, *components: str) -> float:
+    """Parameters of components, without reading or allocating any."""
+    model = model_shapes.read(folder)
+    return sum(p.numel() for name in components for p in model.on_meta(name, torch.bfloat16).parameters()) / 1e9
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_a_public_transformer_has_its_published_size(model: str, tmp_path: Path) -> None:
+    public_models.write(model, tmp_path)
+    assert round(billions(tmp_path, "transformer"), 1) == PUBLISHED[model]
+
+
+@pytest.mark.parametrize("model", ENCODERS)
+def test_public_text_encoders_have_their_published_size(model: str, tmp_path: Path) -> None:
+    public_models.write(model, tmp_path)
+    assert round(billions(tmp_path, *model_shapes.read(tmp_path).text_encoders), 1) == ENCODERS[model]
+    assert 0.05 < billions(tmp_path, "vae") < 0.15
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a tiny SD3, without weights."""
+    from verl_omni.models.tiny import make_tiny_sd3
+
+    folder = tmp_path_factory.mktemp("fit") / "model"
+    make_tiny_sd3(folder)
+    for weights in folder.rglob("*.safetensors"):
+        weights.unlink()
+    return folder
+
+
+def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
+    small = ("height=64", "width=64", "num_inference_steps=3", "max_sequence_length=16")
+    config = settings.load(
+        [
+            f"actor_rollout_ref.model.path={folder}", *REQUIRED, LORA, "data.train_batch_size=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+            *(f"actor_rollout_ref.rollout.pipeline.{setting}" for setting in small), *overrides,
+        ]
+    )  # fmt: skip
+    startup.fit_to_machine(config, accelerator)
+    return config
+
+
+@functools.cache
+def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
+    """The estimate of `job`; made once."""
+    return job_estimate.estimate_job(job(folder, *overrides, accelerator=accelerator), accelerator=accelerator)
+
+
+def test_an_adapter_has_two_moments_and_a_gradient_and_the_base_has_none(tiny: Path) -> None:
+    found = estimated(tiny).trainer
+    trained = 4 * found.trained_parameters  # float32
+    assert 0 < found.trained_parameters < found.parameters
+    assert (found.gradients, found.optimizer, found.old_policy) == (trained, 2 * trained, 0)
+    assert found.weights >= 2 * found.parameters, "bfloat16, with buffers and the adapter on top"
+    everything = estimated(tiny, "actor_rollout_ref.model.lora_rank=0").trainer
+    assert everything.trained_parameters == everything.parameters
+    assert everything.optimizer == 8 * everything.parameters
+
+
+def test_ranks_share_the_state_and_gather_layers(tiny: Path) -> None:
+    float32 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32"
+    one, two = (estimated(tiny, f"trainer.n_gpus_per_node={ranks}", float32) for ranks in (1, 2))
+    assert one.trainer.gathered == 0 < two.trainer.gathered
+    assert one.trainer.optimizer / 2 <= two.trainer.optimizer < 0.6 * one.trainer.optimizer
+    assert two.trainer.weights < one.trainer.weights
+    moved = [found.estimate.moved["weights gathered by each rank"] for found in (one, two)]
+    assert moved[0] == 0 < moved[1]
+    copies = estimated(
+        tiny, "trainer.n_gpus_per_node=2", float32, "actor_rollout_ref.actor.fsdp_config.fsdp_size=1"
+    ).trainer
+    assert copies.weights == one.trainer.weights, "each of the two has all weights"
+
+
+def test_bfloat16_halves_the_frozen_weights_and_keeps_the_trained_ones_in_float32(tiny: Path) -> None:
+    def precise(dtype: str, *more: str) -> Any:
+        return estimated(
+            tiny, f"actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={dtype}", *more
+        ).trainer
+
+    half, whole = precise("bfloat16"), precise("float32")
+    frozen = whole.parameters - whole.trained_parameters
+    assert whole.whole_weights - half.whole_weights >= 2 * frozen
+    assert half.optimizer == whole.optimizer
+    assert half.activations < whole.activations
+    everything = "actor_rollout_ref.model.lora_rank=0"
+    assert precise("bfloat16", everything).optimizer == precise("float32", everything).optimizer
+
+
+def test_checkpointing_needs_fewer_activations_and_accumulation_on_each_rank_more_gradients(tiny: Path) -> None:
+    kept = estimated(tiny, "actor_rollout_ref.model.enable_gradient_checkpointing=false").trainer
+    assert estimated(tiny).trainer.activations < kept.activations, "on by default with accelerators"
+    ranks = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=0")
+    each = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=false"
+    once, reduced = estimated(tiny, *ranks).trainer, estimated(tiny, *ranks, each).trainer
+    assert once.gradients == 4 * once.parameters
+    assert reduced.gradients < 0.6 * once.gradients
+
+
+def test_activations_grow_with_the_micro_batch_and_the_resolution(tiny: Path) -> None:
+    def activations(*overrides: str) -> int:
+        return estimated(tiny, *overrides).trainer.activations
+
+    base = activations()
+    micro = activations("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4")
+    larger = activations("actor_rollout_ref.rollout.pipeline.height=128")
+    assert 1.8 * base < micro < 2.2 * base
+    assert 1.3 * base < larger
+
+
+def test_a_sample_carries_its_window_and_its_conditions(tiny: Path) -> None:
+    plain = estimated(tiny).setup
+    # 2 recorded steps of 16 x 8 x 8 latents and the one before, 32 rows of 64 embeddings and 64 pooled, float32.
+    assert plain.sample_bytes == 4 * (3 * 16 * 8 * 8 + 32 * 64 + 64 + (2 + 3 + 1 + 2))
+    guided = estimated(tiny, GUIDANCE).setup
+    assert guided.sample_bytes == plain.sample_bytes + 4 * (32 * 64 + 64)
+    assert (plain.samples, plain.trained_samples) == (32, 32)
+    dpo = estimated(tiny, "actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_dpo")
+    assert dpo.setup.trained_samples == 8, "the best and the worst"
+
+
+def test_offload_moves_parts_from_the_device_to_the_host(tiny: Path) -> None:
+    offload = [f"actor_rollout_ref.actor.fsdp_config.{name}_offload=true" for name in ("param", "optimizer")]
+    kept, moved = (
+        {phase.name: phase.parts for phase in found.device}
+        | {f"host {phase.name}": phase.parts for phase in found.host}
+        for found in (estimated(tiny, *more).estimate for more in ((), offload))
+    )
+    assert {"weights", "optimizer"} <= kept["generation"].keys()
+    assert not {"weights", "optimizer"} & moved["generation"].keys()
+    assert moved["update"] == kept["update"]
+    assert {"offloaded weights", "offloaded optimizer"} <= moved["host generation"].keys()
+
+
+def test_without_accelerators_everything_is_on_the_host(tiny: Path) -> None:
+    found = estimated(tiny, accelerator=False).estimate
+    assert found.device == () and found.device_peak is None
+    assert {"weights", "activations", "text encoders", "VAE", "processes"} <= dict(
+        next(phase for phase in found.host if phase.name == "update").parts
+    ).keys()
+
+
+def test_a_job_that_does_not_fit_is_told_what_to_change(tiny: Path) -> None:
+    large = [f"actor_rollout_ref.rollout.pipeline.{side}=1024" for side in ("height", "width")]
+    document = program.describe(job(tiny, *large), None, accelerator=True)
+    assert (document["fits"], document["advice"]) == (None, [])
+    known = setting_names("flow_grpo")
+    capacity = int(0.7 * document["peak"] / (1 - estimate.RESERVE))
+    document = program.describe(job(tiny, *large), capacity, accelerator=True)
+    assert document["fits"] is False
+    assert document["advice"][-1]["fits"] is True
+    assert [each["setting"] for each in document["advice"] if each["setting"] not in known] == []
+    peaks = [document["peak"], *(each["peak"] for each in document["advice"])]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
+    for name in ("flow_grpo", "diffusion_nft"):
+        config = job(tiny, f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}")
+        OmegaConf.update(config, "actor_rollout_ref.model.lora_rank", 0)
+        for change in advice.changes(config):
+            assert OmegaConf.select(config, change.setting, default="missing") != "missing", change.setting
+            value = str(change.value).lower() if isinstance(change.value, bool) else change.value
+            settings.load([f"actor_rollout_ref.model.path={tiny}", *REQUIRED, f"{change.setting}={value}"])
+
+
+def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED])
+
+    def peak_of(changed: Any) -> int:
+        return 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60
+
+    found = advice.advise(config, 100, peak_of, lambda peak: peak < 70)
+    assert [(each.change.setting, each.peak, each.fits) for each in found] == [
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 60, True)
+    ]
+    assert advice.advise(config, 100, lambda _: 100, lambda _: False) == ()
+    assert advice.advise(config, 100, peak_of, lambda _: True) == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["actor_rollout_ref.model.path=some/model", *REQUIRED], "Qwen/Qwen-Image"),
+        (["actor_rollout_ref.model.path=Qwen/Qwen-Image"], "data.train_files: must be given"),
+        (["nonsense=1", *REQUIRED], "nonsense: unknown setting"),
+    ],
+)
+def test_invalid_settings_are_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and printed.out == ""
+
+
+def test_a_missing_configuration_file_is_named(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model_index.json").write_text((tiny / "model_index.json").read_text())
+    assert program.main(["--", f"actor_rollout_ref.model.path={tmp_path}", *REQUIRED]) == 2
+    assert f"{tmp_path}/text_encoder/config.json does not exist" in capsys.readouterr().err
+
+
+def test_the_program_prints_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"actor_rollout_ref.model.path={tiny}", *REQUIRED, "actor_rollout_ref.rollout.pipeline.height=64"]
+    assert program.main(["--cpu", "--capacity", str(1 << 60), "--", *arguments]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["fits"] is True and document["device"] == []
+
+
+def test_the_tracker_counts_storages_until_they_are_free() -> None:
+    tracker = PeakTracker()
+    kept = torch.zeros(100)
+    assert tracker.add([kept, kept.view(10, 10)]) == 400
+    with tracker:
+        made = kept + 1
+        view = made[:10]
+        assert tracker.live == 800
+        del made
+        assert tracker.live == 800, "the view keeps the storage"
+        del view
+    assert (tracker.live, tracker.peak) == (400, 800)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("sd3", [LORA, GUIDANCE, CHECKPOINTING]),
+        ("sd3", [BFLOAT16]),
+        ("sd3", [LORA, NFT]),
+        ("qwen_image", [LORA]),
+        ("wan", [LORA, BFLOAT16, "actor_rollout_ref.rollout.pipeline.num_frames=5"]),
+    ],
+)
+def test_the_estimate_is_within_15_percent_of_the_measured_peak(
+    family: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    found = importlib.import_module("measured_update").compare(family, overrides)
+    assert 0.85 < found["ratio"] < 1.15, found

@@ -1,0 +1,31 @@
+"""Qwen-Image: shapes of a sample's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_omni.pipelines.sample_shapes import Configs, example
+
+
+def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
+    """See `sample_shapes.SampleShapes`; latents are packed, 2 x 2 of them in a patch."""
+    transformer, (_, _, height, width) = configs["transformer"], decoder_input(configs, pipeline)
+    embeds, mask = example(prompt_rows, transformer["joint_attention_dim"]), example(prompt_rows, dtype=torch.int64)
+    return {
+        "latents": example((height // 2) * (width // 2), transformer["in_channels"]),
+        "img_shapes": torch.tensor([1, height // 2, width // 2]),
+        "prompt_embeds": embeds,
+        "prompt_embeds_mask": mask,
+        "negative_prompt_embeds": embeds,
+        "negative_prompt_embeds_mask": mask,
+    }
+
+
+def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
+    """See `sample_shapes.SampleShapes`."""
+    vae = configs["vae"]
+    factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
+    return torch.Size((vae["z_dim"], 1, pipeline.height // factor, pipeline.width // factor))

@@ -1,0 +1,48 @@
+"""Shapes of a sample's tensors, from a model's configuration files: the module `shapes.py` of a family's folder."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from verl_omni.pipelines.registry import family
+
+Configs = Mapping[str, Mapping[str, Any]]  # a component's config.json, by the component's name
+
+
+class SampleShapes(Protocol):
+    """Interface of a family's module `shapes.py`.
+
+    `pipeline` are the settings of the diffusion pipeline (`rollout.pipeline`).
+    """
+
+    def sample(self, configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
+        """`latents` and each of the family's `CONDITIONS` of one sample, without a batch dimension.
+
+        Floating-point tensors are float32 and have no data (they are on the meta device), like those of `example`;
+        tensors that a shape depends on have their values.
+
+        Args:
+            prompt_rows: number of rows of a prompt's embeddings.
+        """
+
+    def decoder_input(self, configs: Configs, pipeline: Any) -> torch.Size:
+        """Shape of the latents of one sample that the VAE decodes, without a batch dimension."""
+
+
+def sample_shapes(architecture: str | None) -> SampleShapes:
+    """Import the shapes of a model's family.
+
+    Raises:
+        ValueError: no family has this architecture.
+    """
+    return cast(SampleShapes, importlib.import_module(f"{__package__}.{family(architecture).folder}.shapes"))
+
+
+def example(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor without data."""
+    return torch.empty(shape, dtype=dtype, device="meta")

@@ -1,0 +1,30 @@
+"""Stable Diffusion 3: shapes of a sample's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_omni.pipelines.sample_shapes import Configs, example
+
+
+def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
+    """See `sample_shapes.SampleShapes`."""
+    transformer = configs["transformer"]
+    factor = 2 ** (len(configs["vae"]["block_out_channels"]) - 1)
+    embeds = example(prompt_rows, transformer["joint_attention_dim"])
+    pooled = example(transformer["pooled_projection_dim"])
+    return {
+        "latents": example(transformer["in_channels"], pipeline.height // factor, pipeline.width // factor),
+        "prompt_embeds": embeds,
+        "pooled_prompt_embeds": pooled,
+        "negative_prompt_embeds": embeds,
+        "negative_pooled_prompt_embeds": pooled,
+    }
+
+
+def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
+    """See `sample_shapes.SampleShapes`."""
+    return sample(configs, pipeline, 1)["latents"].shape

@@ -1,0 +1,27 @@
+"""Wan: shapes of a sample's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_omni.pipelines.sample_shapes import Configs, example
+
+
+def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
+    """See `sample_shapes.SampleShapes`."""
+    embeds = example(prompt_rows, configs["transformer"]["text_dim"])
+    latents = example(*decoder_input(configs, pipeline))
+    return {"latents": latents, "prompt_embeds": embeds, "negative_prompt_embeds": embeds}
+
+
+def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
+    """See `sample_shapes.SampleShapes`."""
+    vae = configs["vae"]
+    space, time = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
+    frames = (pipeline.num_frames - 1) // time + 1
+    return torch.Size(
+        (configs["transformer"]["in_channels"], frames, pipeline.height // space, pipeline.width // space)
+    )

@@ -1,0 +1,1 @@
+"""Memory estimate of a job, without its weights and without an accelerator: `drl fit`."""

@@ -1,0 +1,122 @@
+"""Command line of the estimate: `python -m verl_omni.trainer.memory_estimate [options] name=value ...` prints JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_omni.trainer import settings, startup
+from verl_omni.trainer.memory_estimate import public_models
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from verl_omni.trainer.memory_estimate.estimate import Phase
+    from verl_omni.trainer.memory_estimate.job_estimate import JobEstimate
+
+OK, USAGE_ERROR = 0, 2
+MODEL_PATH = "actor_rollout_ref.model.path"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the estimate. Returns the exit code: 0, also for a job that does not fit, or 2 for invalid settings."""
+    parser = argparse.ArgumentParser(prog="python -m verl_omni.trainer.memory_estimate", description=__doc__)
+    parser.add_argument("--cpu", action="store_true", help="all parts are in host memory; default: on accelerators")
+    parser.add_argument("--capacity", type=int, help="bytes of one accelerator, or with --cpu of the host")
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="settings of the trainer")
+    chosen = parser.parse_args(arguments)
+    startup.prepare_environment(has_accelerator=False)  # nothing runs here but fake tensors, on the CPU
+    try:
+        with tempfile.TemporaryDirectory(prefix="drl-fit-") as folder:
+            config = load_settings(chosen.overrides, Path(folder), accelerator=not chosen.cpu)
+            document = describe(config, chosen.capacity, accelerator=not chosen.cpu)
+    except (FileNotFoundError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return USAGE_ERROR
+    print(json.dumps(document))
+    return OK
+
+
+def load_settings(overrides: Sequence[str], folder: Path, *, accelerator: bool) -> DictConfig:
+    """The trainer's settings on a machine with or without accelerators.
+
+    A model path that is the id of a public model is replaced by `folder`, with that model's configuration files.
+
+    Raises:
+        SettingsError: invalid settings.
+        FileNotFoundError, ValueError: the model is neither a folder in diffusers' layout nor a known model id, or its
+            family is not supported.
+    """
+    config = settings.load(overrides)
+    path = config.actor_rollout_ref.model.path
+    if path in public_models.MODELS:
+        public_models.write(path, folder)
+        config.actor_rollout_ref.model.path = str(folder)
+    elif not Path(path).is_dir():
+        known = ", ".join(public_models.MODELS)
+        raise FileNotFoundError(
+            f"{path} is not a folder, and its configuration is not built in. Built in are {known}. For another model, "
+            "download its configuration files (hf download ID --include '*.json' --local-dir FOLDER) and write ./FOLDER"
+        )
+    startup.fit_to_machine(config, accelerator)
+    return config
+
+
+def describe(config: DictConfig, capacity: int | None, *, accelerator: bool) -> dict[str, Any]:
+    """The estimate of a job as JSON data, sizes in bytes.
+
+    Args:
+        capacity: bytes of a device, or without accelerators of the host; None: unknown, so there is no verdict.
+    """
+    from verl_omni.trainer.memory_estimate import advice
+    from verl_omni.trainer.memory_estimate.estimate import RESERVE, fits
+    from verl_omni.trainer.memory_estimate.job_estimate import estimate_job
+
+    found = estimate_job(config, accelerator=accelerator)
+    peak = _peak(found)
+    verdict = None if capacity is None else fits(peak, capacity)
+    advised: tuple[advice.Advice, ...] = ()
+    if capacity is not None and not verdict:
+        advised = advice.advise(
+            config, peak, lambda other: _peak(estimate_job(other, accelerator=accelerator)),
+            lambda size: fits(size, capacity),
+        )  # fmt: skip
+    return {
+        "architecture": config.actor_rollout_ref.model.architecture,
+        "parameters": found.trainer.parameters,
+        "trained_parameters": found.trainer.trained_parameters,
+        "engine_batch": found.engine.batch,
+        "sample_bytes": found.setup.sample_bytes,
+        "device": [_phase(phase) for phase in found.estimate.device],
+        "host": [_phase(phase) for phase in found.estimate.host],
+        "moved": dict(found.estimate.moved),
+        "capacity": capacity,
+        "reserve": RESERVE,
+        "peak": peak,
+        "fits": verdict,
+        "advice": [
+            {
+                "setting": each.change.setting, "value": each.change.value, "costs": each.change.costs,
+                "peak": each.peak, "fits": each.fits,
+            }
+            for each in advised
+        ],
+    }  # fmt: skip
+
+
+def _peak(found: JobEstimate) -> int:
+    """Peak of a device, or of the host without accelerators."""
+    return (found.estimate.device_peak or found.estimate.host_peak).total
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    return {"name": phase.name, "bytes": phase.total, "parts": dict(phase.parts)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

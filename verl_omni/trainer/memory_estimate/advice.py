@@ -1,0 +1,95 @@
+"""Advice for a job that does not fit: which settings to change, each tried on the estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LORA_RANK, HALF = 32, "bfloat16"
+NOTICEABLE = 0.98  # a change that leaves more of the peak is no advice
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting to change.
+
+    Attributes:
+        costs: what the change costs, for the user.
+    """
+
+    setting: str
+    value: Any
+    costs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change, and the peak with it and all changes before it, in bytes."""
+
+    change: Change
+    peak: int
+    fits: bool
+
+
+def advise(
+    config: DictConfig, peak: int, peak_of: Callable[[DictConfig], int], fits: Callable[[int], bool]
+) -> tuple[Advice, ...]:
+    """Changes that lower the peak, one after the other until the job fits or none is left.
+
+    Args:
+        peak: of `config`.
+        peak_of: the peak with other settings.
+    """
+    found: list[Advice] = []
+    tried: set[tuple[str, Any]] = set()
+    while not fits(peak):
+        change = next((each for each in changes(config) if (each.setting, each.value) not in tried), None)
+        if change is None:
+            break
+        tried.add((change.setting, change.value))
+        changed = config.copy()
+        OmegaConf.update(changed, change.setting, change.value)
+        if (lower := peak_of(changed)) < NOTICEABLE * peak:
+            config, peak = changed, lower
+            found.append(Advice(change, peak, fits(peak)))
+    return tuple(found)
+
+
+def changes(config: DictConfig) -> Iterator[Change]:
+    """Changes that may lower the peak of these settings, those that cost least first."""
+    settings = config.actor_rollout_ref
+    model, actor, rollout = settings.model, settings.actor, settings.rollout
+    if not rollout.free_cache_engine:
+        yield Change(f"{ROLLOUT}.free_cache_engine", True, "the engine sleeps during updates")
+    elif not rollout.enable_sleep_mode:
+        yield Change(f"{ROLLOUT}.enable_sleep_mode", True, "the engine sleeps during updates")
+    micro = actor.ppo_micro_batch_size_per_gpu
+    if micro is None or micro > 1:
+        yield Change(f"{ACTOR}.ppo_micro_batch_size_per_gpu", 1, "more, smaller passes")
+    if not model.enable_gradient_checkpointing:
+        yield Change(f"{MODEL}.enable_gradient_checkpointing", True, "one more forward pass in each update")
+    for size in (16, 4, 1):
+        if rollout.max_num_seqs > size:
+            yield Change(f"{ROLLOUT}.max_num_seqs", size, "smaller batches of the engine")
+            break
+    if actor.fsdp_config.mixed_precision.param_dtype != HALF:
+        yield Change(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", HALF, "the model computes in bfloat16")
+    if rollout.dtype != HALF:
+        yield Change(f"{ROLLOUT}.dtype", HALF, "the engine computes in bfloat16")
+    if actor.fsdp_config.use_no_sync_for_gradient_accumulation and model.lora_rank == 0:
+        name = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
+        yield Change(name, False, "gradients are reduced after each micro-batch")
+    for setting in ("optimizer_offload", "param_offload"):
+        if not actor.fsdp_config[setting]:
+            yield Change(f"{ACTOR}.fsdp_config.{setting}", True, "copies to host memory in each step, which needs it")
+    if model.lora_rank == 0:
+        yield Change(f"{MODEL}.lora_rank", LORA_RANK, "an adapter is trained instead of all weights")
+    if config.trainer.n_gpus_per_node < 8:
+        yield Change("trainer.n_gpus_per_node", 2 * config.trainer.n_gpus_per_node, "accelerators")
+    if rollout.pipeline.height > 256 or rollout.pipeline.width > 256:
+        yield Change(f"{ROLLOUT}.pipeline.height", rollout.pipeline.height // 2, "smaller samples")
+        yield Change(f"{ROLLOUT}.pipeline.width", rollout.pipeline.width // 2, "smaller samples")

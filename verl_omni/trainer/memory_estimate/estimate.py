@@ -1,0 +1,207 @@
+"""PURE: peaks of a job by phase and part, on a device and on a host, and the bytes that a step moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
+from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
+
+GIB = 1 << 30
+# Assumptions, not measured here: what a process takes on its device before its first tensor (driver context, library
+# workspaces), and in host memory (Python, torch, and the libraries that it imports).
+DEVICE_CONTEXT = int(0.6 * GIB)
+PROCESS = GIB
+# Of a device, kept free for fragmentation and for the workspaces of kernels and collectives, which are not counted.
+RESERVE = 0.08
+# Copies of a step's samples on the driver's host: the agent loops', Ray's, the driver's, and the one on its way to the
+# trainers.
+SAMPLE_COPIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the settings say about the layout of a run.
+
+    Attributes:
+        nodes, ranks: hosts, and accelerators (or processes on the CPU) over all of them.
+        accelerator: whether there are accelerators; without any, all parts are in host memory.
+        samples, sample_bytes: samples of a step, and bytes of one as the driver gets it.
+        trained_samples: samples of a step that are sent to the trainers.
+        pixels: bytes of a sample as it is scored.
+        updates: optimizer steps of one training step.
+        sends_adapter: whether a weight update sends the adapter, and not all weights.
+        bucket: bytes of the buffer of a weight update.
+        sleeps: whether the engine leaves its device during updates.
+        offloads_weights, offloads_optimizer: whether they are in host memory while they are not used.
+        regathers: whether the backward pass gathers the weights again.
+    """
+
+    nodes: int
+    ranks: int
+    accelerator: bool
+    samples: int
+    sample_bytes: int
+    trained_samples: int
+    pixels: int
+    updates: int
+    sends_adapter: bool
+    bucket: int
+    sleeps: bool
+    offloads_weights: bool
+    offloads_optimizer: bool
+    regathers: bool
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of one host."""
+        return self.ranks // self.nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase of a run: bytes by part."""
+
+    name: str
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Memory of a job.
+
+    Attributes:
+        device: phases on each accelerator; none on the CPU.
+        host: phases on the host of the driver, which needs the most.
+        moved: bytes that one training step moves, by what moves.
+    """
+
+    device: tuple[Phase, ...]
+    host: tuple[Phase, ...]
+    moved: Mapping[str, int]
+
+    @property
+    def device_peak(self) -> Phase | None:
+        """The largest phase on a device."""
+        return max(self.device, key=lambda phase: phase.total, default=None)
+
+    @property
+    def host_peak(self) -> Phase:
+        """The largest phase on the host."""
+        return max(self.host, key=lambda phase: phase.total)
+
+
+def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
+    """Put the parts of one device together, by phase."""
+    phases = (_generation(setup, trainer, engine), _update(setup, trainer, engine), _sync(setup, trainer, engine))
+    moved = _moved(setup, trainer)
+    if not setup.accelerator:
+        return Estimate((), tuple(_on_host(setup, phase) for phase in phases), moved)
+    with_context = tuple(Phase(p.name, {**p.parts, "device contexts": 2 * DEVICE_CONTEXT}) for p in phases)
+    return Estimate(_without_zeros(with_context), _without_zeros(_host(setup, trainer, engine)), moved)
+
+
+def fits(peak: int, capacity: int) -> bool:
+    """Whether a device with `capacity` bytes holds `peak` bytes and the reserve."""
+    return peak <= capacity * (1 - RESERVE)
+
+
+def _resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    """What the trainer keeps on the device between updates."""
+    away = setup.accelerator and setup.offloads_weights
+    return {
+        "weights": 0 if away else trainer.weights,
+        "old policy": 0 if away else trainer.old_policy,
+        "optimizer": 0 if setup.accelerator and setup.offloads_optimizer else trainer.optimizer,
+    }
+
+
+def _awake(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[str, int]:
+    return {
+        "engine transformer": engine.transformer,
+        "engine adapter": trainer.whole_trained if setup.sends_adapter else 0,
+        "text encoders": engine.text_encoders,
+        "VAE": engine.vae,
+    }
+
+
+def _generation(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
+    passes = {"engine activations": max(engine.passes.values())}
+    return Phase("generation", {**_resting(setup, trainer), **_awake(setup, trainer, engine), **passes})
+
+
+def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
+    parts = {
+        "weights": trainer.weights,
+        "old policy": trainer.old_policy,
+        "optimizer": trainer.optimizer,
+        "gradients": trainer.gradients,
+        "gathered weights": trainer.gathered,
+        "trajectories": trainer.inputs,
+        "activations": max(trainer.activations, trainer.step_temporary - trainer.inputs),
+    }
+    if not setup.sleeps:
+        parts |= _awake(setup, trainer, engine)
+        if setup.accelerator:  # the allocator of the engine's process keeps what it once had
+            parts["engine activations"] = max(engine.passes.values())
+    return Phase("update", parts)
+
+
+def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
+    sent = trainer.whole_trained if setup.sends_adapter else 0
+    parts = {
+        **_resting(setup, trainer),
+        "weights": trainer.weights,
+        "old policy": trainer.old_policy,
+        **_awake(setup, trainer, engine),
+        "weight buffer": min(setup.bucket, max(sent, trainer.largest)) + trainer.largest + sent,
+    }
+    return Phase("weight sync", parts)
+
+
+def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[Phase, ...]:
+    """Phases of a host whose ranks have accelerators; the driver runs there."""
+    ranks = setup.ranks_per_node
+    # A trainer and an engine worker for each rank; server, agent loop, reward worker and driver.
+    processes = {"processes": (2 * ranks + 4) * PROCESS}
+    samples = {"trajectories": SAMPLE_COPIES * setup.samples * setup.sample_bytes}
+    weights = ranks * (trainer.weights + trainer.old_policy) if setup.offloads_weights else 0
+    optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
+    asleep = ranks * engine.weights if setup.sleeps else 0
+    return (
+        Phase("start", {**processes, "weights as loaded": ranks * trainer.whole_weights}),
+        Phase("generation", {**processes, **samples, "offloaded weights": weights, "offloaded optimizer": optimizer}),
+        Phase("update", {**processes, **samples, "engine weights asleep": asleep}),
+    )
+
+
+def _on_host(setup: Setup, phase: Phase) -> Phase:
+    """A phase of all ranks of a host without accelerators."""
+    ranks = setup.ranks_per_node
+    parts = {name: ranks * size for name, size in phase.parts.items()}
+    trajectories = parts.get("trajectories", 0) + SAMPLE_COPIES * setup.samples * setup.sample_bytes
+    processes = (ranks + 4) * PROCESS
+    (made,) = _without_zeros((Phase(phase.name, {**parts, "trajectories": trajectories, "processes": processes}),))
+    return made
+
+
+def _without_zeros(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    return tuple(Phase(p.name, {name: size for name, size in p.parts.items() if size}) for p in phases)
+
+
+def _moved(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    gathers = trainer.calls * (2 if setup.regathers else 1) * trainer.backward_passes * setup.updates
+    weights = trainer.whole_trained if setup.sends_adapter else trainer.whole_weights
+    return {
+        "samples to the driver": setup.samples * setup.sample_bytes,
+        "samples to the trainers": setup.trained_samples * setup.sample_bytes,
+        "pixels to the reward workers": setup.samples * setup.pixels,
+        "weights to each engine": weights,
+        "weights gathered by each rank": gathers * trainer.computed * (trainer.shards - 1) // trainer.shards,
+    }

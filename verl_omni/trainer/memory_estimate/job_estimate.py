@@ -1,0 +1,73 @@
+"""Estimate of a job from its settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_omni.trainer.memory_estimate import engine_memory, trainer_memory
+from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
+from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
+from verl_omni.trainer.memory_estimate.model_shapes import read
+from verl_omni.trainer.memory_estimate.sample_tensors import training_sample
+from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
+from verl_omni.workers.algorithms.base import training_algorithm
+
+CHANNELS = 3  # of a pixel, a byte each
+
+
+@dataclass(frozen=True, slots=True)
+class JobEstimate:
+    """An estimate, and what it was made from."""
+
+    setup: Setup
+    trainer: TrainerMemory
+    engine: EngineMemory
+    estimate: Estimate
+
+
+def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
+    """Estimate the memory of a job.
+
+    Args:
+        config: settings of the trainer, completed by `startup.fit_to_machine` for a machine with or without
+            accelerators, as `accelerator` says.
+
+    Raises:
+        FileNotFoundError, ValueError: a configuration file of the model is missing, or names an unknown class.
+    """
+    model = read(Path(config.actor_rollout_ref.model.path))
+    sample = training_sample(config, model)
+    setup = _setup(config, sum(tensor.nbytes for tensor in sample.values()), accelerator=accelerator)
+    trainer = trainer_memory.measure(config, model, sample, ranks=setup.ranks, accelerator=accelerator)
+    replicas = max(1, setup.ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
+    engine = engine_memory.measure(config, model, sample, samples=math.ceil(setup.samples / replicas))
+    return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine))
+
+
+def _setup(config: DictConfig, sample_bytes: int, *, accelerator: bool) -> Setup:
+    settings = config.actor_rollout_ref
+    rollout, actor, prompts = settings.rollout, settings.actor, config.data.train_batch_size
+    algorithm = training_algorithm(actor.diffusion_loss.loss_mode)
+    rows = algorithm.rows_per_prompt(rollout.n)
+    per_row = 1 if rows == rollout.n else 2
+    pipeline, offload = rollout.pipeline, actor.fsdp_config
+    return Setup(
+        nodes=config.trainer.nnodes,
+        ranks=config.trainer.nnodes * config.trainer.n_gpus_per_node,
+        accelerator=accelerator,
+        samples=prompts * rollout.n,
+        sample_bytes=sample_bytes,
+        trained_samples=prompts * rows * per_row,
+        pixels=CHANNELS * pipeline.height * pipeline.width * pipeline.num_frames,
+        updates=actor.ppo_epochs * math.ceil(prompts / actor.ppo_mini_batch_size),
+        sends_adapter=settings.model.lora_rank > 0,
+        bucket=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,
+        sleeps=bool(rollout.enable_sleep_mode and rollout.free_cache_engine),
+        offloads_weights=accelerator and offload.param_offload,
+        offloads_optimizer=accelerator and offload.optimizer_offload,
+        regathers=offload.reshard_after_forward,
+    )

@@ -1,0 +1,113 @@
+"""Forward and backward pass of one micro-batch of the real objective, on fake tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl_omni.pipelines.registry import training_adapter
+from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes, tensor_bytes
+from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
+from verl_omni.trainer.memory_estimate.sample_tensors import fake_rows
+from verl_omni.trainer.memory_estimate.sharding import Sharding
+from verl_omni.workers.actor.policy import Policy
+from verl_omni.workers.algorithms.base import training_algorithm
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one micro-batch takes, in bytes, and how many there are.
+
+    Attributes:
+        inputs: its tensors. activations: the peak beyond them, the weights, and the gradients of all passes.
+        passes: backward passes of an optimizer step on one rank.
+        calls: forward passes of the model in one of them.
+    """
+
+    inputs: int
+    activations: int
+    passes: int
+    calls: int
+
+
+def run(
+    config: DictConfig, model: ModelShapes, module: nn.Module, sample: Mapping[str, Tensor], sharding: Sharding
+) -> MicroBatch:
+    """Run one term of the objective on a micro-batch.
+
+    Args:
+        config: settings of the trainer, completed by `startup.fit_to_machine`.
+        module: the trained transformer on the meta device, in the dtypes that it computes in; it becomes fake.
+        sample: tensors of one sample.
+    """
+    settings = config.actor_rollout_ref
+    loss, actor = omega_conf_to_dataclass(settings.actor.diffusion_loss), omega_conf_to_dataclass(settings.actor)
+    algorithm = training_algorithm(loss.loss_mode)
+    model.as_fake(module).eval()
+    policy = Policy(
+        module, training_adapter(settings.model.architecture), dtype=sharding.precision.compute,
+        lora=settings.model.lora_rank > 0, keeps_old="old" in settings.model.policy_state_adapters,
+    )  # fmt: skip
+    objective = algorithm.objective(policy, loss, actor, algorithm.update_arguments(config, 1))
+    rows = max(1, actor.ppo_mini_batch_size * algorithm.rows_per_prompt(settings.rollout.n) // sharding.ranks)
+    samples = actor.ppo_micro_batch_size_per_gpu
+    micro = min(rows, max(1, samples // objective.samples_per_row)) if samples else rows
+    part = objective.prepare(_batch(config, model, algorithm, loss, sample, micro))
+    passes = math.ceil(rows / micro) * objective.term_count(part)
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    module.register_forward_pre_hook(count)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    appears = passes == 1 and not sharding.wrapped
+    if not appears:
+        # The accumulated gradients are counted elsewhere, and here only each new one, until it is added.
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+    tracker = PeakTracker()
+    base = tracker.add([*module.parameters(), *module.buffers(), *part.values()])
+    if policy.old is not None:
+        base += tracker.add(policy.old.values.values())
+    with tracker:
+        objective.term(part, 0)[0].sum().backward()
+    if appears:  # in the only pass gradients appear while activations go, but they are counted as if always there
+        base += tensor_bytes(trained)
+    return MicroBatch(tensor_bytes(part.values()), max(0, tracker.peak - base), passes, calls)
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+@dataclass(frozen=True, slots=True)
+class _FakeSamples:
+    """Scored samples of a few prompts, as `training_batch` takes them."""
+
+    tensors: Mapping[str, Tensor]
+    scores: Tensor
+    groups: list[str]
+
+
+def _batch(
+    config: DictConfig, model: ModelShapes, algorithm: Any, loss: Any, sample: Mapping[str, Tensor], rows: int
+) -> dict[str, Tensor]:
+    """A training batch with `rows` rows, none of which has an advantage of 0."""
+    n = config.actor_rollout_ref.rollout.n
+    prompts = math.ceil(rows / algorithm.rows_per_prompt(n))
+    samples = _FakeSamples(
+        fake_rows(model, sample, prompts * n),
+        torch.arange(n, dtype=torch.float32).repeat(prompts) + 0.5,
+        [str(prompt) for prompt in range(prompts) for _ in range(n)],
+    )
+    batch = algorithm.training_batch(samples, loss, config, 0)
+    return {name: tensor[:rows].clone() for name, tensor in batch.items()}

@@ -1,0 +1,131 @@
+"""Components of a model folder as modules of fake tensors: shapes and dtypes of the real ones, and no memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+INDEX = "model_index.json"
+TRANSFORMER, VAE = "transformer", "vae"
+Configs = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShapes:
+    """A model in diffusers' folder layout; only its configuration files are read.
+
+    Attributes:
+        configs: configuration by component: `transformer`, `vae`, and the text encoders.
+        classes: class name by component.
+    """
+
+    configs: Configs
+    classes: Mapping[str, str]
+    _mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+
+    @property
+    def text_encoders(self) -> tuple[str, ...]:
+        """Names of the text encoders."""
+        return tuple(name for name in self.classes if name not in (TRANSFORMER, VAE))
+
+    def on_meta(self, component: str, dtype: torch.dtype) -> nn.Module:
+        """A component on the meta device, in the dtypes in which `from_pretrained` would load it.
+
+        Raises:
+            ValueError: neither diffusers nor transformers has its class.
+        """
+        name, config = self.classes[component], self.configs[component]
+        with torch.device("meta"):
+            if component in (TRANSFORMER, VAE):
+                import diffusers
+
+                kind = _class(diffusers, name)
+                made, kept = kind.from_config(dict(config)), kind._keep_in_fp32_modules
+            else:
+                import transformers
+
+                kind = _class(transformers, name)
+                made = kind(kind.config_class.from_dict(dict(config)))
+                # Unlike diffusers, transformers keeps most of these modules in float32 only next to float16.
+                kept = kind._keep_in_fp32_modules_strict
+        _cast(made, dtype, frozenset(kept or ()))
+        return made
+
+    def as_fake(self, module: nn.Module) -> nn.Module:
+        """Replace the tensors of a module by fake ones on the CPU; which parameters need gradients stays."""
+        # Tensors replaced one by one: `Module.to` and `to_empty` fail for fake parameters.
+        replaced: dict[int, Tensor] = {}
+        for part in module.modules():
+            for place in (part._parameters, part._buffers, part.__dict__):
+                for name, tensor in list(place.items()):
+                    if isinstance(tensor, Tensor):
+                        if id(tensor) not in replaced:  # tied weights stay tied
+                            replaced[id(tensor)] = self._fake(tensor)
+                        place[name] = replaced[id(tensor)]
+        return module
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """A fake tensor on the CPU."""
+        with self._mode:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        with self._mode:
+            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+def read(folder: Path) -> ModelShapes:
+    """Read the configuration files of a model folder.
+
+    Raises:
+        FileNotFoundError: one is missing; the message names it.
+    """
+    index = json.loads(_existing(folder / INDEX).read_text())
+    configs, classes = {}, {}
+    for component, entry in index.items():
+        if isinstance(entry, list) and (component in (TRANSFORMER, VAE) or component.startswith("text_encoder")):
+            configs[component] = json.loads(_existing(folder / component / "config.json").read_text())
+            classes[component] = entry[1]
+    return ModelShapes(configs, classes)
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors; one that appears twice counts once."""
+    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; drl fit needs the configuration files of the whole model")
+    return path
+
+
+def _class(library: Any, name: str) -> Any:
+    found = getattr(library, name, None)
+    if found is None:
+        raise ValueError(f"{library.__name__} has no class {name}, which {INDEX} names")
+    return found
+
+
+def _cast(module: nn.Module, dtype: torch.dtype, kept: frozenset[str]) -> None:
+    """Cast floating-point parameters and persistent buffers, except those of modules named in `kept`, to `dtype`."""
+    made: dict[int, nn.Parameter] = {}
+    for prefix, part in module.named_modules():
+        wanted = torch.float32 if kept & {*prefix.split(".")} else dtype
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.is_floating_point():
+                owner = torch.float32 if name in kept else wanted
+                if id(parameter) not in made:  # tied weights stay tied
+                    made[id(parameter)] = nn.Parameter(parameter.to(owner), requires_grad=parameter.requires_grad)
+                part._parameters[name] = made[id(parameter)]
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and name not in part._non_persistent_buffers_set:
+                part._buffers[name] = buffer.to(wanted)

@@ -1,0 +1,64 @@
+"""`PeakTracker`: bytes of live tensors during a computation, for fake tensors as for real ones."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
+
+
+class PeakTracker(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the storages of all tensors that operators return while it is active.
+
+    A storage counts once, however many views it has, and until nothing refers to it. What an operator allocates and
+    frees inside, such as the workspace of an attention kernel, is not counted. torch's own tracker
+    (`torch.distributed._tools.mem_tracker`) cannot be used: it refuses parameters without gradients.
+
+    Attributes:
+        live, peak: bytes now, and their maximum since the start or since `restart`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: weakref.WeakKeyDictionary[torch.UntypedStorage, None] = weakref.WeakKeyDictionary()
+
+    def add(self, tensors: Iterable[Tensor]) -> int:
+        """Count tensors that existed before. Returns the bytes of those that were not counted yet."""
+        before = self.live
+        for tensor in tensors:
+            self._note(tensor)
+        return self.live - before
+
+    def restart(self) -> None:
+        """Set `peak` to the present."""
+        self.peak = self.live
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self._known:
+            return
+        size = storage.nbytes()
+        self._known[storage] = None
+        weakref.finalize(storage, self._free, size)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def _free(self, size: int) -> None:
+        self.live -= size
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor):
+                self._note(leaf)
+        return found

@@ -1,0 +1,65 @@
+"""Tensors of one training sample, as the engine records them and the trainer gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from verl_omni.algos import window
+from verl_omni.pipelines.registry import training_adapter
+from verl_omni.pipelines.sample_shapes import example, sample_shapes
+from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes
+
+
+def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:
+    """The recorded tensors of one sample, without a batch dimension; those without values are on the meta device.
+
+    Args:
+        config: settings of the trainer, completed by `startup.fit_to_machine`.
+    """
+    rollout, architecture = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.architecture
+    shapes = sample_shapes(architecture).sample(model.configs, rollout.pipeline, rollout.max_prompt_embed_length)
+    adapter = training_adapter(architecture)
+    guided = adapter.guidance(rollout.pipeline) > 1
+    found = {name: shapes[name] for name in adapter.CONDITIONS if name in shapes and (guided or "negative" not in name)}
+    latents = shapes["latents"]
+    if rollout.calculate_log_probs:
+        steps = window_size(config)
+        levels = torch.linspace(0.9, 0.1, steps + 1)
+        found |= {
+            "all_latents": example(steps + 1, *latents.shape),
+            "all_timesteps": levels[:-1] * 1000,
+            "all_sigmas": levels,
+            "sigma_max": torch.tensor([0.95]),
+            "rollout_log_probs": torch.zeros(steps),
+        }
+    if rollout.algo.clean_latents:
+        found["clean_latents"] = latents
+    return found
+
+
+def window_size(config: DictConfig) -> int:
+    """Number of recorded denoising steps of a sample."""
+    rollout = config.actor_rollout_ref.rollout
+    _, size = window.place(
+        steps=rollout.pipeline.num_inference_steps,
+        size=rollout.algo.sde_window_size, bounds=rollout.algo.sde_window_range,
+        strategy=rollout.algo.sample_strategy, seed=0, global_step=0, iters_per_group=1,
+    )  # fmt: skip
+    return size
+
+
+def fake_rows(model: ModelShapes, sample: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """A batch of such samples: fake tensors, or real ones for those that have values. Masks select all rows."""
+    made = {}
+    for name, tensor in sample.items():
+        if not tensor.is_meta:
+            made[name] = tensor.expand(rows, *tensor.shape).clone()
+        elif tensor.is_floating_point():
+            made[name] = model.empty(rows, *tensor.shape, dtype=tensor.dtype)
+        else:
+            made[name] = torch.ones(rows, *tensor.shape, dtype=tensor.dtype)
+    return made

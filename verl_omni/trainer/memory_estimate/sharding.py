@@ -1,0 +1,88 @@
+"""PURE: bytes of a model's parameters, whole and sharded with FSDP2, in the dtypes in which they are kept and used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from verl_omni.workers.actor.parallel import layer_names
+from verl_omni.workers.actor.precision import Precision, float32_parts
+
+FLOAT32 = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How the trained model is kept.
+
+    Attributes:
+        ranks: all ranks, which share the samples. shards: ranks that share one copy of the weights.
+        precision: dtypes. wrapped: whether FSDP2 gathers each layer before it runs, which it also does in one process
+            when layers need weights in another dtype.
+    """
+
+    ranks: int
+    shards: int
+    precision: Precision
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether the actor uses FSDP2: with several ranks, and for mixed precision."""
+        return self.ranks > 1 or self.precision.mixed
+
+
+def shard_bytes(parameters: Iterable[Tensor], shards: int) -> int:
+    """Bytes of one rank's shards: FSDP2 splits the first dimension, rounded up."""
+    return sum(
+        math.ceil(p.shape[0] / shards) * (p.nbytes // p.shape[0]) if p.ndim and p.shape[0] else p.nbytes
+        for p in parameters
+    )
+
+
+def gathered_bytes(module: nn.Module, prefixes: Sequence[str], precision: Precision) -> int:
+    """Unsharded bytes at one time: what belongs to no layer, the layer at work, and the next one.
+
+    With each parameter that is trained its gradient, and the copy of it that is reduced.
+    """
+    kept = set(float32_parts(module))
+    layers = dict.fromkeys(layer_names(module, prefixes), 0)
+    rest = 0
+    for name, parameter in module.named_parameters():
+        size = parameter.numel() * (FLOAT32 if name in kept else precision.compute.itemsize)
+        if parameter.requires_grad:
+            size += size + parameter.numel() * precision.reduce.itemsize
+        elif name in kept and precision.compute != torch.float32:
+            continue  # every rank keeps it whole
+        layer = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
+        if layer is None:
+            rest += size
+        else:
+            layers[layer] += size
+    return rest + 2 * max(layers.values(), default=0)
+
+
+def gradient_bytes(trained: Sequence[Tensor], sharding: Sharding, *, accumulates_unsharded: bool) -> int:
+    """Bytes of the gradients while they are accumulated.
+
+    Args:
+        accumulates_unsharded: whether they are reduced only once in an optimizer step of several passes, so that each
+            rank keeps all of them, in `precision.reduce`, until then.
+    """
+    if sharding.wrapped and accumulates_unsharded:
+        return sum(p.numel() for p in trained) * sharding.precision.reduce.itemsize
+    return shard_bytes(trained, sharding.shards)
+
+
+def as_computed(module: nn.Module, precision: Precision) -> nn.Module:
+    """Give the parameters the dtypes in which layers see them, as FSDP2 does for each layer while it runs."""
+    kept = set(float32_parts(module))
+    for name, parameter in module.named_parameters():
+        if name not in kept and parameter.is_floating_point():
+            owner, _, own = name.rpartition(".")
+            cast = nn.Parameter(parameter.to(precision.compute), requires_grad=parameter.requires_grad)
+            module.get_submodule(owner)._parameters[own] = cast
+    return module

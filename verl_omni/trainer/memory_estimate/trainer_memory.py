@@ -1,0 +1,118 @@
+"""Memory of the trained model on one device: its state by arithmetic, its activations from a micro-batch of fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl_omni.trainer.memory_estimate import micro_batch
+from verl_omni.trainer.memory_estimate.model_shapes import TRANSFORMER, ModelShapes, tensor_bytes
+from verl_omni.trainer.memory_estimate.sharding import (
+    Sharding,
+    as_computed,
+    gathered_bytes,
+    gradient_bytes,
+    shard_bytes,
+)
+from verl_omni.workers.actor import build, precision
+
+MOMENTS = 2  # of AdamW, per trained value
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerMemory:
+    """Bytes of one rank, and of the whole model where said.
+
+    Attributes:
+        weights: parameters and buffers. gradients, optimizer: of the trained parameters.
+        old_policy: the delayed copy of the trained parameters that some algorithms keep.
+        gathered: what FSDP2 gathers for the layers at work.
+        inputs: tensors of a micro-batch. activations: what forward and backward pass keep and compute beyond all this.
+        step_temporary: temporary tensors of an optimizer step, when no activations are left.
+        whole_weights, whole_trained: of the whole model. largest: of the largest tensor that a weight update sends.
+        computed: of the whole model's parameters in the dtype that layers compute in.
+        parameters, trained_parameters: numbers of them in the whole model.
+        shards: ranks that share one copy of the weights.
+        backward_passes: of an optimizer step. calls: forward passes of the model in each.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    old_policy: int
+    gathered: int
+    inputs: int
+    activations: int
+    step_temporary: int
+    whole_weights: int
+    whole_trained: int
+    largest: int
+    computed: int
+    parameters: int
+    trained_parameters: int
+    shards: int
+    backward_passes: int
+    calls: int
+
+
+def measure(
+    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, ranks: int, accelerator: bool
+) -> TrainerMemory:
+    """Memory of one of `ranks` ranks in an update.
+
+    Args:
+        config: settings of the trainer, completed by `startup.fit_to_machine`.
+        sample: tensors of one sample.
+        accelerator: whether an accelerator trains; on one, AdamW handles plain tensors together.
+    """
+    settings = config.actor_rollout_ref
+    sharding = _sharding(config, ranks)
+    module = _trained_module(config, model, sharding.precision)
+    parameters = list(module.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    weights = shard_bytes(parameters, sharding.shards) + tensor_bytes(module.buffers())
+    whole = tensor_bytes([*parameters, *module.buffers()])
+    gathered = gathered_bytes(module, settings.model.fsdp_layer_prefixes, sharding.precision) if sharding.wrapped else 0
+    module = as_computed(module, sharding.precision)
+    computed = tensor_bytes(module.parameters())
+    found = micro_batch.run(config, model, module, sample, sharding)
+    once = settings.actor.fsdp_config.use_no_sync_for_gradient_accumulation and found.passes > 1
+    shard = shard_bytes(trained, sharding.shards)
+    together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
+    return TrainerMemory(
+        weights=weights,
+        gradients=gradient_bytes(trained, sharding, accumulates_unsharded=once),
+        optimizer=MOMENTS * shard,
+        old_policy=shard if "old" in settings.model.policy_state_adapters else 0,
+        gathered=gathered,
+        inputs=found.inputs,
+        activations=found.activations,
+        step_temporary=shard if together else 2 * max(shard_bytes([p], sharding.shards) for p in trained),
+        whole_weights=whole,
+        whole_trained=tensor_bytes(trained),
+        largest=max(p.nbytes for p in (trained if settings.model.lora_rank > 0 else parameters)),
+        computed=computed,
+        parameters=sum(p.numel() for p in parameters),
+        trained_parameters=sum(p.numel() for p in trained),
+        shards=sharding.shards,
+        backward_passes=found.passes,
+        calls=found.calls,
+    )
+
+
+def _sharding(config: DictConfig, ranks: int) -> Sharding:
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    dtypes = precision.resolve(omega_conf_to_dataclass(fsdp), lora=config.actor_rollout_ref.model.lora_rank > 0)
+    return Sharding(ranks, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size, dtypes)
+
+
+def _trained_module(config: DictConfig, model: ModelShapes, dtypes: precision.Precision) -> nn.Module:
+    """The transformer as the actor loads it, on the meta device, with torch's own attention."""
+    settings = OmegaConf.merge(config.actor_rollout_ref.model, {"attn_backend": "native"})
+    with torch.device("meta"):
+        return build.prepare(model.on_meta(TRANSFORMER, dtypes.frozen), settings, precision=dtypes, seed=0)
