@@ -136,7 +136,7 @@ def _batch(config: Any, algorithm: Any) -> tuple[dict[str, torch.Tensor], dict[s
         if not tensor.is_meta:
             tensors[name] = tensor.expand(rows, *tensor.shape).clone()
         elif tensor.is_floating_point():
-            tensors[name] = torch.randn(rows, *tensor.shape, generator=generator)
+            tensors[name] = torch.randn(rows, *tensor.shape, generator=generator).to(tensor.dtype)
         else:
             tensors[name] = torch.ones(rows, *tensor.shape, dtype=tensor.dtype)
     samples = SimpleNamespace(

@@ -36,7 +36,7 @@ def estimate(**changes: Any) -> dict[str, Any]:
             {"name": "update", "bytes": 5 * GIB, "parts": {"weights": GIB, "activations": 4 * GIB}},
         ],
         "host": [{"name": "start", "bytes": 6 * GIB, "parts": {"processes": 6 * GIB}}],
-        "moved": {"samples to the driver": 3 << 20}, "engine_batch": 8, "sample_bytes": 1, "capacity": 8 * GIB,
+        "moved": {"samples to the trainers": 3 << 20}, "engine_batch": 8, "sample_bytes": 1, "capacity": 8 * GIB,
         "reserve": 0.08, "peak": 5 * GIB, "fits": True, "advice": [],
     }  # fmt: skip
     return {**made, **changes}

@@ -151,15 +151,18 @@ def test_activations_grow_with_the_micro_batch_and_the_resolution(tiny: Path) ->
     assert 1.3 * base < larger
 
 
-def test_a_sample_carries_its_window_and_its_conditions(tiny: Path) -> None:
-    plain = estimated(tiny).setup
-    # 2 recorded steps of 16 x 8 x 8 latents and the one before, 32 rows of 64 embeddings and 64 pooled, float32.
-    assert plain.sample_bytes == 4 * (3 * 16 * 8 * 8 + 32 * 64 + 64 + (2 + 3 + 1 + 2))
-    guided = estimated(tiny, GUIDANCE).setup
-    assert guided.sample_bytes == plain.sample_bytes + 4 * (32 * 64 + 64)
-    assert (plain.samples, plain.trained_samples) == (32, 32)
-    dpo = estimated(tiny, "actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_dpo")
-    assert dpo.setup.trained_samples == 8, "the best and the worst"
+def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common(tiny: Path) -> None:
+    def stored(*overrides: str) -> job_estimate.JobEstimate:
+        return estimated(tiny, *overrides)
+
+    # 4 prompts of 8 samples: 3 latents of 16 x 8 x 8 around 2 steps; 32 rows of 64 embeddings and 64 pooled, bfloat16.
+    embeddings = 2 * (32 * 64 + 64)
+    own = 2 * 3 * 16 * 8 * 8 + 4 * (2 + 3 + 1 + 2)
+    assert stored().setup.stored == stored().setup.trained == 32 * own + 4 * embeddings
+    assert stored(GUIDANCE).setup.stored == 32 * own + 5 * embeddings, "one negative prompt"
+    dpo = stored("actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_dpo").setup
+    assert dpo.stored == 32 * (2 * 16 * 8 * 8) + 4 * embeddings
+    assert dpo.trained == 8 * (2 * 16 * 8 * 8) + 4 * embeddings, "the best and the worst of each prompt"
 
 
 def test_offload_moves_parts_from_the_device_to_the_host(tiny: Path) -> None:

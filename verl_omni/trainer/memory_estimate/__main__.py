@@ -91,7 +91,7 @@ def describe(config: DictConfig, capacity: int | None, *, accelerator: bool) -> 
         "parameters": found.trainer.parameters,
         "trained_parameters": found.trainer.trained_parameters,
         "engine_batch": found.engine.batch,
-        "sample_bytes": found.setup.sample_bytes,
+        "sample_bytes": found.setup.stored // found.setup.samples,
         "device": [_phase(phase) for phase in found.estimate.device],
         "host": [_phase(phase) for phase in found.estimate.host],
         "moved": dict(found.estimate.moved),

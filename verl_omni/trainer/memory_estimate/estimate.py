@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,9 +16,6 @@ DEVICE_CONTEXT = int(0.6 * GIB)
 PROCESS = GIB
 # Of a device, kept free for fragmentation and for the workspaces of kernels and collectives, which are not counted.
 RESERVE = 0.08
-# Copies of a step's samples on the driver's host: the agent loops', Ray's, the driver's, and the one on its way to the
-# trainers.
-SAMPLE_COPIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,8 @@ class Setup:
     Attributes:
         nodes, ranks: hosts, and accelerators (or processes on the CPU) over all of them.
         accelerator: whether there are accelerators; without any, all parts are in host memory.
-        samples, sample_bytes: samples of a step, and bytes of one as the driver gets it.
-        trained_samples: samples of a step that are sent to the trainers.
+        samples: number of samples of a step.
+        stored, trained: bytes of a step's samples in the object store, and of those that the ranks load from it.
         pixels: bytes of a sample as it is scored.
         updates: optimizer steps of one training step.
         sends_adapter: whether a weight update sends the adapter, and not all weights.
@@ -42,8 +40,8 @@ class Setup:
     ranks: int
     accelerator: bool
     samples: int
-    sample_bytes: int
-    trained_samples: int
+    stored: int
+    trained: int
     pixels: int
     updates: int
     sends_adapter: bool
@@ -170,7 +168,7 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     ranks = setup.ranks_per_node
     # A trainer and an engine worker for each rank; server, agent loop, reward worker and driver.
     processes = {"processes": (2 * ranks + 4) * PROCESS}
-    samples = {"trajectories": SAMPLE_COPIES * setup.samples * setup.sample_bytes}
+    samples = {"trajectories": _trajectories(setup)}
     weights = ranks * (trainer.weights + trainer.old_policy) if setup.offloads_weights else 0
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
     asleep = ranks * engine.weights if setup.sleeps else 0
@@ -181,11 +179,16 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     )
 
 
+def _trajectories(setup: Setup) -> int:
+    """Samples on one host, if it has all of them in its object store, and the copies that its ranks load."""
+    return setup.stored + math.ceil(setup.trained / setup.nodes)
+
+
 def _on_host(setup: Setup, phase: Phase) -> Phase:
     """A phase of all ranks of a host without accelerators."""
     ranks = setup.ranks_per_node
     parts = {name: ranks * size for name, size in phase.parts.items()}
-    trajectories = parts.get("trajectories", 0) + SAMPLE_COPIES * setup.samples * setup.sample_bytes
+    trajectories = parts.get("trajectories", 0) + _trajectories(setup)
     processes = (ranks + 4) * PROCESS
     (made,) = _without_zeros((Phase(phase.name, {**parts, "trajectories": trajectories, "processes": processes}),))
     return made
@@ -199,8 +202,8 @@ def _moved(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     gathers = trainer.calls * (2 if setup.regathers else 1) * trainer.backward_passes * setup.updates
     weights = trainer.whole_trained if setup.sends_adapter else trainer.whole_weights
     return {
-        "samples to the driver": setup.samples * setup.sample_bytes,
-        "samples to the trainers": setup.trained_samples * setup.sample_bytes,
+        "samples to the object store": setup.stored,
+        "samples to the trainers": setup.trained,
         "pixels to the reward workers": setup.samples * setup.pixels,
         "weights to each engine": weights,
         "weights gathered by each rank": gathers * trainer.computed * (trainer.shards - 1) // trainer.shards,

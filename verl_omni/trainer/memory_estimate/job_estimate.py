@@ -12,7 +12,7 @@ from verl_omni.trainer.memory_estimate import engine_memory, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
 from verl_omni.trainer.memory_estimate.model_shapes import read
-from verl_omni.trainer.memory_estimate.sample_tensors import training_sample
+from verl_omni.trainer.memory_estimate.sample_tensors import StoredBytes, stored_bytes, training_sample
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -41,14 +41,14 @@ def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
     """
     model = read(Path(config.actor_rollout_ref.model.path))
     sample = training_sample(config, model)
-    setup = _setup(config, sum(tensor.nbytes for tensor in sample.values()), accelerator=accelerator)
+    setup = _setup(config, stored_bytes(sample), accelerator=accelerator)
     trainer = trainer_memory.measure(config, model, sample, ranks=setup.ranks, accelerator=accelerator)
     replicas = max(1, setup.ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
     engine = engine_memory.measure(config, model, sample, samples=math.ceil(setup.samples / replicas))
     return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine))
 
 
-def _setup(config: DictConfig, sample_bytes: int, *, accelerator: bool) -> Setup:
+def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Setup:
     settings = config.actor_rollout_ref
     rollout, actor, prompts = settings.rollout, settings.actor, config.data.train_batch_size
     algorithm = training_algorithm(actor.diffusion_loss.loss_mode)
@@ -60,8 +60,8 @@ def _setup(config: DictConfig, sample_bytes: int, *, accelerator: bool) -> Setup
         ranks=config.trainer.nnodes * config.trainer.n_gpus_per_node,
         accelerator=accelerator,
         samples=prompts * rollout.n,
-        sample_bytes=sample_bytes,
-        trained_samples=prompts * rows * per_row,
+        stored=stored.total(prompts * rollout.n, prompts),
+        trained=stored.total(prompts * rows * per_row, prompts),
         pixels=CHANNELS * pipeline.height * pipeline.width * pipeline.num_frames,
         updates=actor.ppo_epochs * math.ceil(prompts / actor.ppo_mini_batch_size),
         sends_adapter=settings.model.lora_rank > 0,

@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from verl_omni.agent_loop.training_tensors import RECORDED
 from verl_omni.algos import window
-from verl_omni.pipelines.registry import training_adapter
+from verl_omni.pipelines.registry import NEGATIVE, training_adapter
 from verl_omni.pipelines.sample_shapes import example, sample_shapes
 from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes
+from verl_omni.workers.config.diffusion.dtypes import parse_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """Bytes of samples in the object store.
+
+    Attributes:
+        own: of one sample alone. prompt: what the samples of a prompt share. negative: what all samples share.
+    """
+
+    own: int
+    prompt: int
+    negative: int
+
+    def total(self, samples: int, prompts: int) -> int:
+        """Bytes of the samples of some prompts."""
+        return samples * self.own + prompts * self.prompt + self.negative
+
+
+def stored_bytes(sample: Mapping[str, Tensor]) -> StoredBytes:
+    """Bytes of a sample by what it is shared with."""
+    own = sum(tensor.nbytes for name, tensor in sample.items() if name in RECORDED)
+    negative = sum(tensor.nbytes for name, tensor in sample.items() if name.startswith(NEGATIVE))
+    return StoredBytes(own, sum(tensor.nbytes for tensor in sample.values()) - own - negative, negative)
 
 
 def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:
     """The recorded tensors of one sample, without a batch dimension; those without values are on the meta device.
+
+    Latents and embeddings have the dtype of the engine.
 
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
@@ -23,14 +52,16 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
     rollout, architecture = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.architecture
     shapes = sample_shapes(architecture).sample(model.configs, rollout.pipeline, rollout.max_prompt_embed_length)
     adapter = training_adapter(architecture)
+    dtype = parse_dtype("rollout.dtype", rollout.dtype)
+    shapes = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in shapes.items()}
     guided = adapter.guidance(rollout.pipeline) > 1
-    found = {name: shapes[name] for name in adapter.CONDITIONS if name in shapes and (guided or "negative" not in name)}
-    latents = shapes["latents"]
+    given = [name for name in adapter.CONDITIONS if guided or not name.startswith(NEGATIVE)]
+    found, latents = {name: shapes[name] for name in given}, shapes["latents"]
     if rollout.calculate_log_probs:
         steps = window_size(config)
         levels = torch.linspace(0.9, 0.1, steps + 1)
         found |= {
-            "all_latents": example(steps + 1, *latents.shape),
+            "all_latents": example(steps + 1, *latents.shape, dtype=dtype),
             "all_timesteps": levels[:-1] * 1000,
             "all_sigmas": levels,
             "sigma_max": torch.tensor([0.95]),
