@@ -1,4 +1,8 @@
-"""Checkpoint folders: complete or absent, with the newest ones kept."""
+"""Checkpoint folders: complete or absent, with the newest ones of each run kept.
+
+A checkpoint is a folder `step_NNNNNN` with a manifest, which is written last and lists every other file and its size.
+A folder without a manifest, or with other files than it lists, is no checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,29 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
+MANIFEST = "manifest.json"
 _NAME = re.compile(r"^step_(\d{6,})$")
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Contents of a checkpoint.
+
+    Attributes:
+        run: number of the run that wrote it, among those that wrote into the same folder. A run that resumes from the
+            newest checkpoint there continues its run.
+        files: size in bytes by path in the checkpoint.
+    """
+
+    step: int
+    run: int
+    files: dict[str, int]
 
 
 def steps(folder: Path) -> list[int]:
     """Steps with a complete checkpoint, in order."""
-    if not folder.is_dir():
-        return []
-    return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.match(entry.name)))
+    return sorted(each.step for each in _manifests(folder))
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -24,21 +43,37 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint."""
-    found = steps(folder)
-    return path_of(folder, found[-1]) if found else None
+    """The last complete checkpoint of the last run that wrote into the folder."""
+    found = max(_manifests(folder), key=lambda each: (each.run, each.step), default=None)
+    return None if found is None else path_of(folder, found.step)
+
+
+def run_number(folder: Path, resumed_from: Path | None) -> int:
+    """Number of a run that writes into `folder`: that of the run that it continues, or a new one.
+
+    Args:
+        resumed_from: checkpoint that the run starts from.
+    """
+    newest = max((each.run for each in _manifests(folder)), default=0)
+    return max(newest, 1) if resumed_from is not None and resumed_from == latest(folder) else newest + 1
 
 
 def step_of(checkpoint: Path) -> int:
     """Step of a checkpoint's folder.
 
     Raises:
-        FileNotFoundError: there is no such folder. ValueError: its name is not that of a checkpoint.
+        FileNotFoundError: there is no such folder, or it is not complete. ValueError: its name is not that of a
+            checkpoint.
     """
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"no checkpoint {checkpoint}; write the path of a folder step_NNNNNN")
     if (match := _NAME.match(checkpoint.name)) is None:
         raise ValueError(f"{checkpoint} is not a checkpoint; write the path of a folder step_NNNNNN")
+    if _read(checkpoint) is None:
+        raise FileNotFoundError(
+            f"{checkpoint} is not complete: {MANIFEST} is missing, or lists files that are missing or of another size; "
+            "write the path of another checkpoint"
+        )
     return int(match[1])
 
 
@@ -56,33 +91,71 @@ def set_aside(folder: Path) -> Path | None:
     return folder.rename(aside)
 
 
-def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
-    """Write a checkpoint aside, flush it to disk and rename it into place; then delete the oldest ones.
+def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int, run: int) -> Path:
+    """Write a checkpoint aside, flush it to disk and rename it into place; then delete the oldest ones of this run.
 
     Args:
         write: writes the checkpoint into the folder that it gets.
-        keep: number of checkpoints to keep; 0 keeps all.
+        keep: number of checkpoints of this run to keep; 0 keeps all.
+        run: `run_number` of this run.
 
     Raises:
+        OSError: `write` wrote nothing; there is no new checkpoint.
         Exception: `write` raised it; the incomplete checkpoint is deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final, aside = path_of(folder, step), folder / f".writing_step_{step:06d}"
-    shutil.rmtree(aside, ignore_errors=True)  # left by a killed run
+    replaced = folder / f".replaced_step_{step:06d}"
+    for left in (aside, replaced):
+        shutil.rmtree(left, ignore_errors=True)  # left by a killed run
     try:
         aside.mkdir()
         write(aside)
+        _write_manifest(aside, step, run)
         _flush(aside)
         if final.exists():
-            shutil.rmtree(final)
+            os.replace(final, replaced)
         os.replace(aside, final)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     _sync(folder)
-    for old in steps(folder)[:-keep] if keep else []:
+    shutil.rmtree(replaced, ignore_errors=True)
+    own = sorted(each.step for each in _manifests(folder) if each.run == run)
+    for old in own[:-keep] if keep else []:
         shutil.rmtree(path_of(folder, old))
     return final
+
+
+def _write_manifest(root: Path, step: int, run: int) -> None:
+    files = _sizes(root)
+    if not files:
+        raise OSError(f"the checkpoint of step {step} has no files: is {root} on a file system that all nodes share?")
+    (root / MANIFEST).write_bytes(msgspec.json.encode(Manifest(step, run, files)))
+
+
+def _manifests(folder: Path) -> list[Manifest]:
+    """Manifests of the complete checkpoints in a folder."""
+    if not folder.is_dir():
+        return []
+    read = (_read(entry) for entry in folder.iterdir() if _NAME.match(entry.name))
+    return [each for each in read if each is not None]
+
+
+def _read(checkpoint: Path) -> Manifest | None:
+    """The manifest of a complete checkpoint."""
+    try:
+        found = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError):
+        return None
+    sizes = _sizes(checkpoint)
+    return found if all(sizes.get(name) == size for name, size in found.files.items()) else None
+
+
+def _sizes(root: Path) -> dict[str, int]:
+    """Sizes of all files but the manifest, by path."""
+    files = (path for path in sorted(root.rglob("*")) if path.is_file() and path != root / MANIFEST)
+    return {path.relative_to(root).as_posix(): path.stat().st_size for path in files}
 
 
 def _flush(root: Path) -> None:

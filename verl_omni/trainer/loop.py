@@ -50,6 +50,7 @@ class DiffusionTrainer:
         self.order = data.PromptOrder(len(train), rows.train_batch_size, rows.seed, shuffle=rows.shuffle)
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
+        self._run_number = 1
         self._drawn = 0  # training samples since this process started
         self._collapse = collapse.CollapseState()
 
@@ -61,6 +62,7 @@ class DiffusionTrainer:
             StaleSample, StaleReplica, LogProbMismatch: samples and weights have different versions.
         """
         step = 0
+        self._run_number = checkpoints.run_number(self.checkpoints, checkpoint)
         if checkpoint is not None:
             step = checkpoints.step_of(checkpoint)
             self.stack.workers.load_checkpoint(str(checkpoint))
@@ -161,8 +163,9 @@ class DiffusionTrainer:
             self.stack.workers.save_checkpoint(str(folder))
 
         path = checkpoints.save(
-            self.checkpoints, step, write, keep=int(self.config.trainer.max_actor_ckpt_to_keep or 0)
-        )
+            self.checkpoints, step, write,
+            keep=int(self.config.trainer.max_actor_ckpt_to_keep or 0), run=self._run_number,
+        )  # fmt: skip
         self.folder.event("checkpoint", step=step, path=str(path))
 
     def _evaluates(self, step: int) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from verl_omni.weight_sync.errors import IncompleteUpdate
+from verl_omni.weight_sync.messages import dtype_name
 from verl_omni.weight_sync.names import add_lora_wrapper, part_names, replace_parts, strip_lora_wrapper
 from verl_omni.weight_sync.staging import check_finite, summarize_names
 
@@ -40,6 +43,8 @@ class FullUpdate:
 
     Attributes:
         started: whether weights may have been written.
+        casts: number of tensors that were sent in another dtype than the engine's, by `"<sent> to <engine's>"`. Tensors
+            leave the trainer in `rollout.dtype`, so these are parameters that the engine keeps in a dtype of their own.
     """
 
     def __init__(self, pipeline: Any) -> None:
@@ -49,6 +54,8 @@ class FullUpdate:
         self._seen: set[str] = set()
         self._components: set[str] = set()
         self.started = False
+        self.casts: collections.Counter[str] = collections.Counter()
+        self._dtypes: dict[str, torch.dtype] = {}  # own name -> dtype
 
     def load(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
         """Check a bucket, then write it.
@@ -91,6 +98,8 @@ class FullUpdate:
         check_finite(sent, tensor)
         self._seen.add(name)
         own = self._known[name]
+        if (dtype := self._dtypes.get(own, tensor.dtype)) != tensor.dtype:
+            self.casts[f"{dtype_name(tensor.dtype)} to {dtype_name(dtype)}"] += 1
         return name, add_lora_wrapper(name) if own != strip_lora_wrapper(own) else name, tensor
 
     def _register(self, component: str) -> None:
@@ -98,6 +107,7 @@ class FullUpdate:
         self._components.add(component)
         if not isinstance(module, nn.Module):
             return
+        self._dtypes |= {f"{component}.{own}": each.dtype for own, each in module.state_dict(keep_vars=True).items()}
         fused, table = fused_module_parts(module), getattr(self._pipeline, "checkpoint_names", ())
         for own in _named(component, module.named_buffers()):
             self._known[strip_lora_wrapper(own)] = own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import logging
 import time
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,10 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.utils import sample_store
 from verl_omni.weight_sync.errors import WeightSyncError
+from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omni` with verl in this process
+
+logger = logging.getLogger(__name__)
 
 
 class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
@@ -32,6 +36,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
     def __init__(self, config: DictConfig) -> None:
         super().__init__()
         self.config = config
+        self._casts: dict[str, int] = {}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> str:
@@ -89,7 +94,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         """Send the policy that samples (`rollout.rollout_adapter`) to the replica, whose workers all confirm it.
 
         Returns:
-            `seconds`, and on the rank that owns the server the worker's reply: `tensors`, `buckets`, `lora`, `bound`.
+            `seconds`, and on the rank that owns the server the worker's reply: `tensors`, `buckets`, `lora`, `bound`,
+            `casts`.
 
         Raises:
             WeightSyncError: a worker of the replica did not apply the weights. The message names replica and version.
@@ -100,13 +106,22 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         except WeightSyncError as error:
             replica = self.rollout.replica_rank
             raise type(error)(f"version {global_steps} did not reach replica {replica}: {error.args[0]}") from error
+        self._state_casts((answer or {}).get("casts"))
         return {"seconds": time.perf_counter() - began, **(answer or {})}
+
+    def _state_casts(self, casts: dict[str, int] | None) -> None:
+        """Log, once, which dtypes the engine keeps other than the one that weights are sent in."""
+        if casts and casts != self._casts:
+            logger.warning("the engine casts weights sent in rollout.dtype=%s: %s", self.rollout_config.dtype, casts)
+            self._casts = casts
 
     async def _send_weights(self, global_steps: int | None) -> dict[str, Any] | None:
         sleeping = self.rollout_config.free_cache_engine
         config = self.actor.peft_config()
         kind: Literal["lora", "full"] = "lora" if config is not None else "full"
-        weights = self.actor.weights(kind, self.rollout_config.rollout_adapter)
+        # All weights leave in the engine's dtype; the engine casts an adapter itself, to the dtype of its layers.
+        dtype = parse_dtype("rollout.dtype", self.rollout_config.dtype) if kind == "full" else None
+        weights = self.actor.weights(kind, self.rollout_config.rollout_adapter, dtype)
         try:
             if sleeping:
                 await self.rollout.resume(tags=["weights"])

@@ -26,6 +26,7 @@ PACE = (
     "trainer.resume_mode",
 )  # fmt: skip
 Render = Callable[[DiffusionRLJob], Sequence[str]]
+MANIFEST = "manifest.json"  # written last into a checkpoint
 _CHECKPOINT = re.compile(r"^step_(\d+)$")
 
 
@@ -56,9 +57,8 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Rende
 
 
 def last_checkpoint(folder: Path) -> int | None:
-    """Step of the latest checkpoint, or None."""
-    checkpoints = folder / "checkpoints"
-    names = [entry.name for entry in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    """Step of the latest checkpoint, or None. A folder without a manifest is no checkpoint."""
+    names = [manifest.parent.name for manifest in folder.glob(f"checkpoints/*/{MANIFEST}")]
     return max((int(match[1]) for name in names if (match := _CHECKPOINT.match(name))), default=None)
 
 

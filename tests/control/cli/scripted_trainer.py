@@ -42,6 +42,7 @@ def line(record: dict[str, object]) -> None:
 def save(step: int) -> None:
     path = folder / "checkpoints" / f"step_{step:06d}"
     path.mkdir(parents=True, exist_ok=True)
+    (path / "manifest.json").write_text("{}")
     event("checkpoint", step=step, path=str(path))
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_operator.cli import failure, run_text
+from omni_operator.cli import failure, run_folder, run_text
 from omni_operator.cli.doctor import diagnose
 from omni_operator.cli.json_lines import JsonLinesReader, MalformedLine, read_records
 from omni_operator.cli.machine import Accelerators, Machine, inspect_machine, within_limit
@@ -258,3 +258,13 @@ def test_remedies_name_only_commands_that_exist() -> None:
 def test_a_local_build_of_the_pinned_version_is_accepted() -> None:
     built = replace(GOOD, installed={"vllm": "0.28.0+cpu"}, pinned={"vllm": "0.28.0"})
     assert {finding.level for finding in diagnose(built)} == {"ok"}
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    for step, complete in ((2, True), (4, False)):
+        folder = tmp_path / "checkpoints" / f"step_{step:06d}"
+        folder.mkdir(parents=True)
+        if complete:
+            (folder / "manifest.json").touch()
+    assert run_folder.last_checkpoint(tmp_path) == 2
+    assert run_folder.last_checkpoint(tmp_path / "checkpoints") is None

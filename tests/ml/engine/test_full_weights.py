@@ -89,6 +89,7 @@ def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restore
     answers = publish(running, 1)
     assert [answer["buckets"] for answer in answers] == [5, 5]
     assert not any(answer["lora"] for answer in answers)
+    assert [answer["casts"] for answer in answers] == [{}, {}], "both ends have the same dtypes"
     changed, versions = from_both(running)
     assert versions == stack.versions() == [1, 1]
     assert not torch.equal(before, changed)

@@ -15,7 +15,7 @@ from verl_omni.trainer.operator_reporter import NullReporter
 
 
 def checkpoint(folder: Path, step: int) -> Path:
-    return checkpoints.save(folder, step, lambda path: (path / "weights").touch(), keep=0)
+    return checkpoints.save(folder, step, lambda path: (path / "weights").touch(), keep=0, run=1)
 
 
 def started(run_folder: Path, mode: str, path: Path | None = None) -> tuple[Path | None, list[dict[str, Any]]]:

@@ -23,16 +23,56 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
         good(folder)
         raise OSError("disk full")
 
-    checkpoints.save(tmp_path, 1, good, keep=2)
+    checkpoints.save(tmp_path, 1, good, keep=2, run=1)
     with pytest.raises(OSError, match="disk full"):
-        checkpoints.save(tmp_path, 2, bad, keep=2)
+        checkpoints.save(tmp_path, 2, bad, keep=2, run=1)
     assert checkpoints.steps(tmp_path) == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     (tmp_path / ".writing_step_000003").mkdir()  # what a SIGKILL leaves
     for step in (3, 4, 5):
-        checkpoints.save(tmp_path, step, good, keep=2)
+        checkpoints.save(tmp_path, step, good, keep=2, run=1)
     assert checkpoints.steps(tmp_path) == [4, 5]
     assert (checkpoints.path_of(tmp_path, 5) / "state" / "weights").read_text() == "w"
+
+
+def write_weights(folder: Path) -> None:
+    (folder / "weights").write_text("w" * 10)
+
+
+def test_an_incomplete_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="step 3 has no files"):
+        checkpoints.save(tmp_path, 3, lambda folder: None, keep=0, run=1)
+    for step in (1, 2, 4):
+        checkpoints.save(tmp_path, step, write_weights, keep=0, run=1)
+    (tmp_path / "step_000005").mkdir()
+    (tmp_path / "step_000004" / "weights").write_text("w" * 9)
+    (tmp_path / "step_000002" / checkpoints.MANIFEST).unlink()
+    assert checkpoints.steps(tmp_path) == [1]
+    assert checkpoints.latest(tmp_path) == tmp_path / "step_000001"
+    for step in (2, 4, 5):
+        with pytest.raises(FileNotFoundError, match="is not complete"):
+            checkpoints.step_of(checkpoints.path_of(tmp_path, step))
+
+
+def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        checkpoints.save(
+            tmp_path, step, write_weights, keep=2, run=checkpoints.run_number(tmp_path, None) if step == 10 else 1
+        )
+    other = checkpoints.save(tmp_path / "elsewhere", 5, write_weights, keep=0, run=1)
+    run = checkpoints.run_number(tmp_path, other)
+    for step in (6, 7, 8):
+        last = checkpoints.save(tmp_path, step, write_weights, keep=2, run=run)
+    assert checkpoints.steps(tmp_path) == [7, 8, 20, 30], "those of the earlier run stay"
+    assert checkpoints.latest(tmp_path) == last, "a restart resumes this run, not the earlier one"
+    assert checkpoints.run_number(tmp_path, last) == run == 2
+
+
+def test_a_checkpoint_can_be_written_again(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, 1, write_weights, keep=1, run=1)
+    checkpoints.save(tmp_path, 1, lambda folder: (folder / "other").touch(), keep=1, run=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    assert (tmp_path / "step_000001" / "other").is_file()
 
 
 def test_a_stale_sample_stops_the_run() -> None:

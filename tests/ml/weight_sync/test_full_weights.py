@@ -133,6 +133,17 @@ def test_buffers_and_names_with_base_layer_are_accepted() -> None:
     assert pipeline.transformer.pos_embed.tolist() == [1, 1, 1]
 
 
+def test_casts_to_another_dtype_of_the_engine_are_stated() -> None:
+    pipeline = Pipeline(wrapped=True)
+    pipeline.transformer.norm.bfloat16()
+    update = FullUpdate(pipeline)
+    update.load([(name, tensor.bfloat16()) for name, tensor in sent().items()])
+    assert update.casts == {"bfloat16 to float32": 8}, "6 parts of to_qkv and 2 tensors of to_out, not those of norm"
+    same = FullUpdate(Pipeline())
+    same.load(list(sent().items()))
+    assert same.casts == {}
+
+
 def test_an_update_without_weights_is_refused() -> None:
     update = FullUpdate(Pipeline())
     update.load([])

@@ -1,11 +1,7 @@
-"""The trained model: gradients, checkpoints, LoRA files, FSDP2."""
+"""The trained model on one process: gradients, checkpoints, LoRA files (test_ranks.py: on several)."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +136,13 @@ def test_a_loaded_checkpoint_resumes_bit_exactly(model_folder: Path, tmp_path: P
         assert torch.equal(tensor, other), name
 
 
+def test_weights_leave_in_the_dtype_of_the_engine(model_folder: Path) -> None:
+    actor = make(model_folder, rank=0)
+    sent, own = (dict(actor.weights("full", dtype=dtype)) for dtype in (torch.bfloat16, None))
+    assert sent.keys() == own.keys() and {tensor.dtype for tensor in own.values()} == {torch.float32}
+    assert all(torch.equal(tensor, own[name].bfloat16()) for name, tensor in sent.items())
+
+
 def test_a_checkpoint_of_another_adapter_is_refused(model_folder: Path, tmp_path: Path) -> None:
     make(model_folder).save(tmp_path)
     with pytest.raises(ValueError, match=r"lora_rank or model\.target_modules"):
@@ -168,47 +171,3 @@ def test_diffusers_reads_the_adapter(model_folder: Path, tmp_path: Path) -> None
         theirs, ours = pipe.transformer(**inputs)[0], actor.module(**inputs)[0]
     assert torch.allclose(theirs, ours, atol=1e-5)
     assert not torch.allclose(base, ours, atol=1e-3)
-
-
-def _rank(rank: int, port: int, folder: str, out: str) -> None:
-    """One of two processes: half of the rows each."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    actor = make(Path(folder), mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
-    data = torch.load(f"{out}/batch.pt")
-    own = {name: tensor[2 * rank : 2 * rank + 2] for name, tensor in data.items()}
-    norms = [actor.update(own, **SAMPLER)["actor/grad_norm"] for _ in range(3)]
-    weights = adapter(actor)
-    actor.save(Path(out) / "state")
-    if rank == 0:
-        torch.save((norms, weights), f"{out}/result.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-def test_two_ranks_give_the_result_of_one(model_folder: Path, tmp_path: Path) -> None:
-    """FSDP2 over gloo: within 2e-5 of one process after three steps, and its checkpoint loads in one process."""
-    single = make(model_folder)
-    data = batch(single)
-    torch.save(data, tmp_path / "batch.pt")
-    norms = [single.update(data, **SAMPLER)["actor/grad_norm"] for _ in range(3)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, __file__]
-    arguments = [str(port), str(model_folder), str(tmp_path)]
-    ranks = [subprocess.Popen([*command, str(rank), *arguments]) for rank in (0, 1)]
-    assert [process.wait(100) for process in ranks] == [0, 0]
-    two_norms, two = torch.load(tmp_path / "result.pt")
-    assert two_norms == pytest.approx(norms, rel=1e-3)
-    assert all(torch.allclose(tensor, two[name], atol=2e-5) for name, tensor in adapter(single).items())
-    loaded = make(model_folder)
-    loaded.load(tmp_path / "state")
-    assert all(torch.equal(tensor, two[name]) for name, tensor in adapter(loaded).items())
-
-
-if __name__ == "__main__":
-    _rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -46,6 +46,14 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 
+SAVED, RESUMED = "all weights on 2", ("all weights on 4", "two copies on 4")
+
+
+def state_folder(model: Path) -> Path:
+    """Where 2 ranks save their state."""
+    return model.with_name("state")
+
+
 def make(folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None) -> DiffusionActor:
     model: Any = SimpleNamespace(
         path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
@@ -109,8 +117,16 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     found = {}
     for name, (wanted, adapter, fsdp) in CASES.items():
         if wanted == ranks:
-            actor = make(Path(folder), adapter, fsdp, parallel.make_mesh("cpu", ranks, fsdp.get("fsdp_size", -1)))
-            found[name] = updated(actor, slice(rank * rows, (rank + 1) * rows))
+            mesh = parallel.make_mesh("cpu", ranks, fsdp.get("fsdp_size", -1))
+            actor, share = make(Path(folder), adapter, fsdp, mesh), slice(rank * rows, (rank + 1) * rows)
+            found[name] = updated(actor, share)
+            if name == SAVED:
+                actor.save(state_folder(Path(folder)))
+                found["unbroken"] = updated(actor, share)
+            elif name in RESUMED:
+                resumed = make(Path(folder), adapter, fsdp, mesh)
+                resumed.load(state_folder(Path(folder)))
+                found[f"resumed with {name}"] = updated(resumed, share)
     if rank == 0:
         torch.save(found, f"{out}/found.pt")
     torch.distributed.barrier()
@@ -186,6 +202,21 @@ def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any])
     sums = {name: found[name]["counts"].get("allreduce_", 0) for name in ("all weights on 4", "two copies on 4")}
     assert reductions(found["two copies on 4"]) == LAYERS + 1
     assert sums == {"all weights on 4": 0, "two copies on 4": LAYERS + 1}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> None:
+    """4 ranks resume from the shards of 2 and take the same step, to 2e-5."""
+    one, other = found["unbroken"], found[f"resumed with {name}"]
+    assert other["norms"] == pytest.approx(one["norms"], rel=1e-3)
+    assert all(torch.allclose(tensor, other["weights"][n], atol=2e-5) for n, tensor in one["weights"].items())
+
+
+def test_one_process_reads_the_shards_of_two(found: dict[str, Any], model_folder: Path) -> None:
+    actor = make(model_folder, 0, {})
+    actor.load(state_folder(model_folder))
+    assert all(torch.equal(tensor, found[SAVED]["weights"][name]) for name, tensor in actor.weights("full"))
+    assert len(list(state_folder(model_folder).glob("*.distcp"))) == 2, "each rank writes its own shards"
 
 
 def test_a_size_that_does_not_divide_the_ranks_is_refused() -> None:

@@ -158,26 +158,30 @@ class DiffusionActor:
     # --- weights and checkpoints ---------------------------------------------------------------------------
 
     def weights(
-        self, kind: Literal["lora", "full"], which: Literal["default", "old"] = "default"
+        self,
+        kind: Literal["lora", "full"],
+        which: Literal["default", "old"] = "default",
+        dtype: torch.dtype | None = None,
     ) -> Generator[tuple[str, Tensor]]:
         """(name, unsharded tensor) of the adapter or of all weights; names are `transformer.<path>…`.
 
         Args:
             which: the trained policy or the old one.
+            dtype: dtype to cast each tensor to; None: that of the parameters.
 
         Raises:
             ValueError: the old policy is asked for and not kept.
         """
         if which == "old":
             self.policy.require_old()
-        return self._weights(kind, which)
+        return self._weights(kind, which, dtype)
 
     def _weights(
-        self, kind: Literal["lora", "full"], which: Literal["default", "old"]
+        self, kind: Literal["lora", "full"], which: Literal["default", "old"], dtype: torch.dtype | None
     ) -> Generator[tuple[str, Tensor]]:
         with self.offload.loaded():
             instead = self.policy.require_old().values if which == "old" else None
-            yield from export.weights(self.module, kind, instead=instead)
+            yield from export.weights(self.module, kind, instead=instead, dtype=dtype)
 
     def peft_config(self) -> dict[str, Any] | None:
         """`PeftConfig` of the adapter as JSON data; None when all weights are trained."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from verl_omni.workers.actor.build import ADAPTER, gather
@@ -16,16 +17,21 @@ LORA_FILE = "pytorch_lora_weights.safetensors"
 
 
 def weights(
-    module: nn.Module, kind: Literal["lora", "full"], instead: Mapping[str, Tensor] | None = None
+    module: nn.Module,
+    kind: Literal["lora", "full"],
+    instead: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, unsharded tensor) of the adapter or of every base weight.
 
     Args:
         instead: values by parameter name that replace those of the module.
+        dtype: dtype of the tensors; None: that of the parameters.
     """
     for name, parameter in module.named_parameters():
         if ("lora_" in name) == (kind == "lora"):
-            yield f"{COMPONENT}.{_public(name)}", gather((instead or {}).get(name, parameter))
+            whole = gather((instead or {}).get(name, parameter))
+            yield f"{COMPONENT}.{_public(name)}", whole.to(dtype or whole.dtype)
 
 
 def _public(name: str) -> str:

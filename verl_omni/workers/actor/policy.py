@@ -110,7 +110,10 @@ class Policy:
     def _copy_values(self, policy: OldPolicy) -> None:
         for name, parameter in self.trained.items():
             parameter.copy_(policy.values[name])
-        # FSDP2 may still hold unsharded weights of the other policy from the last forward pass.
+        self.reshard()
+
+    def reshard(self) -> None:
+        """Drop unsharded weights that FSDP2 may still hold from the last forward pass; call it after a change."""
         for part in self.module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()

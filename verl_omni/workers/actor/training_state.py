@@ -1,12 +1,19 @@
-"""Training state: everything an actor needs to resume bit-exactly, and its files."""
+"""Training state: everything an actor needs to resume bit-exactly, and its files.
+
+Each rank writes its own shards (torch.distributed.checkpoint), and any number of ranks can read them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -14,11 +21,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl_omni.workers.actor.build import gather
 from verl_omni.workers.actor.policy import Policy
 
-MODEL_FILE, OLD_FILE, TRAINING_FILE = "trained.safetensors", "old.safetensors", "training.pt"
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+# Keys of the stored state.
+TRAINED, OLD, OPTIMIZER, REST = "trained", "old", "optimizer", "rest"
+INDEX = ".metadata"  # of torch.distributed.checkpoint
+_SHARDED = StateDictOptions(full_state_dict=False, flatten_optimizer_state_dict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,69 +45,61 @@ class TrainingState:
     mesh: DeviceMesh | None
 
     def save(self, folder: Path) -> None:
-        """Write weights as safetensors, the rest with `torch.save`. Every rank gathers, rank 0 writes."""
-        from safetensors.torch import save_file
-
-        trained = _whole(self.policy.trained)
-        old = _whole(self.policy.old.values) if self.policy.old is not None else None
-        optimizer = get_optimizer_state_dict(self.policy.module, self.optimizer, options=_WHOLE)
-        if self.mesh is not None and self.mesh.get_rank() != 0:
-            return
+        """Write this rank's shards. A collective: every rank calls it."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(trained, folder / MODEL_FILE)
-        if old is not None:
-            save_file(old, folder / OLD_FILE)
-        training = {
-            "optimizer": optimizer,
-            "scheduler": self.scheduler.state_dict(),
-            "generator": self.generator.get_state(),
-            "torch": torch.get_rng_state(),
-        }
-        torch.save(training, folder / TRAINING_FILE)
+        with _quiet():
+            dcp.save(self._state(), checkpoint_id=folder, no_dist=self.mesh is None)
 
     def load(self, folder: Path) -> None:
-        """Read back on every rank what `save` wrote.
+        """Read back what `save` wrote, with any number of ranks. A collective: every rank calls it.
 
         Raises:
             FileNotFoundError: the checkpoint does not exist.
             ValueError: it was written by a model with other trained weights, or without an old policy.
         """
-        from safetensors.torch import load_file
+        if not (folder / INDEX).is_file():
+            raise FileNotFoundError(f"{folder} has no training state")
+        state = self._state()
+        self._check_names(folder, state)
+        with _quiet():
+            dcp.load(state, checkpoint_id=folder, no_dist=self.mesh is None)
+        self.policy.reshard()
+        set_optimizer_state_dict(self.policy.module, self.optimizer, state[OPTIMIZER], options=_SHARDED)
+        rest = state[REST]
+        self.scheduler.load_state_dict(rest["scheduler"])
+        self.generator.set_state(rest["generator"])
+        torch.set_rng_state(rest["torch"])
 
-        stored = load_file(folder / MODEL_FILE)
-        trained, old = self.policy.trained, self.policy.old
-        if set(stored) != set(trained):
+    def _state(self) -> dict[str, Any]:
+        """The state as references: loading writes into its tensors."""
+        old = self.policy.old
+        return {
+            TRAINED: {name: parameter.detach() for name, parameter in self.policy.trained.items()},
+            **({OLD: dict(old.values)} if old is not None else {}),
+            OPTIMIZER: get_optimizer_state_dict(self.policy.module, self.optimizer, options=_SHARDED),
+            REST: {
+                "scheduler": self.scheduler.state_dict(),
+                "generator": self.generator.get_state(),
+                "torch": torch.get_rng_state(),
+            },
+        }
+
+    @staticmethod
+    def _check_names(folder: Path, state: dict[str, Any]) -> None:
+        stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        trained = {name.removeprefix(f"{TRAINED}.") for name in stored if name.startswith(f"{TRAINED}.")}
+        if trained != set(state[TRAINED]):
             raise ValueError(
-                f"checkpoint {folder} has {len(stored)} trained tensors, the model {len(trained)}: "
+                f"checkpoint {folder} has {len(trained)} trained tensors, the model {len(state[TRAINED])}: "
                 "were model.lora_rank or model.target_modules changed?"
             )
-        _fill(trained, stored)
-        if old is not None:
-            if not (folder / OLD_FILE).is_file():
-                raise ValueError(f"checkpoint {folder} has no old policy: was actor.diffusion_loss.loss_mode changed?")
-            _fill(old.values, load_file(folder / OLD_FILE))
-        training = torch.load(folder / TRAINING_FILE, weights_only=True)
-        set_optimizer_state_dict(self.policy.module, self.optimizer, training["optimizer"], options=_WHOLE)
-        self.scheduler.load_state_dict(training["scheduler"])
-        self.generator.set_state(training["generator"])
-        torch.set_rng_state(training["torch"])
+        if OLD in state and not any(name.startswith(f"{OLD}.") for name in stored):
+            raise ValueError(f"checkpoint {folder} has no old policy: was actor.diffusion_loss.loss_mode changed?")
 
 
-def _whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Unsharded tensors in CPU memory, on every rank."""
-    return {name: gather(tensor).cpu().contiguous() for name, tensor in tensors.items()}
-
-
-@torch.no_grad()
-def _fill(tensors: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        tensor.copy_(_like(stored[name], tensor))
-
-
-def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """`whole`, sharded like `parameter`."""
-    if not hasattr(parameter, "device_mesh"):
-        return whole.to(parameter.device, parameter.dtype)
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(whole.to(parameter.device, parameter.dtype), parameter.device_mesh, parameter.placements)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that a single process gets for having no process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield

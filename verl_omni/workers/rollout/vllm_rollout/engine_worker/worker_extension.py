@@ -47,7 +47,7 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
 
         Returns:
             `tensors` (number sent), `buckets`, `lora` (bool), `bound` (number of modules that the adapter was bound
-            to, or of parameters that were written).
+            to, or of parameters that were written), and for full weights `casts` (see `FullUpdate`).
 
         Raises:
             WeightSyncError: the update did not take effect. An adapter is swapped as a whole, so the old one keeps
@@ -92,7 +92,8 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
                 self._failed_update = error_text(error)
             raise
         self._base_synced, self._failed_update = True, None
-        return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written}
+        casts = dict(update.casts)
+        return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written, "casts": casts}
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         """Run vLLM-Omni's method, unless the weights are partly written."""
