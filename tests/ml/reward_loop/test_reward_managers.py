@@ -108,7 +108,7 @@ async def test_a_users_function_may_take_lists(
         manager = visual(settings(scorer="python", scorer_kwargs=named["python"]))
     else:
         manager = multi(settings(reward_functions={"mine": named["several"]}))
-    rows = [manager.run_single(sample(extra_info={"index": index})) for index in range(9)]
+    rows = [manager.run_single(sample(extra_info={"index": index}, data_source=f"{index}")) for index in range(9)]
     found = await asyncio.gather(*rows)
     assert [each["reward_score"] for each in found] == [2.0 * index for index in range(9)]
     calls = "reward/mine/calls" if way == "several" else "calls"

@@ -158,7 +158,7 @@ class Server(ThreadingHTTPServer):
 class Answer(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"  # connections stay open
-    timeout = 10  # of an idle connection, so that its thread ends
+    timeout = 60  # of an idle connection, so that its thread ends
 
     def setup(self) -> None:
         super().setup()

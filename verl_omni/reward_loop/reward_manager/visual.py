@@ -66,7 +66,8 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         sample = self.arguments(data)
         source = str(sample["data_source"])
         scorer, settings = self.select_scorer(source)
-        return parse_score(await self.queue(source, scorer, settings).score(sample))
+        chosen = self.custom is not None or self.config.reward.get("scorer")  # one scorer for all data sources
+        return parse_score(await self.queue("" if chosen else source, scorer, settings).score(sample))
 
     def select_scorer(self, data_source: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function and its settings; without `reward.scorer`, the data source names the scorer."""

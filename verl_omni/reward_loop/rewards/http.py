@@ -14,6 +14,8 @@ from torch import Tensor
 
 from verl_omni.reward_loop.rewards import check_picture
 
+KEPT_SECONDS = 60.0  # how long an idle connection is kept
+
 
 class RewardServerError(RuntimeError):
     """The reward server did not return a score."""
@@ -92,7 +94,8 @@ class _ServerError(RuntimeError):
 @lru_cache(maxsize=1)
 def _client() -> httpx.Client:
     """The client of this process, shared by all threads; a new one for each request would connect each time."""
-    return httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEPT_SECONDS)
+    return httpx.Client(limits=limits)
 
 
 def _post(url: str, body: dict[str, Any], timeout: float) -> Any:
