@@ -35,7 +35,7 @@ class Engine(StrictModel):
     )
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Maximum samples in one engine batch.")
     max_concurrent_requests: int = Field(
-        default=256, ge=1, le=65536, description="Maximum requests in flight to one engine."
+        default=256, ge=1, le=65536, description="Maximum samples that one agent-loop worker has in generation."
     )
 
 

@@ -105,7 +105,8 @@ class DiffusionRolloutConfig(RolloutConfig):
         rollout_adapter: policy that samples: `default`, the trained one, or `old`.
         external_lib: module to import in the server's process before the engine starts.
         max_prompt_embed_length: rows that prompt embeddings are padded to; None: `pipeline.max_sequence_length`.
-        max_concurrent_requests: upper limit of the requests in flight of one agent-loop worker.
+        max_concurrent_requests: upper limit of the samples that one agent-loop worker has in generation; those that are
+            being scored do not count.
         deadline_seconds: a replica that has requests in flight and sends nothing for so long is treated as failed. It
             must exceed the time for one batch of the engine; weight updates have their own deadline
             (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
