@@ -30,7 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--capacity", type=int, help="bytes of one accelerator, or with --cpu of the host")
     parser.add_argument("overrides", nargs="*", metavar="name=value", help="settings of the trainer")
     chosen = parser.parse_args(arguments)
-    startup.prepare_environment(has_accelerator=False)  # nothing runs here but fake tensors, on the CPU
     try:
         with tempfile.TemporaryDirectory(prefix="drl-fit-") as folder:
             config = load_settings(chosen.overrides, Path(folder), accelerator=not chosen.cpu)
@@ -119,4 +118,5 @@ def _phase(phase: Phase) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    startup.prepare_environment(has_accelerator=False)  # nothing runs here but fake tensors, on the CPU
     sys.exit(main())

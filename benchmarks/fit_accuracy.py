@@ -1,0 +1,64 @@
+"""Estimates of `drl fit` against measured peaks, on small models of each family and each training algorithm.
+
+    python benchmarks/fit_accuracy.py [--out FILE]
+
+The peak of an update of the real actor is counted by torch's CPU allocator, including what operators allocate inside
+(`measured_update.py`). The table in docs/fit.md is written from the result.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import fit_page
+from measured_update import TRANSFORMERS, compare
+from results import FIGURES, arguments, table, write
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LORA, FULL = ("LoRA", "actor_rollout_ref.model.lora_rank=4"), ("all weights", "actor_rollout_ref.model.lora_rank=0")
+GUIDANCE = ("guidance", f"{ROLLOUT}.pipeline.guidance_scale=4.5")
+ALGORITHMS = [
+    (name, f"{ACTOR}.diffusion_loss.loss_mode={mode}")
+    for name, mode in (("Flow-GRPO", "flow_grpo"), ("DiffusionNFT", "diffusion_nft"), ("DiffusionDPO", "diffusion_dpo"))
+]
+KL = ("KL", f"{ACTOR}.use_kl_loss=true")
+BFLOAT16 = ("bfloat16", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bfloat16")
+CHECKPOINTING = ("checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=true")
+# Frames of a video; its other dimensions are those of an image.
+FRAMES = {"wan": [f"{ROLLOUT}.pipeline.num_frames=5"]}
+
+
+def variants(family: str) -> list[list[tuple[str, str]]]:
+    """Settings to compare, each with its name: all of them for the first family, the usual ones for the others."""
+    grpo = ALGORITHMS[0]
+    if family != next(iter(TRANSFORMERS)):
+        return [[grpo, LORA], [grpo, LORA, BFLOAT16]]
+    settings = ([FULL], [LORA, GUIDANCE], [LORA, KL], [LORA, CHECKPOINTING], [LORA, BFLOAT16], [FULL, BFLOAT16])
+    return [*([each, LORA] for each in ALGORITHMS), *([grpo, *each] for each in settings)]
+
+
+def measure() -> list[dict[str, Any]]:
+    """A row per family and variant."""
+    rows = []
+    for family in TRANSFORMERS:
+        for variant in variants(family):
+            found = compare(family, [setting for _, setting in variant] + FRAMES.get(family, []))
+            rows.append({**found, "variant": ", ".join(name for name, _ in variant)})
+            print(f"{family}, {rows[-1]['variant']}: {found['ratio']:.3f}", flush=True)
+    return rows
+
+
+def main() -> int:
+    """Measure, write the data and the page. Returns 1 if an estimate is off by more than 15%."""
+    options = arguments(__doc__, "fit_accuracy", repeats=0).parse_args()
+    rows = measure()
+    write(options.out, rows)
+    table(rows, ["family", "variant", "estimated", "measured", "ratio"])
+    if options.out.parent == FIGURES:
+        fit_page.update()
+    return int(not all(0.85 < row["ratio"] < 1.15 for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

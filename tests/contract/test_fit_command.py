@@ -1,0 +1,81 @@
+"""`drl fit` and the program that it starts agree about options, settings and the JSON between them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from omni_operator.api.override_names import describe_unknown
+from omni_operator.api.reserved import owner_of
+from omni_operator.cli import fit, machine
+from omni_operator.cli.main import app
+from verl_omni.trainer import settings
+from verl_omni.trainer.memory_estimate import __main__ as program
+from verl_omni.trainer.memory_estimate import advice
+
+JOB = """\
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: %s}
+  data: {train: [train.jsonl]}
+  reward: {scorers: [{name: jpeg}]}
+  rollout: {samplesPerPrompt: 2, pipeline: {height: 256, width: 256, steps: 3}, engine: {maxBatchSize: 2}}
+  trainer: {accelerator: {vendor: NVIDIA}, totalSteps: 3, batch: {prompts: 1}}
+"""
+
+
+def in_this_process(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    """Run the program without a new interpreter."""
+    assert command[1:3] == ["-m", fit.PROGRAM] == ["-m", program.__name__.removesuffix(".__main__")]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = program.main(command[3:])
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job with the id of a public model."""
+    monkeypatch.setattr(machine, "find_accelerators", lambda: ())
+    monkeypatch.setattr(subprocess, "run", in_this_process)
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB % "Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
+    return path
+
+
+@pytest.mark.slow  # a real model's shapes: a quarter of a minute
+def test_a_public_model_is_estimated_from_its_id(job: Path) -> None:
+    large = CliRunner().invoke(app, ["fit", str(job), "--device", "h200-141g", "--json"])
+    assert large.exit_code == 0, large.output
+    found = json.loads(large.stdout)
+    assert found["fits"] is True
+    # 1.4 billion parameters in the engine and in the trainer, 5.7 billion of the text encoder, in bfloat16.
+    generation = next(phase for phase in found["device"] if phase["name"] == "generation")["parts"]
+    assert 2.6e9 < generation["engine transformer"] < 3.2e9 and 2.6e9 < generation["weights"] < 3.2e9
+    assert 11e9 < generation["text encoders"] < 12e9
+
+
+def test_an_invalid_model_is_refused_in_the_words_of_the_program(job: Path) -> None:
+    result = CliRunner().invoke(app, ["fit", str(job), "--device", "h100-80g", "--set", "spec.model.base=some/model"])
+    assert result.exit_code == 2
+    assert "some/model is not a folder, and its configuration is not built in" in result.stderr
+
+
+def test_a_job_can_carry_out_every_advice() -> None:
+    config = settings.load(
+        ["actor_rollout_ref.model.path=m", "data.train_files=x", "trainer.total_training_steps=1",
+         "actor_rollout_ref.rollout.free_cache_engine=false"]
+    )  # fmt: skip
+    advised = [change.setting for change in advice.changes(config)]
+    assert len(advised) > 5
+    refused = [name for name in advised if not owner_of(name) and describe_unknown("", name, "flow_grpo")]
+    assert refused == []
