@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,11 +61,17 @@ def operator(
 
     Args:
         kubeconfig: of whom it is; an administrator's if not given.
-        settings: its variables, without their prefix.
+        settings: its variables, without their prefix. Without LEASE it has one of its own, so it leads at once.
     """
     http, reports = free_ports(2, random.Random())
     log = folder / "operator.log"
-    variables = {"HTTP_PORT": str(http), "REPORTS_PORT": str(reports), "IMAGE": "rollout:1", **settings}
+    variables = {
+        "HTTP_PORT": str(http),
+        "REPORTS_PORT": str(reports),
+        "IMAGE": "rollout:1",
+        "LEASE": f"operator-{uuid.uuid4().hex}",
+        **settings,
+    }
     environment = {
         **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
         "PYTHONPATH": str(ROOT / "operator"),

@@ -24,7 +24,11 @@ WATCHED: tuple[Rule, ...] = (
     rule("networking.k8s.io", "networkpolicies", "get list watch create patch"),
     rule("monitoring.coreos.com", "podmonitors", "get list watch create patch"),
     rule("events.k8s.io", "events", "create"),
-    rule("coordination.k8s.io", "leases", "list watch create patch"),
+)
+# In the operator's own namespace: its Leases, and the event of a new leader.
+OWN: tuple[Rule, ...] = (
+    rule("coordination.k8s.io", "leases", "get list watch create patch"),
+    rule("events.k8s.io", "events", "create"),
 )
 # In the whole cluster: whose token it is.
 CLUSTER: tuple[Rule, ...] = (rule("authentication.k8s.io", "tokenreviews", "create"),)

@@ -66,7 +66,7 @@ def installed(program: Path, plane: ControlPlane, *options: str) -> str:
 def settings(api: Api) -> dict[str, str]:
     """Environment variables of the Deployment's pod, without their prefix."""
     (container,) = api.get(DEPLOYMENT)["spec"]["template"]["spec"]["containers"]
-    return {item["name"].removeprefix("OMNI_OPERATOR_"): item["value"] for item in container["env"]}
+    return {item["name"].removeprefix("OMNI_OPERATOR_"): item["value"] for item in container["env"] if "value" in item}
 
 
 def as_its_account(plane: ControlPlane, api: Api, folder: Path) -> Any:

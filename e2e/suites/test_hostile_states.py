@@ -13,6 +13,7 @@ from e2e.jobs import JobOnPlane
 from e2e.operator_process import operator
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
+from omni_operator.cluster.errors import Conflict
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.kinds import JOBS
 from omni_operator.cluster.object_cache import ObjectCache
@@ -26,18 +27,20 @@ FUTURE, PAST = "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"
 async def test_an_error_is_one_condition_beside_the_others(installed: ControlPlane, api: Api, namespace: str) -> None:
     job, key = JobOnPlane(api, namespace), (namespace, "red")
     job.submit()
-    uid = api.get(job.own_path)["metadata"]["uid"]
     ready = {"type": "Ready", "status": "True", "reason": "Here", "message": ""}
     status: dict[str, Any] = {"attempts": 1, "conditions": [ready]}
     credentials = await load_credentials({"KUBECONFIG": str(installed.kubeconfig)}, Path("/nonexistent"))
     async with ApiServer(credentials, lambda *_: None, version="0") as cluster:
         errors = PassErrors(cluster, ObjectCache(), EventWriter(cluster, "test"))
-        await cluster.apply_status(JOBS, *key, uid, status)
+        first = api.get(job.own_path)
+        await cluster.apply_status(JOBS, first, status)
+        with pytest.raises(Conflict):
+            await cluster.apply_status(JOBS, first, {**status, "attempts": 3})
         await errors.show(key, api.get(job.own_path), ZeroDivisionError("naïve \ud800" + "é" * 2000), utc_now())
         found = find_condition(api.get(job.own_path))
         assert found is not None
         assert (found["reason"], found["message"][:5], len(found["message"])) == ("ZeroDivisionError", "naïve", 1024)
-        await cluster.apply_status(JOBS, *key, uid, {**status, "attempts": 2})
+        await cluster.apply_status(JOBS, api.get(job.own_path), {**status, "attempts": 2})
         written = api.get(job.own_path)
         assert find_condition(written) == found, "a status write keeps it"
         await errors.clear(key, written)

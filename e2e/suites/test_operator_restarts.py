@@ -13,7 +13,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import AGENT, install, operator
-from e2e.operator_rights import CLUSTER, WATCHED, Rule
+from e2e.operator_rights import CLUSTER, OWN, WATCHED, Rule
 
 pytestmark = pytest.mark.cluster
 QUICK = {"RETRY_SECONDS": "0.1"}
@@ -99,8 +99,9 @@ def test_the_minimal_permissions_are_sufficient(
     settings: dict[str, Any] = {"NAMESPACE": namespace, **QUICK}
     if scope == "everywhere":
         grant(api, namespace, "ClusterRole", (*WATCHED, *CLUSTER))
+        grant(api, namespace, "Role", OWN)
     else:
-        grant(api, namespace, "Role", WATCHED)
+        grant(api, namespace, "Role", (*WATCHED, *OWN))
         grant(api, namespace, "ClusterRole", CLUSTER)
         settings["NAMESPACES"] = namespace
     mark = installed.audit.mark()
@@ -141,6 +142,6 @@ def test_kuberay_can_be_installed_after_the_operator(tmp_path: Path) -> None:
 
 
 def test_the_permissions_exclude_secrets_and_exec() -> None:
-    text = json.dumps([*WATCHED, *CLUSTER])
+    text = json.dumps([*WATCHED, *OWN, *CLUSTER])
     for word in ("secrets", "exec", "roles", "*", "escalate", "impersonate"):
         assert word not in text

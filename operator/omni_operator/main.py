@@ -33,7 +33,7 @@ def main() -> int:
 async def operate(environ: Mapping[str, str]) -> bool:
     """Run with credentials and settings from the environment. Return whether to restart."""
     credentials = await load_credentials(environ)
-    settings = from_environ(environ, credentials.loaded.namespace)
+    settings = from_environ(environ, credentials.loaded.namespace, os.getpid())
     kopf.configure(log_format=kopf.LogFormat[settings.log_format.upper()], verbose=settings.verbose)
     where = ", ".join(settings.namespaces) or "all namespaces"
     log.info("Omni Operator %s watches %s", _version(), where)

@@ -37,7 +37,7 @@ class OperatorMetrics:
 
     def __init__(self, jobs: JobMetrics | None = None) -> None:
         self.registry, self._jobs = CollectorRegistry(), jobs
-        self._read: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._read: Callable[[], tuple[int, int, bool]] = lambda: (0, 0, True)
         self._passes = Histogram(
             f"{OPERATOR}_reconcile_seconds",
             "Duration of reconcile passes over jobs.",
@@ -59,6 +59,7 @@ class OperatorMetrics:
         )
         self._depth = self._gauge("queue_depth", "Reconcile passes that wait for a worker.")
         self._tasks = self._gauge("tasks", "Tasks of the event loop. It does not depend on the number of jobs.")
+        self._leader = self._gauge("leader", "1 if this replica leads: it alone makes passes and has metrics of jobs.")
         self._late = self._gauge("watch_late_writes", "Writes of the operator whose watch event is overdue.")
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counted:
@@ -83,17 +84,18 @@ class OperatorMetrics:
     def failed(self, reason: str) -> None:
         self._failures.labels(reason).inc()
 
-    def follow(self, depth: Callable[[], int], late: Callable[[], int]) -> None:
+    def follow(self, depth: Callable[[], int], late: Callable[[], int], leads: Callable[[], bool]) -> None:
         """Read these values at every scrape, in the event loop."""
-        self._read = lambda: (depth(), late())
+        self._read = lambda: (depth(), late(), leads())
 
     async def page(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        depth, late = self._read()
+        depth, late, leads = self._read()
         self._depth.set(depth)
         self._late.set(late)
+        self._leader.set(leads)
         self._tasks.set(len(asyncio.all_tasks()))
-        jobs = self._jobs.shown() if self._jobs else None
+        jobs = self._jobs.shown() if self._jobs and leads else None  # not twice, by each replica
         return await asyncio.to_thread(self._render, jobs)
 
     def _render(self, jobs: ShownJobs | None) -> bytes:

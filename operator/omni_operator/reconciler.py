@@ -213,8 +213,9 @@ class Reconciler:
         else:
             if not refusal:
                 memory.refusal, memory.refusals = None, 0
-        if self.cache.job(key) is None:
-            return ReconcileResult(gone=True, result="gone")
+        current = self.cache.job(key)
+        if current is None or current.get("status") != body.get("status"):  # deleted, or written by another replica
+            return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
         after = self._observe(key, facts.uid)
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._listening or now, refusal=refusal,
@@ -222,7 +223,7 @@ class Reconciler:
             digest=_digest(spec, facts, status, max(status.attempts, after.newest)),
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)
-        written = await self._write(key, body, facts, status, derived, memory, now)
+        written = await self._write(key, current, status, derived, memory, now)
         wakes = [decision.wake, written.wake, memory.refused_until if refusal else None]
         wakes.append(now + SOON if conflict else None)
         wakes.extend(self._deadlines(facts, decision, derived, after, context))
@@ -236,7 +237,7 @@ class Reconciler:
         observed = self._observe(key, facts.uid)
         context = Context(timeouts=self.timeouts, now=now, listening=now)
         return await self._write(
-            key, body, facts, status, derive_invalid_status(facts, observed, status, text, context), memory, now
+            key, body, status, derive_invalid_status(facts, observed, status, text, context), memory, now
         )
 
     async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: _Memory) -> None:
@@ -353,7 +354,7 @@ class Reconciler:
         return memory.refusal
 
     async def _write(
-        self, key: Key, body: Body, facts: JobFacts, status: Status, derived: Status, memory: _Memory, now: datetime
+        self, key: Key, body: Body, status: Status, derived: Status, memory: _Memory, now: datetime
     ) -> ReconcileResult:
         """Write the status if it is due, then create events for what changed."""
         due = next_write_time(status, derived, memory.written, now)
@@ -361,7 +362,7 @@ class Reconciler:
             return ReconcileResult(wake=due)
         values = derived.model_dump(mode="json", by_alias=True, exclude_none=True)
         try:
-            answer = await self.cluster.apply_status(JOBS, *key, facts.uid, values)
+            answer = await self.cluster.apply_status(JOBS, body, values)
         except (Conflict, NotFound) as error:
             log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
             return ReconcileResult(wake=now + SOON, result="conflict")

@@ -22,10 +22,12 @@ from omni_operator.cluster.kinds import Key
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.rate_limiter import RateLimiter
 from omni_operator.report_authorizer import ReportAuthorizer, ReportDenied, TooManyRejected, read_claims
+from omni_operator.report_relay import RELAYED_HEADER, ReportRelay
 from omni_operator.status.observation import TrainerReport
 from omni_operator.status.trainer_report import ReportEvent, merge_event, parse_event
 
 BODY_LIMIT = 64 * 1024
+RETRY_AFTER = {429: "10", 503: "1"}  # seconds
 POSTS_BURST, POSTS_PER_SECOND = 100, 10.0  # reports of one job
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,11 @@ class ReportStore:
         """The newest report of the job with this uid."""
         found = self._newest.get(key)
         return found[1] if found and found[0] == uid else None
+
+    def clear(self) -> None:
+        """Drop everything, because another process has taken reports since."""
+        self._newest.clear()
+        self._asked.clear()
 
     def ask_checkpoint(self, key: Key, since: datetime) -> None:
         self._asked[key] = since
@@ -70,6 +77,7 @@ class ReportEndpoint:
     Attributes:
         wake: called with the job after every report.
         counted: called with the result of every request, for metrics.
+        relay: to the replica that leads; None: this is the only one.
         body_seconds: time for a body to arrive.
     """
 
@@ -79,6 +87,7 @@ class ReportEndpoint:
     clock: Callable[[], datetime]
     wake: Callable[[Key], None]
     counted: Callable[[str], None]
+    relay: ReportRelay | None = None
     body_seconds: float = 10.0
     _posts: RateLimiter = field(init=False)
 
@@ -112,14 +121,26 @@ class ReportEndpoint:
             return self._refuse(429, "limited", f"more than {POSTS_PER_SECOND:.0f} reports a second; retry later")
         self._posts.count(key)
         try:
-            event = parse_event(await self._read(request))
+            body = await self._read(request)
+            event = parse_event(body)
         except TimeoutError:
             return self._refuse(408, "invalid", f"the body did not arrive in {self.body_seconds:g} s")
         except ValueError as error:
             return self._refuse(400, "invalid", str(error)[:1024].encode("utf-8", "replace").decode())
+        if self.relay is not None and not self.relay.leads():
+            return await self._pass_on(self.relay, request, token, body)
         answer = self.reports.take(key, uid, attempt, event, self.clock())
         self.wake(key)
         return self._answer(200, "stale" if "stale" in answer else "taken", answer)
+
+    async def _pass_on(self, relay: ReportRelay, request: web.Request, token: str, body: bytes) -> web.Response:
+        """Let the replica that leads answer. A report is passed on once, so two replicas cannot do so for ever."""
+        answer = None if RELAYED_HEADER in request.headers else await relay.send(token, body)
+        if answer is None:
+            return self._refuse(503, "unavailable", "no replica of the operator takes reports now; retry later")
+        self.counted("relayed")
+        headers = {"Retry-After": answer.retry_after} if answer.retry_after else {}
+        return web.Response(status=answer.code, body=answer.body, content_type="application/json", headers=headers)
 
     async def _read(self, request: web.Request) -> bytes:
         """The body.
@@ -137,8 +158,8 @@ class ReportEndpoint:
 
     def _refuse(self, code: int, result: str, error: str) -> web.Response:
         answer = self._answer(code, result, {"error": error})
-        if code == 429:
-            answer.headers["Retry-After"] = "10"
+        if code in RETRY_AFTER:
+            answer.headers["Retry-After"] = RETRY_AFTER[code]
         if code == 408:
             answer.force_close()
         return answer

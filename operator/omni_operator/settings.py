@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -30,12 +31,15 @@ class Settings:
     Attributes:
         namespaces: namespaces to watch; empty: all.
         namespace: the operator's own namespace.
-        instance: name of this process, in events and in the Lease.
+        instance: name of this process, in events and in the Lease. A container that is restarted in its pod keeps it.
+        lease: name of the leader's Lease, in the operator's own namespace; replicas have the same.
+        lease_seconds: seconds after which another replica takes over from a leader that does not renew its Lease.
+        address: IP address at which other replicas reach this one, for reports.
         http_port: port of `/healthz`, `/readyz` and `/metrics`.
         reports_port: port of the report endpoint.
         resync_seconds: interval between passes over a job without events, with 10% jitter.
         prune_seconds: interval between lists that find deletions missed by a watch.
-        canary_seconds: interval between writes of the Lease.
+        canary_seconds: interval between writes of the canary Lease.
         canary_deadline_seconds: seconds within which the watch must deliver such a write, or `/healthz` fails. Longer
             than the 70 seconds after which a silent watch is reopened.
         passes: maximum number of concurrent passes.
@@ -48,6 +52,9 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     namespace: str = "default"
     instance: str = "omni-operator"
+    lease: str = "omni-operator"
+    lease_seconds: int = 10
+    address: str | None = None
     http_port: int = 8080
     reports_port: int = 8090
     resync_seconds: float = 600.0
@@ -61,13 +68,19 @@ class Settings:
     verbose: bool = False
 
     @property
-    def lease_namespace(self) -> str:
-        """Namespace of the Lease: one that the operator watches."""
-        return self.namespace if not self.namespaces or self.namespace in self.namespaces else self.namespaces[0]
+    def reports_url(self) -> str | None:
+        """URL of this replica's report endpoint, for other replicas."""
+        if self.address is None:
+            return None
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.reports_port}"
 
 
-def from_environ(environ: Mapping[str, str], namespace: str) -> Settings:
+def from_environ(environ: Mapping[str, str], namespace: str, process: int = 1) -> Settings:
     """Read the settings. `namespace` is the operator's own namespace unless a variable sets it.
+
+    Args:
+        process: number of this process; in a container it is 1.
 
     Raises:
         SettingsError: a variable is unknown or invalid.
@@ -101,7 +114,8 @@ def from_environ(environ: Mapping[str, str], namespace: str) -> Settings:
         ),
         timeouts=Timeouts(**{name: read[key] for key, name in _TIMEOUTS.items() if key in read}),
         namespace=own,
-        instance=environ.get("HOSTNAME", "omni-operator"),
+        # Processes on one machine differ by number; in a pod it is the same after a restart.
+        instance=f"{environ.get('HOSTNAME', 'omni-operator')}_{process}",
         **{name: read[name.upper()] for name in _PLAIN if name.upper() in read},
     )
 
@@ -116,6 +130,22 @@ def _parse_seconds(text: str) -> float:
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not float(text):
         raise ValueError("expected a number of seconds greater than 0")
     return float(text)
+
+
+def _parse_lease_seconds(text: str) -> int:
+    if not 3 <= (seconds := _parse_int(text)) <= 60:
+        raise ValueError("expected 3 to 60 whole seconds")
+    return seconds
+
+
+def _parse_lease_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
+        raise ValueError("expected a name: at most 63 of a-z, 0-9 and -")
+    return text
+
+
+def _parse_address(text: str) -> str:
+    return str(ipaddress.ip_address(text))
 
 
 def _parse_duration(text: str) -> timedelta:
@@ -162,7 +192,8 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "RESOURCE_NAMES": _parse_pairs, "POD_POLICY": _parse_policy, "KUBERAY_NAMESPACE": str,
     "HTTP_PORT": _parse_int, "REPORTS_PORT": _parse_int,
     "RESYNC_SECONDS": _parse_seconds, "PRUNE_SECONDS": _parse_seconds, "CANARY_SECONDS": _parse_seconds,
-    "CANARY_DEADLINE_SECONDS": _parse_seconds, "PASSES": _parse_int, "JOBS_SHOWN": _parse_int,
+    "CANARY_DEADLINE_SECONDS": _parse_seconds, "LEASE": _parse_lease_name, "LEASE_SECONDS": _parse_lease_seconds,
+    "ADDRESS": _parse_address, "PASSES": _parse_int, "JOBS_SHOWN": _parse_int,
     "STOP_SECONDS": _parse_seconds, "LOG_FORMAT": _parse_log_format, "VERBOSE": _parse_bool,
     **dict.fromkeys(_TIMEOUTS, _parse_duration),
 }  # fmt: skip

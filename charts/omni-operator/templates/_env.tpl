@@ -2,6 +2,7 @@
 {{- define "omni.env" -}}
 {{- $values := dict
   "NAMESPACE" .Release.Namespace
+  "LEASE" (include "omni.fullname" .)
   "HTTP_PORT" .Values.metrics.port
   "REPORTS_PORT" .Values.reports.port
   "RAY_VERSION" .Values.jobs.rayVersion

@@ -49,15 +49,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- join "," .Values.watch.namespaces -}}
 {{- end -}}
 
-{{/* Namespace of the operator's Lease: its own, or the first watched one if its own is not watched. */}}
-{{- define "omni.leaseNamespace" -}}
-{{- if or (not .Values.watch.namespaces) (has .Release.Namespace .Values.watch.namespaces) -}}
-{{- .Release.Namespace -}}
-{{- else -}}
-{{- first .Values.watch.namespaces -}}
-{{- end -}}
-{{- end -}}
-
 {{- define "omni.subject" -}}
 - kind: ServiceAccount
   name: {{ include "omni.account" . }}

@@ -32,16 +32,16 @@ RBAC rules of the operator. It reads (get) an object only if its name was taken 
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
-- apiGroups: [coordination.k8s.io]
-  resources: [leases]
-  verbs: [list, watch]
 {{- end -}}
 
-{{/* The operator's Lease: the liveness check writes it and watches it. */}}
+{{/* In the operator's own namespace: the leader's Lease, the canary Lease of the liveness check, events of a new leader. */}}
 {{- define "omni.rules.own" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [create, patch]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
 {{- end -}}
 
 {{/* Authentication of reports. */}}

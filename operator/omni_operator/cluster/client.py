@@ -16,8 +16,9 @@ from omni_operator.api.names import FIELD_MANAGER
 from .authenticated_client import AuthenticatedClient
 from .credentials import Credentials, Loaded
 from .errors import KindAbsent, NotFound, Unavailable, error_of
-from .kinds import TOKEN_REVIEWS, Body, Kind, Meta, kind_of
+from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import Identity, Listing
+from .write_fence import no_fence
 
 APPLY = "application/apply-patch+yaml"
 CONDITION_MANAGER = f"{FIELD_MANAGER}-condition"
@@ -25,39 +26,47 @@ MERGE = "application/merge-patch+json"
 KEPT = ("namespace", "name", "uid")
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE, SMALL_PAGE = 500, 100
+CONNECT_SECONDS = 10.0
+UNFENCED = (LEASES, TOKEN_REVIEWS)  # Leases decide who leads; a TokenReview changes nothing
 CONNECTIONS = 24  # each takes 128 KiB for TLS
 # called with verb, resource, status code (0: no answer) and seconds
 Meter = Callable[[str, str, int, float], None]
 
 
 class ApiServer(AuthenticatedClient):
-    """A `Cluster` over HTTP. Use as an async context manager."""
+    """A `Cluster` over HTTP. Use as an async context manager.
 
-    def __init__(self, credentials: Credentials, meter: Meter, *, version: str, timeout: float = 30.0) -> None:
+    Args:
+        fence: called before each write; returns the seconds in which it must end, or raises NotLeader.
+    """
+
+    def __init__(
+        self, credentials: Credentials, meter: Meter, *, version: str, timeout: float = 30.0,
+        fence: Callable[[str], float] = no_fence,
+    ) -> None:  # fmt: skip
         super().__init__(credentials, version=version, connections=CONNECTIONS)
-        self._meter, self._timeout = meter, aiohttp.ClientTimeout(total=timeout, connect=10.0)
+        self._meter, self._timeout, self._fence = meter, timeout, fence
 
     async def apply(self, body: Body) -> Body:
         kind, meta = kind_of(body), body["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
         return await self._send("apply", kind, "PATCH", path, body, APPLY, _APPLY_PARAMETERS)
 
-    async def apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body) -> Body:
-        return await self._apply_status(kind, namespace, name, uid, status, FIELD_MANAGER)
+    async def apply_status(self, kind: Kind, body: Body, status: Body) -> Body:
+        # With the version, a status that rests on an old one is a conflict, e.g. after another replica has led.
+        meta = {name: body["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion")}
+        return await self._apply_status(kind, meta, status, FIELD_MANAGER)
 
     async def apply_condition(self, kind: Kind, namespace: str, name: str, uid: str, condition: Body | None) -> Body:
         status = {"conditions": [condition]} if condition else {}
-        return await self._apply_status(kind, namespace, name, uid, status, CONDITION_MANAGER)
+        # The uid makes the write fail with a conflict if the job was deleted and created again in the meantime.
+        meta = {"name": name, "namespace": namespace, "uid": uid}
+        return await self._apply_status(kind, meta, status, CONDITION_MANAGER)
 
-    async def _apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body, manager: str) -> Body:
-        body = {
-            "apiVersion": kind.api_version,
-            "kind": kind.kind,
-            # The uid makes the write fail with a conflict if the job was deleted and created again in the meantime.
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
-            "status": status,
-        }
-        path, parameters = kind.path(namespace, name, "status"), {"fieldManager": manager, "force": "true"}
+    async def _apply_status(self, kind: Kind, meta: Meta, status: Body, manager: str) -> Body:
+        body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "status": status}
+        path = kind.path(meta["namespace"], meta["name"], "status")
+        parameters = {"fieldManager": manager, "force": "true"}
         return await self._send("apply_status", kind, "PATCH", path, body, APPLY, parameters)
 
     async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:
@@ -143,7 +152,7 @@ class ApiServer(AuthenticatedClient):
         """Send a request; if its credentials are rejected, send it once more with renewed ones.
 
         Raises:
-            ClusterError: the subclass for the answer, or Unavailable without one.
+            ClusterError: the subclass for the answer, Unavailable without one, or NotLeader.
         """
         what = f"{verb} {path.rsplit('/apis/', maxsplit=1)[-1]}"
         headers = {"Accept": accept, "Content-Type": content}
@@ -168,9 +177,13 @@ class ApiServer(AuthenticatedClient):
 
     async def _exchange(self, verb: str, kind: Kind, client: ApiClient, request: Any, what: str) -> _Answer:
         """Send one request. The answer stays a dictionary: the package's models would copy every object."""
+        seconds = self._timeout
+        if request[0] != "GET" and kind not in UNFENCED:
+            seconds = min(seconds, self._fence(what))
+        timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
         begun, code = time.monotonic(), 0
         try:
-            response = await client.call_api(*request, _request_timeout=self._timeout)
+            response = await client.call_api(*request, _request_timeout=timeout)
             code, data = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error

@@ -6,6 +6,7 @@ ClusterError
 │   └── AlreadyExists
 ├── NotFound          the object or its namespace does not exist
 ├── KindAbsent        the kind is not served (a CRD is not installed)
+├── NotLeader         this replica does not lead; the request was not sent
 ├── Expired           the version from which to watch is too old; list again
 └── Refused           the request is invalid or not allowed; the same request fails again
     ├── Forbidden
@@ -56,6 +57,10 @@ class KindAbsent(ClusterError):
 
 class Expired(ClusterError):
     """The API server no longer has the changes after a version, or the rest of a list."""
+
+
+class NotLeader(ClusterError):
+    """The replica does not lead, so it did not send the write."""
 
 
 class Refused(ClusterError):

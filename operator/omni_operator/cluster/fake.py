@@ -61,11 +61,13 @@ class FakeCluster:
             raise ClusterError("only one controller")
         return self._store(kind, changed)
 
-    async def apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body) -> Body:
-        self._record("apply_status", kind, name)
-        current = self._get(kind, namespace, name)
-        if current["metadata"]["uid"] != uid:
-            raise Conflict(f"{kind.plural} {name}: uid")
+    async def apply_status(self, kind: Kind, body: Body, status: Body) -> Body:
+        meta = body["metadata"]
+        self._record("apply_status", kind, meta["name"])
+        current = self._get(kind, meta["namespace"], meta["name"])
+        for part in ("uid", "resourceVersion"):
+            if current["metadata"][part] != meta[part]:
+                raise Conflict(f"{kind.plural} {meta['name']}: {part}")
         alone = [body for body in (current.get("status") or {}).get("conditions") or () if body["type"] in self._alone]
         conditions = [*(status.get("conditions") or ()), *alone]
         return self._store(kind, {**current, "status": copy.deepcopy({**status, "conditions": conditions})})

@@ -36,8 +36,8 @@ class Cluster(Protocol):
     async def apply(self, body: Body) -> Body:
         """Apply an object server-side, taking over fields of other managers; return the object afterwards."""
 
-    async def apply_status(self, kind: Kind, namespace: str, name: str, uid: str, status: Body) -> Body:
-        """Apply the status of the object with this uid; return the object afterwards."""
+    async def apply_status(self, kind: Kind, body: Body, status: Body) -> Body:
+        """Apply the status of an object that has not changed since `body`; return the object afterwards."""
 
     async def apply_condition(self, kind: Kind, namespace: str, name: str, uid: str, condition: Body | None) -> Body:
         """Apply one condition as a field manager of its own, or remove the one applied before; return the object."""

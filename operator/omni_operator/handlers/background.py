@@ -33,7 +33,7 @@ def utc_now() -> datetime:
 
 @dataclass(slots=True)
 class LeaseHeartbeat:
-    """Writes the operator's Lease periodically; the watch must deliver each write."""
+    """Writes the canary Lease periodically; the watch must deliver each write. Replicas write the same one."""
 
     cluster: Cluster
     liveness: WatchLiveness
@@ -47,12 +47,12 @@ class LeaseHeartbeat:
             await asyncio.sleep(self.settings.canary_seconds if written else RETRY_SECONDS)
 
     async def beat(self, now: datetime) -> bool:
-        """Write the Lease once, and return whether that succeeded. A failed write is logged and not tracked."""
+        """Write it once, and return whether that succeeded. A failed write is logged and not tracked."""
         body: Body = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
             "metadata": {
-                "name": LEASE, "namespace": self.settings.lease_namespace, "labels": {MANAGED_BY_LABEL: MANAGER},
+                "name": LEASE, "namespace": self.settings.namespace, "labels": {MANAGED_BY_LABEL: MANAGER},
             },
             "spec": {
                 "holderIdentity": self.settings.instance,
@@ -62,7 +62,7 @@ class LeaseHeartbeat:
         try:
             answer = await self.cluster.apply(body)
         except ClusterError as error:
-            log.warning("Lease %s/%s: write failed, retrying: %s", self.settings.lease_namespace, LEASE, error)
+            log.warning("Lease %s/%s: write failed, retrying: %s", self.settings.namespace, LEASE, error)
             return False
         self.liveness.expect(LEASES, answer, time.monotonic())
         return True

@@ -56,12 +56,13 @@ class JobWorkers:
         resync: seconds until the next pass over a job without events, with jitter.
         measured: called with result and seconds of every pass.
         passes: maximum number of concurrent passes.
+        started: whether to make passes before `start` is called.
     """
 
     def __init__(
         self, reconcile: Callable[[Key], Awaitable[ReconcileResult]], *, rank: Callable[[Key], int],
         revision: Callable[[Key], object], resync: Callable[[], float], measured: Callable[[str, float], None],
-        clock: Callable[[], datetime], passes: int,
+        clock: Callable[[], datetime], passes: int, started: bool = True,
     ) -> None:  # fmt: skip
         self._reconcile, self._rank, self._revision, self._resync = reconcile, rank, revision, resync
         self._measured, self._clock, self._passes = measured, clock, passes
@@ -72,10 +73,15 @@ class JobWorkers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.Handle | None = None
-        self._stopping = False
+        self._stopping = not started
 
     def wake(self, key: Key) -> None:
-        """Schedule a pass over a job: now, or after the current one. A backoff ends only if the job changed."""
+        """Schedule a pass over a job: now, or after the current one. A backoff ends only if the job changed.
+
+        Jobs that are woken while no passes are made are ignored.
+        """
+        if self._stopping:
+            return
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = _Job()
@@ -94,18 +100,31 @@ class JobWorkers:
         """Number of passes under way."""
         return len(self._tasks)
 
-    async def stop(self, seconds: float) -> None:
-        """Start no new passes; cancel running ones after `seconds`."""
+    def start(self) -> None:
+        """Make passes again, over the jobs that are woken from now on."""
+        self._stopping = False
+
+    async def stop(self, seconds: float) -> bool:
+        """Start no new passes, cancel running ones after `seconds`, forget all jobs.
+
+        Returns:
+            Whether no pass was cancelled.
+        """
         self._stopping = True
         for handle in (self._timer, self._starting):
             if handle:
                 handle.cancel()
-        if not self._tasks:
-            return
-        _, running = await asyncio.wait(self._tasks, timeout=seconds)
+        self._timer = self._starting = None
+        running: set[asyncio.Task[None]] = set()
+        if self._tasks:
+            _, running = await asyncio.wait(self._tasks, timeout=seconds)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        self._jobs.clear()
+        self._queue.clear()
+        self._sleeping.clear()
+        return not running
 
     def _enqueue(self, key: Key, job: _Job, rank: int | None = None) -> None:
         if not job.queued:

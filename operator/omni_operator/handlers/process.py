@@ -7,29 +7,32 @@ kopf runs the process: signals, start and stop of its activities, login. The wat
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import aiohttp
 import kopf
 from prometheus_client import disable_created_metrics
 
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded
-from omni_operator.cluster.kinds import RAYJOBS, Key
+from omni_operator.cluster.kinds import RAYJOBS
+from omni_operator.cluster.leader_election import LeaderElection, LeaseTimes
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.watch_client import WatchClient
 from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.write_fence import WriteFence
 from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.reconciler import Reconciler
 from omni_operator.report_authorizer import ReportAuthorizer
 from omni_operator.report_endpoint import BODY_LIMIT, ReportEndpoint, ReportStore
+from omni_operator.report_relay import ReportRelay
 from omni_operator.settings import Settings
 
 from .background import CacheCleanup, LeaseHeartbeat, MissingKinds, utc_now
 from .http_server import probe_routes, serve
-from .job_workers import JobWorkers
+from .leading_replica import LeadingReplica
 from .memory_release import run_releases
 from .watches import Watches
 
@@ -45,26 +48,35 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
     disable_created_metrics()  # type: ignore[no-untyped-call]
     cache, reports = ObjectCache(), ReportStore()
     metrics = OperatorMetrics(JobMetrics(cache, settings.jobs_shown))
-    liveness = WatchLiveness(settings.canary_deadline_seconds)
+    liveness, fence = WatchLiveness(settings.canary_deadline_seconds), WriteFence()
     async with (
-        ApiServer(credentials, metrics.requested, version=version) as cluster,
+        ApiServer(credentials, metrics.requested, version=version, fence=fence.require) as cluster,
         WatchClient(credentials, metrics.requested, version=version) as source,
+        aiohttp.ClientSession() as session,
     ):
-        reconciler = Reconciler(
-            cluster=cluster, cache=cache, reports=reports, settings=settings.cluster, clock=utc_now,
-            instance=settings.instance, timeouts=settings.timeouts, failed=metrics.failed,
-            made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
+        leading = LeadingReplica(
+            cache, reports, settings, metrics.passed,
+            lambda: Reconciler(
+                cluster=cluster, cache=cache, reports=reports, settings=settings.cluster, clock=utc_now,
+                instance=settings.instance, timeouts=settings.timeouts, failed=metrics.failed,
+                made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
+            ),
         )  # fmt: skip
-        workers = JobWorkers(
-            reconciler.reconcile, rank=lambda key: _rank(cache, key), revision=lambda key: _revision(cache, key),
-            measured=metrics.passed, clock=utc_now,
-            resync=lambda: settings.resync_seconds * random.uniform(0.9, 1.1), passes=settings.passes,
+        election = LeaderElection(
+            cluster, fence, LeaseTimes(settings.lease_seconds), settings.namespace, settings.lease, settings.instance,
+            settings.reports_url, lambda: _lead(leading, watches), leading.end, utc_now, settings.stop_seconds,
         )  # fmt: skip
-        metrics.follow(lambda: workers.depth, lambda: len(liveness.overdue(time.monotonic())))
-        endpoint = ReportEndpoint(
-            reports, ReportAuthorizer(cluster, cache, utc_now), cache, utc_now, workers.wake, metrics.reported
+        metrics.follow(
+            lambda: leading.workers.depth, lambda: len(liveness.overdue(time.monotonic())), lambda: election.leads
         )
-        watches = Watches(source, settings.namespaces, cache, liveness, workers.wake, metrics.watched)
+        endpoint = ReportEndpoint(
+            reports, ReportAuthorizer(cluster, cache, utc_now), cache, utc_now, leading.workers.wake, metrics.reported,
+            ReportRelay(session, lambda: fence.left() > 0, lambda: election.leader_url),
+        )  # fmt: skip
+        watches = Watches(
+            source, settings.namespaces, cache, liveness, leading.workers.wake, metrics.watched, settings.namespace,
+            election.observe,
+        )  # fmt: skip
         missing = MissingKinds(cluster)
         async with (
             serve(probe_routes(liveness, metrics, time.monotonic), settings.http_port),
@@ -73,21 +85,22 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             await missing.await_jobs()
             loops = [
                 *watches.runs(), LeaseHeartbeat(cluster, liveness, settings).run(), missing.run(),
-                CacheCleanup(cluster, cache, settings, workers.wake).run(), run_releases(),
+                CacheCleanup(cluster, cache, settings, leading.workers.wake).run(), run_releases(),
+                _take_part(election, watches),
             ]  # fmt: skip
-            await _run_all(_operate(settings, credentials, missing.served, workers), loops)
+            await _run_all(_operate(settings, credentials, missing.served), loops)
     return missing.served.is_set()
 
 
-def _rank(cache: ObjectCache, key: Key) -> int:
-    summary = cache.summary(key)
-    return summary.rank if summary else 1
+def _lead(leading: LeadingReplica, watches: Watches) -> None:
+    leading.begin()
+    watches.wake_all()
 
 
-def _revision(cache: ObjectCache, key: Key) -> object:
-    """Changes with the spec of a job, when its deletion begins and when it is gone."""
-    summary = cache.summary(key)
-    return summary.revision if summary else None
+async def _take_part(election: LeaderElection, watches: Watches) -> None:
+    """Become a candidate when passes can begin: a replica that knows no children must not lead."""
+    await watches.children_listed.wait()
+    await election.run()
 
 
 def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) -> None:
@@ -119,8 +132,8 @@ async def _connection_info(loaded: Loaded) -> kopf.ConnectionInfo:
     )
 
 
-async def _operate(settings: Settings, credentials: Credentials, restart: asyncio.Event, workers: JobWorkers) -> None:
-    """Run kopf until a signal or `restart` ends it; the job workers stop first."""
+async def _operate(settings: Settings, credentials: Credentials, restart: asyncio.Event) -> None:
+    """Run kopf until a signal or `restart` ends it."""
     registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
     kopf_settings.scanning.disabled = True  # it needs cluster-wide permissions
     kopf_settings.networking.request_timeout, kopf_settings.networking.connect_timeout = 30, 10
@@ -128,10 +141,6 @@ async def _operate(settings: Settings, credentials: Credentials, restart: asynci
     kopf_settings.peering.standalone = True
     kopf_settings.process.ultimate_exiting_timeout = settings.stop_seconds
     register_login(registry, credentials)
-
-    @kopf.on.cleanup(registry=registry)
-    async def stop(**_: object) -> None:
-        await workers.stop(settings.stop_seconds)
 
     await kopf.operator(
         registry=registry, settings=kopf_settings, standalone=True, clusterwide=not settings.namespaces,

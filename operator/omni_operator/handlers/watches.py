@@ -6,6 +6,7 @@ passed over as they arrive, and all others when the jobs are listed too, because
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine
@@ -39,6 +40,9 @@ class Watches:
 
     Attributes:
         namespaces: those to watch; empty: all.
+        own_namespace: that of the operator's Leases.
+        lease_changed: called with type and object of each change of a Lease.
+        children_listed: set when all kinds of children were listed once.
         wake: called with the job that an event belongs to.
         watched: called with the resource of every event, for metrics.
     """
@@ -49,6 +53,9 @@ class Watches:
     liveness: WatchLiveness
     wake: Callable[[Key], None]
     watched: Callable[[str], None]
+    own_namespace: str
+    lease_changed: Callable[[str, Body], None] = lambda change, body: None
+    children_listed: asyncio.Event = field(default_factory=asyncio.Event)
     _unlisted: set[Unlisted] = field(default_factory=set)
     _lease_seen: bool = False
 
@@ -60,7 +67,7 @@ class Watches:
                 functools.partial(self.synced, (kind, namespace)),
             )
             for kind in (*CHILDREN, JOBS, LEASES)
-            for namespace in self.namespaces or (None,)
+            for namespace in ((self.own_namespace,) if kind == LEASES else self.namespaces or (None,))
         ]  # fmt: skip
         self._unlisted = {(watch.kind, watch.namespace) for watch in watches}
         return [watch.run() for watch in watches]
@@ -78,6 +85,7 @@ class Watches:
         self.liveness.confirm(kind, body)
         if kind == LEASES:
             self._lease_seen = True
+            self.lease_changed(change, body)
             self._update_readiness()
             return
         key = self.cache.remove(kind, body) if change == "DELETED" else self.cache.put(kind, body)
@@ -94,20 +102,22 @@ class Watches:
         """Start the passes that waited for a list."""
         if done in self._unlisted:
             self._unlisted.discard(done)
+            if not any(kind in CHILDREN for kind, _ in self._unlisted):
+                self.children_listed.set()
             if done[0] != LEASES:
-                for key in self.cache.jobs():
-                    self._wake(key)
+                self.wake_all()
         self._update_readiness()
 
+    def wake_all(self) -> None:
+        """Start a pass over each job, unless it has to wait for a list."""
+        for key in self.cache.jobs():
+            self._wake(key)
+
     def _wake(self, key: Key) -> None:
-        """Start a pass, unless it has to wait for a list."""
         summary = self.cache.summary(key)
         jobs_listed = self._unlisted.isdisjoint({(JOBS, None), (JOBS, key[0])})
-        if self._children_listed() and (jobs_listed or (summary is not None and summary.is_new)):
+        if self.children_listed.is_set() and (jobs_listed or (summary is not None and summary.is_new)):
             self.wake(key)
-
-    def _children_listed(self) -> bool:
-        return not any(kind in CHILDREN for kind, _ in self._unlisted)
 
     def _update_readiness(self) -> None:
         if self._lease_seen and not self._unlisted and not self.liveness.ready:

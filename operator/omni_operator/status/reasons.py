@@ -64,3 +64,4 @@ class EventReason(str, Enum):
     RESULTS_ON_EMPTY_DIR = "ResultsOnEmptyDir"
     NO_VENDOR = "NoVendor"
     CHECKPOINT_SAVED = "CheckpointSaved"
+    LEADER_ELECTED = "LeaderElected"  # about the Lease

@@ -41,5 +41,5 @@ def _urgent_part(status: Status) -> object:
     warned = tuple((warning.attempt, warning.reason) for warning in status.warnings)
     return (
         status.observed_generation, conditions, warned, status.attempts, status.failures, status.failures_counted,
-        children.ray_job, children.ray_cluster, status.start_time, status.completion_time,
+        children.ray_job, children.ray_cluster, status.start_time, status.completion_time, status.checkpoint.last,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 from e2e import helm as tool
 from omni_operator.api import crd
+from omni_operator.cluster.leader_election import LeaseTimes
 from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.settings import _READERS, PREFIX, Settings, from_environ
 
@@ -45,7 +46,11 @@ def container(bodies: list[Body]) -> Body:
 
 
 def environ(bodies: list[Body]) -> dict[str, str]:
-    return {item["name"]: item["value"] for item in container(bodies)["env"]}
+    fields = {"status.podIP": "10.0.0.7"}
+    return {
+        item["name"]: item["value"] if "value" in item else fields[item["valueFrom"]["fieldRef"]["fieldPath"]]
+        for item in container(bodies)["env"]
+    }
 
 
 def settings(bodies: list[Body]) -> Settings:
@@ -90,9 +95,48 @@ def test_the_pod_is_restricted_and_has_a_read_only_file_system(chart: Render) ->
 def test_the_deployment_has_one_replica_and_a_grace_period(chart: Render) -> None:
     (deployment,) = of_kind(chart(), "Deployment")
     assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert deployment["spec"]["strategy"] == {
+        "type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }, "the new pod is ready before the old one stops"  # fmt: skip
+    assert "affinity" not in deployment["spec"]["template"]["spec"]
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > settings(chart()).stop_seconds
+
+
+def test_two_replicas_share_a_lease_are_spread_and_are_not_evicted_together(chart: Render) -> None:
+    bodies = chart("--set=replicas=2,networkPolicy.enabled=true")
+    (deployment,), (budget,) = (of_kind(bodies, kind) for kind in ("Deployment", "PodDisruptionBudget"))
+    labels = operator_pod(bodies)["metadata"]["labels"]
+    assert deployment["spec"]["replicas"] == 2
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (spread,) = operator_pod(bodies)["spec"]["affinity"]["podAntiAffinity"].popitem()[1]
+    assert spread["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= labels.items()
+    read = settings(bodies)
+    assert read.lease == deployment["metadata"]["name"], "two releases in a namespace have two Leases"
+    assert read.reports_url == "http://10.0.0.7:8090"
+    given = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    assert (
+        operator_pod(chart("--set=replicas=2", f"--set-json=affinity={json.dumps(given)}"))["spec"]["affinity"] == given
+    )
+
+
+def test_a_replica_may_pass_reports_on_to_the_other(chart: Render) -> None:
+    bodies = chart("--set=networkPolicy.enabled=true")
+    (policy,) = of_kind(bodies, "NetworkPolicy")
+    own = {"podSelector": policy["spec"]["podSelector"]}
+    (into,) = (rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == "reports")
+    (out,) = (rule for rule in policy["spec"]["egress"] if rule["ports"][0]["port"] == "reports")
+    assert own in into["from"]
+    assert out["to"] == [own]
+
+
+def test_the_lease_passes_to_another_replica_within_the_promised_time(chart: Render) -> None:
+    times = LeaseTimes(settings(chart()).lease_seconds)
+    assert times.duration + times.request < 15, "after a SIGKILL"
+    assert times.request < times.writes < times.duration
+    assert times.renewal + 2 * times.request <= times.duration, "a renewal that fails once is no reason"
 
 
 def test_probes_and_services_use_the_ports_of_the_operator(chart: Render) -> None:
@@ -116,7 +160,7 @@ def test_probes_and_services_use_the_ports_of_the_operator(chart: Render) -> Non
 
 def test_every_setting_of_the_operator_has_a_value(chart: Render, tmp_path: Path) -> None:
     schema = json.loads((tool.CHART / "values.schema.json").read_text())
-    tuning = dict.fromkeys(schema["properties"]["tuning"]["properties"], 86400000)
+    tuning = {**dict.fromkeys(schema["properties"]["tuning"]["properties"], 86400000), "leaseSeconds": 30}
     options = [f"--set={text}" for texts in FROM.values() for text in texts]
     found = environ(chart(*options, with_values(tmp_path, {"tuning": tuning})))
     assert set(found) == {PREFIX + name for name in _READERS}
@@ -192,7 +236,7 @@ def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     outward = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
-    assert outward == [53, 53, 443, 6443]
+    assert outward == [53, 53, 443, 6443, "reports"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +246,9 @@ def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:
         ("image.tga=1", "additional properties 'tga' not allowed"),
         ("tuning.resyncSecond=1", "additional properties 'resyncSecond' not allowed"),
         ("tuning.resyncSeconds=0", "/tuning/resyncSeconds"),
-        ("replicas=2", "additional properties 'replicas' not allowed"),
+        ("replicas=0", "/replicas"),
+        ("replicas=3", "/replicas"),
+        ("tuning.leaseSeconds=2", "/tuning/leaseSeconds"),
         ("log.format=xml", "/log/format"),
         ("metrics.port=80", "/metrics/port"),
         ("image.digest=abc", "/image/digest"),

@@ -48,11 +48,16 @@ def needed() -> set[Right]:
     # blockOwnerDeletion needs this on clusters that protect owners.
     found |= rights(JOBS, "update", subresource="/finalizers")
     found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
-    for kind in (JOBS, *CHILDREN, LEASES):
+    for kind in (JOBS, *CHILDREN):
         found |= rights(kind, "list", "watch")
     for kind in applied():
         found |= rights(kind, "get", "create", "patch")
     return found
+
+
+def own() -> set[Right]:
+    """What the operator does in its own namespace: its Leases, and the event of a new leader."""
+    return rights(LEASES, "get", "list", "watch", "create", "patch") | rights(EVENTS, "create")
 
 
 def granted(rules: Iterable[Body]) -> set[Right]:
@@ -86,25 +91,26 @@ def by_place(bodies: list[Body]) -> dict[str, set[Right]]:
 def test_cluster_wide_permissions_match_the_requests(chart: Render) -> None:
     assert by_place(chart()) == {
         "*": needed() | REPORTS,
-        "omni-system": rights(LEASES, "create", "patch"),
+        "omni-system": own(),
     }
 
 
 def test_namespaced_permissions_match_the_requests(chart: Render) -> None:
     assert by_place(chart(NAMESPACED)) == {
         "*": REPORTS,
-        "one": needed() | rights(LEASES, "create", "patch"),
+        "omni-system": own(),
+        "one": needed(),
         "two": needed(),
     }
-    own = by_place(chart("--set=watch.namespaces={one,omni-system}"))
-    assert own["omni-system"] == needed() | rights(LEASES, "create", "patch")
-    assert own["one"] == needed()
+    found = by_place(chart("--set=watch.namespaces={one,omni-system}"))
+    assert found["omni-system"] == needed() | own()
+    assert found["one"] == needed()
 
 
 def test_without_reports_there_are_no_cluster_wide_permissions(chart: Render) -> None:
     options = (NAMESPACED, "--set=rbac.aggregate=false,reports.enabled=false")
     bodies = chart(*options)
-    assert set(by_place(bodies)) == {"one", "two"}
+    assert set(by_place(bodies)) == {"omni-system", "one", "two"}
     assert not [body for body in bodies if body["kind"].startswith("Cluster")]
 
 

@@ -21,11 +21,13 @@ from omni_operator.cluster.errors import (
     KindAbsent,
     NamespaceTerminating,
     NotFound,
+    NotLeader,
     QuotaExceeded,
     Refused,
     Unavailable,
 )
-from omni_operator.cluster.kinds import JOBS, PODS
+from omni_operator.cluster.kinds import JOBS, LEASES, PODS
+from omni_operator.cluster.write_fence import WriteFence
 
 JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": "ns", "name": "red"}}
 JOB_PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
@@ -104,15 +106,72 @@ async def test_server_side_apply_sends_the_body_unchanged(server: RecordingServe
     sent = {**JOB, "spec": {"empty": {}, "null": None, "list": [], "text": "ä"}}
     async with client(server) as cluster:
         assert await cluster.apply(sent) == answered
-        await cluster.apply_status(JOBS, "ns", "red", "u", {"attempts": 1})
+        await cluster.apply_status(JOBS, answered, {"attempts": 1})
     mine = {"fieldManager": "diffusionrl-operator", "force": "true"}
     assert server.requests[0] == ("PATCH", JOB_PATH, mine, sent)
     method, path, query, body = server.requests[1]
     assert (method, path, query) == ("PATCH", f"{JOB_PATH}/status", mine)
-    assert body["metadata"] == {"name": "red", "namespace": "ns", "uid": "u"}
+    assert body["metadata"] == {"name": "red", "namespace": "ns", "uid": "u", "resourceVersion": "7"}
     assert {headers["Content-Type"] for headers in server.headers} == {"application/apply-patch+yaml"}
     assert {headers["User-Agent"] for headers in server.headers} == {"diffusionrl-operator/1"}
     assert server.metered == [("apply", "diffusionrljobs", 201), ("apply_status", "diffusionrljobs", 201)]
+
+
+async def test_a_replica_that_does_not_lead_sends_no_write(server: RecordingServer) -> None:
+    body = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "7"}}
+    lease = {**body, "apiVersion": LEASES.api_version, "kind": LEASES.kind}
+    fence = WriteFence()
+    credentials = RotatingCredentials(server, "t")
+    async with ApiServer(credentials, server.meter, version="1", fence=fence.require) as cluster:
+        writes = (
+            lambda: cluster.apply(body), lambda: cluster.create(body), lambda: cluster.patch(JOBS, body, {}),
+            lambda: cluster.apply_status(JOBS, body, {}),
+            lambda: cluster.apply_condition(JOBS, "ns", "red", "u", None),
+            lambda: cluster.delete(JOBS, "ns", "red", "u"),
+        )  # fmt: skip
+        for write in writes:
+            with pytest.raises(NotLeader, match="not sent, because this replica does not hold the leader's Lease"):
+                await write()
+        assert (server.requests, server.metered) == ([], [])
+        await cluster.read(JOBS, "ns", "red")
+        await cluster.patch(LEASES, lease, {})  # how it becomes the leader
+        await cluster.review_token("t", "a")
+        assert len(server.requests) == 3
+        fence.open_until(fence.clock() + 3600)
+        for write in writes:
+            await write()
+        assert len(server.requests) == 3 + len(writes)
+
+
+async def test_a_write_ends_with_the_lease(server: RecordingServer) -> None:
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    server.handle = never  # type: ignore[method-assign]
+    fence = WriteFence()
+    fence.open_until(fence.clock() + 0.05)
+    credentials = RotatingCredentials(server, "t")
+    async with ApiServer(credentials, server.meter, version="1", timeout=3600.0, fence=fence.require) as cluster:
+        with pytest.raises((Unavailable, NotLeader)):  # NotLeader if the machine is slow
+            await cluster.create(JOB)
+    assert fence.left() <= 0
+
+
+async def test_a_write_is_not_repeated_with_new_credentials_after_the_lease(server: RecordingServer) -> None:
+    fence = WriteFence()
+    fence.open_until(fence.clock() + 3600)
+
+    def rejected(request: web.Request) -> web.Response:
+        fence.close()
+        return status(401)(request)
+
+    server.answer = rejected
+    credentials = RotatingCredentials(server, "old", "new")
+    async with ApiServer(credentials, server.meter, version="1", fence=fence.require) as cluster:
+        with pytest.raises(NotLeader):
+            await cluster.create(JOB)
+    assert len(server.requests) == 1
 
 
 async def test_changes_and_deletions_name_the_object_that_was_read(server: RecordingServer) -> None:

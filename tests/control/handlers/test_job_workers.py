@@ -46,11 +46,14 @@ class Passes:
             await self.started.wait_for(lambda: len(self.started_keys) >= count)
 
 
-def new_workers(passes: Passes, ranks: Mapping[Key, int] | None = None, places: int = 4) -> JobWorkers:
+def new_workers(
+    passes: Passes, ranks: Mapping[Key, int] | None = None, places: int = 4, started: bool = True
+) -> JobWorkers:
     return JobWorkers(
         passes.reconcile, rank=lambda key: (ranks or {}).get(key, 1), revision=passes.revisions.get,
         resync=lambda: 3600.0,
         measured=lambda result, seconds: passes.results.append(result), clock=lambda: NOW, passes=places,
+        started=started,
     )  # fmt: skip
 
 
@@ -252,3 +255,39 @@ async def test_a_stop_ends_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     await asyncio.sleep(0)
     await workers.stop(600)
     assert passes.results == ["unavailable"]
+
+
+async def test_a_replica_that_does_not_lead_makes_no_pass_and_forgets_its_jobs() -> None:
+    passes = Passes()
+    workers = new_workers(passes, started=False)
+    workers.wake(A)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (passes.started_keys, workers.depth) == ([], 0)
+    workers.start()
+    workers.wake(A)
+    passes.answers[B] = [Unavailable("later")]
+    workers.wake(B)
+    await passes.until(2)
+    assert await workers.stop(10), "none had to be cancelled"
+    workers.wake(C)
+    workers.start()
+    workers.wake(B)
+    await passes.until(3)
+    assert passes.started_keys == [A, B, B], "the backoff of B is forgotten, and so is C"
+    await workers.stop(10)
+
+
+async def test_passes_that_do_not_end_in_time_are_cancelled() -> None:
+    passes = Passes()
+    passes.barriers[A] = asyncio.Event()
+    workers = new_workers(passes)
+    workers.wake(A)
+    await passes.until(1)
+    assert not await workers.stop(0)
+    assert (workers.tasks, passes.results) == (0, [])
+    workers.start()
+    passes.barriers.clear()
+    workers.wake(A)
+    await passes.until(2)
+    await workers.stop(10)

@@ -28,19 +28,26 @@ def test_settings_come_from_the_environment() -> None:
             "OMNI_OPERATOR_NAMESPACES": "a, b", "OMNI_OPERATOR_IMAGE": "x:1", "OMNI_OPERATOR_STALL_SECONDS": "30",
             "OMNI_OPERATOR_RESOURCE_NAMES": "Ascend=huawei.com/npu", "HOSTNAME": "pod-1", "PATH": "/bin",
         },
-        "system",
+        "system", 7,
     )  # fmt: skip
-    assert (made.namespaces, made.cluster.image, made.instance) == (("a", "b"), "x:1", "pod-1")
+    assert (made.namespaces, made.cluster.image, made.instance) == (("a", "b"), "x:1", "pod-1_7")
     assert made.timeouts.stall == timedelta(seconds=30)
     assert made.cluster.resource_names == {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/npu"}
-    assert (made.namespace, made.lease_namespace) == ("system", "a")
-    assert from_environ({}, "system").lease_namespace == "system"
+    assert (made.namespace, made.lease, made.reports_url) == ("system", "omni-operator", None)
+
+
+@pytest.mark.parametrize(
+    ("address", "url"), [("10.0.0.7", "http://10.0.0.7:8090"), ("fd00::7", "http://[fd00::7]:8090")]
+)
+def test_other_replicas_reach_the_reports_of_a_replica_at_its_address(address: str, url: str) -> None:
+    assert from_environ({"OMNI_OPERATOR_ADDRESS": address}, "system").reports_url == url
 
 
 def test_all_invalid_variables_are_named_in_one_error() -> None:
     wrong = {
         "OMNI_OPERATOR_HTTP_PORT": "eighty", "OMNI_OPERATOR_RESYNC_SECONDS": "0", "OMNI_OPERATOR_IMAGES": "x",
         "OMNI_OPERATOR_RESOURCE_NAMES": "NVIDIA", "OMNI_OPERATOR_VERBOSE": "maybe", "OMNI_OPERATOR_LOG_FORMAT": "xml",
+        "OMNI_OPERATOR_LEASE_SECONDS": "2", "OMNI_OPERATOR_LEASE": "My Lease", "OMNI_OPERATOR_ADDRESS": "pod-1",
         "OMNI_OPERATOR_POD_POLICY": '{"privilege": true, "volumeTypes": ["secret"]}',
     }  # fmt: skip
     with pytest.raises(SettingsError) as caught:
@@ -94,6 +101,20 @@ def test_the_number_of_series_is_bounded_and_running_jobs_come_first() -> None:
     assert families["diffusionrl_jobs_not_shown"][0].value == 25
     assert {s.labels["name"] for s in families["diffusionrl_job_info"]} == {f"job-{n}" for n in range(25, 30)}
     assert len(re.findall(r"^diffusionrl_job_", text, re.MULTILINE)) < 5 * 60
+
+
+async def test_only_the_replica_that_leads_has_metrics_of_jobs() -> None:
+    cache, leads = ObjectCache(), [False]
+    cache.put(JOBS, job(1))
+    metrics = OperatorMetrics(JobMetrics(cache, 5))
+    metrics.follow(lambda: 0, lambda: 0, lambda: leads[0])
+    page = (await metrics.page()).decode()
+    assert "diffusionrl_operator_leader 0.0" in page
+    assert "diffusionrl_job" not in page
+    leads[0] = True
+    page = (await metrics.page()).decode()
+    assert "diffusionrl_operator_leader 1.0" in page
+    assert 'diffusionrl_job_info{name="job-1"' in page
 
 
 async def test_the_event_loop_parses_no_job_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from omni_operator.rate_limiter import KEYS_KEPT, RateLimiter
 from omni_operator.report_authorizer import REJECTED_BURST, REVIEWS_AT_ONCE, Claims, ReportAuthorizer, read_claims
 from omni_operator.report_authorizer import source_of as source
 from omni_operator.report_endpoint import BODY_LIMIT, POSTS_BURST, ReportEndpoint, ReportStore
+from omni_operator.report_relay import ReportRelay
 
 KEY: Key = ("team-a", "red")
 STEP = {"event": "step", "step": 3}
@@ -77,11 +78,11 @@ class ReportServer:
         self.cluster.tokens[made, AUDIENCE] = Identity(USER, pod["name"], pod["uid"])
         return made
 
-    def endpoint(self, body_seconds: float = 60.0) -> ReportEndpoint:
+    def endpoint(self, body_seconds: float = 60.0, relay: ReportRelay | None = None) -> ReportEndpoint:
         authorizer = ReportAuthorizer(self.cluster, self.cache, lambda: self.now)
         return ReportEndpoint(
             self.reports, authorizer, self.cache, lambda: self.now, self.woken.append, self.counted.append,
-            body_seconds=body_seconds,
+            body_seconds=body_seconds, relay=relay,
         )  # fmt: skip
 
     async def post(
@@ -127,6 +128,59 @@ async def test_a_report_is_stored_and_wakes_its_job(server: ReportServer) -> Non
     report = server.reports.newest(KEY, "u")
     assert report is not None
     assert (report.step, server.woken, server.counted) == (3, [KEY], ["taken"])
+
+
+class Replicas:
+    """Two replicas of the endpoint with one API server; `leader` and `url` are what the second one believes."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.first, self.second = ReportServer(), ReportServer()
+        self.second.cluster = self.first.cluster
+        self.first_leads = True
+        self.url: str | None = None
+        self.relays = (
+            ReportRelay(session, lambda: self.first_leads, lambda: f"http://127.0.0.1:{self.second.port}"),
+            ReportRelay(session, lambda: False, lambda: self.url),
+        )
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[Replicas]:
+    async with aiohttp.ClientSession() as session:
+        made = Replicas(session)
+        async with (
+            serve(made.first.endpoint(relay=made.relays[0]).routes(), 0, BODY_LIMIT, "127.0.0.1") as first,
+            serve(made.second.endpoint(relay=made.relays[1]).routes(), 0, BODY_LIMIT, "127.0.0.1") as second,
+        ):
+            made.first.port, made.second.port, made.url = first, second, f"http://127.0.0.1:{first}"
+            yield made
+
+
+async def test_a_replica_that_does_not_lead_passes_reports_on(replicas: Replicas) -> None:
+    leader, other = replicas.first, replicas.second
+    leader.reports.ask_checkpoint(KEY, leader.now)
+    assert await other.post(GOOD, STEP) == (200, {"checkpoint": True}), "the leader's answer"
+    report = leader.reports.newest(KEY, "u")
+    assert report is not None
+    assert (report.step, leader.woken, leader.counted, other.counted) == (3, [KEY], ["taken"], ["relayed"])
+    assert (other.reports.newest(KEY, "u"), other.woken) == (None, [])
+    assert (await other.post(GOOD, {"event": "x"}))[0] == 400
+    assert (await other.post(token(AUDIENCE, word="forged"), STEP))[0] == 403
+    assert leader.counted == ["taken"], "it sees nothing of these"
+
+
+@pytest.mark.parametrize("fault", ["no leader", "dead leader", "both believe in the other"])
+async def test_a_report_that_no_replica_takes_is_to_be_sent_again(replicas: Replicas, fault: str) -> None:
+    if fault == "no leader":
+        replicas.url = None
+    elif fault == "dead leader":
+        replicas.url = "http://127.0.0.1:1"
+    else:
+        replicas.first_leads = False
+    answer = await replicas.second.post(GOOD, STEP)
+    assert answer == (503, {"error": "no replica of the operator takes reports now; retry later"})
+    assert replicas.first.reports.newest(KEY, "u") is None
+    assert replicas.first.counted == (["unavailable"] if fault == "both believe in the other" else [])
 
 
 async def test_the_answer_requests_a_checkpoint_until_there_is_one(server: ReportServer) -> None:

@@ -59,7 +59,7 @@ async def test_new_jobs_wait_for_their_children_and_others_for_the_list_of_jobs_
     old = body_of(JOBS, "red", 1, spec={}, status={"attempts": 1})
     source = Gates({JOBS: [old, body_of(JOBS, "blue", 2, spec={})], RAYJOBS: [body_of(RAYJOBS, "red-a01", 3)]})
     cache, liveness, woken = ObjectCache(), WatchLiveness(60.0), list[Key]()
-    watches = Watches(source, (), cache, liveness, woken.append, lambda resource: None)
+    watches = Watches(source, (), cache, liveness, woken.append, lambda resource: None, "system")
     tasks = [asyncio.create_task(run) for run in watches.runs()]
     await quiet()
     for kind in CHILDREN:
@@ -84,7 +84,7 @@ async def test_new_jobs_wait_for_their_children_and_others_for_the_list_of_jobs_
 @pytest.mark.parametrize("last", [JOBS, LEASES], ids=lambda kind: kind.plural)
 async def test_readiness_needs_all_lists_and_the_operators_own_write(last: Kind) -> None:
     source, liveness = Gates({}), WatchLiveness(60.0)
-    watches = Watches(source, (), ObjectCache(), liveness, lambda key: None, lambda resource: None)
+    watches = Watches(source, (), ObjectCache(), liveness, lambda key: None, lambda resource: None, "system")
     tasks = [asyncio.create_task(run) for run in watches.runs()]
     write = "MODIFIED", body_of(LEASES, "canary", 12)
     for kind in (*CHILDREN, *({JOBS, LEASES} - {last})):
@@ -107,7 +107,8 @@ async def test_readiness_needs_all_lists_and_the_operators_own_write(last: Kind)
 
 async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_no_watch() -> None:
     cache, woken = ObjectCache(), list[Key]()
-    watches = Watches(Gates({}), (), cache, WatchLiveness(60.0), woken.append, lambda resource: None)
+    watches = Watches(Gates({}), (), cache, WatchLiveness(60.0), woken.append, lambda resource: None, "system")
+    watches.children_listed.set()
     watches.handle(JOBS, "ADDED", body_of(JOBS, "red", 1))
     for name, version in (("red-a01", 3), ("red-a02", 20)):
         watches.handle(RAYJOBS, "ADDED", body_of(RAYJOBS, name, version))

@@ -378,3 +378,22 @@ async def test_the_job_is_deleted_after_its_time_to_live(simulation: Any) -> Non
     await simulation.after(20)
     assert simulation.cluster.get(JOBS, *KEY) is None
     assert simulation.attempts() == []
+
+
+async def test_a_status_that_rests_on_an_old_one_is_not_written(simulation: Any) -> None:
+    """As after a change of the leader: another replica wrote, and the watch has not delivered it yet."""
+    simulation.submit(backoffLimit=3)
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.frozen = {JOBS}
+    before = simulation.cluster.get(JOBS, *KEY)
+    written = await simulation.cluster.apply_status(JOBS, before, {**before["status"], "failuresCounted": 2})
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    simulation.watch()
+    await simulation.reconcile()
+    assert simulation.cluster.get(JOBS, *KEY) == written
+    simulation.frozen = set()
+    await simulation.after(60)
+    status = simulation.status()
+    assert (status.failures_counted, [failure.attempt for failure in status.failures]) == (3, [1])

@@ -120,10 +120,8 @@ def test_no_earlier_status_of_the_job_stops_the_passes(new_simulation: Any, writ
         await simulation.settle()
         simulation.run(1)
         await simulation.settle()
-        before = simulation.cluster.get(JOBS, *KEY)["status"]
-        await simulation.cluster.apply_status(
-            JOBS, *KEY, simulation.cluster.get(JOBS, *KEY)["metadata"]["uid"], {**before, **written}
-        )
+        job = simulation.cluster.get(JOBS, *KEY)
+        await simulation.cluster.apply_status(JOBS, job, {**job["status"], **written})
         if restarts:
             simulation.start_operator()
         await simulation.after(1)

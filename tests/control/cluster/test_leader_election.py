@@ -1,0 +1,293 @@
+"""Leader election: at no time two replicas that may write, whatever happens to their requests, watches and clocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from omni_operator.cluster.errors import ClusterError, NotLeader, Unavailable
+from omni_operator.cluster.fake import FakeCluster
+from omni_operator.cluster.kinds import EVENTS, LEASES, Body, Kind
+from omni_operator.cluster.leader_election import LeaderElection, LeaseTimes
+from omni_operator.cluster.write_fence import WriteFence, lease_clock
+
+TIMES = LeaseTimes(10)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Candidate(LeaderElection):
+    """A replica whose waits take no time."""
+
+    @override
+    async def _wait(self, seconds: float) -> None:
+        self._changed.clear()
+        await asyncio.sleep(0)
+
+
+class Replica:
+    """A candidate with a clock of its own.
+
+    Attributes:
+        log: what it began and ended.
+        finishes: whether its passes end by themselves.
+    """
+
+    def __init__(self, cluster: FakeCluster, name: str, clock: Callable[[], float]) -> None:
+        self.log: list[str] = []
+        self.finishes = True
+        self.fence = WriteFence(clock)
+        self.election = Candidate(
+            cluster, self.fence, TIMES, "system", "omni", name, f"http://{name}:8090",
+            lambda: self.log.append("begun"), self._ended, lambda: NOW + timedelta(seconds=clock()),
+        )  # fmt: skip
+
+    async def _ended(self, seconds: float) -> bool:
+        self.log.append(f"ended within {seconds:g}, may write: {self.writes}")
+        return self.finishes
+
+    @property
+    def writes(self) -> bool:
+        return self.fence.left() > 0
+
+    async def step(self) -> None:
+        """What `run` does next, without a wait."""
+        if not self.election.leads:
+            await self.election._try()
+        elif not await self.election._renew() and not self.writes:
+            await self.election._lose()
+
+
+class World:
+    """Replicas, an API server, and the time, which moves only when the test says so."""
+
+    def __init__(self, *names: str) -> None:
+        self.at = 0.0
+        self.cluster = FakeCluster(lambda: NOW)
+        self.replicas = [Replica(self.cluster, name, lambda: self.at) for name in names]
+        self.delivered = [0] * len(names)
+
+    def deliver(self, place: int) -> None:
+        """The watch of a replica delivers what happened up to now."""
+        for change, kind, body in self.cluster.events[self.delivered[place] :]:
+            if kind == LEASES:
+                self.replicas[place].election.observe(change, body)
+        self.delivered[place] = len(self.cluster.events)
+
+    def lease(self) -> Body:
+        found = self.cluster.get(LEASES, "system", "omni")
+        assert found is not None
+        return found
+
+    @property
+    def holder(self) -> str | None:
+        return self.lease()["spec"].get("holderIdentity")
+
+
+async def test_the_first_leads_and_the_second_takes_over_when_the_first_is_dead() -> None:
+    world = World("a", "b")
+    a, b = world.replicas
+    await a.step()
+    await b.step()
+    assert (a.writes, b.writes, world.holder, a.log, b.log) == (True, False, "a", ["begun"], [])
+    for _ in range(20):
+        world.at += TIMES.renewal
+        await a.step()
+        world.deliver(1)
+        await b.step()
+    assert (a.writes, b.writes, a.log) == (True, False, ["begun"]), "it renews"
+    world.at += TIMES.duration - 0.1
+    await b.step()
+    assert not b.writes, "not before its time"
+    world.at += 0.1
+    await b.step()
+    assert (b.writes, world.holder, world.lease()["spec"]["leaseTransitions"]) == (True, "b", 1)
+    assert b.election.leader_url is None
+    world.deliver(0)
+    await a.step()
+    assert (a.writes, a.log[1:], a.election.leader_url) == (
+        False,
+        ["ended within 0, may write: False"],
+        "http://b:8090",
+    )
+    notes = [(body["reason"], body["note"]) for body in world.cluster.all(EVENTS)]
+    assert notes == [("LeaderElected", "a leads"), ("LeaderElected", "b leads; before: a")]
+
+
+async def test_a_replica_that_stops_hands_over_at_once() -> None:
+    world = World("a", "b")
+    a, b = world.replicas
+    running = asyncio.create_task(a.election.run())
+    while not a.election.leads:
+        await asyncio.sleep(0)
+    await b.step()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert (world.holder, a.writes, a.log) == (None, False, ["begun", "ended within 10, may write: True"])
+    assert world.lease()["metadata"]["annotations"] == {}
+    b.election._changed.clear()
+    world.deliver(1)
+    assert b.election._changed.is_set(), "its wait ends"
+    await b.step()
+    assert (world.holder, b.writes, world.at) == ("b", True, 0.0)
+
+
+async def test_a_lease_expires_if_passes_had_to_be_cancelled() -> None:
+    world = World("a")
+    (a,) = world.replicas
+    a.finishes = False
+    running = asyncio.create_task(a.election.run())
+    while not a.election.leads:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert (world.holder, a.writes) == ("a", False), "a write of theirs may still be on its way"
+
+
+async def test_a_process_that_is_restarted_in_its_pod_leads_at_once() -> None:
+    world = World("a", "a")
+    first, again = world.replicas
+    await first.step()
+    world.at += 1.0
+    await again.step()
+    assert again.writes
+
+
+async def test_a_replica_that_was_stopped_writes_nothing_when_it_wakes() -> None:
+    world = World("a", "b")
+    a, b = world.replicas
+    await a.step()
+    await b.step()
+    assert a.fence.require("create rayjobs") == TIMES.writes
+    world.at += TIMES.duration
+    with pytest.raises(NotLeader, match="create rayjobs: not sent"):
+        a.fence.require("create rayjobs")
+    await b.step()
+    await a.step()
+    assert (a.writes, b.writes, a.log) == (False, True, ["begun", "ended within 0, may write: False"])
+
+
+async def test_a_failed_renewal_is_repeated_until_the_time_is_over() -> None:
+    world = World("a")
+    (a,) = world.replicas
+    await a.step()
+    world.cluster.failures = lambda verb, kind, name: Unavailable("down")
+    world.at += TIMES.writes - 0.1
+    await a.step()
+    assert a.log == ["begun"]
+    world.at += 0.1
+    await a.step()
+    assert a.log == ["begun", "ended within 0, may write: False"]
+    world.cluster.failures = lambda verb, kind, name: None
+    await a.step()
+    assert a.writes, "no other replica took it"
+
+
+async def test_a_renewal_whose_answer_is_lost_costs_nothing() -> None:
+    world = World("a")
+    (a,) = world.replicas
+    await a.step()
+    world.cluster.change(LEASES, "system", "omni", spec={"renewTime": "2026-01-01T00:00:09.000000Z"})
+    world.at += TIMES.renewal
+    for _ in range(2):
+        await a.step()
+    assert (a.log, a.fence.left()) == (["begun"], TIMES.writes)
+
+
+async def test_a_deleted_lease_makes_no_second_leader() -> None:
+    world = World("a", "b")
+    a, b = world.replicas
+    await a.step()
+    await b.step()
+    world.deliver(1)
+    world.cluster.remove(LEASES, "system", "omni")
+    world.deliver(1)
+    await b.step()
+    assert (a.writes, b.writes) == (True, False), "the leader may not have seen it"
+    await a.step()
+    assert world.cluster.all(LEASES) == []
+    world.at += TIMES.duration
+    await b.step()
+    await a.step()
+    assert (a.writes, b.writes) == (False, True)
+
+
+def test_the_clock_counts_up_and_a_closed_fence_allows_nothing() -> None:
+    assert lease_clock() <= lease_clock()
+    with pytest.raises(NotLeader):
+        WriteFence().require("patch jobs")
+
+
+PLACES = st.integers(0, 2)
+ACTIONS = st.one_of(
+    st.tuples(st.just("followers"), PLACES),
+    st.tuples(st.sampled_from(["step", "deliver", "answer lost", "no request", "stops"]), PLACES),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 2.0, 3.4, 6.9, 9.6, 11.2])),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    actions=st.lists(ACTIONS, min_size=5, max_size=40),
+    rates=st.tuples(*[st.floats(0.9, 1.1)] * 3),
+    offsets=st.tuples(*[st.floats(-1e6, 1e6)] * 3),
+)
+def test_two_replicas_never_write_at_the_same_time(
+    actions: list[tuple[str, float]], rates: tuple[float, ...], offsets: tuple[float, ...]
+) -> None:
+    world = World("a", "b", "c")
+    for place, replica in enumerate(world.replicas):
+        replica.fence.clock = lambda place=place: world.at * rates[place] + offsets[place]  # type: ignore[misc]
+
+    async def play() -> None:
+        for action, number in actions:
+            if action == "wait":
+                world.at += number
+            elif action == "deliver":
+                world.deliver(int(number))
+            elif action == "followers":
+                for replica in world.replicas:
+                    if not replica.election.leads:
+                        await replica.step()
+            elif action == "stops":
+                await world.replicas[int(number)].election._resign()
+            else:
+                await lossy(world, world.replicas[int(number)], action)
+            writers = [replica.election.identity for replica in world.replicas if replica.writes]
+            assert len(writers) <= 1, (action, number, writers)
+        world.at += 20
+        for _ in range(3):
+            for place, replica in enumerate(world.replicas):
+                await replica.step()
+                world.deliver(place)
+            world.at += 2
+        assert sum(replica.writes for replica in world.replicas) <= 1
+
+    asyncio.run(play())
+
+
+async def lossy(world: World, replica: Replica, action: str) -> None:
+    """A step whose writes are not carried out, or whose answers are lost."""
+
+    def no_request(verb: str, kind: Kind, name: str) -> ClusterError | None:
+        return Unavailable("no connection") if action == "no request" else None
+
+    world.cluster.failures = no_request
+    patch = world.cluster.patch
+
+    async def lost(kind: Kind, body: Body, changes: Body) -> Body:
+        await patch(kind, body, changes)
+        raise Unavailable("no answer")
+
+    if action == "answer lost":
+        world.cluster.patch = lost  # type: ignore[method-assign]
+    try:
+        await replica.step()
+    finally:
+        world.cluster.patch = patch  # type: ignore[method-assign]
+        world.cluster.failures = lambda verb, kind, name: None
