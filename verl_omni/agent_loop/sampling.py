@@ -20,7 +20,8 @@ def row_params(
 
     Validation takes overrides and seed from `val_kwargs`, and requests no fields for training; a column `seed` sets the
     seed of each row. Training passes the version of the weights, and seeds only if `rollout_seed` is given; otherwise
-    the engine chooses them.
+    the engine chooses them. With `algo.init_same_noise`, `seed` is that of the initial noise, the same for all samples
+    of a prompt, and `sde_noise_seed` that of the noise of the steps.
 
     Raises:
         KeyError: a training batch has no `global_steps`.
@@ -33,8 +34,17 @@ def row_params(
         seeds = columns.get("seed")
         return [base | ({} if seeds is None else {"seed": int(seeds[row])}) for row in range(size)]
     base["global_steps"] = meta_info["global_steps"]
-    derived = maybe_per_rollout_seeds(meta_info, size, columns.get("_rollout_seed_global_idx"))
-    return [base | ({} if derived is None else {"seed": derived[row]}) for row in range(size)]
+    indices = columns.get("_rollout_seed_global_idx")
+    derived = maybe_per_rollout_seeds(meta_info, size, indices)
+    if derived is None:
+        return [dict(base) for _ in range(size)]
+    if not rollout.algo.init_same_noise:
+        return [base | {"seed": derived[row]} for row in range(size)]
+    # The seed of a prompt's first sample draws the initial noise, the sample's own everything after it.
+    first = [int(index) - int(index) % rollout.n for index in (range(size) if indices is None else indices)]
+    shared = maybe_per_rollout_seeds(meta_info, size, first)
+    assert shared is not None
+    return [base | {"seed": shared[row], "sde_noise_seed": derived[row]} for row in range(size)]
 
 
 def maybe_per_rollout_seeds(

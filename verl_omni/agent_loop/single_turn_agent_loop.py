@@ -61,6 +61,8 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         output = await self.server_manager.generate(
             request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params,
             image_data=images, video_data=videos, negative_prompt_ids=negative_ids, **self._extra_ids(prompt, negative),
+            **self._lost_text("prompt_text", prompt, prompt_ids),
+            **self._lost_text("negative_prompt_text", negative, negative_ids),
         )  # fmt: skip
         if output.stop_reason == "aborted":
             raise SampleAborted("the server aborted the sample; to retry, use DiffusionWholeSampleRetryLLMServerClient")
@@ -94,6 +96,18 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
             return list(ids)
         logger.warning("prompt of %d tokens is truncated to rollout.prompt_length=%d: %.80s", len(ids), limit, text)
         return list(normalize_token_ids(self.tokenizer(text, truncation=True, max_length=limit)["input_ids"]))
+
+    def _lost_text(self, name: str, messages: list[dict[str, Any]] | None, ids: list[int] | None) -> dict[str, str]:
+        """{name: the text} where the ids do not say it all: a CLIP tokenizer drops case and spacing, which T5 keeps.
+
+        {} for a chat template, whose ids are what the model reads, and for a prompt that was truncated.
+        """
+        if messages is None or ids is None or self._template_owner() is not None:
+            return {}
+        text = _text(messages)
+        truncated = len(normalize_token_ids(self.tokenizer(text, truncation=False)["input_ids"])) > len(ids)
+        lost = not truncated and self.tokenizer.decode(ids, skip_special_tokens=True) != text
+        return {name: text} if lost else {}
 
     def _extra_ids(self, prompt: list[dict[str, Any]], negative: list[dict[str, Any]] | None) -> dict[str, Any]:
         """`extra_prompt_ids` and `negative_extra_prompt_ids` (None without a negative prompt); {} without a map."""

@@ -19,5 +19,9 @@ def clipped(
 
 
 def kl_to_base(mean: Tensor, base_mean: Tensor, std: Tensor) -> Tensor:
-    """KL divergence of two normal distributions with the same standard deviation, mean over the elements, [B]."""
+    """KL divergence of two normal distributions with the same standard deviation, mean over the elements, [B].
+
+    With the standard deviation of a step it is the KL of the transition densities. Flow-GRPO's authors divide by the
+    square of the diffusion g instead, without the step size of the variance g^2 (-dt) (`train_sd3.py` of their code).
+    """
     return ((mean - base_mean) ** 2 / (2 * std**2)).flatten(1).mean(1)

@@ -49,6 +49,11 @@ def moments(
             raise ValueError(f"Unknown sde_type {kind!r}; one of {SDE_TYPES}")
 
 
+def diffusion(std: Tensor, *, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+    """Diffusion g of an `sde` step whose standard deviation is g sqrt(-dt), both [B, 1, ...]."""
+    return std / torch.sqrt(_spread(sigma, std) - _spread(sigma_next, std))
+
+
 def log_prob(kind: str, x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Log-density of `x_next`, mean over all non-batch dimensions, [B].
 

@@ -46,7 +46,8 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
         seed: seed of the request's noise, which places a random window.
 
     Raises:
-        ValueError: the window does not fit into `steps`, or `sample_strategy` is unknown.
+        ValueError: the window does not fit into `steps`, `sample_strategy` is unknown, or a window of `cps` holds the
+            last step, where it adds no noise.
     """
     noise_level = float(extra.get("noise_level") or 0.0)
     if noise_level <= 0:
@@ -60,18 +61,45 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
         global_step=int(extra.get("global_steps") or 0),
         iters_per_group=int(extra.get("iters_per_group") or 1),
     )
-    return Window(start=start, size=size, noise_level=noise_level, kind=str(extra.get("sde_type") or "sde"))
+    kind = str(extra.get("sde_type") or "sde")
+    if kind == "cps" and start + size >= steps:
+        raise ValueError(f"an SDE window of cps must not hold the last of {steps} steps, where it adds no noise")
+    return Window(start=start, size=size, noise_level=noise_level, kind=kind)
 
 
 def decode_token_ids(prompt: Any, tokenizer: Any) -> Any:
-    """A copy of the prompt with the text of its token ids, for a pipeline that tokenizes text itself."""
+    """A copy of the prompt with its text, for a pipeline that tokenizes text itself.
+
+    That is `prompt_text`, which has the user's case and spacing, and otherwise the text of the token ids.
+    """
     if isinstance(prompt, str) or prompt.get("prompt"):
         return prompt
     made = dict(prompt)
-    for ids, text in (("prompt_token_ids", "prompt"), ("negative_prompt_ids", "negative_prompt")):
-        if prompt.get(ids) is not None:
+    for ids, text, given in (
+        ("prompt_token_ids", "prompt", "prompt_text"),
+        ("negative_prompt_ids", "negative_prompt", "negative_prompt_text"),
+    ):
+        if prompt.get(given) is not None:
+            made[text] = prompt[given]
+        elif prompt.get(ids) is not None:
             made[text] = tokenizer.decode(list(prompt[ids]), skip_special_tokens=True)
     return made
+
+
+def step_noise_seed(extra: Mapping[str, Any], generator: torch.Generator) -> int:
+    """Seed of the noise after the initial one, which also places a random window: `sde_noise_seed`, or the request's.
+
+    Args:
+        generator: of the request; its own seed, so that a request without a seed has a window of its own too.
+    """
+    seed = extra.get("sde_noise_seed")
+    return generator.initial_seed() if seed is None else int(seed)
+
+
+def start_step_noise(extra: Mapping[str, Any], generator: torch.Generator) -> None:
+    """After the initial noise has been drawn: let the noise of the steps begin at its own seed, if there is one."""
+    if extra.get("sde_noise_seed") is not None:
+        generator.manual_seed(int(extra["sde_noise_seed"]))
 
 
 def request_generator(params: Any, device: torch.device) -> torch.Generator:

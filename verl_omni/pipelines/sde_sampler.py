@@ -54,7 +54,7 @@ class Sampler:
     and not on the batch it is generated in.
 
     Args:
-        timesteps: [S]. sigmas: [S + 1], the last one 0.
+        timesteps: [S], as the model gets them, in the units of the scheduler. sigmas: [S + 1], the last one 0.
         windows, generators: one per row; None follows the ODE and is not recorded.
         dtype: of the model. Latents inside a window are rounded to it before their density is computed, so recorded
             latents are exactly those that the log-probabilities are about.
@@ -122,19 +122,22 @@ def denoise(
     generators: Sequence[torch.Generator],
     *,
     dtype: torch.dtype = torch.float32,
+    received: Tensor | None = None,
 ) -> tuple[Tensor, list[Trajectory | None]]:
     """Denoise a batch with a `Sampler`.
 
     Args:
         velocity: (latents [B, ...], timestep scalar tensor) -> velocity [B, ...].
         latents: [B, ...], the initial noise.
-        timesteps, sigmas, windows, generators, dtype: as `Sampler` takes them.
+        timesteps: [S], that `velocity` is called with. sigmas, windows, generators, dtype: as `Sampler` takes them.
+        received: the timesteps that the model gets after rounding, [S]; None: `timesteps`.
 
     Returns:
         Final latents, float32 [B, ...], and a trajectory for each row that has a window.
     """
     x = latents.float()
-    sampler = Sampler(timesteps.to(x.device), sigmas, windows, generators, dtype=dtype)
+    recorded = timesteps if received is None else received
+    sampler = Sampler(recorded.to(x.device), sigmas, windows, generators, dtype=dtype)
     for step, timestep in enumerate(timesteps):
         x = sampler.advance(step, x, velocity(x, timestep).float())
     return x, sampler.trajectories()
@@ -154,7 +157,11 @@ def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _trajectory(
-    window: Window, latents: list[Tensor], log_probs: list[Tensor], timesteps: Tensor, sigmas: Tensor
+    window: Window,
+    latents: list[Tensor],
+    log_probs: list[Tensor],
+    timesteps: Tensor,
+    sigmas: Tensor,
 ) -> Trajectory | None:
     if not latents:
         return None

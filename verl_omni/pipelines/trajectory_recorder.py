@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.pipelines.engine_requests import RequestedFields, request_generator, requested_fields, sde_window
+from verl_omni.pipelines.engine_requests import (
+    RequestedFields,
+    request_generator,
+    requested_fields,
+    sde_window,
+    start_step_noise,
+    step_noise_seed,
+)
 from verl_omni.pipelines.registry import NEGATIVE
 from verl_omni.pipelines.sde_sampler import Trajectory, denoise
 
@@ -58,12 +65,12 @@ class TrajectoryRecorder:
     ) -> None:
         self._version, self._dtype = version, dtype
         self._generators = [request_generator(each, device) for each in params]
-        # The generator's own seed, so that a request without a seed has a window of its own too.
+        self._extra = [each.extra_args or {} for each in params]
         self._windows = [
-            sde_window(each.extra_args or {}, int(each.num_inference_steps or steps), generator.initial_seed())
-            for each, generator in zip(params, self._generators, strict=True)
+            sde_window(extra, int(each.num_inference_steps or steps), step_noise_seed(extra, generator))
+            for each, extra, generator in zip(params, self._extra, self._generators, strict=True)
         ]
-        self._fields = [requested_fields(each.extra_args or {}) for each in params]
+        self._fields = [requested_fields(extra) for extra in self._extra]
         self._records: list[RecordedSample] = []
 
     def denoise(
@@ -73,19 +80,22 @@ class TrajectoryRecorder:
         timesteps: Tensor,
         sigmas: Tensor,
         conditions: Mapping[str, Sequence[Tensor] | Tensor | None],
+        received: Tensor | None = None,
     ) -> Tensor:
         """Denoise the batch.
 
         Args:
-            velocity, latents, timesteps, sigmas: as in `sde_sampler.denoise`.
+            velocity, latents, timesteps, sigmas, received: as in `sde_sampler.denoise`.
             conditions: inputs of the velocity besides latents and time, by the names in the family's `CONDITIONS`: a
                 tensor per row, or one tensor [B, ...]; None for those of guidance when it is off.
 
         Returns:
             Final latents, in the shape and dtype of `latents`.
         """
+        for extra, generator in zip(self._extra, self._generators, strict=True):
+            start_step_noise(extra, generator)
         final, trajectories = denoise(
-            velocity, latents, timesteps, sigmas, self._windows, self._generators, dtype=self._dtype
+            velocity, latents, timesteps, sigmas, self._windows, self._generators, dtype=self._dtype, received=received
         )
         self._records = [
             RecordedSample(
@@ -120,7 +130,10 @@ def attach(output: Any, media: str, fields: RequestedFields, record: RecordedSam
         output.trajectory_latents = record.trajectory.latents[None].cpu()
         output.trajectory_timesteps = record.trajectory.timesteps[None].cpu()
         output.trajectory_log_probs = record.trajectory.log_probs[None].cpu()
-        found = {"all_sigmas": record.trajectory.sigmas[None].cpu(), "sigma_max": torch.tensor([[record.sigma_max]])}
+        found = {
+            "all_sigmas": record.trajectory.sigmas[None].cpu(),
+            "sigma_max": torch.tensor([[record.sigma_max]]),
+        }
     if fields.clean_latents:
         found["clean_latents"] = _kept(record.final)
     # The trainer needs the conditions only together with recorded steps or final latents, and trains without guidance

@@ -13,6 +13,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_generation
 from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.trainer.trackers import Trackers
 from verl_omni.utils.seeds import hashed_seed
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -38,7 +39,7 @@ class DiffusionTrainer:
         *,
         stop_requested: Callable[[], bool],
         checkpoint_wanted: Callable[[], bool] = lambda: False,
-        tracking: Any = None,
+        tracking: Trackers | None = None,
     ) -> None:
         self.config, self.stack, self.folder = config, stack, folder
         self.train, self.held_out = train, held_out
@@ -51,6 +52,7 @@ class DiffusionTrainer:
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
         self._run_number = 1
+        self._optimizer_steps = 0.0  # taken since this process started
         self._drawn = 0  # training samples since this process started
         self._collapse = collapse.CollapseState()
 
@@ -58,6 +60,7 @@ class DiffusionTrainer:
         """Train, from a checkpoint if there is one.
 
         Raises:
+            FloatingPointError: gradients were not finite in too many optimizer steps, or in all of them.
             Interrupted: `stop_requested` returned true; a checkpoint of the last complete step has been saved.
             StaleSample, StaleReplica, LogProbMismatch: samples and weights have different versions.
         """
@@ -76,6 +79,8 @@ class DiffusionTrainer:
                 raise Interrupted(f"stopped after step {step} of {self.total}")
             step += 1
             self._step(step)
+        if self._seconds and not self._optimizer_steps:
+            raise FloatingPointError("no optimizer step of this run was taken: none of its gradients was finite")
         if step not in checkpoints.steps(self.checkpoints):
             self._save(step)
 
@@ -93,6 +98,7 @@ class DiffusionTrainer:
         }
         with _Timer(line, "update"):
             line |= self._update(samples, step)
+        self._optimizer_steps += line["actor/optimizer_steps"]
         with _Timer(line, "sync"):
             line |= self._publish(step)
         line["timing_s/generate"] = samples.seconds
@@ -124,7 +130,7 @@ class DiffusionTrainer:
         request = sample_generation.update_request(
             batch, samples.stored, self.algorithm.update_arguments(self.config, step)
         )
-        return metrics.mean_of(self.stack.workers.update_actor(request).meta_info["metrics"])
+        return metrics.over_ranks(self.stack.workers.update_actor(request).meta_info["metrics"])
 
     def _publish(self, step: int) -> dict[str, int]:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""
@@ -139,11 +145,15 @@ class DiffusionTrainer:
             prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
             found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
             metrics.check_versions(found.versions, step)
-        assert found.images is not None
+        line |= metrics.evaluation(found.scores, found.extras)
+        if found.images is None:  # latents cannot be shown
+            return line
         texts = [row["extra_info"]["prompt"] for row in rows]
-        shown = rows_to_show(texts, self.config.trainer.sample_prompts)
-        self.folder.samples(step, [Sample(texts[p], seed + p, float(found.scores[p]), found.images[p]) for p in shown])
-        return line | metrics.evaluation(found.scores, found.extras) | metrics.image_diversity(found.images)
+        samples = [Sample(texts[p], seed + p, float(found.scores[p]), image) for p, image in enumerate(found.images)]
+        self.folder.samples(step, [samples[row] for row in rows_to_show(texts, self.config.trainer.sample_prompts)])
+        if self.tracking is not None:
+            self.tracking.show(step, [samples[row] for row in rows_to_show(texts, self.tracking.pictures)])
+        return line | metrics.image_diversity(found.images)
 
     def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
         self.folder.step(line, eta_s, samples=self._drawn)

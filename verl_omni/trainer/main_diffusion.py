@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import traceback
@@ -144,7 +143,9 @@ def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> No
     train, held_out = _prompts(run.config)
     stack = startup.start_actors(run.config, cluster, report_phase)
     resources.callback(stack.stop)
-    tracking = open_tracking(run.config, run.folder.path)
+    from verl_omni.trainer.trackers import open_trackers
+
+    tracking = open_trackers(run.config, run.folder.path)
     if tracking is not None:
         resources.callback(tracking.finish)
     run.folder.event("phase", text="publishing the first weights, evaluating")
@@ -153,23 +154,6 @@ def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> No
         stop_requested=lambda: stop.requested, checkpoint_wanted=run.checkpoint_wanted, tracking=tracking,
     )  # fmt: skip
     trainer.fit(run.checkpoint)
-
-
-def open_tracking(config: Any, folder: Path) -> Any | None:
-    """verl's trackers of `trainer.logger`, None without any; trackers that write files write into the run folder."""
-    if not config.trainer.logger:
-        return None
-    from omegaconf import OmegaConf
-    from verl.utils.tracking import Tracking
-
-    places = {"TENSORBOARD_DIR": "tensorboard", "VERL_FILE_LOGGER_PATH": "tracking.jsonl", "WANDB_DIR": "."}
-    for variable, place in places.items():
-        os.environ.setdefault(variable, str(folder / place))
-    logger = config.trainer.logger
-    return Tracking(
-        config.trainer.project_name, config.trainer.experiment_name,
-        [logger] if isinstance(logger, str) else list(logger), OmegaConf.to_container(config, resolve=True),
-    )  # fmt: skip
 
 
 def _record_failure(folder: Any, error: Exception) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.trainer import collapse
+from verl_omni.utils.metric_names import is_maximum
 
 
 class StaleSample(RuntimeError):
@@ -94,6 +95,6 @@ def eta(seconds_per_step: Sequence[float], remaining: int) -> float | None:
     return float(np.median(seconds_per_step[-10:])) * remaining if seconds_per_step else None
 
 
-def mean_of(ranks: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Average of each metric over the ranks."""
-    return {name: float(np.mean(values)) for name, values in ranks.items()}
+def over_ranks(ranks: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Each metric over the ranks: the average, or the maximum of metrics that are maxima by their names."""
+    return {name: float(max(values) if is_maximum(name) else np.mean(values)) for name, values in ranks.items()}

@@ -28,7 +28,8 @@ class ScoredSamples:
     Attributes:
         tensors: training tensors, [B, ...]. Of stored samples there is one, `SAMPLE`, for all tensors that their
             references hold; an algorithm repeats, drops and pairs rows of either in the same way.
-        images: uint8 [B, C, H, W], or videos [B, T, C, H, W]; None if `meta_info["carry_responses"]` is false.
+        images: uint8 [B, C, H, W], or videos [B, T, C, H, W]; None for latents, and if `meta_info["carry_responses"]`
+            is false.
         scores: float32 [B].
         extras: further numbers of the scorer, lists of length B by name.
         versions: weight version of each sample.
@@ -100,7 +101,9 @@ def generate_scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> 
         tensors={SAMPLE: torch.arange(len(output))}
         if stored
         else {name: output.batch[name] for name in names if name in output.batch},
-        images=_pixels(output.batch.get("responses"), config.actor_rollout_ref.rollout.pipeline.output_type),
+        images=_pixels(
+            output.batch.get("responses"), _output_type(config.actor_rollout_ref.rollout, prompts.meta_info)
+        ),
         scores=output.batch["rm_scores"].squeeze(-1).float(),
         extras={key: list(columns[key]) for key in output.meta_info.get("reward_extra_keys", [])},
         versions=list(columns["global_steps"]),
@@ -127,7 +130,13 @@ def update_request(
 
 
 def _pixels(responses: torch.Tensor | None, output_type: str) -> torch.Tensor | None:
-    return responses if responses is None or output_type == "latent" else as_pixels(responses)
+    return None if responses is None or output_type == "latent" else as_pixels(responses)
+
+
+def _output_type(rollout: DictConfig, meta_info: Mapping[str, Any]) -> str:
+    """The output type of the samples; an evaluation may have one of its own."""
+    own = rollout.val_kwargs.pipeline.get("output_type") if meta_info.get("validate") else None
+    return str(own or rollout.pipeline.output_type)
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from omegaconf import DictConfig, open_dict
 
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
+from verl_omni.workers.algorithms import registry
 
 ReportPhase = Callable[[str], None]
 # Each colocated role of a worker group requests a CPU, and so does each agent-loop, reward, server and router actor
@@ -135,7 +136,7 @@ def accelerator_present() -> bool:
 
 
 def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
-    """Fill in the settings that are null because their default depends on the machine or the model.
+    """Fill in the settings whose default depends on the machine, the model or the length of the run.
 
     Raises:
         FileNotFoundError: the model is not a folder in diffusers' layout.
@@ -149,6 +150,8 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
         _fit_precision(config.actor_rollout_ref, has_accelerator)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         parallel.check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)
+        if config.actor_rollout_ref.actor.optim.total_training_steps <= 0:
+            config.actor_rollout_ref.actor.optim.total_training_steps = registry.optimizer_steps(config)
         engine = rollout.engine_kwargs.vllm_omni
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"
@@ -173,7 +176,7 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
 
     Raises:
         FileNotFoundError: the folder is not in diffusers' layout.
-        ValueError: no model family matches.
+        ValueError: no model family matches, or it does not read the ids of `extra_tokenizers`.
     """
     from verl_omni.pipelines.registry import training_adapter
 
@@ -186,6 +189,11 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
     if model.architecture is None:
         model.architecture = json.loads(index.read_text())["_class_name"]
     family = training_adapter(model.architecture)
+    if model.extra_tokenizers and not model.external_lib:
+        raise ValueError(
+            f"actor_rollout_ref.model.extra_tokenizers: {model.architecture} gets the prompt's text and tokenizes it "
+            "for each of its text encoders; remove it. Only a pipeline of model.external_lib may read other token ids"
+        )
     if model.tokenizer_path is None:
         model.tokenizer_path = f"{model.path}/tokenizer"
     if model.custom_chat_template is None:

@@ -28,6 +28,7 @@ TRACKER_PACKAGES: dict[str, str | None] = {
     "vemlp_wandb": "volcengine_ml_platform",
     "wandb": "wandb",
 }
+TRACKERS_WITH_PICTURES = ("wandb", "tensorboard", "mlflow")
 # Folders and files; a list is checked item by item.
 PATHS = (
     f"{DATA}.train_files",
@@ -94,7 +95,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
     Args:
         installed: packages of `TRACKER_PACKAGES` that can be imported.
     """
-    trackers = _trackers(config.trainer.logger, installed)
+    trackers = [*_trackers(config.trainer.logger, installed), *_pictures(config.trainer)]
     return [*_values(config), *_open_groups(config), *_paths(config), *_resume(config), *trackers]
 
 
@@ -136,6 +137,17 @@ def _resume(config: DictConfig) -> Iterator[str]:
         yield "trainer.resume_from_path: must be given with trainer.resume_mode=resume_path: a folder step_NNNNNN"
     if mode != "resume_path" and path:
         yield f"trainer.resume_from_path: is not read with trainer.resume_mode={mode}; write resume_path"
+
+
+def _pictures(trainer: DictConfig) -> Iterator[str]:
+    named = [trainer.logger] if isinstance(trainer.logger, str) else trainer.logger or []
+    if trainer.log_val_generations < 0:
+        yield f"trainer.log_val_generations: must not be negative: {trainer.log_val_generations}"
+    if trainer.log_val_generations > 0 and not set(named) & set(TRACKERS_WITH_PICTURES):
+        yield (
+            f"trainer.log_val_generations: no tracker of trainer.logger={list(named)} shows pictures; write 0, or add "
+            f"{' or '.join(TRACKERS_WITH_PICTURES)}. The run folder keeps trainer.sample_prompts of them"
+        )
 
 
 def _trackers(loggers: Sequence[str] | str | None, installed: frozenset[str]) -> Iterator[str]:

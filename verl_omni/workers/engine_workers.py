@@ -6,6 +6,7 @@ import asyncio
 import collections
 import logging
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -65,7 +66,10 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         from verl_omni.workers.actor.parallel import make_mesh
 
         if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group(get_nccl_backend())
+            # After a failure of one rank the driver ends all of them; this ends those that it cannot reach.
+            torch.distributed.init_process_group(
+                get_nccl_backend(), timeout=timedelta(seconds=self.config.nccl_timeout)
+            )
         return make_mesh(get_device_name(), self.world_size, self.config.actor.fsdp_config.fsdp_size)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)

@@ -14,6 +14,8 @@ from .pods import KeyReference
 
 WANDB_UNUSED = "has no effect unless spec.observability.tracking.loggers contains wandb"
 PROJECT_UNUSED = "has no effect unless spec.observability.tracking.loggers names a tracker"
+IMAGES_UNUSED = "has no effect unless spec.observability.tracking.loggers contains tensorboard, wandb or mlflow"
+WITH_IMAGES = ("tensorboard", "wandb", "mlflow")
 ONE_LEVEL = "must not be given with spec.scheduling.topology.required: choose one of them"
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
@@ -104,11 +106,18 @@ class PodMonitor(StrictModel):
 class Tracking(StrictModel):
     """Experiment trackers that the trainer logs its metrics to, under the name of the job."""
 
-    loggers: Annotated[tuple[Literal["console", "tensorboard", "wandb"], ...], Field(strict=False)] = Field(
+    loggers: Annotated[tuple[Literal["console", "tensorboard", "wandb", "mlflow"], ...], Field(strict=False)] = Field(
         default=(),
-        max_length=3,
+        max_length=4,
         description="Trackers that get every step's metrics. console: the trainer's output. tensorboard: files in the "
-        "run folder. wandb: Weights & Biases. Default: none.",
+        "run folder. wandb: Weights & Biases. mlflow: the server in the trainer's variable MLFLOW_TRACKING_URI, else "
+        "a database in the run folder; needs an image with its package. Default: none.",
+    )
+    images: int | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="Held-out samples of each evaluation that tensorboard, wandb and mlflow show. Default: 8.",
     )
     project: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = Field(
         default=None, description="Project that the tracker files the run under. Default: omni-operator."
@@ -126,6 +135,11 @@ class Tracking(StrictModel):
             ".wandbSecretRef",
         ),
         Cel("!has(self.project) || (has(self.loggers) && self.loggers.size() > 0)", PROJECT_UNUSED, ".project"),
+        Cel(
+            "!has(self.images) || (has(self.loggers) && self.loggers.exists(l, l != 'console'))",
+            IMAGES_UNUSED,
+            ".images",
+        ),
     )
 
     @override
@@ -134,6 +148,15 @@ class Tracking(StrictModel):
             yield Violation(("wandbSecretRef",), WANDB_UNUSED)
         if self.project and not self.loggers:
             yield Violation(("project",), PROJECT_UNUSED)
+        if self.images is not None and not set(self.loggers) & set(WITH_IMAGES):
+            yield Violation(("images",), IMAGES_UNUSED)
+
+    @property
+    def shown_images(self) -> int:
+        """Held-out samples that trackers show; 0 where none can."""
+        if not set(self.loggers) & set(WITH_IMAGES):
+            return 0
+        return 8 if self.images is None else self.images
 
 
 class Observability(StrictModel):

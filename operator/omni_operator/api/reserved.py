@@ -53,6 +53,7 @@ RESERVED = {
     "trainer.resume_mode": "spec.checkpoint.resume",
     "trainer.experiment_name": "metadata.name",
     "trainer.project_name": "spec.observability.tracking.project",
+    "trainer.log_val_generations": "spec.observability.tracking.images",
     "trainer.logger": "spec.observability.tracking.loggers",
     "trainer.default_local_dir": "the run folder (drl run --runs DIR)",
 }

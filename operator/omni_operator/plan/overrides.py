@@ -160,6 +160,8 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
     }
     if tracking.loggers:
         made["trainer.logger"] = tracking.loggers
+    if tracking.shown_images:
+        made["trainer.log_val_generations"] = tracking.shown_images
     if tracking.project:
         made["trainer.project_name"] = tracking.project
     return made

@@ -92,6 +92,7 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
         {"loggers": ["wandb"], "wandbSecretRef": {"name": "a", "key": "b"}},
         {"wandbSecretRef": {"name": "a", "key": "b"}},
         {"project": "p"}, {"loggers": ["console"], "project": "p"}, {"loggers": ["mlflow"]},
+        {"loggers": ["clearml"]}, {"loggers": ["console"], "images": 2}, {"loggers": ["tensorboard"], "images": 0},
     )),
     ("observability.podMonitor.labels", ({"a b": "1"}, {"release": "p"})),
     ("scheduling.topology", ({"required": "rack"}, {"required": "rack", "preferred": "a.b/zone"})),

@@ -97,7 +97,9 @@ FULL: dict[str, Any] = {
     "security": {"rayAuth": "Token", "networkPolicy": "DefaultDeny"},
     "observability": {
         "podMonitor": {"enabled": True, "interval": "5s", "labels": {"release": "p"}},
-        "tracking": {"loggers": ["wandb"], "project": "p", "wandbSecretRef": {"name": "wandb", "key": "key"}},
+        "tracking": {
+            "loggers": ["wandb"], "project": "p", "wandbSecretRef": {"name": "wandb", "key": "key"}, "images": 3,
+        },
     },
 }  # fmt: skip
 # Fields that exclude others of FULL.

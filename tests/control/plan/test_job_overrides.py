@@ -148,10 +148,19 @@ def test_trackers_and_their_project_are_the_trainers_loggers() -> None:
     assert made["trainer.experiment_name"] == "a-job"
 
 
+def test_trackers_that_can_show_pictures_get_some() -> None:
+    def shown(tracking: str) -> object:
+        return settings(f"spec.observability.tracking={tracking}").get("trainer.log_val_generations")
+
+    assert shown("{loggers: [console]}") is None
+    assert shown("{loggers: [console, wandb]}") == 8 and shown("{loggers: [mlflow], images: 3}") == 3
+    assert shown("{loggers: [tensorboard], images: 0}") is None
+
+
 def test_rendered_and_reserved_settings_are_the_same() -> None:
     every = settings() | settings("spec.reward.scorers=[{name: jpeg}, {name: shapes}]")
     every |= settings("spec.reward.scorers=[{name: a, function: {path: a.py}}]")
-    every |= settings("spec.observability.tracking={loggers: [console], project: p}")
+    every |= settings("spec.observability.tracking={loggers: [tensorboard], project: p}")
     every |= settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=bfloat16")
     assert [name for name in every if owner_of(name) is None] == []
     assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []

@@ -64,6 +64,17 @@ async def test_without_a_chat_template_the_plain_text_is_tokenized(worker: Any, 
     assert request["negative_prompt_ids"] is request["image_data"] is request["video_data"] is None
 
 
+@pytest.mark.parametrize("text", ["A Red Circle", "a  red circle", "a red circle\n"])
+async def test_text_that_the_ids_lose_is_sent_too(worker: Any, batch: Any, text: str) -> None:
+    """The first tokenizer of Stable Diffusion 3 drops case and spacing; its third, of T5, keeps them."""
+    request = await one(worker(), batch, text, raw_negative_prompt=["Red"])
+    assert (request["prompt_text"], request["negative_prompt_text"]) == (text, "Red")
+
+
+async def test_the_text_of_a_truncated_prompt_is_that_of_its_ids(worker: Any, batch: Any) -> None:
+    assert "prompt_text" not in await one(worker(), batch, "A Red Circle " * 8)
+
+
 async def test_text_prompts_do_not_import_image_packages(worker: Any, batch: Any) -> None:
     """verl's imports `qwen_vl_utils` for every model that has a processor."""
 

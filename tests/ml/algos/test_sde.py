@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.algos import sde
+from verl_omni.algos import grpo, sde
 
 LEVELS = st.floats(0.05, 0.95)
 
@@ -123,3 +123,25 @@ def test_half_precision_and_unknown_kinds_are_refused() -> None:
         sde.moments("sde", x.half(), x.half(), sigma=level, sigma_next=level, sigma_max=level, noise_level=0.7)
     with pytest.raises(ValueError, match="Unknown sde_type"):
         sde.moments("ode", x, x, sigma=level, sigma_next=level, sigma_max=level, noise_level=0.7)
+
+
+@given(LEVELS, st.floats(0.1, 0.9), st.floats(0.1, 1.0), st.floats(-2, 2), st.floats(-2, 2))
+@settings(max_examples=60, deadline=None)
+def test_the_kl_is_that_of_the_normal_distributions_or_without_the_step_size(
+    s: float, part: float, a: float, v: float, base_v: float
+) -> None:
+    """Against torch's KL in float64, and against Flow-GRPO's definition, which divides by g^2 instead of g^2 (-dt)."""
+    s1 = part * s
+    level = lambda value: torch.full((1,), value)  # noqa: E731
+    sigmas = {"sigma": level(s), "sigma_next": level(s1), "sigma_max": level(0.9)}
+    x, velocity, base = (torch.full((1, 4), value) for value in (0.3, v, base_v))
+    mean, std = sde.moments("sde", x, velocity, noise_level=a, **sigmas)
+    base_mean, _ = sde.moments("sde", x, base, noise_level=a, **sigmas)
+    mine = torch.distributions.Normal(mean.double(), std.double())
+    other = torch.distributions.Normal(base_mean.double(), std.double())
+    exact = torch.distributions.kl_divergence(mine, other).mean().item()
+    assert grpo.kl_to_base(mean, base_mean, std).item() == pytest.approx(exact, rel=1e-4, abs=1e-9)
+    g = sde.diffusion(std, sigma=level(s), sigma_next=level(s1))
+    assert g.item() == pytest.approx(a * math.sqrt(s / (1 - s)), rel=1e-5)
+    theirs = grpo.kl_to_base(mean, base_mean, g).item()
+    assert theirs == pytest.approx(exact * (s - s1), rel=1e-4, abs=1e-9)

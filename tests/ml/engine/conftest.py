@@ -135,7 +135,7 @@ class RunningFamily:
         sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": guidance, "tolerance": 1e-4}
         batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
         proto = DataProto.from_dict(tensors=batch, meta_info={"request": sampler})
-        return metrics.mean_of(self.stack.workers.update_actor(proto).meta_info["metrics"])
+        return metrics.over_ranks(self.stack.workers.update_actor(proto).meta_info["metrics"])
 
     def publish(self, version: int) -> dict[str, Any]:
         """Send the adapter; the answer of the engine's worker."""

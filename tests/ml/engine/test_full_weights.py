@@ -73,7 +73,7 @@ def train(running: tuple[Any, Any], rows: Any) -> dict[str, Any]:
     batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
     sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 1.0, "tolerance": 1e-4}
     proto = DataProto.from_dict(tensors=batch, meta_info={"request": sampler})
-    return metrics.mean_of(stack.workers.update_actor(proto).meta_info["metrics"])
+    return metrics.over_ranks(stack.workers.update_actor(proto).meta_info["metrics"])
 
 
 def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restores_the_images(

@@ -37,6 +37,17 @@ def test_default_guidance_is_the_engines_default() -> None:
     assert found == {"qwen_image": 4.0, "sd3": 1.0, "wan": 4.0}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_timesteps_recorded_for_qwen_image_are_those_that_the_model_got(dtype: torch.dtype) -> None:
+    schedule = torch.cat([torch.arange(1.0, 1001.0), torch.linspace(0.5, 999.5, 777)])
+    model_got = schedule.to(dtype) / 1000
+    recorded = qwen_image.received(schedule, dtype)
+    assert torch.equal((recorded / 1000).to(dtype), model_got), "what the trainer passes on, in the engine's dtype"
+    torch.testing.assert_close(recorded / 1000, model_got.float(), rtol=2e-7, atol=0)
+    if dtype == torch.bfloat16:  # the control: the schedule's own timesteps are others
+        assert not torch.equal((schedule / 1000).to(dtype), model_got)
+
+
 def test_every_family_is_registered_and_has_a_tiny_model() -> None:
     folders = {path.parent.name for path in FOLDER.glob("*/training.py")}
     assert folders == {family.folder for family in registry.FAMILIES.values()} == set(makers.FAMILIES)
@@ -151,6 +162,9 @@ def test_token_ids_are_decoded_to_text() -> None:
     prompt = {"prompt_token_ids": [3, 4], "negative_prompt_ids": []}
     assert engine_requests.decode_token_ids(prompt, Tokenizer()) == {**prompt, "prompt": "3 4", "negative_prompt": ""}
     assert prompt == {"prompt_token_ids": [3, 4], "negative_prompt_ids": []}
+    texts = {"prompt_text": "A  Cat", "negative_prompt_text": ""}
+    found = engine_requests.decode_token_ids({**prompt, **texts}, Tokenizer())
+    assert (found["prompt"], found["negative_prompt"]) == ("A  Cat", ""), "the user's text, if it was sent"
     for given in ("text", {"prompt": "text"}):
         assert engine_requests.decode_token_ids(given, Tokenizer()) == given
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.pipelines.engine_requests import RequestedFields, requested_fields, sde_window
 from verl_omni.pipelines.sde_sampler import Trajectory, Window, denoise
+from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder
 from verl_omni.workers.config import DiffusionPipelineConfig, DiffusionRolloutAlgoConfig, DiffusionSamplingConfig
 
 STEPS = 6
@@ -20,12 +21,12 @@ SIGMAS = torch.tensor([1.0, 0.9, 0.75, 0.5, 0.3, 0.1, 0.0])
 
 
 def params(
-    version: int, rows: int = 1, seed: int | None = 5, log_probs: bool = True, **algo: Any
+    version: int, rows: int = 1, seed: int | None = 5, log_probs: bool = True, n: int = 1, **algo: Any
 ) -> list[dict[str, Any]]:
     """What the agent loop asks of the engine for the rows of a training batch."""
     rollout = SimpleNamespace(
         pipeline=DiffusionPipelineConfig(), algo=DiffusionRolloutAlgoConfig(**algo), calculate_log_probs=log_probs,
-        val_kwargs=DiffusionSamplingConfig(),
+        val_kwargs=DiffusionSamplingConfig(), n=n,
     )  # fmt: skip
     return row_params(rollout, {"global_steps": version, "rollout_seed": seed}, rows, {})
 
@@ -65,6 +66,31 @@ def test_random_windows_are_uniform_and_determined_by_the_seed() -> None:
     assert [found.start for found in again if found] == starts, "it does not move with the step"
     other = [sde_window(row, STEPS, seed=row["seed"]) for row in params(0, rows=2000, sde_window_seed=1, **algo)]
     assert [found.start for found in other if found] != starts
+
+
+def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of_the_steps() -> None:
+    """The engine draws the initial noise with `seed`; the recorder then starts the noise of the steps."""
+
+    def drawn_by(row: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(row["seed"])
+        request = SimpleNamespace(extra_args=row, num_inference_steps=STEPS, generator=generator)
+        recorder = TrajectoryRecorder([request], torch.device("cpu"), steps=STEPS, dtype=torch.float32)
+        initial = torch.randn(1, 2, 3, 3, generator=generator)
+        return initial, recorder.denoise(lambda x, t: 0.5 * x, initial, SIGMAS[:-1] * 1000, SIGMAS, {})
+
+    algo = {"init_same_noise": True, "noise_level": 0.7, "sde_window_size": 2, "sde_window_range": [0, 5]}
+    rows = params(0, rows=4, n=2, **algo)
+    (first, second, third, fourth), samples = zip(*(drawn_by(row) for row in rows), strict=True)
+    assert torch.equal(first, second) and torch.equal(third, fourth) and not torch.equal(first, third)
+    assert all(not torch.equal(samples[0], other) for other in samples[1:])
+    own = [row["seed"] for row in params(0, rows=4, n=2)]
+    assert [row["sde_noise_seed"] for row in rows] == own, "windows and noise of the steps are as without the setting"
+
+
+def test_a_window_of_cps_that_holds_the_last_step_is_refused() -> None:
+    (row,) = params(0, sde_type="cps", noise_level=0.7, sde_window_size=1, sde_window_range=[STEPS - 1, STEPS])
+    with pytest.raises(ValueError, match="must not hold the last of 6 steps"):
+        sde_window(row, STEPS, seed=1)
 
 
 @given(st.integers(0, 3), st.integers(1, 3), st.floats(0.1, 1.0), st.sampled_from(["sde", "cps", "dance_sde"]))

@@ -38,6 +38,15 @@ def test_the_model_family_fills_in_settings_that_are_null(tmp_path: Path) -> Non
     assert qwen_image.guidance(made.rollout.pipeline) == 2.5, "one setting of guidance for all families"
 
 
+def test_the_schedule_of_the_learning_rate_ends_with_the_run_unless_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    twice = fitted(tmp_path / "one", "WanPipeline", "actor_rollout_ref.actor.ppo_epochs=2")
+    assert twice.actor.optim.total_training_steps == 2
+    given = fitted(tmp_path / "two", "WanPipeline", "actor_rollout_ref.actor.optim.total_training_steps=7")
+    assert given.actor.optim.total_training_steps == 7
+
+
 def test_settings_that_are_given_stay(tmp_path: Path) -> None:
     made = fitted(
         tmp_path, "StableDiffusion3Pipeline",
@@ -78,6 +87,15 @@ def test_settings_that_do_not_go_together_are_refused_before_anything_starts(tmp
 def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No model family for architecture 'FluxPipeline'"):
         fitted(tmp_path, "FluxPipeline")
+
+
+def test_tokenizers_whose_ids_no_family_reads_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    extra = "actor_rollout_ref.model.extra_tokenizers={t5: {path: x}}"
+    with pytest.raises(ValueError, match="tokenizes it for each of its text encoders; remove it"):
+        fitted(tmp_path / "one", "StableDiffusion3Pipeline", extra)
+    assert fitted(tmp_path / "two", "StableDiffusion3Pipeline", extra, "actor_rollout_ref.model.external_lib=own")
 
 
 def test_the_executor_mp_is_refused_without_an_accelerator(tmp_path: Path) -> None:

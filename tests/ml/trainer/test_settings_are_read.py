@@ -38,6 +38,7 @@ READERS: dict[str, tuple[str, ...]] = {
         "verl:workers/rollout/vllm_rollout/vllm_async_server.py", "verl:experimental/agent_loop/agent_loop.py",
     ),
     "actor_rollout_ref.hybrid_engine": ("verl_omni/trainer/*.py",),
+    "actor_rollout_ref.nccl_timeout": ("verl_omni/workers/engine_workers.py",),
     "algorithm.": ("verl_omni/workers/**/*.py", "verl_omni/trainer/*.py"),
     "reward.": (
         "verl_omni/reward_loop/**/*.py", "verl_omni/agent_loop/*.py", "verl:experimental/reward_loop/reward_loop.py",
@@ -64,7 +65,6 @@ ALSO_CALLED: dict[str, tuple[str, ...]] = {
 }
 # Settings that no module reads by name, with the reason.
 EXCEPTIONS = {
-    "actor_rollout_ref.model.extra_tokenizers": "DiffusionModelConfig reads its own field (load_extra_tokenizers)",
     "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms": "an argument of vLLM-Omni's engine",
     "actor_rollout_ref.rollout.pipeline.num_frames": "a field of vLLM-Omni's request, passed on with all others",
 }

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from verl_omni.trainer import main_diffusion, settings
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer import settings, supported_values, trackers
+from verl_omni.trainer.run_folder import RunFolder, Sample
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for variable in ("TENSORBOARD_DIR", "VERL_FILE_LOGGER_PATH", "WANDB_DIR"):
+    for variable in ("TENSORBOARD_DIR", "VERL_FILE_LOGGER_PATH", "WANDB_DIR", "MLFLOW_TRACKING_URI"):
         monkeypatch.setenv(variable, "")  # so that what the trainer sets is undone
         monkeypatch.delenv(variable)
-    return settings.load([*REQUIRED, "trainer.logger=[console,tensorboard]"])
+    return settings.load([*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"])
 
 
 def test_the_console_and_tensorboard_get_every_metric(
@@ -28,7 +32,8 @@ def test_the_console_and_tensorboard_get_every_metric(
 
     from verl_omni.trainer.loop import DiffusionTrainer
 
-    tracking = main_diffusion.open_tracking(config, tmp_path)
+    tracking = trackers.open_trackers(config, tmp_path)
+    assert tracking is not None
     trainer = DiffusionTrainer(
         config, None, RunFolder(tmp_path), [], None, stop_requested=lambda: False, tracking=tracking
     )
@@ -42,4 +47,100 @@ def test_the_console_and_tensorboard_get_every_metric(
 
 
 def test_no_tracker_is_opened_unless_one_is_named(tmp_path: Path) -> None:
-    assert main_diffusion.open_tracking(settings.load(REQUIRED), tmp_path) is None
+    assert trackers.open_trackers(settings.load(REQUIRED), tmp_path) is None
+
+
+def held_out(count: int) -> list[Sample]:
+    """Pictures that differ in their red channel, and a video."""
+    pictures = [torch.zeros(3, 8, 8, dtype=torch.uint8) for _ in range(count)]
+    for place, picture in enumerate(pictures):
+        picture[0] = 10 * place
+    samples = [Sample(f"prompt {place}", 40 + place, 0.5 * place, each) for place, each in enumerate(pictures)]
+    return [*samples, Sample("a walk", 7, 1.0, torch.zeros(2, 3, 8, 8, dtype=torch.uint8))]
+
+
+def test_tensorboard_shows_held_out_pictures_with_their_prompts(config: Any, tmp_path: Path) -> None:
+    import io
+
+    from PIL import Image
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracking = trackers.open_trackers(config, tmp_path)
+    assert tracking is not None and tracking.pictures == 2
+    tracking.show(20, held_out(2))
+    tracking.show(40, [])
+    tracking.finish()
+    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0, "tensors": 0})
+    events.Reload()
+    (shown,) = events.Images("val/generations/01")
+    with Image.open(io.BytesIO(shown.encoded_image_string)) as picture:
+        assert (shown.step, picture.size, picture.getpixel((0, 0))) == (20, (8, 8), (10, 0, 0))
+    (video,) = events.Images("val/generations/02")
+    assert (video.width, video.height) == (16, 8), "the frames side by side"
+    (caption,) = events.Tensors("val/generations/01/text_summary")
+    assert caption.tensor_proto.string_val[0].decode() == "prompt 1 (seed 41, score 0.5)"
+
+
+class RecordingMlflow(types.ModuleType):
+    """The functions of MLflow that pictures use."""
+
+    def __init__(self) -> None:
+        super().__init__("mlflow")
+        self.kept: dict[str, Any] = {}
+
+    def log_image(self, image: Any, artifact_file: str) -> None:
+        """Keep the picture."""
+        self.kept[artifact_file] = image
+
+    def log_dict(self, dictionary: dict[str, str], artifact_file: str) -> None:
+        """Keep the captions."""
+        self.kept[artifact_file] = dictionary
+
+
+def test_mlflow_gets_pictures_as_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow itself is not installed here: this is what its documented functions are called with."""
+    mlflow = RecordingMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    trackers.Trackers(SimpleNamespace(logger={"mlflow": None, "console": None}), pictures=2).show(20, held_out(1))
+    folder = "val/generations/step_000020"
+    assert sorted(mlflow.kept) == [f"{folder}/00.png", f"{folder}/01.png", f"{folder}/captions.json"]
+    assert mlflow.kept[f"{folder}/00.png"].shape == (8, 8, 3) and mlflow.kept[f"{folder}/00.png"].dtype == "uint8"
+    assert mlflow.kept[f"{folder}/captions.json"]["00.png"] == "prompt 0 (seed 40, score 0)"
+
+
+def test_every_tracker_that_is_accepted_for_pictures_shows_them() -> None:
+    assert set(trackers.SHOW) == set(supported_values.TRACKERS_WITH_PICTURES)
+
+
+@pytest.mark.parametrize("logger", ["[]", "[console]"])
+def test_pictures_without_a_tracker_that_shows_them_are_refused(logger: str) -> None:
+    with pytest.raises(settings.SettingsError, match=r"no tracker of trainer\.logger=.* shows pictures"):
+        settings.load([*REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"])
+
+
+def test_a_tracker_that_did_not_start_is_an_error(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl warns and goes on without MLflow when its server does not answer."""
+    from verl.utils import tracking
+
+    closed: list[bool] = []
+    started = SimpleNamespace(logger={"console": None}, finish=lambda: closed.append(True))
+    monkeypatch.setattr(tracking, "Tracking", lambda *arguments: started)
+    with pytest.raises(trackers.TrackerNotOpened, match="tensorboard did not start"):
+        trackers.open_trackers(config, tmp_path)
+    assert closed == [True]
+
+
+@pytest.mark.slow
+def test_wandb_gets_metrics_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+    """Offline: its files are in the run folder."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config.trainer.logger = ["wandb"]
+    tracking = trackers.open_trackers(config, tmp_path)
+    assert tracking is not None
+    tracking.show(1, held_out(3)[:3])
+    tracking.log({"reward/mean": 0.5, "step": 1}, step=1)
+    tracking.finish()
+    (run,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert len(list(run.glob("files/media/images/val/generations_*.png"))) == 3
+    assert list(run.glob("*.wandb"))

@@ -35,8 +35,11 @@ def make(folder: Path, *, rank: int = 4, mesh: Any = None, device: Any = None, *
         fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
         enable_gradient_checkpointing=False,
     )  # fmt: skip
-    optim = DiffusionOptimizerConfig(lr=1e-2)
-    config = DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2, optim=optim, **changes)
+    settings: dict[str, Any] = {"optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
+    config = DiffusionActorConfig(
+        diffusion_loss=settings.pop("loss", FlowGRPOLossConfig()), ppo_mini_batch_size=settings.pop("mini_batch", 2),
+        **settings,
+    )  # fmt: skip
     return DiffusionActor(model, config, 2, mesh=mesh, device=device)
 
 
@@ -105,6 +108,42 @@ def test_disagreement_with_the_engine_updates_nothing(model_folder: Path) -> Non
     assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
 
 
+def broken(actor: DiffusionActor, times: int) -> None:
+    """Make the next `times` gradients infinite; the loss stays finite."""
+    parameter, left = actor.trained[0], [times]
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        left[0] -= 1
+        return gradient * float("inf") if left[0] >= 0 else gradient
+
+    parameter.register_hook(spoil)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(model_folder: Path) -> None:
+    actor = make(model_folder, max_skipped_steps=1)
+    data, before = batch(actor, steps=1), adapter(actor)
+    broken(actor, times=1)
+    skipped = actor.update(data, **SAMPLER)
+    assert (skipped["actor/skipped_steps"], skipped["actor/optimizer_steps"]) == (1, 0)
+    assert "actor/grad_norm" not in skipped and actor.scheduler.last_epoch == 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
+    taken = actor.update(data, **SAMPLER)
+    assert (taken["actor/skipped_steps"], taken["actor/optimizer_steps"]) == (0, 1) and taken["actor/grad_norm"] > 0
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run(model_folder: Path) -> None:
+    actor = make(model_folder, max_skipped_steps=1)
+    data = batch(actor, steps=1)
+    for _ in range(2):  # a step that is taken in between starts the count again
+        broken(actor, times=1)
+        actor.update(data, **SAMPLER)
+        actor.update(data, **SAMPLER)
+    broken(actor, times=2)
+    actor.update(data, **SAMPLER)
+    with pytest.raises(FloatingPointError, match=r"2 optimizer steps in a row were skipped .*max_skipped_steps=1"):
+        actor.update(data, **SAMPLER)
+
+
 def test_no_kl_is_reported_when_none_is_computed(model_folder: Path) -> None:
     actor = make(model_folder)
     found = actor.update(batch(actor), **SAMPLER)
@@ -119,6 +158,26 @@ def test_the_kl_loss_is_0_at_the_base_and_grows(model_folder: Path) -> None:
     assert actor.update(data, **SAMPLER)["actor/kl"] > 0
     with pytest.raises(ValueError, match="needs LoRA"):
         make(model_folder, rank=0, use_kl_loss=True).update(data, **SAMPLER)
+
+
+def test_the_kl_loss_of_sde_is_scaled_by_the_step_size_unless_it_is_exact(model_folder: Path) -> None:
+    found = []
+    for exact in (False, True):
+        actor = make(model_folder, use_kl_loss=True, loss=FlowGRPOLossConfig(exact_kl=exact))
+        data = batch(actor)
+        actor.update(data, **SAMPLER)
+        found.append(actor.update(data, **SAMPLER)["actor/kl"])
+    assert found[0] == pytest.approx(0.3 * found[1], rel=1e-3), "all steps of the batch have the size 0.3"
+
+
+def test_a_cosine_ends_with_the_last_optimizer_step(model_folder: Path) -> None:
+    """Two mini-batches and two epochs make four optimizer steps of a training step."""
+    optim = DiffusionOptimizerConfig(lr=1e-2, lr_scheduler_type="cosine", lr_warmup_steps=2, total_training_steps=8)
+    actor = make(model_folder, optim=optim, ppo_epochs=2, mini_batch=1)
+    data = batch(actor)
+    rates = [actor.update(data, **SAMPLER)["actor/lr"] for _ in range(2)]
+    assert actor.scheduler.last_epoch == 8 and actor.scheduler.get_last_lr() == [pytest.approx(0, abs=1e-9)]
+    assert rates[0] == pytest.approx(1e-2 * (0.5 + 1 + 1 + 0.9330) / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize("rank", [4, 0])

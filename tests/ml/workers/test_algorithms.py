@@ -14,7 +14,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl_omni.trainer import settings
 from verl_omni.trainer.sample_generation import ScoredSamples
 from verl_omni.workers.algorithms.base import training_algorithm
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registry import ACTOR, ALGORITHMS, optimizer_steps
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
@@ -76,7 +76,15 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([DPO], "needs LoRA: its base is the model with the adapter disabled"),
         ([NFT, "actor_rollout_ref.model.algorithm=flow_grpo"], "must sample for the algorithm that is trained"),
         ([DPO, "actor_rollout_ref.rollout.n=1"], "at least 2 are needed"),
-        ([DPO, "trainer.n_gpus_per_node=3"], "3 ranks cannot share 8 pairs evenly"),
+        ([DPO, "trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 8 pairs evenly"),
+        (["trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 64 samples evenly"),
+        (["data.train_batch_size=6", "trainer.n_gpus_per_node=3"],
+         "ppo_mini_batch_size: 3 ranks cannot share 64 samples evenly"),
+        (["actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,10]"],
+         "contains the last of 10 steps"),
+        ([NFT, "actor_rollout_ref.rollout.algo.init_same_noise=true"], "would be the same"),
+        (["actor_rollout_ref.rollout.algo.init_same_noise=true", "actor_rollout_ref.rollout.seed=null"],
+         "needs a number"),
     ],
 )  # fmt: skip
 def test_conflicting_settings_are_refused_at_the_start(overrides: list[str], said: str) -> None:
@@ -91,6 +99,10 @@ def batch(config: Any, samples: ScoredSamples, seed: int) -> dict[str, torch.Ten
 
 def arguments(config: Any, step: int) -> dict[str, Any]:
     return training_algorithm(loss_of(config).loss_mode).update_arguments(config, step)
+
+
+def test_a_window_of_cps_before_the_last_step_is_accepted() -> None:
+    assert load("actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,9]")
 
 
 @pytest.mark.parametrize("wrong", ["draws=0", "beta=-1", "old_decay_max=1"])
@@ -120,6 +132,17 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
     assert arguments(config, step=7) == {
         "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
     }  # fmt: skip
+
+
+def test_schedules_count_the_optimizer_steps_of_the_run() -> None:
+    config = load("trainer.total_training_steps=5", "data.train_batch_size=6", f"{ACTOR}.ppo_mini_batch_size=4",
+                  f"{ACTOR}.ppo_epochs=3")  # fmt: skip
+    assert optimizer_steps(config) == 5 * 2 * 3
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_registry_knows_the_rows_of_an_algorithm(name: str) -> None:
+    assert ALGORITHMS[name].rows_per_prompt(8) == training_algorithm(name).rows_per_prompt(8)
 
 
 def test_nft_trains_on_every_sample_with_its_optimality() -> None:

@@ -201,12 +201,13 @@ def test_a_prompt_contains_exactly_the_given_parts() -> None:
     request = requests.RolloutRequest(
         torch.tensor([[1, 2]]), negative_prompt_ids=[3], prompt_mask=[1, 1], extra_prompt_ids={"t5": np.array([4, 5])},
         negative_extra_prompt_ids={"t5": [6]}, image_data=["picture"], audio_data=["sound"],
-        mm_processor_kwargs={"fps": 2},
+        mm_processor_kwargs={"fps": 2}, prompt_text="A  Cat", negative_prompt_text="",
     )  # fmt: skip
     media = {"image": ["picture"], "audio": ["sound"]}
     assert requests.engine_prompt(request, several_stages=True) == {
         "prompt_token_ids": [1, 2], "negative_prompt_ids": [3], "prompt_mask": [1, 1],
         "extra_prompt_ids": {"t5": [4, 5]}, "negative_extra_prompt_ids": {"t5": [6]}, "modalities": ["image"],
+        "prompt_text": "A  Cat", "negative_prompt_text": "",
         "mm_processor_kwargs": {"fps": 2}, "multi_modal_data": media, "extra_args": {"multi_modal_data": media},
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImageP
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.qwen_image.training import received
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.weight_sync.names import to_engine_adapter
 
@@ -91,7 +92,9 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
         }
         if negative_prompt_embeds is not None and negative_prompt_embeds_mask is not None:
             conditions |= _unpadded("negative_prompt_embeds", negative_prompt_embeds, negative_prompt_embeds_mask)
-        return self._recorder.denoise(velocity, latents, timesteps, self.scheduler.sigmas, conditions)
+        return self._recorder.denoise(
+            velocity, latents, timesteps, self.scheduler.sigmas, conditions, received(timesteps, latents.dtype)
+        )
 
     @override
     def _extract_prompts(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[Prompt]]:

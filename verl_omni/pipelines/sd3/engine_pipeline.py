@@ -76,6 +76,7 @@ class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
             timesteps,
             self.scheduler.sigmas,
             {name: value for name, value in conditions.items() if isinstance(value, Tensor)},
+            received=timesteps.to(self.od_config.dtype),
         )
 
     def _velocity(

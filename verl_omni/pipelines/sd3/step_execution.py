@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from vllm_omni.diffusion.data import DiffusionOutput
 
-from verl_omni.pipelines.engine_requests import decode_token_ids, request_generator, requested_fields, sde_window
+from verl_omni.pipelines.engine_requests import (
+    decode_token_ids,
+    request_generator,
+    requested_fields,
+    sde_window,
+    start_step_noise,
+    step_noise_seed,
+)
 from verl_omni.pipelines.sde_sampler import Sampler
 from verl_omni.pipelines.trajectory_recorder import RecordedSample, attach, version_of
 
@@ -43,12 +50,21 @@ class StepwiseSD3:
         latents = self.prepare_latents(1, self.transformer.in_channels, height, width, generator, params.latents)
         timesteps, _ = self.prepare_timesteps(steps, params.sigmas, latents.shape[1])
         sigmas = self.scheduler.sigmas
-        window = sde_window(params.extra_args or {}, steps, generator.initial_seed())
+        extra = params.extra_args or {}
+        window = sde_window(extra, steps, step_noise_seed(extra, generator))
+        start_step_noise(extra, generator)
         state.prompt_embeds = conditions["prompt_embeds"]
         state.negative_prompt_embeds = conditions.get("negative_prompt_embeds")
         state.latents, state.timesteps = latents.float(), timesteps
         state.extra = {
-            "sampler": Sampler(timesteps.to(latents.device), sigmas, [window], [generator], dtype=self.od_config.dtype),
+            # `_velocity` rounds the timesteps to the model's dtype.
+            "sampler": Sampler(
+                timesteps.to(latents.device, self.od_config.dtype),
+                sigmas,
+                [window],
+                [generator],
+                dtype=self.od_config.dtype,
+            ),
             "conditions": conditions,
             "sigma_max": float(sigmas[1]),
         }

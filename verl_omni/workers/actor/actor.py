@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from verl_omni.algos import agreement
 from verl_omni.pipelines.registry import training_adapter
+from verl_omni.utils.metric_names import is_maximum
 from verl_omni.workers.actor import build, export, parallel, precision
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy
@@ -76,6 +77,7 @@ class DiffusionActor:
         self.trained = list(self.policy.trained.values())
         self.optimizer = _adamw(self.trained, actor.optim)
         self.scheduler = _schedule(self.optimizer, actor.optim)
+        self._skipped = 0  # optimizer steps in a row
         self.generator = torch.Generator().manual_seed(actor.seed)
         self._state = TrainingState(self.policy, self.optimizer, self.scheduler, self.generator, mesh)
         self.offload = Offload(self.policy, self.optimizer, self.device, actor.fsdp_config)
@@ -91,10 +93,12 @@ class DiffusionActor:
             request: what the algorithm's `update_arguments` returned.
 
         Returns:
-            `actor/loss`, `actor/grad_norm`, `actor/lr`, and the metrics of the objective.
+            `actor/loss`, `actor/grad_norm`, `actor/lr`, `actor/optimizer_steps` (taken), `actor/skipped_steps`, and the
+            metrics of the objective.
 
         Raises:
-            FloatingPointError: the gradient is not finite; that optimizer step was not taken.
+            FloatingPointError: more than `max_skipped_steps` optimizer steps in a row were skipped, because their
+                gradients were not finite.
             LogProbMismatch: engine and trainer disagree about log-probabilities; nothing was updated.
         """
         totals: dict[str, list[float]] = {}
@@ -106,9 +110,10 @@ class DiffusionActor:
                     for name, value in self._optimizer_step(prepared, objective).items():
                         totals.setdefault(name, []).append(value)
             objective.finish()
-        return {
-            name: max(values) if name.endswith("_max") else sum(values) / len(values) for name, values in totals.items()
+        combined = {
+            name: max(values) if is_maximum(name) else sum(values) / len(values) for name, values in totals.items()
         }
+        return {**combined, **{name: sum(totals[name]) for name in ("actor/optimizer_steps", "actor/skipped_steps")}}
 
     def _order(self, rows: int) -> Tensor:
         return torch.randperm(rows, generator=self.generator) if self.config.shuffle else torch.arange(rows)
@@ -144,16 +149,29 @@ class DiffusionActor:
         return {"actor/loss": loss, **self._take_step(), **summary}
 
     def _take_step(self) -> dict[str, float]:
-        """Take an optimizer step with the accumulated gradients."""
+        """Take an optimizer step with the accumulated gradients, or skip it if they are not finite.
+
+        All ranks have the same norm, so they skip the same steps.
+
+        Raises:
+            FloatingPointError: too many steps in a row were skipped.
+        """
         norm = float(build.gather(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
         rate = self.scheduler.get_last_lr()[0]
-        if not math.isfinite(norm):
-            self.optimizer.zero_grad()
-            raise FloatingPointError(f"the gradient norm is {norm}: the optimizer step was not taken")
-        self.optimizer.step()
-        self.scheduler.step()
+        finite = math.isfinite(norm)
+        self._skipped = 0 if finite else self._skipped + 1
+        if finite:
+            self.optimizer.step()
+            self.scheduler.step()
         self.optimizer.zero_grad()
-        return {"actor/grad_norm": norm, "actor/lr": rate}
+        if self._skipped > self.config.max_skipped_steps:
+            raise FloatingPointError(
+                f"{self._skipped} optimizer steps in a row were skipped because their gradients were not finite (the "
+                f"last norm was {norm}); actor.max_skipped_steps={self.config.max_skipped_steps}: lower the learning "
+                "rate, or check the model's dtype"
+            )
+        counts = {"actor/optimizer_steps": float(finite), "actor/skipped_steps": float(not finite), "actor/lr": rate}
+        return {**counts, "actor/grad_norm": norm} if finite else counts
 
     # --- weights and checkpoints ---------------------------------------------------------------------------
 

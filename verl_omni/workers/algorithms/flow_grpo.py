@@ -24,11 +24,14 @@ class FlowGRPOLossConfig(DiffusionLossConfig):
     Attributes:
         clip_ratio: clip range of the likelihood ratio: 1 ± `clip_ratio`.
         adv_clip_max: upper limit of the absolute advantage.
+        exact_kl: with `sde`, use the KL of the transition densities; otherwise it is scaled by the size of the step,
+            as in the code of Flow-GRPO's authors. `cps` and `dance_sde` always use the exact one.
     """
 
     loss_mode: Literal["flow_grpo"] = "flow_grpo"
     clip_ratio: float = 1e-4
     adv_clip_max: float = 5.0
+    exact_kl: bool = False
 
 
 class GRPOObjective:
@@ -75,10 +78,16 @@ class GRPOObjective:
         if self.kl_loss_coef is not None:
             with self.policy.as_base():
                 base_mean, _, _ = self.density(part, place)
-            divergence = grpo.kl_to_base(mean, base_mean, std)
+            divergence = grpo.kl_to_base(mean, base_mean, self._kl_deviation(part, place, std))
             loss = loss + self.kl_loss_coef * divergence
             measured["kl"] = divergence.detach()
         return loss, measured
+
+    def _kl_deviation(self, part: Batch, place: int, std: Tensor) -> Tensor:
+        if self.config.exact_kl or self.sde_type != "sde":
+            return std
+        sigmas = part["all_sigmas"]
+        return sde.diffusion(std, sigma=sigmas[:, place], sigma_next=sigmas[:, place + 1])
 
     def density(self, part: Batch, place: int) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, standard deviation and log-probability [B] of recorded step `place` under the current policy."""

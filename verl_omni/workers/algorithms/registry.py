@@ -9,9 +9,10 @@ variables that they read when they are imported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -38,31 +39,63 @@ class RegisteredAlgorithm:
 
     Attributes:
         required: settings that must have one value.
+        row: what a row of a training batch is: `sample`, or a `pair` of samples of one prompt.
         conflicts: settings -> a message for each that the algorithm cannot use.
     """
 
     required: tuple[RequiredSetting, ...]
     conflicts: Callable[[DictConfig], Sequence[str]] = _no_conflicts
+    row: Literal["sample", "pair"] = "sample"
+
+    def rows_per_prompt(self, samples: int) -> int:
+        """Rows that the samples of one prompt make."""
+        return samples if self.row == "sample" else 1
 
 
 def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
     found = []
     if config.actor_rollout_ref.rollout.algo.noise_level <= 0:
         found.append(f"{ROLLOUT}.algo.noise_level: must be positive: flow_grpo learns from noise")
+    algo, steps = config.actor_rollout_ref.rollout.algo, config.actor_rollout_ref.rollout.pipeline.num_inference_steps
+    if algo.sde_type == "cps" and algo.sde_window_range is not None and algo.sde_window_range[1] >= steps:
+        found.append(
+            f"{ROLLOUT}.algo.sde_window_range: {list(algo.sde_window_range)} contains the last of {steps} steps, where "
+            "cps adds no noise, so that there is nothing to learn from; end the range before it"
+        )
     if config.trainer.max_log_prob_difference is None:
         found.append("trainer.max_log_prob_difference: flow_grpo needs a number")
     return found
 
 
 def _diffusion_dpo_conflicts(config: DictConfig) -> Sequence[str]:
-    prompts, ranks = config.data.train_batch_size, config.trainer.nnodes * config.trainer.n_gpus_per_node
     found = []
     if config.actor_rollout_ref.model.lora_rank <= 0:
         found.append(f"{MODEL}.lora_rank: diffusion_dpo needs LoRA: its base is the model with the adapter disabled")
     if config.actor_rollout_ref.rollout.n < 2:
         found.append(f"{ROLLOUT}.n: diffusion_dpo compares samples of one prompt: at least 2 are needed")
-    if prompts % ranks != 0:
-        found.append(f"data.train_batch_size: {ranks} ranks cannot share {prompts} pairs evenly")
+    return found
+
+
+def _noise_conflicts(config: DictConfig) -> Sequence[str]:
+    rollout, found = config.actor_rollout_ref.rollout, []
+    if rollout.algo.init_same_noise and rollout.algo.noise_level <= 0:
+        found.append(
+            f"{ROLLOUT}.algo.init_same_noise: without noise in the steps (algo.noise_level=0), all samples of a prompt "
+            "would be the same; write false"
+        )
+    if rollout.algo.init_same_noise and rollout.seed is None:
+        found.append(f"{ROLLOUT}.algo.init_same_noise: needs a number in {ROLLOUT}.seed, from which the noise is drawn")
+    return found
+
+
+def _rank_conflicts(config: DictConfig, entry: RegisteredAlgorithm) -> Sequence[str]:
+    """Rows that the ranks cannot share evenly, of a training step and of a mini-batch."""
+    ranks, found = config.trainer.nnodes * config.trainer.n_gpus_per_node, []
+    per_prompt = entry.rows_per_prompt(config.actor_rollout_ref.rollout.n)
+    for name in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"):
+        rows = OmegaConf.select(config, name) * per_prompt
+        if rows % ranks != 0:
+            found.append(f"{name}: {ranks} ranks cannot share {rows} {entry.row}s evenly; write another number")
     return found
 
 
@@ -88,8 +121,17 @@ ALGORITHMS = {
             RequiredSetting(f"{MODEL}.policy_state_adapters", ["default", "old"], "it keeps an old policy"),
         )
     ),
-    "diffusion_dpo": RegisteredAlgorithm((*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES), _diffusion_dpo_conflicts),
+    "diffusion_dpo": RegisteredAlgorithm(
+        (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES), _diffusion_dpo_conflicts, row="pair"
+    ),
 }
+
+
+def optimizer_steps(config: DictConfig) -> int:
+    """Optimizer steps of the whole run: each training step takes one for each mini-batch, `ppo_epochs` times."""
+    actor = config.actor_rollout_ref.actor
+    mini_batches = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size)
+    return int(config.trainer.total_training_steps * mini_batches * actor.ppo_epochs)
 
 
 def check_name(name: str) -> None:
@@ -114,4 +156,5 @@ def setting_conflicts(config: DictConfig) -> list[str]:
             found.append(
                 f"{required.name}: {value} does not go with {name}: {required.reason}; it needs {required.value}"
             )
-    return [*found, *entry.conflicts(config)]
+    shared = (*_rank_conflicts(config, entry), *_noise_conflicts(config))
+    return [*found, *shared, *entry.conflicts(config)]

@@ -125,12 +125,14 @@ class DiffusionActorConfig(BaseConfig):
         ppo_epochs: passes over each batch.
         shuffle: shuffle the rows of each batch.
         grad_clip: upper limit of the gradient norm.
+        max_skipped_steps: optimizer steps in a row that may be skipped because their gradients are not finite; one more
+            ends the run. Not negative.
         use_kl_loss, kl_loss_coef: add this multiple of the KL to the base model (adapter disabled); Flow-GRPO only.
         seed: seed of the initial adapter and of the shuffling.
         strategy: sharding over several processes; `fsdp` and `fsdp2` both mean FSDP2.
 
     Raises:
-        ValueError: `strategy` is unknown.
+        ValueError: `strategy` is unknown, or `max_skipped_steps` is negative.
     """
 
     strategy: str = "fsdp2"
@@ -139,6 +141,7 @@ class DiffusionActorConfig(BaseConfig):
     ppo_epochs: int = 1
     shuffle: bool = False
     grad_clip: float = 1.0
+    max_skipped_steps: int = 3
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.0
     seed: int = 0
@@ -149,3 +152,5 @@ class DiffusionActorConfig(BaseConfig):
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
             raise ValueError(f"Unknown strategy: {self.strategy!r}; one of {STRATEGIES}, which both mean FSDP2")
+        if self.max_skipped_steps < 0:
+            raise ValueError(f"max_skipped_steps must not be negative: {self.max_skipped_steps}")

@@ -52,6 +52,7 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
         sample_strategy: `random` places the window for each request, `progressive` moves it over the training steps.
         iters_per_group: training steps between two moves of a progressive window; > 0.
         sde_window_seed: seed of the random placement.
+        init_same_noise: all samples of a prompt start from the same noise, and differ by that of the SDE.
         clean_latents: return the final latents of training samples, for algorithms without a likelihood.
 
     Raises:
@@ -65,6 +66,7 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
     sample_strategy: str = "random"
     iters_per_group: int = 25
     sde_window_seed: int = 0
+    init_same_noise: bool = False
     clean_latents: bool = False
 
     def __post_init__(self) -> None:

@@ -25,6 +25,8 @@ class RolloutRequest:
 
     Attributes:
         prompt_ids: token ids of the model's first tokenizer, unpadded.
+        prompt_text, negative_prompt_text: the texts, for models whose text encoders tokenize for themselves; None: the
+            text of the ids.
         prompt_mask: attention mask, 1 for each id to attend to.
         extra_prompt_ids: token ids for other encoders, by the encoder's name.
         image_data, video_data, audio_data: parts of the prompt.
@@ -33,6 +35,8 @@ class RolloutRequest:
 
     prompt_ids: list[int]
     negative_prompt_ids: list[int] | None = None
+    prompt_text: str | None = None
+    negative_prompt_text: str | None = None
     prompt_mask: list[int] | None = None
     extra_prompt_ids: Mapping[str, list[int]] | None = None
     negative_extra_prompt_ids: Mapping[str, list[int]] | None = None
@@ -94,6 +98,8 @@ def engine_prompt(request: RolloutRequest, *, several_stages: bool = False) -> d
         prompt["modalities"] = ["image"]
     if request.negative_prompt_ids is not None:
         prompt["negative_prompt_ids"] = normalize_token_ids(request.negative_prompt_ids)
+    texts = {"prompt_text": request.prompt_text, "negative_prompt_text": request.negative_prompt_text}
+    prompt |= {name: text for name, text in texts.items() if text is not None}
     for name, ids in (
         ("extra_prompt_ids", request.extra_prompt_ids),
         ("negative_extra_prompt_ids", request.negative_extra_prompt_ids),

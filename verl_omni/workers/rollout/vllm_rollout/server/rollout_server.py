@@ -125,11 +125,15 @@ class vLLMOmniHttpServer(EngineControlServer):
         mm_processor_kwargs: dict[str, Any] | None = None,
         extra_prompt_ids: dict[str, list[int]] | None = None,
         negative_extra_prompt_ids: dict[str, list[int]] | None = None,
+        prompt_text: str | None = None,
+        negative_prompt_text: str | None = None,
     ) -> DiffusionOutput | TokenOutput:
         """Generate one sample.
 
         Args:
             prompt_ids: ids of the model's first tokenizer, unpadded; `extra_prompt_ids` are those of other encoders.
+            prompt_text, negative_prompt_text: the texts of the ids, for text encoders that read more of them than the
+                first tokenizer keeps; None: the ids are decoded.
             sampling_params: the engine's own fields and those of `DiffusionRolloutAlgoConfig`; `logprobs`
                 requests log-probabilities. Not modified.
             request_id: unique among the requests in flight.
@@ -147,7 +151,8 @@ class vLLMOmniHttpServer(EngineControlServer):
             prompt_ids=prompt_ids, negative_prompt_ids=negative_prompt_ids, prompt_mask=prompt_mask,
             extra_prompt_ids=extra_prompt_ids, negative_extra_prompt_ids=negative_extra_prompt_ids,
             image_data=image_data, video_data=video_data, audio_data=audio_data,
-            mm_processor_kwargs=mm_processor_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs, prompt_text=prompt_text,
+            negative_prompt_text=negative_prompt_text,
         )  # fmt: skip
         # The engine admits requests while only a part of it is awake, and then refuses them.
         await self._awake.wait()

@@ -1,0 +1,105 @@
+"""The training loop with an agent loop and workers that answer at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from verl import DataProto
+
+from verl_omni.trainer import metrics, settings
+from verl_omni.trainer.loop import DiffusionTrainer
+from verl_omni.trainer.run_folder import RunFolder
+
+pytestmark = pytest.mark.slow  # composes all settings for each
+
+ROWS = [
+    {
+        "raw_prompt": [{"role": "user", "content": text}], "data_source": "brightness",
+        "reward_model": {"ground_truth": text}, "extra_info": {"prompt": text},
+    }
+    for text in ("a red circle", "a blue square")
+]  # fmt: skip
+
+
+class AnsweringAgentLoop:
+    """Answers with latents, and a recorded trajectory for training."""
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        rows = len(prompts)
+        tensors = {
+            "responses": torch.rand(rows, 16, 4, 4), "rm_scores": torch.arange(rows).float().unsqueeze(-1),
+            "rollout_log_probs": torch.zeros(rows, 1),
+        }  # fmt: skip
+        if prompts.meta_info.get("carry_responses") is False:
+            del tensors["responses"]
+        version = np.full(rows, prompts.meta_info["global_steps"], dtype=object)
+        columns = {**prompts.non_tensor_batch, "global_steps": version}
+        return DataProto(batch=TensorDict(tensors, batch_size=rows), non_tensor_batch=columns)
+
+
+class AnsweringWorkers:
+    """Two ranks; counts the optimizer steps that it is told to take."""
+
+    def __init__(self, optimizer_steps: float) -> None:
+        self.optimizer_steps = optimizer_steps
+
+    def update_actor(self, data: DataProto) -> DataProto:
+        found = {"actor/optimizer_steps": [self.optimizer_steps] * 2, "actor/ratio_max": [1.0, 3.0]}
+        return DataProto(meta_info={"metrics": found})
+
+    def save_checkpoint(self, folder: str) -> None:
+        (Path(folder) / "state").mkdir()
+
+
+def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> DiffusionTrainer:
+    config = settings.load(
+        [
+            "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=2",
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", *overrides,
+        ]
+    )  # fmt: skip
+    published: list[int] = []
+
+    def publish(global_steps: int) -> None:
+        published.append(global_steps)
+
+    weights = SimpleNamespace(update_weights=publish, sleep_replicas=lambda: None)
+    stack = SimpleNamespace(
+        agent_loop=AnsweringAgentLoop(), workers=AnsweringWorkers(optimizer_steps), weights=weights,
+        versions=lambda: published[-1:],
+    )  # fmt: skip
+    return DiffusionTrainer(config, stack, RunFolder(folder), ROWS, ROWS, stop_requested=lambda: False)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["actor_rollout_ref.rollout.pipeline.output_type=latent"],
+     ["actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=latent"]],
+)  # fmt: skip
+def test_an_evaluation_of_latents_has_scores_and_no_pictures(tmp_path: Path, overrides: list[str]) -> None:
+    trainer(tmp_path, *overrides).fit(None)
+    lines: list[dict[str, Any]] = RunFolder(tmp_path).metrics()
+    assert [line["step"] for line in lines if "val/reward/mean" in line] == [0, 2]
+    assert lines[0]["val/reward/mean"] == 0.5 and lines[0]["val/n"] == 2
+    assert not (tmp_path / "samples").exists()
+
+
+def test_maxima_are_maxima_over_the_ranks(tmp_path: Path) -> None:
+    trainer(tmp_path, "trainer.val_before_train=false", "data.val_files=null",
+            "actor_rollout_ref.rollout.pipeline.output_type=latent").fit(None)  # fmt: skip
+    assert RunFolder(tmp_path).metrics()[-1]["actor/ratio_max"] == 3.0
+    ranks = {"rollout_corr/max_abs_diff": [1.0, 2.0], "actor/loss": [1.0, 2.0], "actor/ratio_max": [4.0, 2.0]}
+    assert metrics.over_ranks(ranks) == {"rollout_corr/max_abs_diff": 2.0, "actor/loss": 1.5, "actor/ratio_max": 4.0}
+
+
+def test_a_run_without_any_optimizer_step_ends_in_an_error(tmp_path: Path) -> None:
+    skipping = trainer(tmp_path, "actor_rollout_ref.rollout.pipeline.output_type=latent", optimizer_steps=0.0)
+    with pytest.raises(FloatingPointError, match="no optimizer step of this run was taken"):
+        skipping.fit(None)

@@ -1,0 +1,108 @@
+"""Experiment trackers of `trainer.logger`: verl's, which get the metrics, and the pictures that some of them show."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_omni.trainer.run_folder import Sample, as_picture
+
+TAG = "val/generations"
+
+
+class TrackerNotOpened(RuntimeError):
+    """A tracker that the settings name could not be opened."""
+
+
+class Trackers:
+    """Open trackers.
+
+    Args:
+        tracking: verl's `Tracking`.
+        pictures: upper limit of the held-out samples of an evaluation that are shown (`trainer.log_val_generations`).
+    """
+
+    def __init__(self, tracking: Any, pictures: int) -> None:
+        self._tracking, self.pictures = tracking, pictures
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Log the metrics of a step."""
+        self._tracking.log(data=data, step=step)
+
+    def show(self, step: int, samples: Sequence[Sample]) -> None:
+        """Show held-out samples, with their prompts and scores, in the trackers that can."""
+        for name, logger in self._tracking.logger.items():
+            if samples and (show := SHOW.get(name)) is not None:
+                show(logger, step, samples)
+
+    def finish(self) -> None:
+        """Write everything and close."""
+        self._tracking.finish()
+
+
+def open_trackers(config: DictConfig, folder: Path) -> Trackers | None:
+    """Open the trackers of `trainer.logger`, None without any; those that write files write into the run folder.
+
+    Raises:
+        TrackerNotOpened: one did not start; verl only warns about it.
+    """
+    logger = config.trainer.logger
+    names = [logger] if isinstance(logger, str) else list(logger or [])
+    if not names:
+        return None
+    from verl.utils.tracking import Tracking
+
+    places = {
+        "TENSORBOARD_DIR": str(folder / "tensorboard"), "VERL_FILE_LOGGER_PATH": str(folder / "tracking.jsonl"),
+        "WANDB_DIR": str(folder), "MLFLOW_TRACKING_URI": f"sqlite:///{folder.resolve()}/mlflow.db",
+    }  # fmt: skip
+    for variable, place in places.items():
+        os.environ.setdefault(variable, place)
+    tracking = Tracking(
+        config.trainer.project_name, config.trainer.experiment_name, names, OmegaConf.to_container(config, resolve=True)
+    )
+    if missing := [name for name in names if name not in tracking.logger]:
+        tracking.finish()
+        raise TrackerNotOpened(f"trainer.logger: {', '.join(missing)} did not start; its messages are above")
+    return Trackers(tracking, int(config.trainer.log_val_generations))
+
+
+def _caption(sample: Sample) -> str:
+    return f"{sample.prompt} (seed {sample.seed}, score {sample.score:.4g})"
+
+
+def _show_in_wandb(wandb: Any, step: int, samples: Sequence[Sample]) -> None:
+    pictures = [wandb.Image(_array(sample), caption=_caption(sample)) for sample in samples]
+    wandb.log({TAG: pictures}, step=step)
+
+
+def _show_in_tensorboard(adapter: Any, step: int, samples: Sequence[Sample]) -> None:
+    for place, sample in enumerate(samples):
+        adapter.writer.add_image(f"{TAG}/{place:02d}", as_picture(sample.image), step)
+        adapter.writer.add_text(f"{TAG}/{place:02d}", _caption(sample), step)
+
+
+def _show_in_mlflow(adapter: Any, step: int, samples: Sequence[Sample]) -> None:
+    mlflow = importlib.import_module("mlflow")  # not among the locked packages
+    folder = f"{TAG}/step_{step:06d}"
+    for place, sample in enumerate(samples):
+        mlflow.log_image(_array(sample), artifact_file=f"{folder}/{place:02d}.png")
+    captions = {f"{place:02d}.png": _caption(sample) for place, sample in enumerate(samples)}
+    mlflow.log_dict(captions, artifact_file=f"{folder}/captions.json")
+
+
+def _array(sample: Sample) -> Any:
+    """uint8 [H, W, 3]."""
+    return as_picture(sample.image).permute(1, 2, 0).numpy()
+
+
+SHOW: dict[str, Callable[[Any, int, Sequence[Sample]], None]] = {
+    "wandb": _show_in_wandb,
+    "tensorboard": _show_in_tensorboard,
+    "mlflow": _show_in_mlflow,
+}
