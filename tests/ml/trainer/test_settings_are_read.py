@@ -66,7 +66,6 @@ ALSO_CALLED: dict[str, tuple[str, ...]] = {
 # Settings that no module reads by name, with the reason.
 EXCEPTIONS = {
     "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms": "an argument of vLLM-Omni's engine",
-    "actor_rollout_ref.rollout.pipeline.num_frames": "a field of vLLM-Omni's request, passed on with all others",
 }
 
 
