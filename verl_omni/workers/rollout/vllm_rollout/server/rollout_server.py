@@ -132,10 +132,8 @@ class vLLMOmniHttpServer(EngineControlServer):
 
         Args:
             prompt_ids: ids of the model's first tokenizer, unpadded; `extra_prompt_ids` are those of other encoders.
-            prompt_text, negative_prompt_text: the texts of the ids, for text encoders that read more of them than the
-                first tokenizer keeps; None: the ids are decoded.
-            sampling_params: the engine's own fields and those of `DiffusionRolloutAlgoConfig`; `logprobs`
-                requests log-probabilities. Not modified.
+            prompt_text, negative_prompt_text: texts, where the ids lose case or spacing; None: the ids are decoded.
+            sampling_params: the engine's own fields and those of `DiffusionRolloutAlgoConfig`, `logprobs`; unchanged.
             request_id: unique among the requests in flight.
 
         Returns:
@@ -150,16 +148,14 @@ class vLLMOmniHttpServer(EngineControlServer):
         request = RolloutRequest(
             prompt_ids=prompt_ids, negative_prompt_ids=negative_prompt_ids, prompt_mask=prompt_mask,
             extra_prompt_ids=extra_prompt_ids, negative_extra_prompt_ids=negative_extra_prompt_ids,
-            image_data=image_data, video_data=video_data, audio_data=audio_data,
-            mm_processor_kwargs=mm_processor_kwargs, prompt_text=prompt_text,
-            negative_prompt_text=negative_prompt_text,
+            image_data=image_data, video_data=video_data, audio_data=audio_data, prompt_text=prompt_text,
+            negative_prompt_text=negative_prompt_text, mm_processor_kwargs=mm_processor_kwargs,
         )  # fmt: skip
         # The engine admits requests while only a part of it is awake, and then refuses them.
         await self._awake.wait()
         if await self._park_until_admitted(request_id) is not None:
             return self._mode.aborted_output(sampling_params, self.global_steps)
-        # verl would count this request as being admitted until its first output, which for a diffusion model is the
-        # finished sample. The count is decremented before the engine's call; AsyncOmni counts its own admissions.
+        # verl would count it as being admitted until its first output, the finished sample. AsyncOmni counts its own.
         async with AsyncExitStack() as serving:
             try:
                 await serving.enter_async_context(self._mode.hold_weights())
