@@ -69,6 +69,40 @@ def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) 
     assert not torch.equal(samples.images, train_batch(running, step=2, version=0).images)
 
 
+def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -> None:
+    """The driver gets references of a few hundred bytes; loaded, they are the tensors that it would get."""
+    import ray
+    from ray import cloudpickle
+
+    from verl_omni.trainer import sample_generation
+    from verl_omni.utils import sample_store
+
+    loop = running.stack.agent_loop
+
+    def prompts() -> Any:
+        made = sample_generation.training_prompts(running.rows[:2], n=2, step=1, version=0, seed=3)
+        made.meta_info["carry_responses"] = False
+        return made
+
+    direct = sample_generation.generate_scored(running.config, loop, prompts())
+    stored = prompts()
+    stored.meta_info["store_samples"] = True
+    request = len(cloudpickle.dumps(stored))
+    found = sample_generation.generate_scored(running.config, loop, stored)
+    assert found.scores.tolist() == direct.scores.tolist() and found.versions == direct.versions
+    loaded = sample_store.load([[each] for each in found.stored], lambda refs: ray.get(refs, timeout=60))
+    assert set(loaded) == set(direct.tensors)
+    for name, value in loaded.items():
+        tensor = value.to(torch.device("cpu"))
+        expected = direct.tensors[name]
+        padding = expected[:, tensor.shape[1] :] if tensor.ndim > 1 else expected[:0]
+        assert torch.equal(tensor, expected[:, : tensor.shape[1]] if tensor.ndim > 1 else expected), name
+        assert not padding.any()
+    assert (len({part for each in found.stored for part in each.parts})) == 4 + 2, "embeddings once per prompt"
+    reply = len(cloudpickle.dumps(loop.generate_sequences(stored)))
+    assert (request + reply) / len(found.scores) < 4096
+
+
 def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(running: Running, tmp_path: Path) -> None:
     from verl import DataProto
 
