@@ -110,7 +110,9 @@ def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_i
         required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
         config = trainer_settings.load(required)
         assert OmegaConf.is_dict(config)
-        return DiffusionTrainer(config, None, RunFolder(tmp_path), [], None, stop_requested=lambda: False)
+        return DiffusionTrainer(
+            config, None, RunFolder(tmp_path), [{"prompt": "a"}], None, stop_requested=lambda: False
+        )
 
     first = trainer()
     for step, diversity in enumerate([0.08, 0.01, 0.01]):
