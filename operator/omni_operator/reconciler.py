@@ -217,10 +217,11 @@ class Reconciler:
         if current is None or current.get("status") != body.get("status"):  # deleted, or written by another replica
             return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
         after = self._observe(key, facts.uid)
+        newest = max(status.attempts, after.newest)
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._listening or now, refusal=refusal,
             refused_spec=refused_spec,
-            digest=_digest(spec, facts, status, max(status.attempts, after.newest)),
+            digest=spec.digest(newest) if newest and status.observed_generation != facts.generation else None,
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)
         written = await self._write(key, current, status, derived, memory, now)
@@ -365,6 +366,9 @@ class Reconciler:
             answer = await self.cluster.apply_status(JOBS, body, values)
         except (Conflict, NotFound) as error:
             log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
+            # Without waiting for the watch: what this pass did has to be recorded before anything follows from it.
+            if current := await self.cluster.read(JOBS, *key):
+                self.cache.put(JOBS, current)
             return ReconcileResult(wake=now + SOON, result="conflict")
         self.cache.put(JOBS, answer)
         memory.written = now
@@ -393,8 +397,3 @@ def _refusal(error: ClusterError) -> Refusal:
             return Refusal(kind="Forbidden", text=text)
         case _:
             return Refusal(kind="ChildRefused", text=text)
-
-
-def _digest(spec: ValidSpec, facts: JobFacts, status: Status, attempt: int) -> str | None:
-    """Digest of the RayJob that the spec renders now, after the spec changed; else None."""
-    return spec.digest(attempt) if attempt and status.observed_generation != facts.generation else None

@@ -397,3 +397,15 @@ async def test_a_status_that_rests_on_an_old_one_is_not_written(simulation: Any)
     await simulation.after(60)
     status = simulation.status()
     assert (status.failures_counted, [failure.attempt for failure in status.failures]) == (3, [1])
+
+
+async def test_what_a_pass_saw_is_recorded_while_the_watch_of_jobs_delivers_nothing(simulation: Any) -> None:
+    """Else the next attempt could be created although the RayCluster of this one, of which no record is left, runs."""
+    simulation.submit()
+    await simulation.settle()
+    simulation.frozen = {JOBS}
+    simulation.edit(seed=1)
+    simulation.run(1)
+    await simulation.settle()
+    await simulation.after(60)
+    assert simulation.status().children.ray_cluster == "red-a01-x1"
