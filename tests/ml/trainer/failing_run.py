@@ -35,7 +35,7 @@ class AgentLoop:
         async def run(row: int) -> Any:
             return await score.remote("mauve")
 
-        await run_rows(2, run, lambda row: f"row {row} of 2 at weight version 4 (prompt {PROMPT!r})")
+        await run_rows(1, run, lambda row: f"row {row} of 1 at weight version 4 (prompt {PROMPT!r})")
 
 
 @ray.remote

@@ -32,7 +32,7 @@ def errors(folder: Path) -> list[dict[str, Any]]:
         (
             "scorer",
             "SampleFailed",
-            "row 0 of 2 at weight version 4 (prompt 'a red circle') failed: "
+            "row 0 of 1 at weight version 4 (prompt 'a red circle') failed: "
             "ValueError: Unknown color 'mauve'; one of red, green, blue",
         ),
         ("constructor", "ActorDiedError", "ValueError: no module 'mine'"),
