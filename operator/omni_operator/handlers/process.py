@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import aiohttp
@@ -83,12 +83,13 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             serve(endpoint.routes(), settings.reports_port, BODY_LIMIT),
         ):
             await missing.await_jobs()
+            taking_part = asyncio.create_task(_take_part(election, watches))
             loops = [
                 *watches.runs(), LeaseHeartbeat(cluster, liveness, settings).run(), missing.run(),
-                CacheCleanup(cluster, cache, settings, leading.workers.wake).run(), run_releases(),
-                _take_part(election, watches),
+                CacheCleanup(cluster, cache, settings, leading.workers.wake).run(), run_releases(), _join(taking_part),
             ]  # fmt: skip
-            await _run_all(_operate(settings, credentials, missing.served), loops)
+            operating = _operate(settings, credentials, missing.served, lambda: _cancel(taking_part))
+            await _run_all(operating, loops)
     return missing.served.is_set()
 
 
@@ -101,6 +102,22 @@ async def _take_part(election: LeaderElection, watches: Watches) -> None:
     """Become a candidate when passes can begin: a replica that knows no children must not lead."""
     await watches.children_listed.wait()
     await election.run()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a task, and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def _join(task: asyncio.Task[None]) -> None:
+    """Wait for a task: raise its error, and cancel it if this is cancelled."""
+    try:
+        await asyncio.wait([task])
+    finally:
+        await _cancel(task)
+    if not task.cancelled():
+        task.result()
 
 
 def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) -> None:
@@ -132,8 +149,10 @@ async def _connection_info(loaded: Loaded) -> kopf.ConnectionInfo:
     )
 
 
-async def _operate(settings: Settings, credentials: Credentials, restart: asyncio.Event) -> None:
-    """Run kopf until a signal or `restart` ends it."""
+async def _operate(
+    settings: Settings, credentials: Credentials, restart: asyncio.Event, stop: Callable[[], Awaitable[None]]
+) -> None:
+    """Run kopf until a signal or `restart` ends it. `stop` is awaited at once; kopf itself takes 5 s more to end."""
     registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
     kopf_settings.scanning.disabled = True  # it needs cluster-wide permissions
     kopf_settings.networking.request_timeout, kopf_settings.networking.connect_timeout = 30, 10
@@ -141,6 +160,10 @@ async def _operate(settings: Settings, credentials: Credentials, restart: asynci
     kopf_settings.peering.standalone = True
     kopf_settings.process.ultimate_exiting_timeout = settings.stop_seconds
     register_login(registry, credentials)
+
+    @kopf.on.cleanup(registry=registry)
+    async def clean(**_: object) -> None:
+        await stop()
 
     await kopf.operator(
         registry=registry, settings=kopf_settings, standalone=True, clusterwide=not settings.namespaces,

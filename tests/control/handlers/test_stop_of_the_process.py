@@ -1,0 +1,77 @@
+"""Stop of the process: what the operator has to release, it releases before kopf has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from omni_operator.cluster.credentials import Credentials, Loaded
+from omni_operator.handlers.process import _cancel, _join, _operate
+from omni_operator.settings import Settings
+
+
+@pytest.fixture
+async def credentials() -> AsyncIterator[Credentials]:
+    """Credentials for an API server without any kind."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"kind": "APIGroupList", "groups": [], "resources": [], "versions": ["v1"]})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield Credentials(Loaded(Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"), "ns"), {}, Path())
+    await runner.cleanup()
+
+
+async def test_the_lease_is_released_while_kopf_still_waits(credentials: Credentials) -> None:
+    signal, released = asyncio.Event(), asyncio.Event()
+
+    async def release() -> None:
+        released.set()
+
+    operating = asyncio.create_task(_operate(Settings(), credentials, signal, release))
+    signal.set()
+    waiting = asyncio.create_task(released.wait())
+    await asyncio.wait([operating, waiting], return_when=asyncio.FIRST_COMPLETED)
+    assert released.is_set()
+    assert not operating.done()
+    operating.cancel()
+    await asyncio.gather(operating, return_exceptions=True)
+
+
+async def test_a_joined_task_ends_with_whoever_joined_it_and_its_error_is_raised() -> None:
+    log: list[str] = []
+
+    async def resign() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            log.append("resigned")
+
+    for end in ("the task", "the other"):
+        task = asyncio.create_task(resign())
+        joined = asyncio.create_task(_join(task))
+        await asyncio.sleep(0)
+        if end == "the task":
+            await _cancel(task)
+            await joined
+        else:
+            joined.cancel()
+            await asyncio.gather(joined, return_exceptions=True)
+        assert task.cancelled()
+    assert log == ["resigned"] * 2
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await _join(asyncio.create_task(fail()))
