@@ -49,7 +49,7 @@ def worker(failing: str, gathered: list[int]) -> Any:
             yield each
 
     made = Rank()
-    made.rollout_config = SimpleNamespace(free_cache_engine=True, rollout_adapter="default")
+    made.rollout_config = SimpleNamespace(free_cache_engine=True, rollout_adapter="default", dtype="float32")
     made.actor, made.rollout = SimpleNamespace(peft_config=lambda: None, weights=weights), Sender(failing)
     return made
 
