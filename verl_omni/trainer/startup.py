@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from omegaconf import DictConfig, open_dict
 
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
+from verl_omni.workers.actor.setting_checks import check_fsdp_size, check_trained_dtype
 from verl_omni.workers.algorithms import registry
 
 ReportPhase = Callable[[str], None]
@@ -142,14 +143,12 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
         FileNotFoundError: the model is not a folder in diffusers' layout.
         ValueError: no model family matches, or the engine cannot run with these settings on this machine.
     """
-    from verl_omni.workers.actor import parallel
-
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
         _fit_to_model(model, rollout)
         _fit_precision(config.actor_rollout_ref, has_accelerator)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        parallel.check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)
+        check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)
         if config.actor_rollout_ref.actor.optim.total_training_steps <= 0:
             config.actor_rollout_ref.actor.optim.total_training_steps = registry.optimizer_steps(config)
         engine = rollout.engine_kwargs.vllm_omni
@@ -213,8 +212,6 @@ def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
     Raises:
         ValueError: trained weights are to be kept in another dtype than float32.
     """
-    from verl_omni.workers.actor import precision
-
     model, fsdp, rollout = settings.model, settings.actor.fsdp_config, settings.rollout
     dtype = "bfloat16" if has_accelerator else "float32"
     if fsdp.mixed_precision.param_dtype is None:
@@ -223,7 +220,7 @@ def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
         rollout.dtype = dtype
     if model.enable_gradient_checkpointing is None:
         model.enable_gradient_checkpointing = has_accelerator
-    precision.resolve(fsdp, lora=model.lora_rank > 0)
+    check_trained_dtype(fsdp.model_dtype, lora=model.lora_rank > 0)
 
 
 def start(config: DictConfig, report_phase: ReportPhase) -> Stack:

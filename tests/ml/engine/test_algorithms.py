@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 PROMPTS = ["a red circle", "a blue square on the left"]
 STEPS = 4
-UPDATES = 12
+UPDATES = {"DiffusionDPO": 24}  # after 12, it has learned too little to tell: 0.07 to 0.5, seed by seed
+FEW = 12
 RISE = 0.15  # of redness, in [-1, 1]: several times the change under a random reward
 
 
@@ -71,7 +72,12 @@ def trained(folder: Path, scorer: str, algorithm: str, *assignments: str) -> tup
         "spec.trainer.evalEverySteps=0", "spec.checkpoint.everySteps=0", *assignments,
     ]  # fmt: skip
     command = [str(Path(sys.executable).with_name("drl")), "run", "examples/red-grpo.yaml", "--runs", str(folder)]
-    command += ["--plain", "--steps", str(UPDATES), *(part for one in settings for part in ("--set", one))]
+    command += [
+        "--plain",
+        "--steps",
+        str(UPDATES.get(algorithm, FEW)),
+        *(part for one in settings for part in ("--set", one)),
+    ]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = [json.loads(line) for line in (folder / "red-grpo" / "metrics.jsonl").read_text().splitlines()]
@@ -85,7 +91,7 @@ def test_an_algorithm_learns_and_a_random_reward_teaches_nothing(tmp_path: Path,
     (before, after), steps = trained(tmp_path, scorer, algorithm, *assignments)
     # Same prompts and seeds before and after, so the difference does not depend on them.
     assert (after > before + RISE) == (scorer == "red"), (before, after)
-    assert [line["weights/version"] for line in steps] == list(range(1, UPDATES + 1))
+    assert [line["weights/version"] for line in steps] == list(range(1, UPDATES.get(algorithm, FEW) + 1))
     compared = ["rollout_corr/mean_abs_diff" in line for line in steps]
     assert all(compared) if algorithm == "FlowGRPO" else not any(compared)
 

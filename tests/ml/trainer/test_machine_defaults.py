@@ -13,6 +13,8 @@ import pytest
 from verl_omni.pipelines.qwen_image import training as qwen_image
 from verl_omni.trainer import settings, startup
 
+ROOT = Path(__file__).parents[3]
+
 
 def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bool = False) -> Any:
     (folder / "tokenizer").mkdir(exist_ok=True)
@@ -26,6 +28,20 @@ def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bo
     )  # fmt: skip
     startup.fit_to_machine(made, has_accelerator)
     return made.actor_rollout_ref
+
+
+def test_defaults_are_filled_in_without_ray_so_that_workers_can_be_forked() -> None:
+    """Ray's name in `sys.modules` refuses forks, and each worker then imports the training stack for itself."""
+    program = """
+import sys
+from verl_omni.trainer import settings, startup
+given = ["actor_rollout_ref.model.path=examples/shapes-sd3", "data.train_files=x.jsonl"]
+config = settings.load([*given, "trainer.total_training_steps=1"])
+startup.fit_to_machine(config, has_accelerator=False)
+print(config.trainer.fork_workers, "ray" in sys.modules)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.split("\n")[-2] == "True False"
 
 
 def test_the_model_family_fills_in_settings_that_are_null(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_an_adapter_has_two_moments_and_a_gradient_and_the_base_has_none(tiny: P
     assert everything.optimizer == 8 * everything.parameters
 
 
+@pytest.mark.slow
 def test_ranks_share_the_state_and_gather_layers(tiny: Path) -> None:
     float32 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32"
     one, two = (estimated(tiny, f"trainer.n_gpus_per_node={ranks}", float32) for ranks in (1, 2))
@@ -115,6 +116,7 @@ def test_ranks_share_the_state_and_gather_layers(tiny: Path) -> None:
     assert copies.weights == one.trainer.weights, "each of the two has all weights"
 
 
+@pytest.mark.slow
 def test_bfloat16_halves_the_frozen_weights_and_keeps_the_trained_ones_in_float32(tiny: Path) -> None:
     def precise(dtype: str, *more: str) -> Any:
         return estimated(
@@ -130,6 +132,7 @@ def test_bfloat16_halves_the_frozen_weights_and_keeps_the_trained_ones_in_float3
     assert precise("bfloat16", everything).optimizer == precise("float32", everything).optimizer
 
 
+@pytest.mark.slow
 def test_checkpointing_needs_fewer_activations_and_accumulation_on_each_rank_more_gradients(tiny: Path) -> None:
     kept = estimated(tiny, "actor_rollout_ref.model.enable_gradient_checkpointing=false").trainer
     assert estimated(tiny).trainer.activations < kept.activations, "on by default with accelerators"
@@ -140,6 +143,7 @@ def test_checkpointing_needs_fewer_activations_and_accumulation_on_each_rank_mor
     assert reduced.gradients < 0.6 * once.gradients
 
 
+@pytest.mark.slow
 def test_activations_grow_with_the_micro_batch_and_the_resolution(tiny: Path) -> None:
     def activations(*overrides: str) -> int:
         return estimated(tiny, *overrides).trainer.activations
@@ -151,6 +155,7 @@ def test_activations_grow_with_the_micro_batch_and_the_resolution(tiny: Path) ->
     assert 1.3 * base < larger
 
 
+@pytest.mark.slow
 def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common(tiny: Path) -> None:
     def stored(*overrides: str) -> job_estimate.JobEstimate:
         return estimated(tiny, *overrides)
@@ -165,6 +170,7 @@ def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common
     assert dpo.trained == 8 * (2 * 16 * 8 * 8) + 4 * embeddings, "the best and the worst of each prompt"
 
 
+@pytest.mark.slow
 def test_offload_moves_parts_from_the_device_to_the_host(tiny: Path) -> None:
     offload = [f"actor_rollout_ref.actor.fsdp_config.{name}_offload=true" for name in ("param", "optimizer")]
     kept, moved = (
@@ -186,6 +192,7 @@ def test_without_accelerators_everything_is_on_the_host(tiny: Path) -> None:
     ).keys()
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_fit_is_told_what_to_change(tiny: Path) -> None:
     large = [f"actor_rollout_ref.rollout.pipeline.{side}=1024" for side in ("height", "width")]
     document = program.describe(job(tiny, *large), None, accelerator=True)
@@ -200,6 +207,7 @@ def test_a_job_that_does_not_fit_is_told_what_to_change(tiny: Path) -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
+@pytest.mark.slow
 def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
     for name in ("flow_grpo", "diffusion_nft"):
         config = job(tiny, f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}")

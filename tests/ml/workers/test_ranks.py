@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verl_omni.models.tiny import make_tiny_sd3
-from verl_omni.workers.actor import parallel
+from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import (
@@ -221,9 +221,9 @@ def test_one_process_reads_the_shards_of_two(found: dict[str, Any], model_folder
 
 def test_a_size_that_does_not_divide_the_ranks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"fsdp_size: 3 does not divide the 4 ranks"):
-        parallel.check_fsdp_size(4, 3)
-    parallel.check_fsdp_size(4, -1)
-    parallel.check_fsdp_size(4, 2)
+        setting_checks.check_fsdp_size(4, 3)
+    setting_checks.check_fsdp_size(4, -1)
+    setting_checks.check_fsdp_size(4, 2)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from verl_omni.workers.actor.precision import Precision, float32_parts
+from verl_omni.workers.actor.setting_checks import check_fsdp_size
 
 
 def parallelize(
@@ -78,19 +79,6 @@ def make_mesh(device_type: str, ranks: int, fsdp_size: int) -> DeviceMesh:
         return init_device_mesh(device_type, (ranks,), mesh_dim_names=("fsdp",))
     check_fsdp_size(ranks, fsdp_size)
     return init_device_mesh(device_type, (ranks // fsdp_size, fsdp_size), mesh_dim_names=("ddp", "fsdp"))
-
-
-def check_fsdp_size(ranks: int, fsdp_size: int) -> None:
-    """Refuse a number of ranks that does not divide into copies of `fsdp_size` ranks; -1 is one copy.
-
-    Raises:
-        ValueError: it does not.
-    """
-    if fsdp_size != -1 and (fsdp_size < 1 or ranks % fsdp_size):
-        raise ValueError(
-            f"actor_rollout_ref.actor.fsdp_config.fsdp_size: {fsdp_size} does not divide the {ranks} ranks of the "
-            "trainer; write a divisor, or -1 to share one copy of the weights among all"
-        )
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:

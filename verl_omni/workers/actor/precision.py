@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from verl_omni.workers.actor.setting_checks import check_trained_dtype
 from verl_omni.workers.config import DiffusionFSDPConfig
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
@@ -41,18 +42,12 @@ def resolve(config: DiffusionFSDPConfig, *, lora: bool) -> Precision:
         lora: whether an adapter is trained on frozen weights; otherwise all weights are trained.
 
     Raises:
-        ValueError: trained weights are to be kept in another dtype than float32. Of AdamW's steps at learning rate
-            1e-5, 84% of the weights would lose all in bfloat16 (`tests/ml/workers/test_precision.py`).
+        ValueError: trained weights are to be kept in another dtype than float32.
     """
+    check_trained_dtype(config.model_dtype, lora=lora)
     mixed = config.mixed_precision
     compute = parse_dtype("mixed_precision.param_dtype", mixed.param_dtype)
     kept = None if config.model_dtype is None else parse_dtype("fsdp_config.model_dtype", config.model_dtype)
-    if not lora and kept not in (None, torch.float32):
-        raise ValueError(
-            f"actor_rollout_ref.actor.fsdp_config.model_dtype: {config.model_dtype} is not supported when all weights "
-            "are trained (model.lora_rank=0), because it loses small updates; write float32, and "
-            "mixed_precision.param_dtype=bfloat16 to compute in bfloat16"
-        )
     return Precision(
         frozen=(kept or compute) if lora else torch.float32,
         compute=compute,
