@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from verl_omni.weight_sync.errors import DeadlineExceeded, WeightSyncError
 
@@ -43,7 +44,7 @@ def worker(failing: str, gathered: list[int]) -> Any:
         def __init__(self) -> None:
             """Nothing of a Ray worker."""
 
-    def weights(kind: str, adapter: str) -> Iterator[int]:
+    def weights(kind: str, adapter: str, dtype: torch.dtype | None) -> Iterator[int]:
         for each in range(5):
             gathered.append(each)  # a collective
             yield each
