@@ -161,7 +161,7 @@ def test_on_npus_a_lost_head_is_reported_and_the_next_attempt_succeeds(api: Api,
     assert (lost["failures"][0]["attempt"], lost["failures"][0]["reason"]) == (1, "HeadLost")
     job.await_condition("Succeeded", "True", within=WHOLE_RUN)
     status = job.status()
-    assert (status["attempts"], status["failuresCounted"]) == (2, 1)
+    assert (status["attempts"], status["failuresCounted"]) == (2, 1), status["failures"]
     assert [row["step"] for row in steps(run)] == list(range(1, LOST + 1))
     assert 2 <= saved["checkpoint"]["step"] <= resumed_from(run) < LOST
 
