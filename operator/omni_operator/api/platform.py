@@ -148,15 +148,19 @@ class Tracking(StrictModel):
             yield Violation(("wandbSecretRef",), WANDB_UNUSED)
         if self.project and not self.loggers:
             yield Violation(("project",), PROJECT_UNUSED)
-        if self.images is not None and not set(self.loggers) & set(WITH_IMAGES):
+        if self.images is not None and not self._shows_images:
             yield Violation(("images",), IMAGES_UNUSED)
 
     @property
     def shown_images(self) -> int:
         """Held-out samples that trackers show; 0 where none can."""
-        if not set(self.loggers) & set(WITH_IMAGES):
+        if not self._shows_images:
             return 0
         return 8 if self.images is None else self.images
+
+    @property
+    def _shows_images(self) -> bool:
+        return bool(set(self.loggers) & set(WITH_IMAGES))
 
 
 class Observability(StrictModel):

@@ -62,6 +62,18 @@ async def test_verls_scorer_of_texts_is_ignored(settings: Settings, sample: Samp
     assert (await visual(settings(), texts).run_single(sample()))["reward_score"] == DARK
 
 
+def with_custom_function(settings: Settings, path: str) -> Any:
+    """The manager as verl loads it for the function `judge` of a user's file."""
+    config = settings(
+        custom_reward_function={"path": path, "name": "judge", "reward_kwargs": {"bonus": 2}},
+        reward_manager={
+            "source": "importlib", "name": "VisualRewardManager",
+            "module": {"path": "pkg://verl_omni.reward_loop.reward_manager"},
+        },
+    )  # fmt: skip
+    return load_reward_manager(config, None, reward_router_address="router:1", reward_model_tokenizer=None)
+
+
 @pytest.mark.parametrize("kind", ["def", "async def"])
 async def test_a_users_function_as_verl_loads_it(
     settings: Settings, sample: Sample, user_file: Callable[[str], str], kind: str
@@ -71,13 +83,7 @@ async def test_a_users_function_as_verl_loads_it(
         f"{kind} judge(data_source, solution_image, ground_truth, extra_info, reward_router_address, bonus):\n"
         "    return {'score': bonus, 'router': reward_router_address, 'index': extra_info['index']}\n"
     )
-    custom = {"path": path, "name": "judge", "reward_kwargs": {"bonus": 2}}
-    manager_module = {"path": "pkg://verl_omni.reward_loop.reward_manager"}
-    config = settings(
-        custom_reward_function=custom,
-        reward_manager={"source": "importlib", "name": "VisualRewardManager", "module": manager_module},
-    )
-    manager = load_reward_manager(config, None, reward_router_address="router:1", reward_model_tokenizer=None)
+    manager = with_custom_function(settings, path)
     found = await manager.run_single(sample())
     assert found == {"reward_score": 2.0, "reward_extra_info": {"router": "router:1", "index": 7}}
 
@@ -97,13 +103,7 @@ async def test_a_users_function_may_take_lists(
         "several": {"path": path, "name": "judge", "bonus": 2},
     }
     if way == "custom":
-        custom = {"path": path, "name": "judge", "reward_kwargs": {"bonus": 2}}
-        module = {"path": "pkg://verl_omni.reward_loop.reward_manager"}
-        config = settings(
-            custom_reward_function=custom,
-            reward_manager={"source": "importlib", "name": "VisualRewardManager", "module": module},
-        )
-        manager = load_reward_manager(config, None, reward_router_address="router:1", reward_model_tokenizer=None)
+        manager = with_custom_function(settings, path)
     elif way == "python":
         manager = visual(settings(scorer="python", scorer_kwargs=named["python"]))
     else:
