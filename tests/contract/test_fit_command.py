@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from omni_operator.api.override_names import describe_unknown
+from omni_operator.api.override_names import describe_unsupported
 from omni_operator.api.reserved import owner_of
 from omni_operator.cli import fit, machine
 from omni_operator.cli.main import app
@@ -77,5 +77,5 @@ def test_a_job_can_carry_out_every_advice() -> None:
     )  # fmt: skip
     advised = [change.setting for change in advice.changes(config)]
     assert len(advised) > 5
-    refused = [name for name in advised if not owner_of(name) and describe_unknown("", name, "flow_grpo")]
+    refused = [name for name in advised if not owner_of(name) and describe_unsupported("", name, "1", "flow_grpo")]
     assert refused == []

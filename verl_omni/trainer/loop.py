@@ -11,10 +11,10 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_generation
+from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_dump, sample_generation
 from verl_omni.trainer.run_folder import RunFolder, Sample
 from verl_omni.trainer.trackers import Trackers
-from verl_omni.utils.seeds import hashed_seed
+from verl_omni.utils.seeds import hashed_seed, row_seed
 from verl_omni.workers.algorithms.base import training_algorithm
 
 
@@ -118,10 +118,17 @@ class DiffusionTrainer:
             [self.train[row] for row in self.order.rows(step)],
             n=self.config.actor_rollout_ref.rollout.n, step=step, version=step - 1, seed=self.config.trainer.seed,
         )  # fmt: skip
+        trainer = self.config.trainer
+        saved = trainer.rollout_data_dir is not None and self._due(trainer.rollout_data_save_freq, step)
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
-        prompts.meta_info |= {"carry_responses": False, "store_samples": True}
+        prompts.meta_info |= {"carry_responses": saved, "store_samples": True}
         samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
         metrics.check_versions(samples.versions, step - 1)
+        if saved and samples.images is not None:
+            texts = [info["prompt"] for info in prompts.non_tensor_batch["extra_info"]]
+            seeds = [row_seed(prompts.meta_info["rollout_seed"], row) for row in range(len(texts))]
+            drawn = [Sample(*each) for each in zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)]
+            sample_dump.write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
 
     def _update(self, samples: sample_generation.ScoredSamples, step: int) -> dict[str, float]:
@@ -151,6 +158,11 @@ class DiffusionTrainer:
         texts = [row["extra_info"]["prompt"] for row in rows]
         samples = [Sample(texts[p], seed + p, float(found.scores[p]), image) for p, image in enumerate(found.images)]
         self.folder.samples(step, [samples[row] for row in rows_to_show(texts, self.config.trainer.sample_prompts)])
+        if self.config.trainer.validation_data_dir is not None:
+            sample_dump.write_samples(
+                Path(self.config.trainer.validation_data_dir), step, samples,
+                self.config.trainer.validation_data_max_samples,
+            )  # fmt: skip
         if self.tracking is not None:
             self.tracking.show(step, [samples[row] for row in rows_to_show(texts, self.tracking.pictures)])
         return line | metrics.image_diversity(found.images)

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,9 @@ class Run:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a training job. Returns the exit code: 0 done, 1 failed, 2 invalid settings, 130 interrupted."""
+    overrides = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        config = settings.load(list(sys.argv[1:] if arguments is None else arguments))
+        config = settings.load(overrides)
     except settings.SettingsError as error:
         return _refuse(str(error))
     if problem := _other_distribution():
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_files(config)
     except (FileNotFoundError, ValueError) as error:
         return _refuse(str(error))
-    return _run(config, stop)
+    return _run(config, stop, settings.without_effect(overrides))
 
 
 def _refuse(message: str) -> int:
@@ -74,20 +76,26 @@ def _check_files(config: Any) -> None:
         checkpoints.step_of(Path(config.trainer.resume_from_path))
 
 
-def _run(config: Any, stop: _StopOnSignal) -> int:
+def _run(config: Any, stop: _StopOnSignal, without_effect: Mapping[str, str]) -> int:
     from verl_omni.trainer import operator_reporter
 
     with operator_reporter.from_environment() as reporter:
-        return run_training(config, reporter, lambda run, resources: _train(run, resources, stop))
+        return run_training(config, reporter, lambda run, resources: _train(run, resources, stop), without_effect)
 
 
-def run_training(config: Any, reporter: Any, train: Callable[[Run, contextlib.ExitStack], None]) -> int:
+def run_training(
+    config: Any,
+    reporter: Any,
+    train: Callable[[Run, contextlib.ExitStack], None],
+    without_effect: Mapping[str, str] = types.MappingProxyType({}),
+) -> int:
     """Run `train`, and record in the run folder how it ends. Returns the exit code.
 
     The last line on standard error is the error; its traceback is above, with what Ray prints while it stops.
 
     Args:
         train: gets the run, and the stack on which it puts what must be stopped.
+        without_effect: settings that do nothing here, with the reason.
     """
     from verl_omni.trainer import checkpoints, events
     from verl_omni.trainer.run_folder import RunFolder
@@ -113,6 +121,9 @@ def run_training(config: Any, reporter: Any, train: Callable[[Run, contextlib.Ex
     if aside is not None:
         text = f"trainer.resume_mode=disable: the checkpoints of an earlier run are now in {aside}"
         folder.event("warning", reason="CheckpointsSetAside", message=text)
+    if without_effect:
+        text = "; ".join(f"{name} ({reason})" for name, reason in without_effect.items())
+        folder.event("warning", reason="SettingsWithoutEffect", message=f"settings that have no effect here: {text}")
     run = Run(config, folder, checkpoint, reporter.checkpoint_wanted)
     with contextlib.ExitStack() as resources:
         try:
@@ -178,11 +189,12 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
     from verl_omni.trainer import data
 
     path = config.actor_rollout_ref.model.tokenizer_path or f"{config.actor_rollout_ref.model.path}/tokenizer"
-    tokenizer = hf_tokenizer(path)
+    tokenizer = hf_tokenizer(path, trust_remote_code=config.data.trust_remote_code)
     held_out = None
     if config.data.val_files:
         held_out = data.load(config.data.val_files, config.data, tokenizer, max_samples=config.data.val_max_samples)
-    return data.load(config.data.train_files, config.data, tokenizer), held_out
+    train = data.load(config.data.train_files, config.data, tokenizer, max_samples=config.data.train_max_samples)
+    return train, held_out
 
 
 def _reason(error: BaseException) -> str:

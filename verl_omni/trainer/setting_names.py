@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.trainer.settings import CONFIG_NAME, OPEN
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
@@ -57,8 +60,30 @@ def render() -> str:
         "}\n",
         "# Groups whose keys the user chooses.\n",
         _tuple("OPEN", OPEN),
+        *_reference(),
     ]
     return HEADER + "".join(parts)
+
+
+def _reference() -> Iterator[str]:
+    """The settings of the reference that the configuration does not have."""
+    by_name = sorted(rules().items())
+    elsewhere = {name: rule.name for name, rule in by_name if isinstance(rule, Renamed | Copied)}
+    rejected: dict[str, list[str]] = {}
+    for name, rule in by_name:
+        if isinstance(rule, Rejected):
+            rejected.setdefault(f"{rule.accepted!r}, {json.dumps(rule.advice)}", []).append(name)
+    yield "# Settings of the reference, by the setting here that has their value. In a name, `.*` stands for a group.\n"
+    yield "ELSEWHERE = {\n"
+    yield from (f"    {json.dumps(name)}: {json.dumps(target)},\n" for name, target in elsewhere.items())
+    yield "}\n"
+    yield "# Settings of the reference that have no effect here.\n"
+    yield _tuple("WITHOUT_EFFECT", (name for name, rule in by_name if isinstance(rule, WithoutEffect)))
+    yield "# Settings of the reference with the only values that are accepted, and what to write instead of others.\n"
+    yield "REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (\n"
+    for rule_text, names in rejected.items():
+        yield f"    ({rule_text}, (\n{_lines(names, 8)}    )),\n"
+    yield ")\n"
 
 
 def _tuple(name: str, values: Iterable[str]) -> str:
@@ -66,7 +91,9 @@ def _tuple(name: str, values: Iterable[str]) -> str:
 
 
 def _lines(values: Iterable[str], indent: int) -> str:
-    return "".join(f'{" " * indent}"{value}",\n' for value in sorted(values))
+    margin = " " * indent
+    text = " ".join(f'"{value}",' for value in sorted(values))
+    return textwrap.fill(text, 120, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

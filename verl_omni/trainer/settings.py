@@ -6,16 +6,19 @@ import difflib
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_omni.trainer import supported_values
+from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
 from verl_omni.workers.algorithms import registry
 
 CONFIG_NAME = "diffusion_trainer"
@@ -30,10 +33,11 @@ OPEN = (
     "actor_rollout_ref.rollout.engine_kwargs.vllm_omni",
     "actor_rollout_ref.rollout.val_kwargs.pipeline",
     "actor_rollout_ref.rollout.val_kwargs.algo",
+    "actor_rollout_ref.actor.optim.override_optimizer_config",
     "actor_rollout_ref.model.extra_tokenizers",
     "ray_kwargs.ray_init",
 )
-_KEY = re.compile(r"^(?P<mark>[+~]{0,2})(?P<key>[^=@]+)(?:=|$)")
+_KEY = re.compile(r"^(?P<mark>[+~]{0,2})(?P<key>[^=@]+)(?:=(?P<value>.*)|$)", re.DOTALL)
 
 
 class SettingsError(ValueError):
@@ -51,19 +55,86 @@ def load(overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
         known = _known(loss)
-        if unknown := [line for override in others if (line := _unknown(override, known))]:
+        own = _translate(others, known)
+        if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
             raise SettingsError("\n".join(unknown))
         try:
-            config = compose(CONFIG_NAME, overrides=[f"loss={loss}", *(_opened(override) for override in others)])
+            config = compose(
+                CONFIG_NAME, overrides=[f"loss={loss}", *(_opened(override) for override in own.overrides)]
+            )
         except (HydraException, OmegaConfBaseException) as error:
             raise SettingsError(str(error)) from error
     if missing := sorted(name for name in known if _is_missing(config, name)):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
     packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)
     installed = frozenset(package for package in packages if importlib.util.find_spec(package) is not None)
-    if wrong := [*registry.setting_conflicts(config), *supported_values.find_problems(config, installed)]:
+    wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, installed)]
+    if wrong := [*_differing_copies(config, own.copies), *wrong]:
         raise SettingsError("\n".join(wrong))
     return config
+
+
+def without_effect(overrides: Sequence[str]) -> dict[str, str]:
+    """The settings of the reference among `overrides` that do nothing here, each with the reason."""
+    found = {}
+    for override in overrides:
+        if (match := _KEY.match(override)) and isinstance(rule := find_rule(match["key"]), WithoutEffect):
+            found[match["key"]] = rule.reason
+    return found
+
+
+@dataclass(slots=True)
+class _Translated:
+    """Overrides without those of the reference that the configuration does not have.
+
+    Attributes:
+        copies: (name, name of the setting that must have the same value, value).
+        problems: a message for each that is refused.
+    """
+
+    overrides: list[str] = field(default_factory=list)
+    copies: list[tuple[str, str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def _translate(overrides: Sequence[str], known: Sequence[str]) -> _Translated:
+    found = _Translated()
+    for override in overrides:
+        match = _KEY.match(override)
+        rule = find_rule(match["key"]) if match and match["key"] not in known else None
+        if match is None or rule is None or match["mark"].startswith("~"):
+            found.overrides.append(override)
+            continue
+        key, text = match["key"], match["value"] or ""
+        match rule:
+            case Renamed(name=name):
+                found.overrides.append(f"{name}={text}")
+            case Copied(name=name):
+                found.copies.append((key, name, _parsed(text)))
+            case Rejected(accepted=accepted, advice=advice) if not rule.accepts(_parsed(text)):
+                values = " or ".join(_plain(value) for value in accepted)
+                found.problems.append(f"{key}: {text} is not supported; write {values}: {advice}")
+    return found
+
+
+def _parsed(text: str) -> Any:
+    """A value as Hydra reads it; its text if Hydra cannot."""
+    try:
+        return OverridesParser.create().parse_override(f"value={text}").value()
+    except HydraException:
+        return text
+
+
+def _plain(value: Any) -> str:
+    """A value as users write it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _differing_copies(config: DictConfig, copies: Sequence[tuple[str, str, Any]]) -> Iterator[str]:
+    for key, name, value in copies:
+        own = OmegaConf.select(config, name)
+        if value != (OmegaConf.to_container(own) if OmegaConf.is_config(own) else own):
+            yield f"{key}: {_plain(value)} differs from {name}, which is {_plain(own)}; write the value there only"
 
 
 @cache

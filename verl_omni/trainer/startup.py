@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig, open_dict
 
+from verl_omni.trainer import run_length
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.workers.actor.setting_checks import check_fsdp_size, check_trained_dtype
 from verl_omni.workers.algorithms import registry
@@ -140,8 +141,9 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
     """Fill in the settings whose default depends on the machine, the model or the length of the run.
 
     Raises:
-        FileNotFoundError: the model is not a folder in diffusers' layout.
-        ValueError: no model family matches, or the engine cannot run with these settings on this machine.
+        FileNotFoundError: the model is not a folder in diffusers' layout, or a data file does not exist.
+        ValueError: no model family matches, the data set is smaller than a batch, or the engine cannot run with these
+            settings on this machine.
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
@@ -149,8 +151,12 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
         _fit_precision(config.actor_rollout_ref, has_accelerator)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)
-        if config.actor_rollout_ref.actor.optim.total_training_steps <= 0:
-            config.actor_rollout_ref.actor.optim.total_training_steps = registry.optimizer_steps(config)
+        config.trainer.total_training_steps = run_length.total_steps(config)
+        optim = config.actor_rollout_ref.actor.optim
+        if optim.total_training_steps <= 0:
+            optim.total_training_steps = registry.optimizer_steps(config)
+        if optim.lr_warmup_steps <= 0:
+            optim.lr_warmup_steps = int(optim.lr_warmup_steps_ratio * optim.total_training_steps)
         engine = rollout.engine_kwargs.vllm_omni
         if engine.distributed_executor_backend is None:
             engine.distributed_executor_backend = "mp" if has_accelerator else "uni"

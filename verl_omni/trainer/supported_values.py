@@ -10,9 +10,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.scorer_signature import nearest_name
+from verl_omni.trainer import run_length
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
-FSDP = "actor_rollout_ref.actor.fsdp_config"
+FSDP, OPTIM = "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.optim"
 FLOAT32, DTYPES = ("float32", "fp32"), ("float32", "bfloat16", "fp32", "bf16")
 RESUME_MODES = ("auto", "disable", "resume_path")
 # verl's trackers (verl.utils.tracking.Tracking), each with the package that it imports.
@@ -28,6 +29,8 @@ TRACKER_PACKAGES: dict[str, str | None] = {
     "vemlp_wandb": "volcengine_ml_platform",
     "wandb": "wandb",
 }
+# Arguments of torch.optim.AdamW without settings of their own, and `eps`.
+ADAMW = ("eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
 TRACKERS_WITH_PICTURES = ("wandb", "tensorboard", "mlflow")
 # Folders and files; a list is checked item by item.
 PATHS = (
@@ -36,6 +39,8 @@ PATHS = (
     f"{MODEL}.path",
     f"{MODEL}.tokenizer_path",
     "trainer.default_local_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
     "trainer.resume_from_path",
 )
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
@@ -96,7 +101,8 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         installed: packages of `TRACKER_PACKAGES` that can be imported.
     """
     trackers = [*_trackers(config.trainer.logger, installed), *_pictures(config.trainer)]
-    return [*_values(config), *_open_groups(config), *_paths(config), *_resume(config), *trackers]
+    own = [*run_length.find_problems(config), *_optimizer(config.actor_rollout_ref.actor.optim)]
+    return [*own, *_values(config), *_open_groups(config), *_paths(config), *_resume(config), *trackers]
 
 
 def _values(config: DictConfig) -> Iterator[str]:
@@ -121,6 +127,17 @@ def _open_groups(config: DictConfig) -> Iterator[str]:
         for name in given:
             if name not in known:
                 yield f"{where}.{name}: unknown setting{nearest_name(name, known)}"
+
+
+def _optimizer(optim: DictConfig) -> Iterator[str]:
+    for name in optim.override_optimizer_config or ():
+        if name not in ADAMW:
+            yield f"{OPTIM}.override_optimizer_config.{name}: is not one of {', '.join(ADAMW)}"
+    for name in ("lr_warmup_steps_ratio", "min_lr_ratio"):
+        if not 0 <= optim[name] <= 1:
+            yield f"{OPTIM}.{name}: must be from 0 to 1: {optim[name]}"
+    if optim.lr_warmup_steps > 0 and optim.lr_warmup_steps_ratio > 0:
+        yield f"{OPTIM}.lr_warmup_steps_ratio: is not read with lr_warmup_steps={optim.lr_warmup_steps}; write one"
 
 
 def _paths(config: DictConfig) -> Iterator[str]:

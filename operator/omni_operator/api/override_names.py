@@ -1,22 +1,28 @@
-"""PURE: checks of the names of overrides, without the trainer."""
+"""PURE: checks of overrides, without the trainer."""
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
+import yaml
+
 from .reserved import owner_of
-from .setting_names import BY_LOSS, COMMON, OPEN
+from .setting_names import BY_LOSS, COMMON, ELSEWHERE, OPEN, REJECTED, WITHOUT_EFFECT
 from .suggestions import nearest
 
 DEFAULT_LOSS = "flow_grpo"
+_REJECTED = {name: (accepted, advice) for accepted, advice, names in REJECTED for name in names}
 
 
 def describe_reserved(name: str) -> str | None:
     """Why an override may not set `name`, whichever trainer runs; None if it may."""
-    owner = owner_of(name)
+    owner = owner_of(ELSEWHERE.get(name, name))
     return f"{name} is reserved: {owner} sets it" if owner else None
 
 
-def describe_unknown(mark: str, name: str, loss: str) -> str | None:
-    """Why the project's trainer would refuse `<mark><name>=...`; None if it would not.
+def describe_unsupported(mark: str, name: str, value: str, loss: str) -> str | None:
+    """Why the project's trainer would refuse `<mark><name>=<value>`; None if its name is not the reason.
 
     Args:
         mark: Hydra's mark before the name: empty, `+` or `++`.
@@ -27,10 +33,40 @@ def describe_unknown(mark: str, name: str, loss: str) -> str | None:
     known = {*COMMON, *BY_LOSS[loss]}
     if name in known:
         return f"the setting {name} exists: write {name}=... without '+'" if mark == "+" else None
+    if rule := _reference_rule(name):
+        return _describe_rejected(name, value, *_REJECTED[rule]) if rule in _REJECTED else None
     if others := [other for other, names in BY_LOSS.items() if name in names]:
         return f"{name} is a setting of {' and '.join(others)}, and this job runs {loss}"
     near = nearest(name, known) or next((one for one in sorted(known) if _last(one) == _last(name)), None)
     return f"the trainer has no setting {name}" + (f"; did you mean {near!r}?" if near else "")
+
+
+def _reference_rule(name: str) -> str | None:
+    """The longest name among the reference's settings that matches; None if it has none, or it exists here."""
+    parts = name.split(".")
+    candidates = [name, *(".".join(parts[:count]) + ".*" for count in range(len(parts), 0, -1))]
+    return next((one for one in candidates if one in ELSEWHERE or one in WITHOUT_EFFECT or one in _REJECTED), None)
+
+
+def _describe_rejected(name: str, value: str, accepted: tuple[object, ...], advice: str) -> str | None:
+    given = _parsed(value)
+    if any(given == other and isinstance(given, bool) == isinstance(other, bool) for other in accepted):
+        return None
+    values = " or ".join(_plain(other) for other in accepted)
+    return f"{name}={value} is not supported; write {values}: {advice}"
+
+
+def _parsed(text: str) -> Any:
+    """A value as the trainer reads it: YAML's, and numbers like 1e-5, which are text in YAML 1.1."""
+    with contextlib.suppress(ValueError):
+        return yaml.safe_load(text) if text.strip().lstrip("+-").isdigit() else float(text)
+    with contextlib.suppress(yaml.YAMLError):
+        return yaml.safe_load(text)
+    return text
+
+
+def _plain(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _last(name: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from .base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
-from .override_names import DEFAULT_LOSS, describe_reserved, describe_unknown
+from .override_names import DEFAULT_LOSS, describe_reserved, describe_unsupported
 from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory
 from .reserved import RESERVED
@@ -19,7 +19,7 @@ from .reserved import RESERVED
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
 # Algorithm -> the trainer's `loss_mode`, which selects its settings.
 LOSSES = {"FlowGRPO": "flow_grpo", "DiffusionNFT": "diffusion_nft", "DiffusionDPO": "diffusion_dpo"}
-_OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=")
+_OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
 _RESERVED_MESSAGE = (
     "an override must not set what a field of the job sets; `drl validate` names the override and the field"
 )
@@ -74,14 +74,14 @@ class Algorithm(StrictModel):
             match = _OVERRIDE.match(line)
             if match is None:
                 yield Violation(("overrides", place), f"{line!r} is not in the form name=value")
-            elif text := describe_reserved(match[2]) or self._unknown(match[1], match[2]):
+            elif text := describe_reserved(match[2]) or self._unsupported(match[1], match[2], match[3]):
                 yield Violation(("overrides", place), text)
 
-    def _unknown(self, mark: str, name: str) -> str | None:
-        """Names are checked for the project's trainer only, not for another entry point."""
+    def _unsupported(self, mark: str, name: str, value: str) -> str | None:
+        """For the project's trainer only, not for another entry point."""
         if self.entrypoint != ENTRYPOINT:
             return None
-        return describe_unknown(mark, name, LOSSES.get(self.name, DEFAULT_LOSS))
+        return describe_unsupported(mark, name, value, LOSSES.get(self.name, DEFAULT_LOSS))
 
 
 class Batch(StrictModel):

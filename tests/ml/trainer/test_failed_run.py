@@ -92,3 +92,16 @@ def test_invalid_settings_are_reported_to_the_operator(
     message = "trainer.save_frq: unknown setting; did you mean trainer.save_freq?"
     assert capsys.readouterr().err == f"{message}\n"
     assert [(post["event"], post["message"]) for post in posts] == [("error", message)]
+
+
+def test_settings_without_effect_are_named_once_with_their_reasons(tmp_path: Path) -> None:
+    config = OmegaConf.create(
+        {"trainer": {"default_local_dir": str(tmp_path), "resume_mode": "auto", "total_training_steps": 1}}
+    )
+    main_diffusion.run_training(
+        config, NullReporter(), lambda run, resources: None, {"a.b": "nothing is c", "d": "there is no e"}
+    )
+    events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert [event["message"] for event in events if event["event"] == "warning"] == [
+        "settings that have no effect here: a.b (nothing is c); d (there is no e)"
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
@@ -33,7 +35,7 @@ class AnsweringAgentLoop:
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         rows = len(prompts)
         tensors = {
-            "responses": torch.rand(rows, 16, 4, 4), "rm_scores": torch.arange(rows).float().unsqueeze(-1),
+            "responses": torch.rand(rows, 3, 4, 4), "rm_scores": torch.arange(rows).float().unsqueeze(-1),
             "rollout_log_probs": torch.zeros(rows, 1),
         }  # fmt: skip
         if prompts.meta_info.get("carry_responses") is False:
@@ -89,6 +91,30 @@ def test_an_evaluation_of_latents_has_scores_and_no_pictures(tmp_path: Path, ove
     assert [line["step"] for line in lines if "val/reward/mean" in line] == [0, 2]
     assert lines[0]["val/reward/mean"] == 0.5 and lines[0]["val/n"] == 2
     assert not (tmp_path / "samples").exists()
+
+
+def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path) -> None:
+    drawn, evaluated = tmp_path / "drawn", tmp_path / "evaluated"
+    trainer(
+        tmp_path / "run", f"trainer.rollout_data_dir={drawn}", "trainer.rollout_data_save_freq=2",
+        "trainer.rollout_data_max_samples=3", f"trainer.validation_data_dir={evaluated}", "trainer.test_freq=1",
+    ).fit(None)  # fmt: skip
+    assert sorted(path.name for path in drawn.iterdir()) == ["2", "2.jsonl"], "every second step"
+    lines = [json.loads(line) for line in (drawn / "2.jsonl").read_text().splitlines()]
+    assert [line["score"] for line in lines] == [0.0, 1.0, 2.0], "at most three samples"
+    assert all(line["step"] == 2 and line["input"] in ("a red circle", "a blue square") for line in lines)
+    assert len({line["seed"] for line in lines}) == 3
+    for line in lines:
+        with Image.open(drawn / line["output"]) as picture:
+            assert picture.size == (4, 4)
+    assert sorted(path.name for path in evaluated.glob("*.jsonl")) == ["0.jsonl", "1.jsonl", "2.jsonl"]
+    assert len((evaluated / "0.jsonl").read_text().splitlines()) == 2, "all of an evaluation"
+
+
+def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(tmp_path: Path) -> None:
+    made = trainer(tmp_path, f"trainer.rollout_data_dir={tmp_path / 'drawn'}", "trainer.rollout_data_save_freq=2")
+    assert made._generate(1).images is None
+    assert made._generate(2).images is not None
 
 
 def test_maxima_are_maxima_over_the_ranks(tmp_path: Path) -> None:

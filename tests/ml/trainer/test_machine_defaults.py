@@ -63,6 +63,27 @@ def test_the_schedule_of_the_learning_rate_ends_with_the_run_unless_it_is_given(
     assert given.actor.optim.total_training_steps == 7
 
 
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [((), 0), (("lr_warmup_steps_ratio=0.25",), 5), (("lr_warmup_steps=7",), 7), (("lr_warmup_steps=0",), 0)],
+)
+def test_a_warm_up_is_a_number_of_steps_or_a_part_of_all(
+    tmp_path: Path, overrides: tuple[str, ...], steps: int
+) -> None:
+    given = [f"actor_rollout_ref.actor.optim.{each}" for each in overrides]
+    made = fitted(tmp_path, "WanPipeline", "trainer.total_training_steps=20", *given)
+    assert made.actor.optim.lr_warmup_steps == steps
+
+
+def test_the_number_of_steps_follows_from_epochs(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n' * 20)
+    made = fitted(
+        tmp_path, "WanPipeline", f"data.train_files={tmp_path / 'x.jsonl'}", "trainer.total_training_steps=null",
+        "trainer.total_epochs=3",
+    )  # fmt: skip
+    assert made.actor.optim.total_training_steps == 6, "two steps of 8 prompts an epoch"
+
+
 def test_settings_that_are_given_stay(tmp_path: Path) -> None:
     made = fitted(
         tmp_path, "StableDiffusion3Pipeline",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
+import torch
 
 from verl_omni.trainer import settings, supported_values
 
@@ -30,6 +33,29 @@ OTHERS = {
     f"{ROLLOUT}.val_kwargs.n": "2", "reward.reward_model.enable": "true",
     "reward.reward_model.enable_resource_pool": "true", "trainer.resume_mode": "never",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["override_optimizer_config={epsilon: 1}"], "override_optimizer_config.epsilon: is not one of eps, amsgrad"),
+        (["override_optimizer_config.lr=1"], "override_optimizer_config.lr: is not one of eps, amsgrad"),
+        (["lr_warmup_steps_ratio=1.5"], "lr_warmup_steps_ratio: must be from 0 to 1: 1.5"),
+        (["min_lr_ratio=-1"], "min_lr_ratio: must be from 0 to 1: -1"),
+        (
+            ["lr_warmup_steps=3", "lr_warmup_steps_ratio=0.5"],
+            "lr_warmup_steps_ratio: is not read with lr_warmup_steps=3",
+        ),
+    ],
+)
+def test_wrong_settings_of_the_optimizer_are_refused(overrides: list[str], said: str) -> None:
+    optim = "actor_rollout_ref.actor.optim"
+    assert refusal(*(f"{optim}.{each}" for each in overrides)).startswith(f"{optim}.{said}")
+
+
+def test_the_arguments_of_the_optimizer_are_those_of_torch() -> None:
+    own = {"params", "lr", "betas", "weight_decay"}  # with settings of their own
+    assert set(supported_values.ADAMW) == inspect.signature(torch.optim.AdamW).parameters.keys() - own
 
 
 def test_the_defaults_are_supported_and_every_restricted_setting_is_tried() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
 from verl_omni.algos.agreement import LogProbMismatch
 from verl_omni.models.tiny import make_tiny_sd3
-from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.actor.actor import DiffusionActor, learning_rate_factor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
 
@@ -178,6 +179,22 @@ def test_a_cosine_ends_with_the_last_optimizer_step(model_folder: Path) -> None:
     rates = [actor.update(data, **SAMPLER)["actor/lr"] for _ in range(2)]
     assert actor.scheduler.last_epoch == 8 and actor.scheduler.get_last_lr() == [pytest.approx(0, abs=1e-9)]
     assert rates[0] == pytest.approx(1e-2 * (0.5 + 1 + 1 + 0.9330) / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize(("floor", "cycles"), [(0.0, 0.5), (0.2, 0.5), (0.2, 1.5)])
+def test_a_schedule_is_that_of_verl(floor: float, cycles: float) -> None:
+    optim = DiffusionOptimizerConfig(
+        lr_scheduler_type="cosine", lr_warmup_steps=3, total_training_steps=12, min_lr_ratio=floor, num_cycles=cycles
+    )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_cosine_schedule_with_warmup(optimizer, 3, 12, min_lr_ratio=floor, num_cycles=cycles)
+    expected = [theirs.lr_lambdas[0](step) for step in range(3, 13)]
+    assert [learning_rate_factor(step, optim) for step in range(3, 13)] == pytest.approx(expected)
+
+
+def test_further_arguments_reach_the_optimizer(model_folder: Path) -> None:
+    actor = make(model_folder, optim=DiffusionOptimizerConfig(override_optimizer_config={"eps": 1e-3, "amsgrad": True}))
+    assert (actor.optimizer.defaults["eps"], actor.optimizer.defaults["amsgrad"]) == (1e-3, True)
 
 
 @pytest.mark.parametrize("rank", [4, 0])

@@ -232,19 +232,25 @@ def _rows(batch: Batch, chosen: Tensor, device: torch.device | None = None) -> B
 
 def _adamw(parameters: Iterable[nn.Parameter], config: DiffusionOptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        list(parameters), lr=config.lr, betas=tuple(config.betas), eps=config.eps, weight_decay=config.weight_decay
-    )
+        list(parameters), lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay,
+        **{"eps": config.eps, **(config.override_optimizer_config or {})},
+    )  # fmt: skip
 
 
 def _schedule(optimizer: torch.optim.Optimizer, config: DiffusionOptimizerConfig) -> torch.optim.lr_scheduler.LambdaLR:
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, config))
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, config))
 
 
-def _learning_rate_factor(step: int, config: DiffusionOptimizerConfig) -> float:
-    """Factor of the learning rate at optimizer step `step` (from 0): linear warm-up, then constant or cosine to 0."""
+def learning_rate_factor(step: int, config: DiffusionOptimizerConfig) -> float:
+    """Factor of the learning rate at optimizer step `step` (from 0): linear warm-up, then constant or cosine.
+
+    Of the part t of the steps after the warm-up: (1 + min) / 2 + (1 - min) / 2 * cos(2 pi num_cycles t), with
+    min = `min_lr_ratio`, as `verl.utils.torch_functional.get_cosine_schedule_with_warmup`.
+    """
     if step < config.lr_warmup_steps:
         return (step + 1) / config.lr_warmup_steps
     if config.lr_scheduler_type == "constant" or config.total_training_steps <= 0:
         return 1.0
     done = (step - config.lr_warmup_steps) / max(1, config.total_training_steps - config.lr_warmup_steps)
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    cosine = math.cos(2 * math.pi * config.num_cycles * min(1.0, done))
+    return (1 + config.min_lr_ratio) / 2 + (1 - config.min_lr_ratio) / 2 * cosine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from verl.base_config import BaseConfig
@@ -41,9 +41,13 @@ class DiffusionOptimizerConfig(BaseConfig):
 
     Attributes:
         lr: peak learning rate.
-        lr_scheduler_type: after the warm-up, constant, or cosine decay to 0.
-        lr_warmup_steps: optimizer steps of linear warm-up.
-        total_training_steps: optimizer steps at which the cosine reaches 0; constant if not positive.
+        override_optimizer_config: further arguments of `torch.optim.AdamW`.
+        lr_scheduler_type: after the warm-up, constant, or cosine decay.
+        lr_warmup_steps: optimizer steps of linear warm-up; none if not positive.
+        lr_warmup_steps_ratio: `lr_warmup_steps` over `total_training_steps`; the trainer sets the former by it.
+        total_training_steps: optimizer steps at which the cosine ends; constant if not positive.
+        min_lr_ratio: lowest factor of the learning rate on the cosine.
+        num_cycles: periods of the cosine; 0.5: it falls once.
     """
 
     lr: float = 1e-4
@@ -51,8 +55,12 @@ class DiffusionOptimizerConfig(BaseConfig):
     eps: float = 1e-8
     weight_decay: float = 1e-4
     lr_scheduler_type: Literal["constant", "cosine"] = "constant"
+    override_optimizer_config: dict[str, Any] | None = None
     lr_warmup_steps: int = 0
+    lr_warmup_steps_ratio: float = 0.0
     total_training_steps: int = -1
+    min_lr_ratio: float = 0.0
+    num_cycles: float = 0.5
 
 
 @dataclass

@@ -1,0 +1,114 @@
+"""Settings of the reference: each is used, accepted without effect, or refused with a reason; nothing is ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_omni.trainer import settings, settings_page
+from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
+
+ROOT = Path(__file__).parents[3]
+REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load([*REQUIRED, *overrides])
+    return str(caught.value)
+
+
+def of_kind(kind: type) -> list[str]:
+    """Names of settings with a rule of one kind; of a group, one name in it."""
+    return [name.replace(".*", ".anything") for name, rule in rules().items() if isinstance(rule, kind)]
+
+
+def test_every_setting_of_the_reference_is_known() -> None:
+    found = settings_page.rows()
+    assert len(found) == 486
+    assert {row.kind for row in found} <= set(settings_page.KINDS)
+
+
+def test_no_setting_has_a_rule_and_a_default() -> None:
+    configs = settings_page.configurations()
+    names = [name.removesuffix(".*") for name in rules() if name != "actor_rollout_ref.ref.*"]
+    groups_here = {"reward.reward_model"}  # its switches are settings; the rest has no effect without them
+    doubled = [
+        name for name in names if name not in groups_here
+        and any(OmegaConf.select(config, name, default="absent") != "absent" for config in configs)
+    ]  # fmt: skip
+    assert doubled == []
+
+
+def test_targets_of_renamed_and_copied_settings_exist() -> None:
+    (config, *_) = settings_page.configurations()
+    targets = [rule.name for rule in rules().values() if isinstance(rule, Renamed | Copied)]
+    assert [name for name in targets if OmegaConf.select(config, name, default="absent") == "absent"] == []
+
+
+def test_settings_without_effect_change_nothing_and_are_named_with_their_reasons() -> None:
+    given = [f"+{name}=3" for name in of_kind(WithoutEffect)]
+    reasons = settings.without_effect([*given, "data.shuffle=false"])
+    assert list(reasons) == of_kind(WithoutEffect) and all(reasons.values())
+    assert settings.load([*REQUIRED, *given]) == settings.load(REQUIRED)
+
+
+def test_a_refused_setting_says_which_value_is_accepted_and_what_to_write() -> None:
+    names = of_kind(Rejected)
+    for name, line in zip(names, refusal(*(f"{name}=surprising" for name in names)).splitlines(), strict=True):
+        rule = find_rule(name)
+        assert isinstance(rule, Rejected)
+        assert line.startswith(f"{name}: surprising is not supported; write ")
+        assert line.endswith(rule.advice)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_value_that_asks_for_nothing_is_accepted_and_changes_nothing(place: int) -> None:
+    values = {name: rule.accepted[place] for name in of_kind(Rejected) if isinstance(rule := find_rule(name), Rejected)}
+    given = [f"++{name}={'null' if value is None else value}" for name, value in values.items()]
+    assert settings.load([*REQUIRED, *given]) == settings.load(REQUIRED)
+
+
+@pytest.mark.parametrize(("value", "accepted"), [("0", False), ("False", True), ("false", True), ("1", False)])
+def test_a_number_is_not_a_truth_value(value: str, accepted: bool) -> None:
+    rule = find_rule("trainer.val_only")
+    assert isinstance(rule, Rejected)
+    assert rule.accepts(settings._parsed(value)) is accepted
+
+
+def test_a_renamed_setting_sets_the_one_here() -> None:
+    assert settings.load([*REQUIRED, f"{ACTOR}.optim.clip_grad=0.25"]).actor_rollout_ref.actor.grad_clip == 0.25
+
+
+def test_a_copy_must_have_the_value_of_the_original() -> None:
+    copy = "actor_rollout_ref.model.pipeline.guidance_scale"
+    settings.load([*REQUIRED, f"{copy}=4.0", f"{ROLLOUT}.pipeline.guidance_scale=4.0"])
+    assert refusal(f"{copy}=4.0") == (
+        f"{copy}: 4.0 differs from {ROLLOUT}.pipeline.guidance_scale, which is 1.0; write the value there only"
+    )
+
+
+def test_the_longest_name_of_a_group_counts() -> None:
+    assert isinstance(find_rule("trainer.v1.trainer_mode"), Rejected)
+    assert isinstance(find_rule("trainer.v1.separate_async.num_warmup_batches"), WithoutEffect)
+    assert find_rule("trainer.no_such_setting") is None
+
+
+def test_a_whole_group_can_be_given() -> None:
+    given = f"{ACTOR}.profiler={{enable: true, tool: nsys}}"
+    assert list(settings.without_effect([given])) == [f"{ACTOR}.profiler"]
+    settings.load([*REQUIRED, given])
+
+
+def test_a_misspelt_setting_is_still_refused() -> None:
+    assert "unknown setting; did you mean trainer.total_epochs?" in refusal("trainer.total_epoch=3")
+
+
+def test_the_page_shows_what_the_trainer_does(tmp_path: Path) -> None:
+    assert settings_page.main(["--out", str(ROOT / settings_page.PAGE), "--check"]) == 0
+    stale = tmp_path / "settings.md"
+    stale.write_text("old")
+    assert settings_page.main(["--out", str(stale), "--check"]) == 1

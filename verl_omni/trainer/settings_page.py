@@ -1,0 +1,175 @@
+"""docs/settings.md: every setting of the reference, and what becomes of it here.
+
+    python -m verl_omni.trainer.settings_page [--check]
+
+`--check` writes nothing and fails where the page is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
+from verl_omni.trainer.settings import CONFIG_NAME, OPEN
+from verl_omni.trainer.supported_values import SUPPORTED
+from verl_omni.workers.algorithms.registry import ALGORITHMS
+
+PAGE, SOURCE = Path("docs/settings.md"), Path("docs/figures/reference-settings.tsv")
+HEADER = """\
+# Settings of the reference
+
+For users of verl-omni: all {total} settings of its trainer, and what becomes of each here. Written by `make crds`
+from the trainer's configuration and `verl_omni/trainer/config/reference_settings.yaml`; tests compare every line with
+what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026; "recipes" says how
+many of its 40 published recipes set a value.
+
+| what happens to a value | settings |
+| --- | ---: |
+{counts}
+
+- **used**: it has the reference's meaning, except for what [switching.md](switching.md) says. With "only", other
+  values are refused.
+- **same as**: the value goes to the named setting, or must be equal to it.
+- **without effect**: accepted and named once at the start of a run, with this reason.
+- **only**: other values are refused, because this trainer does not have what they ask for.
+- **refused**: no value is accepted.
+"""
+KINDS = ("used", "same as another", "without effect", "only the value that asks for nothing", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A setting of the reference.
+
+    Attributes:
+        recipes: published recipes that set it. default: the reference's.
+        kind: one of `KINDS`. here: what becomes of it.
+    """
+
+    name: str
+    recipes: str
+    default: str
+    kind: str
+    here: str
+
+
+def reference_settings(source: Path = SOURCE) -> list[dict[str, str]]:
+    """Rows of the list of the reference's settings: setting, recipes, default."""
+    with source.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def configurations() -> list[DictConfig]:
+    """The default settings with each algorithm; interpolations are not resolved."""
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
+        return [compose(CONFIG_NAME, overrides=[f"loss={loss}"]) for loss in ALGORITHMS]
+
+
+def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:
+    """(kind, what becomes of the setting); None if the trainer does not know it."""
+    if found := [text for config in configs if (text := _default(config, name)) is not None]:
+        text = f"used; default {' or '.join(dict.fromkeys(found))}"
+        if name in SUPPORTED:
+            text += f"; only {_listed(SUPPORTED[name].values)}: {SUPPORTED[name].advice}"
+        return KINDS[0], text
+    match find_rule(name):
+        case Renamed(name=target) | Copied(name=target):
+            return KINDS[1], f"same as `{target}`"
+        case WithoutEffect(reason=reason):
+            return KINDS[2], f"without effect: {reason}"
+        case Rejected(accepted=accepted, advice=advice):
+            return KINDS[3], f"only {_listed(accepted)}: {advice}"
+        case None:
+            pass
+    if any(name.startswith(f"{group}.") for group in OPEN):
+        return KINDS[0], "used; one of a group whose names the user chooses"
+    return None
+
+
+def _default(config: DictConfig, name: str) -> str | None:
+    parent, _, key = name.rpartition(".")
+    node = OmegaConf.select(config, parent, throw_on_missing=False)
+    if not isinstance(node, DictConfig) or node._is_none() or key not in node._content:
+        return None
+    inner = node._get_node(key)
+    return _code(OmegaConf.to_container(inner) if OmegaConf.is_config(inner) else inner._value())  # type: ignore[union-attr]
+
+
+def _there(default: str) -> str:
+    return "" if not default else "derived" if default.startswith("${") else _code(default)
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return " or ".join(_code(value) for value in values)
+
+
+def _code(value: Any) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "`" + text.replace("|", "\\|").replace("\n", " ") + "`"
+
+
+def rows() -> list[Row]:
+    """All settings of the reference.
+
+    Raises:
+        LookupError: the trainer neither has a setting nor a rule for it.
+    """
+    configs, found = configurations(), []
+    for line in reference_settings():
+        described = describe(line["setting"], configs)
+        if described is None:
+            raise LookupError(f"{line['setting']}: neither a setting nor in reference_settings.yaml")
+        found.append(Row(line["setting"], line["recipes"], line["default"], *described))
+    return found
+
+
+def render() -> str:
+    """Text of the page."""
+    return "".join(_parts(rows()))
+
+
+def _parts(found: Sequence[Row]) -> Iterator[str]:
+    counts = Counter(row.kind for row in found)
+    table = "\n".join(f"| {kind} | {counts[kind]} |" for kind in KINDS if counts[kind])
+    yield HEADER.format(total=len(found), counts=table)
+    section = ""
+    for row in found:
+        if (top := row.name.partition(".")[0]) != section:
+            section = top
+            yield f"\n## {section}\n\n| setting | recipes | default there | here |\n| --- | ---: | --- | --- |\n"
+        short = row.name.removeprefix(f"{section}.")
+        yield f"| `{short}` | {row.recipes} | {_there(row.default)} | {row.here} |\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m verl_omni.trainer.settings_page", description="Write the page of the reference's settings."
+    )
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is stale")
+    options = parser.parse_args(arguments)
+    path: Path = options.out
+    if not options.check:
+        path.write_text(render(), encoding="utf-8")
+        return 0
+    if path.is_file() and path.read_text(encoding="utf-8") == render():
+        return 0
+    sys.stderr.write(f"{path} does not show the settings of the trainer: run `make crds` and commit it\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
