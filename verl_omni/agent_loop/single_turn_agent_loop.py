@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 class SampleAborted(RuntimeError):
     """The server aborted a sample, and the client did not retry it."""
+
+
+class PromptTooLong(ValueError):
+    """A prompt has more tokens than `data.max_prompt_length`, and `data.truncation` is `error`."""
 
 
 @register("diffusion_single_turn_agent")
@@ -47,6 +51,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
         Raises:
             KeyError: the row has no `raw_prompt`.
+            PromptTooLong: a prompt is too long, and `data.truncation` is `error`.
             ValueError: a prompt with images or videos is too long; it cannot be truncated.
             SampleAborted: the server aborted the sample.
         """
@@ -94,8 +99,25 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         ids = normalize_token_ids(self.tokenizer(text, truncation=False)["input_ids"])
         if len(ids) <= limit:
             return list(ids)
-        logger.warning("prompt of %d tokens is truncated to rollout.prompt_length=%d: %.80s", len(ids), limit, text)
+        self._may_truncate(ids)
         return list(normalize_token_ids(self.tokenizer(text, truncation=True, max_length=limit)["input_ids"]))
+
+    @override
+    def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
+        """The ids of a prompt with a chat template, which lose their end if they are too many."""
+        limit = self.rollout_config.prompt_length
+        if len(prompt_ids) > limit:
+            self._may_truncate(prompt_ids)
+        return prompt_ids[:limit]
+
+    def _may_truncate(self, ids: Sequence[int]) -> None:
+        text = f"prompt of {len(ids)} tokens; data.max_prompt_length is {self.rollout_config.prompt_length}"
+        shown = f"{self.tokenizer.decode(ids, skip_special_tokens=True):.80}"
+        if self.data_config.get("truncation", "error") == "error":
+            raise PromptTooLong(
+                f"{text}: raise it, or write data.truncation=right or data.filter_overlong_prompts=true: {shown}"
+            )
+        logger.warning("%s, so it loses its end: %s", text, shown)
 
     def _lost_text(self, name: str, messages: list[dict[str, Any]] | None, ids: list[int] | None) -> dict[str, str]:
         """{name: the text} where the ids do not say it all: a CLIP tokenizer drops case and spacing, which T5 keeps.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from typing_extensions import override
 from verl.utils.dataset.rl_dataset import RLHFDataset
+
+logger = logging.getLogger(__name__)
+COUNTED_AT_ONCE = 4096  # prompts in one call of the tokenizer
+Prompt = str | list[dict[str, Any]]
 
 
 class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
@@ -23,14 +28,26 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
     @override
     def _build_messages(self, example: dict[str, Any], key: str) -> list[dict[str, Any]]:
         if isinstance(example[key], str):
-            return [{"role": "user", "content": example[key]}]
+            return as_messages(example[key])
         return super()._build_messages(example, key)  # type: ignore[no-any-return]
+
+    @override
+    def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
+        """The rows with short enough prompts. verl's own counts a prompt of plain text as too long."""
+        if not self.filter_overlong_prompts:
+            return dataframe
+        counts = token_counts(dataframe[self.prompt_key], self.tokenizer, self.apply_chat_template_kwargs)
+        kept = [row for row, count in enumerate(counts) if count <= self.max_prompt_length]
+        if len(kept) < len(dataframe):
+            text = "data.filter_overlong_prompts: %d of %d prompts are longer than %d tokens, and left out"
+            logger.warning(text, len(dataframe) - len(kept), len(dataframe), self.max_prompt_length)
+        return dataframe.select(kept)
 
     @override
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = dict(self.dataframe[item])
         messages = self._build_messages(row, self.prompt_key)
-        text = " ".join(str(message["content"]) for message in messages)
+        text = prompt_text(messages)
         graded = dict(row.get("reward_model") or {})
         graded.setdefault("style", "rule")
         graded.setdefault("ground_truth", row.get("ground_truth") or text)
@@ -68,6 +85,47 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
     if len(dataset) == 0:
         raise ValueError(f"{paths} have no prompts, or data.filter_overlong_prompts removed all of them")
     return dataset
+
+
+def check_lengths(dataset: RLHFDataset, tokenizer: Any, limit: int) -> None:
+    """Refuse prompts that are too long, before hours of training lead to them.
+
+    Raises:
+        ValueError: a prompt has more than `limit` tokens; the message names the first, and how many there are.
+    """
+    prompts = dataset.dataframe[dataset.prompt_key]
+    counts = token_counts(prompts, tokenizer, dataset.apply_chat_template_kwargs)
+    long = [(row, count) for row, count in enumerate(counts) if count > limit]
+    if long:
+        row, tokens = long[0]
+        raise ValueError(
+            f"{len(long)} of {len(prompts)} prompts have more than data.max_prompt_length={limit} tokens; the first, "
+            f"row {row}, has {tokens}: raise it, or write data.truncation=right or data.filter_overlong_prompts=true"
+        )
+
+
+def token_counts(prompts: Sequence[Prompt], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[int]:
+    """Tokens of each prompt, as agent loops count them: by the tokenizer's chat template, else of the plain text."""
+    if getattr(tokenizer, "chat_template", None):
+        for prompt in prompts:
+            text = tokenizer.apply_chat_template(
+                as_messages(prompt), add_generation_prompt=True, tokenize=False, **template_kwargs
+            )
+            yield len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return
+    for first in range(0, len(prompts), COUNTED_AT_ONCE):
+        texts = [prompt_text(as_messages(prompt)) for prompt in prompts[first : first + COUNTED_AT_ONCE]]
+        yield from map(len, tokenizer(texts, truncation=False)["input_ids"])
+
+
+def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """The messages of a prompt; plain text is one of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of messages."""
+    return " ".join(str(message["content"]) for message in messages)
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Tensor:

@@ -190,10 +190,16 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
 
     path = config.actor_rollout_ref.model.tokenizer_path or f"{config.actor_rollout_ref.model.path}/tokenizer"
     tokenizer = hf_tokenizer(path, trust_remote_code=config.data.trust_remote_code)
+    if template := config.actor_rollout_ref.model.custom_chat_template:
+        tokenizer.chat_template = template
     held_out = None
     if config.data.val_files:
         held_out = data.load(config.data.val_files, config.data, tokenizer, max_samples=config.data.val_max_samples)
     train = data.load(config.data.train_files, config.data, tokenizer, max_samples=config.data.train_max_samples)
+    if config.data.truncation == "error":
+        for dataset in (train, held_out):
+            if dataset is not None:
+                data.check_lengths(dataset, tokenizer, config.actor_rollout_ref.rollout.prompt_length)
     return train, held_out
 
 

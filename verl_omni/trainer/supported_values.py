@@ -63,8 +63,8 @@ SUPPORTED = {
     "actor_rollout_ref.hybrid_engine": SupportedValues((True,), "trainer and engine share their accelerators"),
     f"{DATA}.return_raw_chat": SupportedValues((True,), "agent loops take the raw prompt"),
     f"{DATA}.truncation": SupportedValues(
-        ("right",), f"a prompt longer than {DATA}.max_prompt_length loses its end; drop it with "
-        f"{DATA}.filter_overlong_prompts=true",
+        ("error", "right"), f"a prompt longer than {DATA}.max_prompt_length ends the run, or loses its end; drop it "
+        f"with {DATA}.filter_overlong_prompts=true",
     ),
     f"{MODEL}.lora": SupportedValues(({},), f"{MODEL}.lora_rank and {MODEL}.lora_alpha set the adapter"),
     f"{MODEL}.lora_dtype": SupportedValues(

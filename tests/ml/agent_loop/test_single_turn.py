@@ -72,7 +72,7 @@ async def test_text_that_the_ids_lose_is_sent_too(worker: Any, batch: Any, text:
 
 
 async def test_the_text_of_a_truncated_prompt_is_that_of_its_ids(worker: Any, batch: Any) -> None:
-    assert "prompt_text" not in await one(worker(), batch, "A Red Circle " * 8)
+    assert "prompt_text" not in await one(worker("data.truncation=right"), batch, "A Red Circle " * 8)
 
 
 async def test_text_prompts_do_not_import_image_packages(worker: Any, batch: Any) -> None:
@@ -93,11 +93,19 @@ async def test_text_prompts_do_not_import_image_packages(worker: Any, batch: Any
 async def test_a_long_text_is_truncated_and_keeps_its_end_token(worker: Any, batch: Any, caplog: Any) -> None:
     # An import of vLLM in another test of this process raises the level of all loggers.
     caplog.set_level(logging.WARNING, logger="verl_omni.agent_loop.single_turn_agent_loop")
-    made = worker()
+    made = worker("data.truncation=right")
     ids = (await one(made, batch, "red " * 20))["prompt_ids"]
     assert len(ids) == 8
     assert ids[-1] == made.tokenizer.eos_token_id
-    assert "prompt of 22 tokens is truncated to rollout.prompt_length=8" in caplog.text
+    assert "prompt of 22 tokens; data.max_prompt_length is 8, so it loses its end: red red" in caplog.text
+
+
+@pytest.mark.parametrize("settings", [[], [f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'"]])
+async def test_a_long_prompt_ends_the_run_unless_it_may_be_truncated(
+    worker: Any, batch: Any, settings: list[str]
+) -> None:
+    with pytest.raises(SampleFailed, match=r"tokens; data.max_prompt_length is 8: raise it, or write data.truncation"):
+        await one(worker(*settings), batch, "red " * 20)
 
 
 async def test_a_custom_chat_template_is_used_by_tokenizer_and_processor(worker: Any, batch: Any) -> None:
@@ -118,11 +126,10 @@ def test_a_custom_chat_template_is_set_on_the_processor(worker: Any, monkeypatch
     assert made.processor.chat_template == made.tokenizer.chat_template == TEMPLATE
 
 
-async def test_a_long_templated_prompt_is_truncated_on_the_left(worker: Any, batch: Any) -> None:
-    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
-    ids = (await one(made, batch, "circle " * 20))["prompt_ids"]
-    assert len(ids) == 8
-    assert ids[-1] == made.tokenizer("red", add_special_tokens=False)["input_ids"][0]
+async def test_a_long_templated_prompt_loses_its_end(worker: Any, batch: Any) -> None:
+    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'", "data.truncation=right")
+    ids = (await one(made, batch, "blue " + "circle " * 20))["prompt_ids"]
+    assert ids == made.tokenizer("blue" + " circle" * 7, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("negative", ["blue square", [{"role": "user", "content": "blue square"}]])
@@ -159,7 +166,7 @@ def extra(**entries: str) -> str:
 
 async def test_other_encoders_get_ids_from_their_own_tokenizers(worker: Any, batch: Any) -> None:
     folder = MODEL / "tokenizer_3"
-    made = worker(extra(long=f"path: '{folder}'", short=f"path: '{folder}', max_length: 3"))
+    made = worker(extra(long=f"path: '{folder}'", short=f"path: '{folder}', max_length: 3"), "data.truncation=right")
     read = made.model_config.load_extra_tokenizers()["long"]["tokenizer"]
     text = "a red circle and a blue square and a green cross"
     request = await one(made, batch, text, raw_negative_prompt=["blue"])
