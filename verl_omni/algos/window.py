@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+DEFAULT_HIGH = 5  # steps that a window with a size and without a range may lie in
+
 
 def place(
     *,
@@ -26,12 +28,14 @@ def place(
     Args:
         steps: number of denoising steps.
         size: length of the window; None: all of `bounds`.
-        bounds: steps [low, high) that the window lies in; None: all but the last.
+        bounds: steps [low, high) that the window lies in; None: all but the last, and with a size the first
+            `DEFAULT_HIGH` of them, as in verl-omni.
 
     Raises:
         ValueError: the window does not fit, or the strategy is unknown.
     """
-    low, high = (int(bounds[0]), int(bounds[1])) if bounds is not None else (0, steps - 1)
+    most = steps - 1 if size is None else min(DEFAULT_HIGH, steps - 1)
+    low, high = (int(bounds[0]), int(bounds[1])) if bounds is not None else (0, most)
     if size is None:
         size = high - low if bounds is not None else steps - 1
     if not (0 <= low < high <= steps and 0 < size <= high - low):

@@ -10,6 +10,7 @@ import torch
 
 from verl_omni.algos import window
 from verl_omni.pipelines.sde_sampler import Window
+from verl_omni.utils.seeds import hashed_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
         extra: the fields of `DiffusionRolloutAlgoConfig`, and `global_steps`, the version of the weights: the number of
             finished training steps, which places a progressive window.
         steps: number of denoising steps.
-        seed: seed of the request's noise, which places a random window.
+        seed: seed of the request's noise, which places a random window; with `sde_window_seed` that and
+            `global_steps` do, so that all samples of a training step have one window.
 
     Raises:
         ValueError: the window does not fit into `steps`, `sample_strategy` is unknown, or a window of `cps` holds the
@@ -52,13 +54,14 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
     noise_level = float(extra.get("noise_level") or 0.0)
     if noise_level <= 0:
         return None
+    step, shared = int(extra.get("global_steps") or 0), extra.get("sde_window_seed")
     start, size = window.place(
         steps=steps,
         size=extra.get("sde_window_size"),
         bounds=extra.get("sde_window_range"),
         strategy=extra.get("sample_strategy") or "random",
-        seed=seed + int(extra.get("sde_window_seed") or 0),
-        global_step=int(extra.get("global_steps") or 0),
+        seed=seed if shared is None else hashed_seed("window", int(shared), step),
+        global_step=step,
         iters_per_group=int(extra.get("iters_per_group") or 1),
     )
     kind = str(extra.get("sde_type") or "sde")

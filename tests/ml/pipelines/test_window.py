@@ -64,8 +64,27 @@ def test_random_windows_are_uniform_and_determined_by_the_seed() -> None:
     assert [starts.count(place) for place in range(1, 5)] == pytest.approx([500] * 4, abs=80)
     again = [sde_window(row, STEPS, seed=row["seed"]) for row in params(7, rows=2000, **algo)]
     assert [found.start for found in again if found] == starts, "it does not move with the step"
-    other = [sde_window(row, STEPS, seed=row["seed"]) for row in params(0, rows=2000, sde_window_seed=1, **algo)]
-    assert [found.start for found in other if found] != starts
+
+
+def test_with_a_seed_of_its_own_a_random_window_is_one_for_all_samples_of_a_step() -> None:
+    algo = {"sde_window_size": 2, "sde_window_range": [1, 6], "sample_strategy": "random"}
+
+    def starts(version: int, window_seed: int) -> set[int]:
+        asked = params(version, rows=20, sde_window_seed=window_seed, **algo)
+        return {found.start for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))}
+
+    places = [starts(version, 42) for version in range(400)]
+    assert all(len(found) == 1 for found in places)
+    counts = [sum(found == {place} for found in places) for place in range(1, 5)]
+    assert counts == pytest.approx([100] * 4, abs=35), "it moves with the step"
+    assert [starts(version, 42) for version in range(20)] == places[:20], "a resumed run draws the same"
+    assert [starts(version, 43) for version in range(20)] != places[:20]
+
+
+@pytest.mark.parametrize(("steps", "places"), [(10, {0, 1, 2, 3}), (4, {0, 1})])
+def test_a_window_with_a_size_and_no_range_lies_in_the_first_five_steps(steps: int, places: set[int]) -> None:
+    asked = params(0, rows=200, sde_window_size=2)
+    assert {found.start for row in asked if (found := sde_window(row, steps, seed=row["seed"]))} == places
 
 
 def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of_the_steps() -> None:

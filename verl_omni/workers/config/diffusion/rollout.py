@@ -48,10 +48,11 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
         noise_level: scale of the SDE's noise (`a` in Flow-GRPO, arXiv:2505.05470).
         sde_type: `sde`, `cps` or `dance_sde`.
         sde_window_size: number of steps with noise, which are recorded; None: all but the last.
-        sde_window_range: steps [low, high) that the window lies in; None: all but the last.
+        sde_window_range: steps [low, high) that the window lies in; None: all but the last, or [0, 5) with a size.
         sample_strategy: `random` places the window for each request, `progressive` moves it over the training steps.
         iters_per_group: training steps between two moves of a progressive window; > 0.
-        sde_window_seed: seed of the random placement.
+        sde_window_seed: seed of the random placement, which is then the same for all samples of a training step; None:
+            each sample has a window of its own.
         init_same_noise: all samples of a prompt start from the same noise, and differ by that of the SDE.
         clean_latents: return the final latents of training samples, for algorithms without a likelihood.
 
@@ -65,7 +66,7 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
     sde_window_range: list[int] | None = None
     sample_strategy: str = "random"
     iters_per_group: int = 25
-    sde_window_seed: int = 0
+    sde_window_seed: int | None = None
     init_same_noise: bool = False
     clean_latents: bool = False
 
