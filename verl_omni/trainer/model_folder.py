@@ -1,0 +1,37 @@
+"""The folder of a model: given as a path, or as the name of a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+SETTING = "actor_rollout_ref.model.path"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def model_folder(path: str) -> Path:
+    """The local folder of a model.
+
+    A path that exists is that folder. Otherwise `owner/name` is looked up in the local hub cache, and downloaded into
+    it if `HF_HUB_OFFLINE` is 0.
+
+    Raises:
+        FileNotFoundError: there is no such folder, and it is no repository, or one that can neither be found nor
+            downloaded.
+    """
+    folder = Path(path)
+    if folder.exists() or not _REPOSITORY.fullmatch(path):
+        return folder
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    offline = constants.HF_HUB_OFFLINE
+    try:
+        return Path(snapshot_download(path, cache_dir=constants.HF_HUB_CACHE, local_files_only=offline))
+    except RepositoryNotFoundError as error:
+        raise FileNotFoundError(f"{SETTING}: neither a folder nor a repository of the hub: {path}") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        advice = f"run `hf download {path}` where there is a network" + (", or set HF_HUB_OFFLINE=0" if offline else "")
+        raise FileNotFoundError(
+            f"{SETTING}: {path} is no folder, and not in the hub cache {constants.HF_HUB_CACHE}: {advice}"
+        ) from error
