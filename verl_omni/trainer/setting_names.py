@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.trainer.settings import CONFIG_NAME, OPEN
+from verl_omni.trainer.supported_values import SUPPORTED
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 FILE = Path("operator/omni_operator/api/setting_names.py")
@@ -28,6 +29,7 @@ HEADER = '''\
 """Names of the trainer's settings. Written from verl_omni/trainer/config by `make crds`; do not edit."""
 
 # fmt: off
+# ruff: noqa: E501
 from __future__ import annotations
 
 '''
@@ -73,13 +75,15 @@ def _reference() -> Iterator[str]:
     for name, rule in by_name:
         if isinstance(rule, Rejected):
             rejected.setdefault(f"{rule.accepted!r}, {json.dumps(rule.advice)}", []).append(name)
+    for name, supported in sorted(SUPPORTED.items()):
+        rejected.setdefault(f"{supported.values!r}, {json.dumps(supported.advice)}", []).append(name)
     yield "# Settings of the reference, by the setting here that has their value. In a name, `.*` stands for a group.\n"
     yield "ELSEWHERE = {\n"
     yield from (f"    {json.dumps(name)}: {json.dumps(target)},\n" for name, target in elsewhere.items())
     yield "}\n"
     yield "# Settings of the reference that have no effect here.\n"
     yield _tuple("WITHOUT_EFFECT", (name for name, rule in by_name if isinstance(rule, WithoutEffect)))
-    yield "# Settings of the reference with the only values that are accepted, and what to write instead of others.\n"
+    yield "# Settings with the only values that are accepted, and what to write instead of others.\n"
     yield "REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (\n"
     for rule_text, names in rejected.items():
         yield f"    ({rule_text}, (\n{_lines(names, 8)}    )),\n"

@@ -31,14 +31,20 @@ def describe_unsupported(mark: str, name: str, value: str, loss: str) -> str | N
     if any(name.startswith(f"{group}.") for group in OPEN):
         return None
     known = {*COMMON, *BY_LOSS[loss]}
-    if name in known:
-        return f"the setting {name} exists: write {name}=... without '+'" if mark == "+" else None
-    if rule := _reference_rule(name):
+    if name in known and mark == "+":
+        return f"the setting {name} exists: write {name}=... without '+'"
+    rule = name if name in known else _reference_rule(name)
+    if rule is not None:
         return _describe_rejected(name, value, *_REJECTED[rule]) if rule in _REJECTED else None
     if others := [other for other, names in BY_LOSS.items() if name in names]:
         return f"{name} is a setting of {' and '.join(others)}, and this job runs {loss}"
     near = nearest(name, known) or next((one for one in sorted(known) if _last(one) == _last(name)), None)
     return f"the trainer has no setting {name}" + (f"; did you mean {near!r}?" if near else "")
+
+
+def has_no_effect(name: str) -> bool:
+    """Whether a setting of the reference does nothing here."""
+    return name not in COMMON and _reference_rule(name) in WITHOUT_EFFECT
 
 
 def _reference_rule(name: str) -> str | None:
@@ -49,14 +55,16 @@ def _reference_rule(name: str) -> str | None:
 
 
 def _describe_rejected(name: str, value: str, accepted: tuple[object, ...], advice: str) -> str | None:
-    given = _parsed(value)
+    if "${" in value:  # the value of another setting
+        return None
+    given = parse_value(value)
     if any(given == other and isinstance(given, bool) == isinstance(other, bool) for other in accepted):
         return None
     values = " or ".join(_plain(other) for other in accepted)
     return f"{name}={value} is not supported; write {values}: {advice}"
 
 
-def _parsed(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """A value as the trainer reads it: YAML's, and numbers like 1e-5, which are text in YAML 1.1."""
     with contextlib.suppress(ValueError):
         return yaml.safe_load(text) if text.strip().lstrip("+-").isdigit() else float(text)

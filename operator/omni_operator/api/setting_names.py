@@ -1,6 +1,7 @@
 """Names of the trainer's settings. Written from verl_omni/trainer/config by `make crds`; do not edit."""
 
 # fmt: off
+# ruff: noqa: E501
 from __future__ import annotations
 
 # Settings of every algorithm.
@@ -160,7 +161,7 @@ WITHOUT_EFFECT = (
     "skip.rollout.steps", "trainer.device", "trainer.ray_master_port_range", "trainer.ray_wait_register_center_timeout",
     "trainer.v1.*", "trainer.video_fps", "transfer_queue.backend.*", "transfer_queue.metrics.*",
 )
-# Settings of the reference with the only values that are accepted, and what to write instead of others.
+# Settings with the only values that are accepted, and what to write instead of others.
 REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((False,), "this trainer does not have it", (
         "actor_rollout_ref.actor.checkpoint.async_save", "actor_rollout_ref.actor.fsdp_config.forward_only",
@@ -305,5 +306,72 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     (('sync',), "a step generates, scores and updates one after another", (
         "trainer.v1.trainer_mode",
+    )),
+    ((None, 'float32', 'bfloat16', 'fp32', 'bf16'), "the model runs in no other dtype", (
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
+    )),
+    ((None, 'float32', 'bfloat16', 'fp32', 'bf16'), "other dtypes need a loss scale", (
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
+        "actor_rollout_ref.actor.fsdp_config.model_dtype",
+    )),
+    (('float32', 'fp32'), "sums of gradients in 16 bits lose terms", (
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype",
+    )),
+    (('fsdp2', 'fsdp'), "both mean FSDP2", (
+        "actor_rollout_ref.actor.strategy",
+    )),
+    ((True,), "trainer and engine share their accelerators", (
+        "actor_rollout_ref.hybrid_engine",
+    )),
+    (({},), "actor_rollout_ref.model.lora_rank and actor_rollout_ref.model.lora_alpha set the adapter", (
+        "actor_rollout_ref.model.lora",
+    )),
+    ((None, 'float32', 'fp32'), "trained weights are float32; actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype sets the computation", (
+        "actor_rollout_ref.model.lora_dtype",
+    )),
+    (('naive',), "weights reach the engine over IPC", (
+        "actor_rollout_ref.rollout.checkpoint_engine.backend",
+    )),
+    ((False,), "a diffusion model has no prefill", (
+        "actor_rollout_ref.rollout.disaggregation.enabled",
+    )),
+    ((None, 'bfloat16', 'float32'), "engine and trainer share these dtypes", (
+        "actor_rollout_ref.rollout.dtype",
+    )),
+    (('auto', 'safetensors'), "the engine loads the model's own weights", (
+        "actor_rollout_ref.rollout.load_format",
+    )),
+    (('async',), "a diffusion rollout is asynchronous", (
+        "actor_rollout_ref.rollout.mode",
+    )),
+    (('vllm_omni',), "there is one engine", (
+        "actor_rollout_ref.rollout.name",
+    )),
+    ((0,), "the engine has no nodes of its own", (
+        "actor_rollout_ref.rollout.nnodes",
+    )),
+    ((False,), "the engine exports no metrics; the operator does, and trainer.logger takes trackers", (
+        "actor_rollout_ref.rollout.prometheus.enable",
+    )),
+    ((1,), "an evaluation draws one sample of each prompt", (
+        "actor_rollout_ref.rollout.val_kwargs.n",
+    )),
+    (('flow_grpo',), "advantages are group-relative", (
+        "algorithm.adv_estimator",
+    )),
+    ((True,), "agent loops take the raw prompt", (
+        "data.return_raw_chat",
+    )),
+    (('error', 'right'), "a prompt longer than data.max_prompt_length ends the run, or loses its end; drop it with data.filter_overlong_prompts=true", (
+        "data.truncation",
+    )),
+    ((False,), "verl's reward-model server is not started; serve the model yourself and write reward.scorer=http", (
+        "reward.reward_model.enable",
+    )),
+    ((False,), "there is no reward-model server", (
+        "reward.reward_model.enable_resource_pool",
+    )),
+    (('auto', 'disable', 'resume_path'), "resume_path starts from trainer.resume_from_path", (
+        "trainer.resume_mode",
     )),
 )

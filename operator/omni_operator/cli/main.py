@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import console, model
+from .convert import convert_recipe
 from .doctor import doctor
 from .fit import fit
 from .render import render
@@ -46,6 +47,7 @@ def drl(
 
 for command in (run, render, validate, fit, report, doctor):
     app.command()(command)
+app.command("convert")(convert_recipe)
 app.add_typer(model.app, name="model")
 
 if __name__ == "__main__":

@@ -1,0 +1,69 @@
+"""`drl convert`: a recipe of the reference, a shell script, becomes a job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omni_operator import plan
+from omni_operator.api import JobError, read_job
+from omni_operator.recipes import Conversion, RecipeError, convert, read_script
+
+from . import console
+
+STDIN = Path("-")
+
+
+def convert_recipe(
+    recipe: Annotated[
+        Path,
+        typer.Argument(help="Shell script that starts verl-omni's trainer; - is standard input.", metavar="RECIPE"),
+    ],
+) -> None:
+    """Convert a recipe of verl-omni to a job.
+
+    Prints the job. Settings without a field become overrides; those that have no effect here, or are not supported,
+    are left out and named, on standard error and at the end of the job. The exit code is 1 if a setting is not
+    supported or the job is not complete.
+    """
+    try:
+        script = sys.stdin.read() if recipe == STDIN else recipe.read_text(encoding="utf-8")
+        call = read_script(script)
+    except (OSError, UnicodeDecodeError) as error:
+        console.refuse(f"{recipe}: cannot be read: {error}")
+    except RecipeError as error:
+        console.refuse(f"{recipe}: {error}")
+    made = convert(call.arguments)
+    typer.echo(_text(recipe, made), nl=False)
+    for name in call.unknown:
+        console.note(f"{name} is not set in the script, and stays in the job as it is: replace it")
+    if made.without_effect:
+        console.note(f"left out, because they have no effect here: {', '.join(made.without_effect)}")
+    for assignment, reason in made.refused:
+        console.note(f"left out: {assignment}: {reason}")
+    problems = _problems(made)
+    if problems:
+        typer.echo(problems, err=True)
+    if problems or made.refused:
+        raise typer.Exit(console.FAILED)
+
+
+def _text(recipe: Path, made: Conversion) -> str:
+    source = "standard input" if recipe == STDIN else recipe.name
+    lines = [f"# Converted from {source}."]
+    if made.refused:
+        lines.append("# Not supported here, and left out:")
+        lines += [f"#   {assignment}: {reason}".replace("\n", " ") for assignment, reason in made.refused]
+    return "\n".join(lines) + "\n" + plan.dump_yaml(made.document)
+
+
+def _problems(made: Conversion) -> str:
+    """Why the job is not valid; empty if it is."""
+    try:
+        read_job(plan.dump_yaml(made.document), "the job")
+    except JobError as error:
+        return console.format_problems(error.problems)
+    return ""

@@ -1,0 +1,216 @@
+"""PURE: settings of a recipe to a job. What has a field goes there, the rest to `overrides` if the trainer takes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_operator.api.job import API_VERSION, KIND, NAME_LIMIT
+from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
+from omni_operator.api.setting_names import ELSEWHERE
+from omni_operator.api.training import LOSSES
+
+from .fields import (
+    ACTOR,
+    ALGORITHM_NAMES,
+    BUILTIN,
+    FIELDS,
+    IMPLIED,
+    LORA,
+    LOSS,
+    MODEL,
+    REFERENCE_DEFAULTS,
+    ROLLOUT,
+    SCORER,
+    SCORERS,
+    SETTINGS,
+    TOGETHER,
+    WINDOW,
+    Refusal,
+    interval,
+    job_name,
+    number,
+    texts,
+)
+
+_ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
+ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
+TOTAL_STEPS = "trainer.total_training_steps"
+BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A job, and what of the recipe is not in it.
+
+    Attributes:
+        document: the job; invalid if the recipe lacks what a job requires.
+        without_effect: assignments that do nothing here.
+        refused: assignments that ask for what does not exist here, each with the reason.
+    """
+
+    document: dict[str, Any]
+    without_effect: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class _Made:
+    spec: dict[str, Any] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
+    without_effect: list[str] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+    def put(self, path: str, value: Any) -> None:
+        """Set a field of the spec, by its path with dots."""
+        node = self.spec
+        *groups, last = path.split(".")
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[last] = value
+
+
+def convert(arguments: Sequence[str]) -> Conversion:
+    """Convert the arguments of the reference's trainer.
+
+    Of several assignments to one setting, the last counts. Settings that are not given get the reference's defaults
+    where a job has others.
+    """
+    made = _Made()
+    given = {name: f"{name}={text}" for name, text in REFERENCE_DEFAULTS.items()}
+    for argument in arguments:
+        match = _ASSIGNMENT.fullmatch(argument)
+        if match is None:
+            made.refused.append((argument, "is not an assignment name=value"))
+            continue
+        name = ELSEWHERE.get(match["name"], match["name"])
+        given.pop(name, None)
+        given[name] = f"{name}={match['value']}"
+    texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
+    values = {name: parse_value(text) for name, text in texts_given.items()}
+    algorithm = ALGORITHM_NAMES.get(values.get(LOSS, values.get(f"{MODEL}.algorithm", "flow_grpo")))
+    made.put("algorithm.name", algorithm or "FlowGRPO")
+    for name, text in texts_given.items():
+        _collect(made, given[name], lambda name=name, text=text: _place(made, name, values[name], text, algorithm))
+    for settings, put in ((LORA, _lora), (WINDOW, _window), ((SCORER, SCORERS), _scorers), ((BATCH,), _sizes)):
+        named = next((given[name] for name in settings if name in given), settings[0])
+        _collect(made, named, lambda put=put: put(made, values))
+    if TOTAL_STEPS not in values:
+        made.refused.append((TOTAL_STEPS, "is not in the script; write spec.trainer.totalSteps"))
+    if made.overrides:
+        made.put("algorithm.overrides", made.overrides)
+    spec = {group: made.spec[group] for group in (*ORDER, *made.spec) if group in made.spec}
+    metadata = {"name": job_name(str(values["trainer.experiment_name"]), NAME_LIMIT)}
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+    return Conversion(document, tuple(made.without_effect), tuple(made.refused))
+
+
+def _collect(made: _Made, assignment: str, put: Any) -> None:
+    try:
+        put()
+    except Refusal as refusal:
+        made.refused.append((assignment, str(refusal)))
+
+
+def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None) -> None:
+    """Put one setting where it belongs.
+
+    Raises:
+        Refusal: it belongs nowhere.
+    """
+    if name in (LOSS, f"{MODEL}.algorithm"):
+        if ALGORITHM_NAMES.get(value) is None or ALGORITHM_NAMES[value] != algorithm:
+            raise Refusal(f"{value} is not supported; algorithms are {', '.join(ALGORITHM_NAMES)}")
+    elif name in IMPLIED:
+        if value not in IMPLIED[name]:
+            raise Refusal(f"{value} is not supported; write {' or '.join(map(str, IMPLIED[name]))}")
+    elif name in FIELDS:
+        if value is not None or name == "trainer.max_actor_ckpt_to_keep":
+            made.put(FIELDS[name].path, FIELDS[name].convert(value))
+    elif (
+        name in TOGETHER
+        or name.startswith((f"{SCORERS}.", f"{SETTINGS}."))
+        or name in ("trainer.experiment_name", "trainer.seed")
+    ):
+        return
+    elif name == "trainer.default_local_dir" or has_no_effect(name):
+        made.without_effect.append(f"{name}={text}")
+    elif reason := describe_reserved(name) or describe_unsupported("", name, text, LOSSES[algorithm or "FlowGRPO"]):
+        raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} "))
+    else:
+        made.overrides.append(f"{name}={text}")
+
+
+def _lora(made: _Made, values: Mapping[str, Any]) -> None:
+    rank, alpha, modules = (values.get(name) for name in LORA)
+    if not rank:
+        made.put("model.lora", {"enabled": False})
+        return
+    made.put("model.lora", {"rank": number(rank)} | ({"alpha": number(alpha)} if alpha else {}))
+    if modules == "all-linear":
+        raise Refusal("spec.model.lora.targetModules takes suffixes of the layers' names; by default the attention's")
+    if modules:
+        made.put("model.lora.targetModules", texts(modules))
+
+
+def _window(made: _Made, values: Mapping[str, Any]) -> None:
+    size, bounds, strategy, places = (values.get(name) for name in WINDOW)
+    if size is None and bounds is None:
+        return
+    if bounds is not None and not (isinstance(bounds, list) and len(bounds) == 2):
+        raise Refusal(f"{bounds} is not a range [first, end]")
+    steps = values.get(f"{ROLLOUT}.pipeline.num_inference_steps", 10)
+    start, end = bounds or (0, min(5, number(steps) - 1))
+    window = {"size": end - start if size is None else number(size), "start": number(start), "end": number(end)}
+    if strategy == "progressive":
+        window |= {"placement": "Progressive", "stepsPerPlace": number(places)}
+    made.put("rollout.sampler.window", window)
+
+
+def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
+    several: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name.startswith(f"{SCORERS}."):
+            key, _, setting = name.removeprefix(f"{SCORERS}.").partition(".")
+            several.setdefault(key, {})[setting] = value
+    path, builtin = values.get(f"{SCORER}.path"), values.get(BUILTIN)
+    settings = {name.removeprefix(f"{SETTINGS}."): each for name, each in values.items() if name.startswith(SETTINGS)}
+    if several:
+        made.put("reward.scorers", [_scorer(key, dict(settings)) for key, settings in several.items()])
+    elif path:
+        function = {"path": path, "name": values.get(f"{SCORER}.name") or "compute_score"}
+        made.put("reward.scorers", [{"name": "reward", "function": function}])
+    elif builtin in ("http", "http_batch"):
+        raise Refusal(f"{builtin} has a field of its own; write spec.reward.scorers with http.url")
+    elif builtin:
+        made.put("reward.scorers", [{"name": builtin} | ({"settings": settings} if settings else {})])
+    else:
+        raise Refusal("the script names no reward function; write spec.reward.scorers")
+
+
+def _scorer(key: str, settings: dict[str, Any]) -> dict[str, Any]:
+    path, name = settings.pop("path", None), settings.pop("name", None)
+    made: dict[str, Any] = {"name": key}
+    if path:
+        made["function"] = {"path": path, "name": name or "compute_score"}
+    elif name:
+        made["builtin"] = name
+    made |= {field: settings.pop(field) for field in ("weight", "required") if field in settings}
+    return made | ({"settings": settings} if settings else {})
+
+
+def _sizes(made: _Made, values: Mapping[str, Any]) -> None:
+    """Fields that follow from several settings: engines, the vendor of the accelerators, the mini-batch."""
+    accelerators = number(values["trainer.n_gpus_per_node"]) * number(values.get("trainer.nnodes", 1))
+    made.put("rollout.replicas", max(1, accelerators // number(values[f"{ROLLOUT}.tensor_model_parallel_size"])))
+    made.put("trainer.accelerator.vendor", "Ascend" if values.get("trainer.device") == "npu" else "NVIDIA")
+    prompts, mini_batch = number(values[BATCH]), number(values[MINI_BATCH])
+    if mini_batch < prompts:
+        made.put("trainer.batch.miniBatchPrompts", mini_batch)
+    tracking = made.spec.get("observability", {}).get("tracking", {})
+    if not set(tracking.get("loggers", ())) - {"console"}:
+        tracking.pop("images", None)
+    if interval(values.get("trainer.log_val_generations")) == 0:
+        tracking.pop("images", None)

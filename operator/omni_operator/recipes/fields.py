@@ -1,0 +1,159 @@
+"""PURE: the field of the job for each setting of the reference, and the reference's defaults where ours differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ALGO = f"{ROLLOUT}.algo"
+ALGORITHM_NAMES = {
+    "flow_grpo": "FlowGRPO", "diffusion_nft": "DiffusionNFT", "diffusion_dpo": "DiffusionDPO", "dpo": "DiffusionDPO",
+}  # fmt: skip
+LOSS = f"{ACTOR}.diffusion_loss.loss_mode"
+# Settings that several fields follow from.
+LORA = (f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
+WINDOW = (f"{ALGO}.sde_window_size", f"{ALGO}.sde_window_range", f"{ALGO}.sample_strategy", f"{ALGO}.iters_per_group")
+SCORER, SCORERS = "reward.custom_reward_function", "reward.reward_functions"
+BUILTIN, SETTINGS = "reward.scorer", "reward.scorer_kwargs"  # of this project
+TOGETHER = (
+    *LORA,
+    *WINDOW,
+    f"{SCORER}.path",
+    f"{SCORER}.name",
+    f"{ACTOR}.ppo_mini_batch_size",
+    "trainer.device",
+    BUILTIN,
+)
+# Settings that the job sets by itself, with the values that agree with it.
+IMPLIED: dict[str, tuple[Any, ...]] = {
+    f"{ROLLOUT}.name": ("vllm_omni",),
+    "algorithm.adv_estimator": ("flow_grpo",),
+    "reward.reward_manager.name": ("VisualRewardManager", "MultiVisualRewardManager"),
+    "reward.reward_manager.module.path": ("pkg://verl_omni.reward_loop.reward_manager",),
+}
+
+
+class Refusal(ValueError):
+    """A value for which there is no field, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldOf:
+    """The field that a setting goes to.
+
+    Attributes:
+        path: in the spec, with dots.
+        convert: the setting's value to the field's; it raises `Refusal`.
+    """
+
+    path: str
+    convert: Callable[[Any], Any]
+
+
+def number(value: Any) -> Any:
+    """A number as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Refusal(f"{value} is not a number")
+    return value
+
+
+def interval(value: Any) -> Any:
+    """Steps between two events; the reference writes -1 for never, the job 0."""
+    return 0 if value is None else max(0, number(value))
+
+
+def text(value: Any) -> Any:
+    """A text as it is."""
+    if not isinstance(value, str):
+        raise Refusal(f"{value} is not a text")
+    return value
+
+
+def texts(value: Any) -> Any:
+    """A list of texts; one text is a list of one."""
+    return [] if value is None else [text(each) for each in (value if isinstance(value, list) else [value])]
+
+
+def one_of(**names: str) -> Callable[[Any], Any]:
+    """A name of the reference to the job's."""
+
+    def convert(value: Any) -> str:
+        if value not in names:
+            raise Refusal(f"{value} is not supported; write {' or '.join(names)}")
+        return names[value]
+
+    return convert
+
+
+FIELDS: dict[str, FieldOf] = {
+    f"{MODEL}.path": FieldOf("model.base", text),
+    "data.train_files": FieldOf("data.train", texts),
+    "data.val_files": FieldOf("data.validation", texts),
+    "data.max_prompt_length": FieldOf("data.promptLength", number),
+    "data.seed": FieldOf("seed", number),
+    "data.train_batch_size": FieldOf("trainer.batch.prompts", number),
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": FieldOf("trainer.batch.microBatchSamples", number),
+    f"{ACTOR}.fsdp_config.mixed_precision.param_dtype": FieldOf(
+        "trainer.precision", one_of(bfloat16="bfloat16", bf16="bfloat16", float32="float32", fp32="float32")
+    ),
+    f"{ACTOR}.optim.lr": FieldOf("trainer.learningRate", number),
+    "trainer.total_training_steps": FieldOf("trainer.totalSteps", number),
+    "trainer.test_freq": FieldOf("trainer.evalEverySteps", interval),
+    "trainer.n_gpus_per_node": FieldOf("trainer.accelerator.count", number),
+    "trainer.nnodes": FieldOf("trainer.replicas", number),
+    "trainer.save_freq": FieldOf("checkpoint.everySteps", interval),
+    "trainer.max_actor_ckpt_to_keep": FieldOf("checkpoint.keep", interval),
+    "trainer.resume_mode": FieldOf("checkpoint.resume", one_of(auto="Auto", disable="Never")),
+    "trainer.logger": FieldOf("observability.tracking.loggers", texts),
+    "trainer.project_name": FieldOf("observability.tracking.project", text),
+    "trainer.log_val_generations": FieldOf("observability.tracking.images", number),
+    "reward.num_workers": FieldOf("reward.replicas", number),
+    f"{ROLLOUT}.n": FieldOf("rollout.samplesPerPrompt", number),
+    f"{ROLLOUT}.tensor_model_parallel_size": FieldOf("rollout.engine.tensorParallelSize", number),
+    f"{ROLLOUT}.dtype": FieldOf("rollout.engine.dtype", one_of(bfloat16="bfloat16", float32="float32")),
+    f"{ROLLOUT}.max_num_seqs": FieldOf("rollout.engine.maxBatchSize", number),
+    f"{ROLLOUT}.max_concurrent_requests": FieldOf("rollout.engine.maxConcurrentRequests", number),
+    f"{ROLLOUT}.agent.num_workers": FieldOf("rollout.agentLoop.workers", number),
+    f"{ROLLOUT}.pipeline.height": FieldOf("rollout.pipeline.height", number),
+    f"{ROLLOUT}.pipeline.width": FieldOf("rollout.pipeline.width", number),
+    f"{ROLLOUT}.pipeline.num_inference_steps": FieldOf("rollout.pipeline.steps", number),
+    f"{ROLLOUT}.pipeline.guidance_scale": FieldOf("rollout.pipeline.guidance", number),
+    f"{ROLLOUT}.pipeline.max_sequence_length": FieldOf("rollout.pipeline.maxSequenceLength", number),
+    f"{ALGO}.sde_type": FieldOf("rollout.sampler.type", text),
+    f"{ALGO}.noise_level": FieldOf("rollout.sampler.noiseLevel", number),
+}
+# Defaults of the reference, as a recipe would write them, where a job or the trainer here has another one and a run
+# would learn something else or be saved elsewhere. docs/figures/reference-settings.tsv has all of them.
+REFERENCE_DEFAULTS = {
+    "data.train_batch_size": "1024",
+    "data.max_prompt_length": "512",
+    f"{ACTOR}.ppo_mini_batch_size": "256",
+    f"{ACTOR}.optim.lr": "1e-06",
+    f"{ACTOR}.optim.weight_decay": "0.01",
+    f"{ROLLOUT}.n": "1",
+    f"{ROLLOUT}.tensor_model_parallel_size": "2",
+    f"{ROLLOUT}.pipeline.max_sequence_length": "512",
+    f"{ROLLOUT}.val_kwargs.pipeline.num_inference_steps": "50",
+    f"{ALGO}.noise_level": "1.0",
+    f"{ALGO}.iters_per_group": "1",
+    f"{ALGO}.sde_window_seed": "0",
+    "trainer.n_gpus_per_node": "8",
+    "trainer.save_freq": "-1",
+    "trainer.test_freq": "-1",
+    "trainer.max_actor_ckpt_to_keep": "null",
+    "reward.num_workers": "8",
+    f"{ROLLOUT}.agent.num_workers": "8",
+    "trainer.project_name": "verl_examples",
+    "trainer.experiment_name": "ocr",
+    "trainer.logger": "['console', 'wandb']",
+}
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
+
+
+def job_name(experiment: str, limit: int) -> str:
+    """A name that Kubernetes accepts, as near to the experiment's as possible."""
+    name = _NOT_IN_NAMES.sub("-", experiment.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"run-{name}".rstrip("-"))[:limit].rstrip("-")

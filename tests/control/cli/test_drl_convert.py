@@ -1,0 +1,68 @@
+"""`drl convert`: the job on standard output, and on standard error what is not in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from omni_operator.api import read_job
+from omni_operator.cli.main import app
+
+RECIPE = """\
+#!/usr/bin/env bash
+# An invented recipe, with what published ones are made of.
+ENGINE=${1:-vllm_omni}
+DATA=(
+    data.train_files=$HOME/data/train.parquet
+    data.train_batch_size=32
+)
+python3 -m verl_omni.trainer.main_diffusion \\
+    "${DATA[@]}" \\
+    actor_rollout_ref.model.path=stabilityai/stable-diffusion-3.5-medium \\
+    actor_rollout_ref.rollout.name=$ENGINE \\
+    actor_rollout_ref.rollout.n=16 \\
+    actor_rollout_ref.rollout.layered_summon=True \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 \\
+    reward.custom_reward_function.path=score.py \\
+    trainer.experiment_name=sd3_medium \\
+    trainer.total_training_steps=300 $@
+"""
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_a_recipe_becomes_a_job(tmp_path: Path, by_file: bool) -> None:
+    (tmp_path / "recipe.sh").write_text(RECIPE)
+    done = CliRunner().invoke(app, ["convert", str(tmp_path / "recipe.sh") if by_file else "-"], input=RECIPE)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith(f"# Converted from {'recipe.sh' if by_file else 'standard input'}.\napiVersion: ")
+    job = read_job(done.stdout, "job").job
+    assert job.metadata.name == "sd3-medium" and job.spec.data.train == ("$HOME/data/train.parquet",)
+    assert done.stderr.splitlines() == [
+        "note: $HOME is not set in the script, and stays in the job as it is: replace it",
+        "note: left out, because they have no effect here: actor_rollout_ref.rollout.layered_summon=True",
+    ]
+
+
+def test_what_is_not_supported_is_named_in_the_job_too_and_the_exit_code_says_so() -> None:
+    done = CliRunner().invoke(app, ["convert", "-"], input=RECIPE.replace("$@", "reward.reward_model.enable=True"))
+    assert done.exit_code == 1
+    assert "# Not supported here, and left out:\n#   reward.reward_model.enable=True: is not supported" in done.stdout
+    assert "note: left out: reward.reward_model.enable=True: is not supported; write false" in done.stderr
+    read_job(done.stdout, "job")
+
+
+def test_a_job_that_is_not_complete_is_printed_with_what_is_missing() -> None:
+    done = CliRunner().invoke(app, ["convert", "-"], input="python -m verl_omni.trainer.main_diffusion data.seed=1")
+    assert done.exit_code == 1 and "kind: DiffusionRLJob" in done.stdout
+    assert "the job: spec.model" in done.stderr or "spec.model" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "said"), [("echo", "does not start"), (None, "cannot be read")])
+def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "recipe.sh"
+    if text is not None:
+        path.write_text(text)
+    done = CliRunner().invoke(app, ["convert", str(path)])
+    assert done.exit_code == 2 and said in done.stderr and done.stdout == ""

@@ -1,0 +1,182 @@
+"""Settings of a recipe to a job: every value is in a field, in the overrides, or named as left out."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import load_job, read_job
+from omni_operator.api.setting_names import ELSEWHERE
+from omni_operator.recipes import Conversion, convert
+from omni_operator.recipes.fields import FIELDS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml"))
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+REQUIRED = (
+    "data.train_files=train.parquet", "actor_rollout_ref.model.path=Qwen/Qwen-Image", f"{ROLLOUT}.n=16",
+    "trainer.total_training_steps=300", "reward.custom_reward_function.path=score.py", "trainer.n_gpus_per_node=4",
+    f"{ROLLOUT}.tensor_model_parallel_size=1",
+)  # fmt: skip
+
+
+def spec(*arguments: str) -> dict[str, Any]:
+    """The spec of a valid job without anything left out."""
+    made = convert([*REQUIRED, *arguments])
+    assert made.refused == ()
+    read_job(plan.dump_yaml(made.document), "job")
+    found: dict[str, Any] = made.document["spec"]
+    return found
+
+
+def refused(*arguments: str) -> dict[str, str]:
+    return dict(convert([*REQUIRED, *arguments]).refused)
+
+
+def settings_of(document: dict[str, Any] | Path) -> dict[str, str]:
+    """What the trainer gets from a job."""
+    loaded = load_job(document) if isinstance(document, Path) else read_job(plan.dump_yaml(document), "job")
+    overrides = plan.render_overrides(loaded.job, plan.local_layout(loaded.job, "/runs"))
+    return dict(override.lstrip("+").split("=", 1) for override in overrides)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_job_rendered_and_converted_trains_the_same(path: Path) -> None:
+    """The renderer's own overrides are a recipe. What a recipe leaves open gets the reference's defaults."""
+    original = settings_of(path)
+    made = convert([f"{name}={value}" for name, value in original.items()])
+    assert made.refused == ()
+    converted = settings_of(made.document)
+    assert {
+        name: (value, converted.get(name)) for name, value in original.items() if converted.get(name) != value
+    } == {}
+
+
+def test_every_setting_is_somewhere() -> None:
+    """Of all settings of the reference, each is in the job or named."""
+    with (ROOT / "docs" / "figures" / "reference-settings.tsv").open(encoding="utf-8", newline="") as file:
+        names = [row["setting"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+    for name in names:
+        made = convert([*REQUIRED, f"{name}=7"])
+        text = plan.dump_yaml(made.document)
+        named = {argument.partition("=")[0] for argument in made.without_effect}
+        named |= {argument.partition("=")[0] for argument, _ in made.refused}
+        here = ELSEWHERE.get(name, name)
+        placed = (
+            here in FIELDS
+            or here in TOGETHER
+            or here in IMPLIED
+            or here == "trainer.experiment_name"
+            or here.startswith(f"{SCORERS}.")
+        )
+        assert placed or f"{here}=7" in text or here in named, name
+
+
+def test_the_defaults_are_those_of_the_reference() -> None:
+    with (ROOT / "docs" / "figures" / "reference-settings.tsv").open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        theirs = {row["setting"]: row["default"].replace("None", "null") for row in rows}
+    assert {name: theirs[name] for name in REFERENCE_DEFAULTS} == REFERENCE_DEFAULTS
+
+
+def test_fields_and_overrides() -> None:
+    found = spec(
+        f"{ROLLOUT}.algo.sde_window_size=2", f"{ROLLOUT}.algo.sde_window_range=[0,5]", f"{ACTOR}.optim.lr=3e-4",
+        "data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=16", f"{ACTOR}.fsdp_config.param_offload=True",
+        "trainer.test_freq=-1", 'trainer.logger=["console", "wandb"]', "trainer.log_val_generations=8",
+    )  # fmt: skip
+    assert found["rollout"]["sampler"]["window"] == {"size": 2, "start": 0, "end": 5}
+    assert found["trainer"]["batch"] == {"prompts": 32, "miniBatchPrompts": 16}
+    assert found["trainer"]["learningRate"] == 3e-4 and found["trainer"]["evalEverySteps"] == 0
+    assert found["trainer"]["accelerator"] == {"count": 4, "vendor": "NVIDIA"} and found["rollout"]["replicas"] == 4
+    assert f"{ACTOR}.fsdp_config.param_offload=True" in found["algorithm"]["overrides"]
+    assert found["observability"]["tracking"]["images"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lora"),
+    [
+        ((), {"enabled": False}),
+        (("lora_rank=0", "lora_alpha=8"), {"enabled": False}),
+        (("lora_rank=64", "lora_alpha=128"), {"rank": 64, "alpha": 128}),
+        (("lora_rank=8", "target_modules=['to_q','to_k']"), {"rank": 8, "targetModules": ["to_q", "to_k"]}),
+    ],
+)
+def test_an_adapter_is_trained_where_it_has_a_rank(arguments: tuple[str, ...], lora: dict[str, Any]) -> None:
+    assert spec(*(f"actor_rollout_ref.model.{each}" for each in arguments))["model"]["lora"] == lora
+
+
+@pytest.mark.parametrize(
+    ("arguments", "window"),
+    [
+        (("sde_window_size=2",), {"size": 2, "start": 0, "end": 5}),
+        (("sde_window_range=[1,4]",), {"size": 3, "start": 1, "end": 4}),
+        (
+            ("sde_window_size=1", "sde_window_range=[0,3]", "sample_strategy=progressive", "iters_per_group=5"),
+            {"size": 1, "start": 0, "end": 3, "placement": "Progressive", "stepsPerPlace": 5},
+        ),
+    ],
+)
+def test_windows(arguments: tuple[str, ...], window: dict[str, Any]) -> None:
+    assert spec(*(f"{ROLLOUT}.algo.{each}" for each in arguments))["rollout"]["sampler"]["window"] == window
+
+
+def test_several_rewards() -> None:
+    found = spec(
+        "reward.reward_functions.ocr.path=pkg://my.ocr", "+reward.reward_functions.ocr.name=score",
+        "reward.reward_functions.ocr.weight=0.5", "reward.reward_functions.ocr.server_url=http://localhost:1",
+        "reward.reward_functions.jpeg.name=jpeg", "reward.reward_manager.name=MultiVisualRewardManager",
+    )  # fmt: skip
+    assert found["reward"]["scorers"] == [
+        {
+            "name": "ocr", "function": {"path": "pkg://my.ocr", "name": "score"}, "weight": 0.5,
+            "settings": {"server_url": "http://localhost:1"},
+        },
+        {"name": "jpeg", "builtin": "jpeg"},
+    ]  # fmt: skip
+
+
+def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
+    made = convert(
+        [*REQUIRED, f"{ROLLOUT}.layered_summon=True", "reward.reward_model.enable=True", "trainer.nonsense=1"]
+    )
+    assert made.without_effect == (f"{ROLLOUT}.layered_summon=True",)
+    assert [argument for argument, _ in made.refused] == ["reward.reward_model.enable=True", "trainer.nonsense=1"]
+    assert made.refused[0][1].startswith("is not supported; write false: verl's reward-model server is not started")
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        (f"{ACTOR}.diffusion_loss.loss_mode=flow_dppo", "flow_dppo is not supported; algorithms are flow_grpo, "),
+        (f"{ROLLOUT}.name=sglang", "sglang is not supported; write vllm_omni"),
+        ("trainer.resume_mode=resume_path", "resume_path is not supported; write auto or disable"),
+        (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not a range [first, end]"),
+        ("actor_rollout_ref.model.target_modules=all-linear", "spec.model.lora.targetModules takes suffixes"),
+        ("data.train_batch_size=$N", "$N is not a number"),
+        ("nonsense", "is not an assignment name=value"),
+        ("~data.seed", "is not an assignment name=value"),
+    ],
+)
+def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: str) -> None:
+    adapter = "actor_rollout_ref.model.lora_rank=8"
+    assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
+
+
+def test_a_script_without_a_reward_or_a_length_says_what_to_write() -> None:
+    made: Conversion = convert(["actor_rollout_ref.model.path=m"])
+    assert {reason for _, reason in made.refused} == {
+        "is not in the script; write spec.trainer.totalSteps",
+        "the script names no reward function; write spec.reward.scorers",
+    }
+
+
+@pytest.mark.parametrize(
+    ("experiment", "name"), [("qwen_image_OCR", "qwen-image-ocr"), ("3_steps", "run-3-steps"), ("x" * 60, "x" * 43)]
+)
+def test_the_name_of_the_experiment_becomes_a_name_of_kubernetes(experiment: str, name: str) -> None:
+    assert convert([*REQUIRED, f"trainer.experiment_name={experiment}"]).document["metadata"]["name"] == name
