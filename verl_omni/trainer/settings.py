@@ -23,7 +23,7 @@ from verl_omni.workers.algorithms import registry
 
 CONFIG_NAME = "diffusion_trainer"
 # Selects a file of config/loss.
-LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
+LOSS, SAMPLED_FOR = "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
 # Groups whose keys the user chooses; supported_values.py and reward_settings.py check some of them.
 OPEN = (
     "data.apply_chat_template_kwargs",
@@ -148,10 +148,11 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
     loss, others = registry.DEFAULT, []
     for override in overrides:
         name, _, value = override.partition("=")
+        value = registry.OTHER_NAMES.get(value, value)
         if name.lstrip("+") == LOSS:
             loss = value
         else:
-            others.append(override)
+            others.append(f"{name}={value}" if name.lstrip("+") == SAMPLED_FOR else override)
     try:
         registry.check_name(loss)
     except ValueError as error:

@@ -85,7 +85,7 @@ COMMON = (
     "data.prompt_key", "data.return_raw_chat", "data.seed", "data.shuffle", "data.train_batch_size", "data.train_files",
     "data.train_max_samples", "data.truncation", "data.trust_remote_code", "data.val_files", "data.val_max_samples",
     "ray_kwargs", "ray_kwargs.ray_init", "ray_kwargs.ray_init.address", "ray_kwargs.ray_init.num_cpus", "reward",
-    "reward.batch_size", "reward.custom_reward_function", "reward.custom_reward_function.name",
+    "reward.aggregation", "reward.batch_size", "reward.custom_reward_function", "reward.custom_reward_function.name",
     "reward.custom_reward_function.path", "reward.deadline_seconds", "reward.num_workers", "reward.reward_functions",
     "reward.reward_manager", "reward.reward_manager.module", "reward.reward_manager.module.path",
     "reward.reward_manager.name", "reward.reward_manager.source", "reward.reward_model", "reward.reward_model.enable",
@@ -110,7 +110,7 @@ BY_LOSS = {
         "actor_rollout_ref.actor.diffusion_loss.old_decay_rate",
     ),
     "diffusion_dpo": (
-        "actor_rollout_ref.actor.diffusion_loss.beta", "actor_rollout_ref.actor.diffusion_loss.draws",
+        "actor_rollout_ref.actor.diffusion_loss.dpo_beta", "actor_rollout_ref.actor.diffusion_loss.draws",
     ),
 }
 # Groups whose keys the user chooses.
@@ -177,9 +177,6 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     ((True,), "Flow-DPPO, whose setting it is, is not supported", (
         "actor_rollout_ref.actor.diffusion_loss.add_kl_coefficient",
-    )),
-    ((2000.0,), "write actor.diffusion_loss.beta with the algorithm diffusion_dpo", (
-        "actor_rollout_ref.actor.diffusion_loss.dpo_beta",
     )),
     ((1e-05,), "Flow-DPPO, whose setting it is, is not supported", (
         "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold",
@@ -295,9 +292,6 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((None,), "this trainer does not have it", (
         "ray_kwargs.timeline_json_file", "trainer.default_hdfs_dir",
     )),
-    ((None,), "the reward is the weighted mean of the scores", (
-        "reward.aggregation",
-    )),
     ((False,), "trainer.max_actor_ckpt_to_keep says how many checkpoints are kept", (
         "trainer.del_local_ckpt_after_load",
     )),
@@ -364,6 +358,9 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     (('error', 'right'), "a prompt longer than data.max_prompt_length ends the run, or loses its end; drop it with data.filter_overlong_prompts=true", (
         "data.truncation",
+    )),
+    (('weighted_mean', 'weighted_sum'), "scores are added by their weights", (
+        "reward.aggregation",
     )),
     ((False,), "verl's reward-model server is not started; serve the model yourself and write reward.scorer=http", (
         "reward.reward_model.enable",

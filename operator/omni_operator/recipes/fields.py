@@ -146,6 +146,7 @@ REFERENCE_DEFAULTS = {
     "trainer.max_actor_ckpt_to_keep": "null",
     "reward.num_workers": "8",
     f"{ROLLOUT}.agent.num_workers": "8",
+    "reward.aggregation": "weighted_sum",
     "trainer.project_name": "verl_examples",
     "trainer.experiment_name": "ocr",
     "trainer.logger": "['console', 'wandb']",

@@ -54,7 +54,7 @@ RUNS = {
 }
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 OVERRIDES = {
-    "DiffusionDPO": [f"{LOSS}.beta=100"],
+    "DiffusionDPO": [f"{LOSS}.dpo_beta=100"],
     # Advantages of eight images of a prompt seldom exceed two: with the default clip of five nearly all of them
     # map to the middle of the range, and the gradient is mostly noise.
     "DiffusionNFT": [f"{LOSS}.adv_clip_max=1", f"{LOSS}.beta=0.1"],

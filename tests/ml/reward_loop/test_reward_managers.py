@@ -207,12 +207,15 @@ def test_scores_become_a_column(sample: Sample) -> None:
     assert made[:, 0].tolist() == [0.5, 1.5]
 
 
-async def test_several_scorers_are_averaged_by_weight(settings: Settings, sample: Sample) -> None:
+@pytest.mark.parametrize(("chosen", "combined"), [({}, 0.15), ({"aggregation": "weighted_sum"}, 0.6)])
+async def test_several_scorers_are_averaged_or_added_by_weight(
+    settings: Settings, sample: Sample, chosen: dict[str, str], combined: float
+) -> None:
     functions = {"brightness": {"weight": 3}, "greenness": {"name": "color", "color": "green"}}
-    found = await multi(settings(reward_functions=functions)).run_single(sample())
-    assert found["reward_score"] == pytest.approx(0.15)
+    found = await multi(settings(reward_functions=functions, **chosen)).run_single(sample())
+    assert found["reward_score"] == pytest.approx(combined)
     assert found["reward_extra_info"] == {
-        "reward/brightness": DARK, "reward/greenness": NOTHING, "reward/combined": pytest.approx(0.15)
+        "reward/brightness": DARK, "reward/greenness": NOTHING, "reward/combined": pytest.approx(combined)
     }  # fmt: skip
 
 
@@ -269,3 +272,8 @@ def test_a_setting_that_no_scorer_takes_is_refused(settings: Settings) -> None:
 def test_reward_functions_without_a_usable_reward_are_refused(settings: Settings, functions: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         multi(settings(reward_functions=functions))
+
+
+def test_an_unknown_aggregation_is_refused(settings: Settings) -> None:
+    with pytest.raises(ValueError, match=r"reward.aggregation: 'product' is not one of weighted_mean, weighted_sum"):
+        multi(settings(reward_functions={"brightness": {}}, aggregation="product"))

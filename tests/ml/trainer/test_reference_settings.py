@@ -83,6 +83,14 @@ def test_a_renamed_setting_sets_the_one_here() -> None:
     assert settings.load([*REQUIRED, f"{ACTOR}.optim.clip_grad=0.25"]).actor_rollout_ref.actor.grad_clip == 0.25
 
 
+def test_dpo_is_another_name_of_diffusion_dpo() -> None:
+    loss, sampled_for = f"{ACTOR}.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
+    adapter = [*REQUIRED, "actor_rollout_ref.model.lora_rank=4"]
+    reference = settings.load([*adapter, f"{loss}=dpo", f"{sampled_for}=dpo"])
+    assert reference == settings.load([*adapter, f"{loss}=diffusion_dpo", f"{sampled_for}=diffusion_dpo"])
+    assert settings.load([*REQUIRED, "trainer.project_name=dpo"]).trainer.project_name == "dpo"
+
+
 def test_a_copy_must_have_the_value_of_the_original() -> None:
     copy = "actor_rollout_ref.model.pipeline.guidance_scale"
     settings.load([*REQUIRED, f"{copy}=4.0", f"{ROLLOUT}.pipeline.guidance_scale=4.0"])

@@ -31,7 +31,7 @@ OTHERS = {
     f"{ROLLOUT}.nnodes": "1", f"{ROLLOUT}.load_format": "dummy", f"{ROLLOUT}.disaggregation.enabled": "true",
     f"{ROLLOUT}.prometheus.enable": "true", f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
     f"{ROLLOUT}.val_kwargs.n": "2", "reward.reward_model.enable": "true",
-    "reward.reward_model.enable_resource_pool": "true", "trainer.resume_mode": "never",
+    "reward.reward_model.enable_resource_pool": "true", "reward.aggregation": "product", "trainer.resume_mode": "never",
 }  # fmt: skip
 
 

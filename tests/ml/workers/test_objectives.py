@@ -24,7 +24,7 @@ from verl_omni.workers.config import (
 pytestmark = pytest.mark.slow
 
 NFT = DiffusionNFTLossConfig(beta=1.0, draws=2, old_decay_rate=0.25, old_decay_max=0.5)
-DPO = DiffusionDPOLossConfig(beta=100.0, draws=2)
+DPO = DiffusionDPOLossConfig(dpo_beta=100.0, draws=2)
 BOTH = ("default", "old")
 
 

@@ -1,4 +1,4 @@
-"""`MultiVisualRewardManager`: the weighted mean of several scorers."""
+"""`MultiVisualRewardManager`: the weighted mean or sum of several scorers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, che
 from verl_omni.reward_loop.rewards import get_scorer
 
 logger = logging.getLogger(__name__)
+AGGREGATIONS = ("weighted_mean", "weighted_sum")
 OWN_SETTINGS = ("path", "name", "weight", "required")
 
 
@@ -31,13 +32,14 @@ class Part:
 class MultiVisualRewardManager(VisualRewardManager):
     """`reward.reward_functions`: {key: {name or path + name, weight, required, further settings}}.
 
-    The reward is sum(weight * score) / sum(weight). Extra fields: `reward/<key>`, `reward/<key>/<field>` for a scorer
-    that returns a dict, and `reward/combined`. A part that fails stops the run, unless it has `required: false`: then
-    its score is 0, the error is logged, and its field `reward/<key>/failed` is 1 instead of 0.
+    The reward is sum(weight * score), and with `reward.aggregation: weighted_mean` that over sum(weight). Extra fields:
+    `reward/<key>`, `reward/<key>/<field>` for a scorer that returns a dict, and `reward/combined`. A part that fails
+    stops the run, unless it has `required: false`: then its score is 0, the error is logged, and its field
+    `reward/<key>/failed` is 1 instead of 0.
 
     Raises:
-        ValueError: there is no part, the weights do not add up to something positive, a scorer does not exist, or
-            one does not take its settings.
+        ValueError: there is no part, the weights do not add up to something positive, `aggregation` is unknown, a
+            scorer does not exist, or one does not take its settings.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -46,9 +48,13 @@ class MultiVisualRewardManager(VisualRewardManager):
         if not functions:
             raise ValueError("reward.reward_functions must be non-empty for MultiVisualRewardManager")
         self.parts = [_load_part(key, dict(settings)) for key, settings in functions.items()]
-        self.total = sum(part.weight for part in self.parts)
-        if self.total <= 0:
-            raise ValueError(f"the weights of reward.reward_functions must add up to more than 0, not {self.total}")
+        total = sum(part.weight for part in self.parts)
+        if total <= 0:
+            raise ValueError(f"the weights of reward.reward_functions must add up to more than 0, not {total}")
+        aggregation = config.reward.get("aggregation", AGGREGATIONS[0])
+        if aggregation not in AGGREGATIONS:
+            raise ValueError(f"reward.aggregation: {aggregation!r} is not one of {', '.join(AGGREGATIONS)}")
+        self.divisor = total if aggregation == "weighted_mean" else 1.0
 
     @override
     async def run_single(self, data: DataProto) -> dict[str, Any]:
@@ -66,7 +72,7 @@ class MultiVisualRewardManager(VisualRewardManager):
             extra[f"reward/{part.key}"] = score
             extra |= {f"reward/{part.key}/{name}": value for name, value in one["reward_extra_info"].items()}
             combined += part.weight * score
-        combined /= self.total
+        combined /= self.divisor
         return {"reward_score": combined, "reward_extra_info": {**extra, "reward/combined": combined}}
 
     async def _score_part(self, part: Part, sample: dict[str, Any]) -> dict[str, Any]:

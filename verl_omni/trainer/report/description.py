@@ -43,7 +43,8 @@ def _reward(settings: Mapping[str, Any]) -> str:
     functions = _get(settings, "reward.reward_functions")
     if isinstance(functions, Mapping) and functions:
         parts = [f"{key} (weight {_text(part.get('weight', 1.0))})" for key, part in functions.items()]
-        return f"{' + '.join(parts)}, weighted mean"
+        aggregation = _get(settings, "reward.aggregation") or "weighted_mean"  # of runs from before the setting
+        return f"{' + '.join(parts)}, {_text(aggregation).replace('_', ' ')}"
     path = _get(settings, "reward.custom_reward_function.path")
     if path:
         return f"{_get(settings, 'reward.custom_reward_function.name')} in {PurePath(path).name}"

@@ -25,7 +25,7 @@ class DiffusionDPOLossConfig(DiffusionLossConfig):
     """Settings of online Diffusion-DPO.
 
     Attributes:
-        beta: strength of the pull to the base model; > 0.
+        dpo_beta: strength of the pull to the base model; > 0.
         draws: noise levels that each pair is trained on in an update; > 0.
 
     Raises:
@@ -33,11 +33,11 @@ class DiffusionDPOLossConfig(DiffusionLossConfig):
     """
 
     loss_mode: Literal["diffusion_dpo"] = "diffusion_dpo"
-    beta: float = 2000.0
+    dpo_beta: float = 2000.0
     draws: int = 4
 
     def __post_init__(self) -> None:
-        require_positive("diffusion_dpo", beta=self.beta, draws=self.draws)
+        require_positive("diffusion_dpo", dpo_beta=self.dpo_beta, draws=self.draws)
 
 
 class DPOObjective:
@@ -72,7 +72,7 @@ class DPOObjective:
         margin = dpo.margin(error[0::2], base[0::2], error[1::2], base[1::2])
         preferred = part["preferred"]
         measured = {"margin": margin.detach() * preferred, "right": (margin.detach() > 0) * preferred}
-        return dpo.loss(margin, beta=self.config.beta) * preferred, {**measured, "preferred": preferred}
+        return dpo.loss(margin, beta=self.config.dpo_beta) * preferred, {**measured, "preferred": preferred}
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         compared = max(1.0, measured["preferred"].sum().item())

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 DEFAULT = "flow_grpo"
+OTHER_NAMES = {"dpo": "diffusion_dpo"}  # of the reference
 
 
 @dataclass(frozen=True, slots=True)
