@@ -30,8 +30,8 @@ def refused_by_trainer(override: str, loss: str) -> bool:
     [
         ("", "data.shuffle"), ("+", "data.shuffle"), ("++", "data.shuffle"), ("", "data.shufle"), ("+", "data.shufle"),
         ("++", "data.shufle"), ("", "actor_rollout_ref.actor.diffusion_loss.clip_ratio"),
-        ("", "actor_rollout_ref.actor.diffusion_loss.beta"), ("", "actor_rollout_ref.actor.diffusion_loss.dpo_beta"),
-        ("", "data.mm_processor_kwargs.new"),
+        ("", "actor_rollout_ref.actor.diffusion_loss.mix_beta"), ("", "data.mm_processor_kwargs.new"),
+        ("", "actor_rollout_ref.actor.diffusion_loss.dpo_beta"),
         ("+", "data.mm_processor_kwargs.new"), ("++", "data.mm_processor_kwargs.new"), ("", "loss"), ("", "trainer"),
     ],
 )  # fmt: skip

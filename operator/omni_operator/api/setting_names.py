@@ -105,9 +105,10 @@ BY_LOSS = {
         "actor_rollout_ref.actor.diffusion_loss.exact_kl", "actor_rollout_ref.actor.kl_loss_coef",
     ),
     "diffusion_nft": (
-        "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.beta",
-        "actor_rollout_ref.actor.diffusion_loss.draws", "actor_rollout_ref.actor.diffusion_loss.old_decay_max",
-        "actor_rollout_ref.actor.diffusion_loss.old_decay_rate",
+        "actor_rollout_ref.actor.diffusion_loss.adaptive_weight_min",
+        "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.draws",
+        "actor_rollout_ref.actor.diffusion_loss.mix_beta", "actor_rollout_ref.actor.diffusion_loss.old_decay_max",
+        "actor_rollout_ref.actor.diffusion_loss.old_decay_rate", "actor_rollout_ref.actor.diffusion_loss.ref_kl_coef",
     ),
     "diffusion_dpo": (
         "actor_rollout_ref.actor.diffusion_loss.dpo_beta", "actor_rollout_ref.actor.diffusion_loss.draws",
@@ -172,17 +173,11 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((['model', 'optimizer', 'extra'],), "a checkpoint has everything that a run needs to go on", (
         "actor_rollout_ref.actor.checkpoint.load_contents", "actor_rollout_ref.actor.checkpoint.save_contents",
     )),
-    ((1e-05,), "this trainer does not have it", (
-        "actor_rollout_ref.actor.diffusion_loss.adaptive_weight_min",
-    )),
     ((True,), "Flow-DPPO, whose setting it is, is not supported", (
         "actor_rollout_ref.actor.diffusion_loss.add_kl_coefficient",
     )),
     ((1e-05,), "Flow-DPPO, whose setting it is, is not supported", (
         "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold",
-    )),
-    ((0.0,), "this trainer does not have it", (
-        "actor_rollout_ref.actor.diffusion_loss.mix_beta", "actor_rollout_ref.actor.diffusion_loss.ref_kl_coef",
     )),
     ((False,), "param_offload=true and optimizer_offload=true keep both in host memory during generation", (
         "actor_rollout_ref.actor.fsdp_config.offload_policy",

@@ -217,7 +217,7 @@ def test_an_override_of_a_reserved_setting_is_refused(setting: str) -> None:
         ("FlowGRPO", "optim.grad_clip=1", "did you mean 'actor_rollout_ref.actor.grad_clip'?"),
         ("Custom", "++trainer.shufle=1", "the trainer has no setting trainer.shufle"),
         ("FlowGRPO", "+data.shuffle=false", "write data.shuffle=... without '+'"),
-        ("FlowGRPO", "actor_rollout_ref.actor.diffusion_loss.beta=1", "is a setting of diffusion_nft, and"),
+        ("FlowGRPO", "actor_rollout_ref.actor.diffusion_loss.mix_beta=1", "is a setting of diffusion_nft, and"),
         ("DiffusionNFT", "actor_rollout_ref.actor.diffusion_loss.clip_ratio=1", "this job runs diffusion_nft"),
     ],
 )  # fmt: skip

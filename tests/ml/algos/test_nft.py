@@ -13,23 +13,42 @@ from verl_omni.algos import nft
 NUMBERS = st.floats(-3, 3)
 
 
-def reference(v: np.ndarray, old: np.ndarray, target: np.ndarray, r: float, beta: float) -> float:
-    """Theorem 3.2, written out for one row in float64, element by element."""
-    total = 0.0
+FIXED = 1e3  # a divisor that no error here reaches: all weights are the same
+
+
+def reference(v: np.ndarray, old: np.ndarray, target: np.ndarray, r: float, time: float, beta: float) -> float:
+    """Theorem 3.2 with adaptive weights, written out for one row in float64, element by element."""
+    squares, sizes = [0.0, 0.0], [0.0, 0.0]
     for theta, before, wanted in zip(v.ravel(), old.ravel(), target.ravel(), strict=True):
-        step = theta - before
-        total += r * (before + beta * step - wanted) ** 2 + (1 - r) * (before - beta * step - wanted) ** 2
-    return total / v.size
+        for which, side in enumerate((beta, -beta)):
+            error = time * (before + side * (theta - before) - wanted)
+            squares[which] += error**2
+            sizes[which] += abs(error)
+    positive, negative = (square / max(size, 0.05 * v.size) for square, size in zip(squares, sizes, strict=True))
+    return (r * positive + (1 - r) * negative) / beta
 
 
-@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=4), st.floats(0, 1), st.floats(0.1, 2))
+@given(
+    st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=4),
+    st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 2),
+)  # fmt: skip
 @settings(max_examples=80, deadline=None)
-def test_the_loss_against_float64(values: list[tuple[float, float, float]], r: float, beta: float) -> None:
+def test_the_loss_against_float64(values: list[tuple[float, float, float]], r: float, time: float, beta: float) -> None:
     v, old, target = (np.array(column).reshape(1, 2, 2) for column in zip(*values, strict=True))
     tensors = [torch.tensor(array, dtype=torch.float32) for array in (v, old, target)]
-    found = nft.loss(*tensors, torch.tensor([r]), beta=beta)
+    found = nft.loss(*tensors, torch.tensor([r]), torch.tensor([time]), beta=beta, least=0.05)
     assert found.shape == (1,)
-    assert found.item() == pytest.approx(reference(v, old, target, r, beta), rel=1e-4, abs=1e-4)
+    assert found.item() == pytest.approx(reference(v, old, target, r, time, beta), rel=1e-4, abs=1e-4)
+
+
+def test_the_gradient_has_one_size_at_all_noise_levels_and_errors() -> None:
+    """The weights: the error of a row may be ten times that of another, and its noise level a tenth."""
+    target = torch.tensor([[1.0, 1.0], [10.0, 10.0], [1.0, 1.0]])
+    v, time = torch.zeros(3, 2, requires_grad=True), torch.tensor([0.8, 0.8, 0.4])
+    nft.loss(v, torch.zeros(3, 2), target, torch.ones(3), time, beta=0.5, least=1e-5).sum().backward()
+    assert v.grad is not None
+    # t is the derivative of the predicted clean latents.
+    assert (v.grad / time.view(3, 1)).flatten().tolist() == pytest.approx([-1.0] * 6)
 
 
 def test_the_minimum_of_the_loss_is_the_improved_policy() -> None:
@@ -47,7 +66,8 @@ def test_the_minimum_of_the_loss_is_the_improved_policy() -> None:
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         both = v.expand(2, 2)
-        total = nft.loss(both, old.double().expand(2, 2), targets, torch.tensor([1.0, 0.0]), beta=beta).mean()
+        before, one = old.double().expand(2, 2), torch.ones(2)
+        total = FIXED * nft.loss(both, before, targets, torch.tensor([1.0, 0.0]), one, beta=beta, least=FIXED).mean()
         total.backward()
         return total
 
@@ -58,7 +78,8 @@ def test_the_minimum_of_the_loss_is_the_improved_policy() -> None:
 def test_good_samples_attract_and_bad_samples_repel_the_old_policy() -> None:
     target = torch.tensor([[1.0], [1.0], [1.0]])
     v = torch.zeros(3, 1, requires_grad=True)
-    nft.loss(v, torch.zeros(3, 1), target, torch.tensor([1.0, 0.5, 0.0]), beta=1.0).sum().backward()
+    r, time = torch.tensor([1.0, 0.5, 0.0]), torch.ones(3)
+    nft.loss(v, torch.zeros(3, 1), target, r, time, beta=1.0, least=1e-5).sum().backward()
     assert v.grad is not None
     assert v.grad.flatten().tolist() == pytest.approx([-2.0, 0.0, 2.0])
 

@@ -74,6 +74,7 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([NFT, "actor_rollout_ref.model.policy_state_adapters=[default]"], "keeps an old policy"),
         ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo has a KL loss"),
         ([DPO], "needs LoRA: its base is the model with the adapter disabled"),
+        ([NFT, f"{LOSS}.ref_kl_coef=0.1"], "ref_kl_coef: needs LoRA"),
         ([NFT, "actor_rollout_ref.model.algorithm=flow_grpo"], "must sample for the algorithm that is trained"),
         ([DPO, "actor_rollout_ref.rollout.n=1"], "at least 2 are needed"),
         ([DPO, "trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 8 pairs evenly"),
@@ -105,7 +106,9 @@ def test_a_window_of_cps_before_the_last_step_is_accepted() -> None:
     assert load("actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,9]")
 
 
-@pytest.mark.parametrize("wrong", ["draws=0", "beta=-1", "old_decay_max=1"])
+@pytest.mark.parametrize(
+    "wrong", ["draws=0", "mix_beta=-1", "adaptive_weight_min=0", "ref_kl_coef=-1", "old_decay_max=1"]
+)
 def test_numbers_out_of_range_are_refused(wrong: str) -> None:
     with pytest.raises(Exception, match=f"diffusion_nft: .*{wrong.partition('=')[0]}"):
         loss_of(load(NFT, f"{LOSS}.{wrong}"))

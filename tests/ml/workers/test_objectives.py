@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from verl_omni.workers.config import (
 
 pytestmark = pytest.mark.slow
 
-NFT = DiffusionNFTLossConfig(beta=1.0, draws=2, old_decay_rate=0.25, old_decay_max=0.5)
+NFT = DiffusionNFTLossConfig(mix_beta=1.0, draws=2, old_decay_rate=0.25, old_decay_max=0.5)
 DPO = DiffusionDPOLossConfig(dpo_beta=100.0, draws=2)
 BOTH = ("default", "old")
 
@@ -115,6 +116,19 @@ def test_nft_has_no_gradient_at_optimality_one_half(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged() | {"optimality": torch.full((4,), 0.5)}
     assert actor.update(data, step=1)["actor/grad_norm"] < 1e-7
+
+
+def test_the_reference_kl_of_nft_pulls_to_the_base_model(model_folder: Path) -> None:
+    """Good samples alone: the policy moves away from the base model, less far with the pull."""
+    far = {}
+    for coefficient in (0.0, 1e-12, 30.0):
+        changed = dataclasses.replace(NFT, ref_kl_coef=coefficient)
+        actor = make(model_folder, adapters=BOTH, diffusion_loss=changed)
+        found = [actor.update(judged() | {"optimality": torch.ones(4)}, step=step) for step in range(1, 7)]
+        far[coefficient] = found[-1].get("actor/distance_to_base")
+        assert found[0].get("actor/distance_to_base") == (0 if coefficient else None)
+    assert far[0.0] is None, "without the pull the base model is not run"
+    assert far[1e-12] > 2 * far[30.0] > 0
 
 
 def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:

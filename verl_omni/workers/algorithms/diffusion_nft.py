@@ -30,8 +30,10 @@ class DiffusionNFTLossConfig(DiffusionLossConfig):
     """Settings of DiffusionNFT.
 
     Attributes:
-        beta: distance of the implicit policies from the old one, relative to the trained policy's; > 0.
+        mix_beta: distance of the implicit policies from the old one, relative to the trained policy's; > 0.
         adv_clip_max: advantage at which the optimality probability reaches 1, and at its negative 0; > 0.
+        adaptive_weight_min: least divisor of the adaptive weights, see `algos.nft.weighted_error`; > 0.
+        ref_kl_coef: weight of the squared distance to the base model's velocity; 0: the base model is not run.
         draws: noise levels that each sample is trained on in an update; > 0.
         old_decay_rate, old_decay_max: see `algos.nft.old_decay`.
 
@@ -40,14 +42,19 @@ class DiffusionNFTLossConfig(DiffusionLossConfig):
     """
 
     loss_mode: Literal["diffusion_nft"] = "diffusion_nft"
-    beta: float = 1.0
+    mix_beta: float = 0.5
     adv_clip_max: float = 5.0
+    adaptive_weight_min: float = 1e-5
+    ref_kl_coef: float = 0.0
     draws: int = 4
     old_decay_rate: float = 1e-3
     old_decay_max: float = 0.5
 
     def __post_init__(self) -> None:
-        require_positive("diffusion_nft", beta=self.beta, adv_clip_max=self.adv_clip_max, draws=self.draws)
+        positive = {name: getattr(self, name) for name in ("mix_beta", "adv_clip_max", "adaptive_weight_min", "draws")}
+        require_positive("diffusion_nft", **positive)
+        if self.ref_kl_coef < 0:
+            raise ValueError(f"diffusion_nft: ref_kl_coef must not be negative: {self.ref_kl_coef}")
         if self.old_decay_rate < 0 or not 0 <= self.old_decay_max < 1:
             raise ValueError(
                 f"diffusion_nft: old_decay_rate must not be negative and old_decay_max lie in [0, 1): "
@@ -87,12 +94,28 @@ class NFTObjective:
         x, target = flow_matching.add_noise(part["clean_latents"], part["noise"][:, place], time)
         with self.policy.as_old():
             old = self.policy.velocity_at(part, x, time)
+        base = self._base_velocity(part, x, time)
         velocity = self.policy.velocity_at(part, x, time)
-        loss = nft.loss(velocity, old, target, part["optimality"], beta=self.config.beta)
-        return loss, {"distance_to_old": flow_matching.error(velocity.detach(), old)}
+        settings, good = self.config, part["optimality"]
+        loss = nft.loss(velocity, old, target, good, time, beta=settings.mix_beta, least=settings.adaptive_weight_min)
+        # The gradient at the old policy is proportional to 2 r - 1 = A / adv_clip_max. Multiplied, it does not depend
+        # on the clip, and ref_kl_coef means the same with each.
+        loss = settings.adv_clip_max * loss
+        measured = {"distance_to_old": flow_matching.error(velocity.detach(), old)}
+        if base is not None:
+            distance = flow_matching.error(velocity, base)
+            loss = loss + settings.ref_kl_coef * distance
+            measured["distance_to_base"] = distance.detach()
+        return loss, measured
+
+    def _base_velocity(self, part: Batch, x: Tensor, time: Tensor) -> Tensor | None:
+        if self.config.ref_kl_coef == 0:
+            return None
+        with self.policy.as_base():
+            return self.policy.velocity_at(part, x, time)
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
-        return {"actor/distance_to_old": measured["distance_to_old"].sum().item() / count}
+        return {f"actor/{name}": values.sum().item() / count for name, values in measured.items()}
 
     def finish(self) -> None:
         decay = nft.old_decay(self.step - 1, rate=self.config.old_decay_rate, most=self.config.old_decay_max)

@@ -68,6 +68,13 @@ def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
     return found
 
 
+def _diffusion_nft_conflicts(config: DictConfig) -> Sequence[str]:
+    loss, lora_rank = config.actor_rollout_ref.actor.diffusion_loss, config.actor_rollout_ref.model.lora_rank
+    if loss.ref_kl_coef > 0 and lora_rank <= 0:
+        return [f"{ACTOR}.diffusion_loss.ref_kl_coef: needs LoRA: its base is the model with the adapter disabled"]
+    return []
+
+
 def _diffusion_dpo_conflicts(config: DictConfig) -> Sequence[str]:
     found = []
     if config.actor_rollout_ref.model.lora_rank <= 0:
@@ -120,7 +127,8 @@ ALGORITHMS = {
             *_WITHOUT_LIKELIHOOD,
             RequiredSetting(f"{ROLLOUT}.rollout_adapter", "old", "the old policy must sample"),
             RequiredSetting(f"{MODEL}.policy_state_adapters", ["default", "old"], "it keeps an old policy"),
-        )
+        ),
+        _diffusion_nft_conflicts,
     ),
     "diffusion_dpo": RegisteredAlgorithm(
         (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES), _diffusion_dpo_conflicts, row="pair"
