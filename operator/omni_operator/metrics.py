@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from typing_extensions import override
 
-from omni_operator.api.status import CONDITION_TYPES, Status
+from omni_operator.api.status import CONDITION_TYPES, JobState, Status
 from omni_operator.cluster.job_summary import STATES
 from omni_operator.cluster.kinds import Body, Key
 from omni_operator.cluster.object_cache import ObjectCache, unpack
@@ -128,7 +128,7 @@ class JobMetrics:
 class ShownJobs(Collector):
     """Numbers of all jobs by state, and the packed objects of those with their own series."""
 
-    states: Mapping[str, int]
+    states: Mapping[JobState, int]
     hidden: int
     packed: Mapping[Key, bytes]
 

@@ -24,18 +24,19 @@ from .structural import structural
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL = "diffusionrljobs"
 FILE = f"{GROUP}_{PLURAL}.yaml"
+# Those with priority 1 are shown by `kubectl get -o wide` only.
 COLUMNS = (
-    ("Succeeded", "string", '.status.conditions[?(@.type=="Succeeded")].status', "Whether the job succeeded.", 0),
-    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether trainer and engines are running.", 0),
+    ("State", "string", ".status.state", "State of the job.", 0),
+    ("Reason", "string", ".status.reason", "Reason of the state.", 0),
     ("Step", "string", ".status.progress.summary", "Finished training steps of all.", 0),
     ("Reward", "string", ".status.progress.rewardSummary", "Mean reward of the last step.", 0),
-    ("Weights", "integer", ".status.weights.trainerVersion", "Version of the trainer's weights.", 0),
-    ("Lag", "integer", ".status.weights.lag", "Weight versions that the slowest engine is behind.", 0),
-    ("Rollouts", "string", ".status.rollout.summary", "Trainer pods that are ready, of all.", 0),
     ("Attempts", "integer", ".status.attempts", "Attempts (RayJobs) so far.", 0),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created.", 0),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether trainer and engines are running.", 1),
+    ("Rollouts", "string", ".status.rollout.summary", "Trainer pods that are ready, of all.", 1),
+    ("Weights", "integer", ".status.weights.trainerVersion", "Version of the trainer's weights.", 1),
+    ("Lag", "integer", ".status.weights.lag", "Weight versions that the slowest engine is behind.", 1),
     ("RayJob", "string", ".status.children.rayJob", "RayJob of the running attempt.", 1),
-    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of the condition Ready.", 1),
 )
 # May change after the end of the job: they say what is deleted.
 AFTER_THE_END = {"ttlSecondsAfterFinished", "cleanupPolicy"}

@@ -16,6 +16,9 @@ CONDITION_TYPES: tuple[ConditionType, ...] = (
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
     "ResultsKept", "AcceleratorChosen",
 )  # fmt: skip
+JobState: TypeAlias = Literal[
+    "Pending", "Queued", "Starting", "Running", "Suspending", "Suspended", "Retrying", "Succeeded", "Failed",
+]  # fmt: skip
 RECONCILE_ERROR = "ReconcileError"  # present while passes fail; written separately from the others
 FAILURES_KEPT = 5
 WARNINGS_KEPT = 8
@@ -145,6 +148,8 @@ class Status(LenientModel):
     """State of the job, as observed by the operator, which alone writes it."""
 
     observed_generation: Count | None = Field(default=None, description="Generation of the spec that was observed.")
+    state: JobState | None = Field(default=None, description="State of the job in one word, from its conditions.")
+    reason: Short | None = Field(default=None, description="Reason of the state, the one of the condition behind it.")
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=16,

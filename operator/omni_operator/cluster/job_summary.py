@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
+
+from omni_operator.api.status import JobState
 
 from .kinds import Body
 
-STATES = ("Running", "Waiting", "Suspended", "Succeeded", "Failed")
+STATES: tuple[JobState, ...] = get_args(JobState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class JobSummary:
         revision: changes with the spec, and when the deletion begins.
     """
 
-    state: str
+    state: JobState
     is_new: bool
     revision: tuple[str, int, bool]
 
@@ -44,14 +47,16 @@ def summarize(body: Body) -> JobSummary:
     )  # fmt: skip
 
 
-def _state(status: Body) -> str:
+def _state(status: Body) -> JobState:
+    """The written state; a job that has ended by its conditions has ended, whatever else the status says."""
     conditions = status.get("conditions")
     true = {
         str(item.get("type"))
         for item in (conditions if isinstance(conditions, list) else ())
         if isinstance(item, dict) and item.get("status") == "True"
     }
-    for kind in ("Succeeded", "Failed", "Suspended"):
-        if kind in true:
-            return kind
-    return "Running" if status.get("runningTime") else "Waiting"
+    if "Succeeded" in true:
+        return "Succeeded"
+    if "Failed" in true:
+        return "Failed"
+    return next((state for state in STATES if state == status.get("state")), "Pending")

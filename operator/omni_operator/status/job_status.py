@@ -36,6 +36,7 @@ from .situation import (
     Suspended,
     Suspending,
 )
+from .state import with_state
 from .timeouts import Timeouts
 from .timestamps import format_timestamp, parse_timestamp
 from .verdict import InProgress, Stage
@@ -112,7 +113,7 @@ def derive_status(
             **_times(base, observed, attempt, situation, now),
         }
     )
-    return _with_failure(made, situation, now) if isinstance(situation, Failing) else made
+    return with_state(_with_failure(made, situation, now) if isinstance(situation, Failing) else made)
 
 
 def find_heartbeat(facts: JobFacts, status: Status, report: TrainerReport | None, context: Context) -> Heartbeat:
@@ -129,7 +130,7 @@ def find_heartbeat(facts: JobFacts, status: Status, report: TrainerReport | None
 def _finished(facts: JobFacts, observed: Observation, previous: Status) -> Status:
     """Status after the end: only the last report, remaining pods and the observed generation can still change."""
     report = observed.report_of(previous.attempts)
-    return previous.model_copy(
+    made = previous.model_copy(
         update={
             "observed_generation": facts.generation,
             "progress": update_progress(previous.progress, report, facts),
@@ -139,6 +140,7 @@ def _finished(facts: JobFacts, observed: Observation, previous: Status) -> Statu
             "rollout": _rollout(observed, previous.attempts, facts),
         }
     )
+    return with_state(made)
 
 
 def _new_attempt(previous: Status) -> Status:
@@ -262,7 +264,7 @@ def derive_invalid_status(
     While an attempt runs, only `Updated` changes, because the attempt continues.
     """
     if previous.finished:
-        return previous.model_copy(update={"observed_generation": facts.generation})
+        return with_state(previous.model_copy(update={"observed_generation": facts.generation}))
     situation = Invalid(text)
     table = derive_conditions(
         situation,
@@ -278,4 +280,4 @@ def derive_invalid_status(
         kept = {found.type: ConditionValue(found.status, found.reason, found.message) for found in previous.conditions}
         table = {kind: table[kind] if kind == "Updated" else kept.get(kind, table[kind]) for kind in table}
     made = update_conditions(previous, table, facts.generation, context.now)
-    return previous.model_copy(update={"observed_generation": facts.generation, "conditions": made})
+    return with_state(previous.model_copy(update={"observed_generation": facts.generation, "conditions": made}))

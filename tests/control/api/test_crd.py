@@ -138,10 +138,17 @@ def test_columns_read_existing_fields() -> None:
     for path in paths:
         plain = re.sub(r"\[\?\(@\.type==\"\w+\"\)\]", "[]", path)
         assert plain in NODES or plain == ".metadata.creationTimestamp", path
-    assert [column["name"] for column in version["additionalPrinterColumns"] if "priority" not in column] == [
-        "Succeeded", "Ready", "Step", "Reward", "Weights", "Lag", "Rollouts", "Attempts", "Age",
-    ]  # fmt: skip
     assert version["subresources"] == {"status": {}}
+
+
+def test_kubectl_get_shows_at_most_seven_columns_and_begins_with_the_state() -> None:
+    columns = crd.crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+    shown = ["Name", *(column["name"] for column in columns if not column.get("priority"))]
+    assert len(shown) <= 7
+    assert shown == ["Name", "State", "Reason", "Step", "Reward", "Attempts", "Age"]
+    assert [column["name"] for column in columns if column.get("priority")] == [
+        "Ready", "Rollouts", "Weights", "Lag", "RayJob",
+    ]  # fmt: skip
 
 
 def test_short_name_category_and_size() -> None:

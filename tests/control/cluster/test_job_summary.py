@@ -14,23 +14,25 @@ def job(status: Any = None, **meta: Any) -> dict[str, Any]:
 
 
 def true(*kinds: str) -> dict[str, Any]:
-    return {"conditions": [{"type": kind, "status": "True"} for kind in kinds], "runningTime": "2026-01-01T00:00:00Z"}
+    return {"conditions": [{"type": kind, "status": "True"} for kind in kinds]}
 
 
 @pytest.mark.parametrize(
     ("body", "state", "rank"),
     [
-        (job(), "Waiting", 0),
-        (job({}), "Waiting", 0),
-        (job({"attempts": 1}), "Waiting", 1),
-        (job(true("Ready")), "Running", 1),
-        (job(true("Suspended")), "Suspended", 1),
+        (job(), "Pending", 0),
+        (job({}), "Pending", 0),
+        (job({"attempts": 1}), "Pending", 1),
+        (job({"state": "Running"}), "Running", 1),
+        (job({**true("Ready"), "state": "Suspended"}), "Suspended", 1),
+        (job({**true("Failed"), "state": "Running"}), "Failed", 2),
+        (job({"state": ["Running"]}), "Pending", 1),
         (job(true("Succeeded")), "Succeeded", 2),
         (job(true("Failed")), "Failed", 2),
         (job(true("Failed"), deletionTimestamp="2026-01-01T00:00:00Z"), "Failed", 1),
-        (job({"conditions": "none"}), "Waiting", 1),
-        (job({"conditions": [None, {"type": "Failed"}]}), "Waiting", 1),
-        (job(7), "Waiting", 0),
+        (job({"conditions": "none"}), "Pending", 1),
+        (job({"conditions": [None, {"type": "Failed"}]}), "Pending", 1),
+        (job(7), "Pending", 0),
     ],
 )
 def test_new_jobs_come_first_and_finished_ones_last(body: dict[str, Any], state: str, rank: int) -> None:

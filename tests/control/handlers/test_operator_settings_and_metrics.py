@@ -76,7 +76,7 @@ def page_of(cache: ObjectCache, shown: int) -> tuple[str, dict[str, list[Any]]]:
 def test_series_of_a_job_disappear_when_it_is_deleted() -> None:
     cache = ObjectCache()
     status = {
-        "conditions": [{"type": "Ready", "status": "True", "reason": "x"}], "runningTime": "2026-01-01T00:00:00Z",
+        "conditions": [{"type": "Ready", "status": "True", "reason": "x"}], "state": "Running",
         "progress": {"globalStep": 4, "reward": 0.5}, "weights": {"trainerVersion": 4, "lag": 0},
         "usage": {"acceleratorSeconds": 12.0, "samples": 32},
     }  # fmt: skip
@@ -95,7 +95,7 @@ def test_series_of_a_job_disappear_when_it_is_deleted() -> None:
 def test_the_number_of_series_is_bounded_and_running_jobs_come_first() -> None:
     cache = ObjectCache()
     for number in range(30):
-        running = {"runningTime": "2026-01-01T00:00:00Z"} if number >= 25 else {}
+        running = {"state": "Running"} if number >= 25 else {}
         cache.put(JOBS, job(number, **running))
     text, families = page_of(cache, 5)
     assert families["diffusionrl_jobs_not_shown"][0].value == 25
@@ -120,7 +120,7 @@ async def test_only_the_replica_that_leads_has_metrics_of_jobs() -> None:
 async def test_the_event_loop_parses_no_job_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, threads = ObjectCache(), []
     for number in range(30):
-        cache.put(JOBS, job(number, runningTime="2026-01-01T00:00:00Z"))
+        cache.put(JOBS, job(number, state="Running"))
 
     def recorded(packed: bytes) -> Any:
         threads.append(threading.current_thread())

@@ -34,6 +34,42 @@ async def test_a_job_runs_to_success(simulation: Any) -> None:
     assert simulation.event_reasons() == ["Running", "Succeeded"]
 
 
+async def test_the_state_follows_the_life_of_a_job_and_is_added_to_older_statuses(simulation: Any) -> None:
+    def state() -> tuple[str | None, str | None]:
+        status = simulation.status()
+        return status.state, status.reason
+
+    simulation.submit(backoffLimit=1, rollout={"replicas": 3})
+    await simulation.settle()
+    assert state() == ("Pending", "InvalidSpec")
+    simulation.edit(rollout={"replicas": 2})
+    await simulation.settle()
+    assert state() == ("Starting", "Starting")
+    simulation.run(1)
+    await simulation.settle()
+    assert state() == ("Running", "TrainerAndRolloutsServing")
+    simulation.lose_head(1)
+    await simulation.settle()
+    assert state() == ("Retrying", "HeadLost")
+    await simulation.after(60)
+    simulation.run(2)
+    await simulation.settle()
+    assert state() == ("Running", "TrainerAndRolloutsServing")
+    simulation.edit(suspend=True)
+    await simulation.settle()
+    assert state() == ("Suspended", "Suspended")
+    simulation.edit(suspend=False)
+    await simulation.settle()
+    simulation.run(3)
+    simulation.end(3)
+    await simulation.settle()
+    assert state() == ("Succeeded", "AttemptSucceeded")
+    simulation.cluster.change(JOBS, *KEY, status={"state": None, "reason": None})  # of an older operator
+    simulation.start_operator()
+    await simulation.settle()
+    assert state() == ("Succeeded", "AttemptSucceeded")
+
+
 async def test_risky_settings_of_a_job_are_a_condition_and_an_event(simulation: Any) -> None:
     simulation.submit(checkpoint={}, trainer={"totalSteps": 10}, rollout={})
     await simulation.settle()

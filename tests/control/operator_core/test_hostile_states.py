@@ -106,7 +106,7 @@ WRITTEN = hostile.optional(
     progress=hostile.optional(heartbeatTime=hostile.TIMES, samples=hostile.COUNTS, globalStep=hostile.COUNTS),
     usage=hostile.optional(acceleratorSeconds=st.sampled_from([-1, 0, 1e14, 1e308]), samples=hostile.COUNTS),
     checkpoint=hostile.optional(last=hostile.TEXTS, step=hostile.COUNTS, time=hostile.TIMES),
-    children=hostile.optional(rayJob=hostile.TEXTS),
+    children=hostile.optional(rayJob=hostile.TEXTS), state=hostile.TEXTS, reason=hostile.TEXTS,
 )  # fmt: skip
 
 

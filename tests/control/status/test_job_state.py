@@ -1,0 +1,113 @@
+"""`status.state` and `status.reason`: one word each, from the conditions alone."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from typing import get_args
+
+import pytest
+
+from omni_operator.api.status import CONDITION_TYPES, Condition, Failure, JobState, Status
+from omni_operator.status.conditions import UP_TO_DATE, Heartbeat, derive_conditions, review_spec, update_conditions
+from omni_operator.status.observation import Observation, ObservedRayCluster, Refusal, TrainerReport
+from omni_operator.status.reasons import Action, FailureReason
+from omni_operator.status.situation import (
+    Active,
+    BetweenAttempts,
+    Creating,
+    Deleting,
+    Failing,
+    Finished,
+    Invalid,
+    Situation,
+    Succeeding,
+    Suspended,
+    Suspending,
+)
+from omni_operator.status.state import with_state
+from omni_operator.status.verdict import InProgress, Stage
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+QUOTA = Refusal(kind="QuotaExceeded", text="exceeded quota")
+FAILURE = Failure(attempt=1, reason="HeadLost")
+SERVING = ObservedRayCluster(
+    name="c", uid="c", attempt=1, created=NOW, head_ready=True, desired_workers=1, ready_workers=1
+)
+BEHIND = TrainerReport(attempt=1, at=NOW, version=5, min_version=1)
+
+
+def failing(final: bool) -> Failing:
+    return Failing(1, FailureReason.HEAD_LOST, "lost", Action.RETRY, counted=True, final=final, why="no retry")
+
+
+def state(
+    situation: Situation, *, refusal: Refusal | None = None, clusters: tuple[ObservedRayCluster, ...] = (SERVING,),
+    failures: tuple[Failure, ...] = (), reported: TrainerReport | None = None, silent: bool = False,
+) -> tuple[JobState | None, str | None]:  # fmt: skip
+    heartbeat = Heartbeat(NOW - timedelta(hours=1) if silent else NOW, timedelta(minutes=10))
+    observed = Observation(clusters=clusters, report=reported)
+    table = derive_conditions(situation, observed, refusal, UP_TO_DATE, heartbeat, NOW)
+    assert table is not None
+    status = Status(attempts=1, failures=failures)
+    made = with_state(
+        status.model_copy(update={"conditions": update_conditions(status, {**table, **review_spec(None)}, 1, NOW)})
+    )
+    return made.state, made.reason
+
+
+RUNNING = Active(1, InProgress(Stage.RUNNING))
+CASES = {
+    "invalid": (Invalid("no"), {}, "Pending", "InvalidSpec"),
+    "creating": (Creating(1), {}, "Starting", "Starting"),
+    "refused": (Creating(1), {"refusal": QUOTA}, "Pending", "QuotaExceeded"),
+    "refused again": (Creating(2), {"refusal": QUOTA, "failures": (FAILURE,)}, "Pending", "QuotaExceeded"),
+    "queued": (Active(1, InProgress(Stage.QUEUED)), {}, "Queued", "Queued"),
+    "starting": (Active(1, InProgress(Stage.STARTING)), {}, "Starting", "Starting"),
+    "image": (Active(1, InProgress(Stage.STARTING, "ImagePullBackOff", "x")), {}, "Starting", "ImagePullBackOff"),
+    "service refused": (Active(1, InProgress(Stage.STARTING)), {"refusal": QUOTA}, "Starting", "QuotaExceeded"),
+    "running": (RUNNING, {}, "Running", "TrainerAndRolloutsServing"),
+    "worker gone": (RUNNING, {"clusters": (), "silent": True}, "Running", "PodsNotReady"),
+    "head": (Active(1, InProgress(Stage.RUNNING, "HeadNotReady", "x")), {}, "Running", "HeadNotReady"),
+    "stalled": (RUNNING, {"silent": True, "reported": BEHIND}, "Running", "HeartbeatStopped"),
+    "behind": (RUNNING, {"reported": BEHIND}, "Running", "ReplicaBehind"),
+    "failing": (failing(False), {"failures": (FAILURE,)}, "Retrying", "HeadLost"),
+    "pause": (BetweenAttempts("pause"), {"failures": (FAILURE,)}, "Retrying", "HeadLost"),
+    "resumed": (BetweenAttempts("objects are left"), {}, "Pending", "BetweenAttempts"),
+    "saving": (Suspending("CheckpointRequested", "x", NOW), {}, "Suspending", "CheckpointRequested"),
+    "stopping": (Suspending("Stopping", "x", NOW), {}, "Suspending", "Stopping"),
+    "suspended": (Suspended(), {"failures": (FAILURE,)}, "Suspended", "Suspended"),
+    "succeeded": (Succeeding(1, NOW), {"failures": (FAILURE,)}, "Succeeded", "AttemptSucceeded"),
+    "failed": (failing(True), {"failures": (FAILURE,)}, "Failed", "HeadLost"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_situation_has_one_state_and_its_reason(name: str) -> None:
+    situation, given, expected, reason = CASES[name]
+    assert state(situation, **given) == (expected, reason)  # type: ignore[arg-type]
+
+
+def test_every_situation_and_every_state_is_one_of_the_cases() -> None:
+    # The others keep the conditions that were written before.
+    assert {type(case[0]) for case in CASES.values()} == {*get_args(Situation)} - {Finished, Deleting}
+    assert {case[2] for case in CASES.values()} == set(get_args(JobState))
+
+
+def test_every_combination_of_conditions_has_a_state_with_a_reason() -> None:
+    kinds = ("Admitted", "Ready", "Suspended", "Succeeded", "Failed", "ProgressStalled", "WeightsInSync")
+    others = tuple(Condition(type=kind, status="Unknown", reason="X") for kind in CONDITION_TYPES if kind not in kinds)
+    for values in itertools.product(get_args(Condition.model_fields["status"].annotation), repeat=len(kinds)):
+        for reason in ("Queued", "Running", "Starting", "BetweenAttempts", "Other"):
+            found = tuple(
+                Condition(type=kind, status=value, reason=reason) for kind, value in zip(kinds, values, strict=True)
+            )
+            made = with_state(Status(conditions=(*found, *others)))
+            assert made.state in get_args(JobState)
+            assert made.reason == reason
+            assert (made.state == "Succeeded") == (values[3] == "True")
+            assert (made.state == "Failed") == (values[4] == "True" and values[3] != "True")
+
+
+def test_a_job_that_was_never_passed_over_has_no_state() -> None:
+    assert with_state(Status()) == Status()
