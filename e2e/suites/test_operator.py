@@ -12,6 +12,7 @@ from e2e.cluster.audit import Mark
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.operator_process import AGENT, RunningOperator
+from omni_operator.api.names import FINALIZER
 from omni_operator.api.status import CONDITION_TYPES
 
 pytestmark = pytest.mark.cluster
@@ -42,8 +43,8 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     job.await_attempt(1)
     job.await_condition("Admitted", "True")
     expected = Counter({
-        ("patch", "diffusionrljobs"): 1, ("create", "services"): 1, ("create", "networkpolicies"): 1,
-        ("create", "rayjobs"): 1, ("patch", "diffusionrljobs/status"): 1,
+        ("create", "services"): 1, ("create", "networkpolicies"): 1, ("create", "rayjobs"): 1,
+        ("patch", "diffusionrljobs/status"): 1,
     })  # fmt: skip
     assert_requests(installed, mark, expected)
     job.run(1)
@@ -58,10 +59,39 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     assert_requests(installed, mark, Counter())
     api.delete(f"{job.path}/{job.name}")
     job.await_gone()
-    expected = Counter({("delete", "rayjobs"): 1, ("patch", "diffusionrljobs"): 1})
-    assert_requests(installed, mark, expected)
     for path in (job.ray("rayjobs"), job.ray("rayclusters"), f"/api/v1/namespaces/{namespace}/services"):
         deadlines.wait_until(f"{path} to be empty", JOB_SEEN, lambda path=path: not api.get(path)["items"])
+    assert_requests(installed, mark, Counter())
+
+
+def test_a_job_goes_without_the_operator_and_takes_what_is_created_later(
+    installed: ControlPlane, api: Api, namespace: str
+) -> None:
+    """Garbage collection also deletes objects that are created for a job after its deletion."""
+    job = JobOnPlane(api, namespace, spec={"managedBy": "kueue.x-k8s.io/multikueue"})  # the operator leaves it alone
+    job.submit()
+    uid = api.get(job.own_path)["metadata"]["uid"]
+    api.delete(job.own_path)
+    job.await_gone()
+    owner = {"apiVersion": "diffusionrl.io/v1alpha1", "kind": "DiffusionRLJob", "name": job.name, "uid": uid}
+    late = {**owner, "controller": True, "blockOwnerDeletion": True}
+    meta = {"name": job.attempt(1), "ownerReferences": [late]}
+    body = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": {"entrypoint": "true"}}
+    api.post(job.ray("rayjobs"), body)
+    deadlines.wait_until("the late RayJob to be gone", JOB_SEEN, lambda: api.gone(job.ray("rayjobs", job.attempt(1))))
+
+
+def test_a_job_with_the_finalizer_of_an_earlier_version_can_be_deleted(
+    running: RunningOperator, api: Api, namespace: str
+) -> None:
+    job = JobOnPlane(api, namespace)
+    job.start()
+    api.patch(job.own_path, {"metadata": {"finalizers": [FINALIZER]}})
+    deadlines.wait_until(
+        "the finalizer to be gone", JOB_SEEN, lambda: "finalizers" not in api.get(job.own_path)["metadata"]
+    )
+    api.delete(job.own_path)
+    job.await_gone()
 
 
 def test_a_job_succeeds_and_its_conditions_carry_the_generation(

@@ -41,7 +41,6 @@ from omni_operator.status.job_status import Context, derive_invalid_status, deri
 from omni_operator.status.observation import Observation, Refusal, TrainerReport
 from omni_operator.status.situation import (
     Active,
-    AddFinalizer,
     CreateAttempt,
     Creating,
     Decision,
@@ -278,8 +277,8 @@ class Reconciler:
     async def _perform(self, step: Step, key: Key, spec: ValidSpec | None, facts: JobFacts) -> None:
         """Carry out one step and cache the API server's answer."""
         match step:
-            case AddFinalizer() | RemoveFinalizer():
-                await self._set_finalizer(key, isinstance(step, AddFinalizer))
+            case RemoveFinalizer():
+                await self._remove_finalizer(key)
             case EnsureShared():
                 assert spec is not None
                 await self._ensure_shared(key, spec, facts)
@@ -297,20 +296,17 @@ class Reconciler:
             case _:
                 assert_never(step)
 
-    async def _set_finalizer(self, key: Key, has_finalizer: bool) -> None:
+    async def _remove_finalizer(self, key: Key) -> None:
         body = self.cache.job(key)
         if body is None:
             return
         others = [name for name in body["metadata"].get("finalizers") or () if name != FINALIZER]
-        finalizers = [*others, FINALIZER] if has_finalizer else others
         try:
-            answer = await self.cluster.patch(JOBS, body, {"metadata": {"finalizers": finalizers}})
+            answer = await self.cluster.patch(JOBS, body, {"metadata": {"finalizers": others}})
         except NotFound:
-            if has_finalizer:
-                raise
             self.cache.remove(JOBS, body)  # deleted already
             return
-        if has_finalizer or finalizers:
+        if others or "deletionTimestamp" not in body["metadata"]:
             self.cache.put(JOBS, answer)
         else:
             # The job is gone. The answer has its last version, and the watch's event may come after other passes.
@@ -369,7 +365,10 @@ class Reconciler:
             # Without waiting for the watch: what this pass did has to be recorded before anything follows from it.
             if current := await self.cluster.read(JOBS, *key):
                 self.cache.put(JOBS, current)
-            return ReconcileResult(wake=now + SOON, result="conflict")
+                return ReconcileResult(wake=now + SOON, result="conflict")
+            # Deleted, and the watch is late. Garbage collection deletes what this pass created: its owner is gone.
+            self.cache.remove(JOBS, body)
+            return self._forget(key)
         self.cache.put(JOBS, answer)
         memory.written = now
         known = {failure.attempt for failure in status.failures}

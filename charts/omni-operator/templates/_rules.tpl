@@ -4,7 +4,7 @@ RBAC rules of the operator. It reads (get) an object only if its name was taken 
 {{- define "omni.rules.jobs" -}}
 - apiGroups: [diffusionrl.io]
   resources: [diffusionrljobs]
-  verbs: [get, list, watch, patch, delete] # patch: its finalizer; delete: ttlSecondsAfterFinished
+  verbs: [get, list, watch, patch, delete] # patch: the finalizer of earlier versions; delete: ttlSecondsAfterFinished
 - apiGroups: [diffusionrl.io]
   resources: [diffusionrljobs/status]
   verbs: [patch]

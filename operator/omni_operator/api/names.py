@@ -14,7 +14,7 @@ ATTEMPT_LABEL = f"{GROUP}/attempt"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 RENDERED_ANNOTATION = f"{GROUP}/rendered"  # digest of the rendered object
 JOB_ANNOTATION, OVERRIDES_ANNOTATION = f"{GROUP}/job.yaml", f"{GROUP}/overrides.txt"  # files of the trainer pods
-FINALIZER = f"{GROUP}/finalizer"
+FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found
 FIELD_MANAGER = "diffusionrl-operator"
 SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all jobs
 ATTEMPT_NUMBER = "[0-9]{1,6}"

@@ -6,10 +6,13 @@ Invariants:
 - A failure is written to the status before the operator reacts to it, so a crash in between repeats nothing.
 - Attempts are numbered without gaps, from existing objects and the status, so no name is used twice.
 - Nothing is created while the job is being deleted, has ended, or is suspended.
+
+A deleted job needs no step: its objects have owner references, by which Kubernetes deletes them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
 
@@ -21,7 +24,6 @@ from .reasons import Action, FailureReason
 from .situation import (
     CHECKPOINT_REQUESTED,
     Active,
-    AddFinalizer,
     BetweenAttempts,
     CreateAttempt,
     Creating,
@@ -34,7 +36,6 @@ from .situation import (
     Finished,
     RemoveFinalizer,
     RequestCheckpoint,
-    Step,
     Succeeding,
     Suspended,
     Suspending,
@@ -52,25 +53,27 @@ def decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Tim
     Args:
         status: the last written status.
     """
-    if facts.deleting is not None:
-        return _deleting(facts, facts.deleting, observed, timeouts, now)
+    decision = Decision(Deleting()) if facts.deleting else _decide(facts, observed, status, timeouts, now)
+    return replace(decision, steps=(RemoveFinalizer(), *decision.steps)) if facts.has_finalizer else decision
+
+
+def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Timeouts, now: datetime) -> Decision:
     if status.finished:
         return _finished(facts, observed, status, now)
-    finalizer: tuple[Step, ...] = () if facts.has_finalizer else (AddFinalizer(),)
     current = max(status.attempts, observed.newest)
     verdict = _verdict(facts, observed, status, current, timeouts, now)
     if isinstance(verdict, Succeeded):
-        return Decision(Succeeding(current, verdict.at), finalizer, now)
+        return Decision(Succeeding(current, verdict.at), wake=now)
     if isinstance(verdict, AttemptFailed) and verdict.reason is FailureReason.DEADLINE_EXCEEDED:
-        return Decision(_failing(facts, status, current, verdict), finalizer, now)
+        return Decision(_failing(facts, status, current, verdict), wake=now)
     if facts.suspend:
         return _suspend(facts, observed, status, current, verdict, now)
     if verdict is None:
         return _next(facts, observed, status, current, timeouts, now)
     if isinstance(verdict, AttemptFailed):
-        return Decision(_failing(facts, status, current, verdict), finalizer, now)
+        return Decision(_failing(facts, status, current, verdict), wake=now)
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status)) if at), default=None)
-    return Decision(Active(current, verdict), (*finalizer, EnsureShared()), wake)
+    return Decision(Active(current, verdict), (EnsureShared(),), wake)
 
 
 def _verdict(
@@ -100,19 +103,18 @@ def _next(
     facts: JobFacts, observed: Observation, status: Status, current: int, timeouts: Timeouts, now: datetime
 ) -> Decision:
     """Create the next attempt, after the last one is gone and the pause between attempts is over."""
-    finalizer: tuple[Step, ...] = () if facts.has_finalizer else (AddFinalizer(),)
     failure = next((found for found in status.failures if found.attempt == current), None)
     failed_at = parse_timestamp(failure.at) if failure else None
     deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
     patient_until = (failed_at or _resumed(status) or facts.created) + timeouts.leftovers
     if not observed.empty and (deletes or now < patient_until):
         text = f"attempt {current + 1} starts when all objects of attempt {current} are deleted"
-        return Decision(BetweenAttempts(text), (*finalizer, *deletes), patient_until)
+        return Decision(BetweenAttempts(text), deletes, patient_until)
     changed = status.observed_generation not in (None, facts.generation)  # which ends the pause
     due = failed_at + _pause(status, timeouts) if failed_at and current and not changed else None
     if due and now < due:
-        return Decision(BetweenAttempts(f"attempt {current + 1} starts after a pause"), finalizer, due)
-    return Decision(Creating(current + 1), (*finalizer, EnsureShared(), CreateAttempt(current + 1)))
+        return Decision(BetweenAttempts(f"attempt {current + 1} starts after a pause"), wake=due)
+    return Decision(Creating(current + 1), (EnsureShared(), CreateAttempt(current + 1)))
 
 
 def _pause(status: Status, timeouts: Timeouts) -> timedelta:
@@ -183,17 +185,6 @@ def _finished(facts: JobFacts, observed: Observation, status: Status, now: datet
         return Decision(Finished(), (DeleteSelf(),))
     live = () if facts.retain else tuple(job for job in observed.rayjobs if not (_ended(job) or job.deleting))
     return Decision(Finished(), tuple(_delete(rayjob) for rayjob in live), expires)
-
-
-def _deleting(facts: JobFacts, since: datetime, observed: Observation, timeouts: Timeouts, now: datetime) -> Decision:
-    """Delete the attempts, and remove the finalizer when they are gone or after `Timeouts.deletion`."""
-    if not facts.has_finalizer:
-        return Decision(Deleting())
-    deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
-    until = since + timeouts.deletion
-    if not observed.rayjobs or now >= until:
-        return Decision(Deleting(), (*deletes, RemoveFinalizer()))
-    return Decision(Deleting(), deletes, until)
 
 
 def _active_deadline(facts: JobFacts, status: Status) -> datetime | None:

@@ -22,7 +22,7 @@ class JobFacts:
 
     Attributes:
         deleting: `metadata.deletionTimestamp`.
-        has_finalizer: the job has the operator's finalizer.
+        has_finalizer: the job has the finalizer of an earlier version of the operator.
         grace: how long a suspension waits for a checkpoint; None: it requests none.
         accelerators: accelerators of a running attempt.
         workers: pods besides the head.

@@ -15,13 +15,8 @@ CHECKPOINT_REQUESTED = "CheckpointRequested"
 
 
 @dataclass(frozen=True, slots=True)
-class AddFinalizer:
-    """Add the operator's finalizer to the job."""
-
-
-@dataclass(frozen=True, slots=True)
 class RemoveFinalizer:
-    """Remove the operator's finalizer from the job."""
+    """Remove the finalizer that an earlier version of the operator added to the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +51,7 @@ class RequestCheckpoint:
     since: datetime
 
 
-Step = AddFinalizer | RemoveFinalizer | EnsureShared | CreateAttempt | DeleteRayJob | DeleteSelf | RequestCheckpoint
+Step = RemoveFinalizer | EnsureShared | CreateAttempt | DeleteRayJob | DeleteSelf | RequestCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ class Timeouts:
         image: for an image that cannot be pulled, from the creation of the pod.
         restarts: restarts of one container before the attempt counts as failed.
         stall: without a report before the job counts as stalled.
-        deletion: before the finalizer is removed even if objects remain.
         leftovers: for objects of a failed attempt to go, e.g. pods of a lost node, before the next attempt is created.
         retry: pause before the second attempt; doubled for each further one up to `retry_most`.
     """
@@ -24,7 +23,6 @@ class Timeouts:
     image: timedelta = timedelta(seconds=60)
     restarts: int = 4
     stall: timedelta = timedelta(minutes=10)
-    deletion: timedelta = timedelta(seconds=60)
     leftovers: timedelta = timedelta(minutes=10)
     retry: timedelta = timedelta(seconds=5)
     retry_most: timedelta = timedelta(minutes=5)

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from omni_operator.api.names import FINALIZER
 from omni_operator.cluster.errors import ClusterError, NamespaceTerminating, QuotaExceeded, Refused, Unavailable
-from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Kind
 from omni_operator.plan import ClusterSettings
 
 KEY = ("team-a", "red")
+EVERYTHING = (JOBS, RAYJOBS, RAYCLUSTERS, PODS, SERVICES, NETWORK_POLICIES)
 
 
 async def running(simulation: Any, **spec: Any) -> None:
@@ -86,29 +88,88 @@ async def test_a_job_submitted_suspended_creates_nothing(simulation: Any) -> Non
     assert simulation.attempts() == ["red-a01"]
 
 
-async def test_deletion_leaves_nothing_and_creates_nothing(simulation: Any) -> None:
+async def test_a_job_is_deleted_at_once_and_leaves_nothing_without_a_request(simulation: Any) -> None:
     await running(simulation)
+    assert "finalizers" not in simulation.cluster.get(JOBS, *KEY)["metadata"]
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": ["ray.io/rayjob-finalizer"]})
     await simulation.settle()
     simulation.cluster.counts()
     simulation.cluster.remove(JOBS, *KEY)
-    await simulation.settle()
-    assert simulation.cluster.get(JOBS, *KEY) is not None  # held until KubeRay has stopped the Ray job
+    assert simulation.cluster.get(JOBS, *KEY) is None
+    await simulation.after(120)
+    assert simulation.attempts() == ["red-a01"]  # held until KubeRay has stopped the Ray job
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": []})
     await simulation.settle()
-    simulation.cluster.collect()
-    assert not [kind for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS) if simulation.cluster.all(kind)]
-    assert simulation.cluster.counts() == {("delete", "rayjobs"): 1, ("patch", "diffusionrljobs"): 1}
+    assert not [kind for kind in EVERYTHING if simulation.cluster.all(kind)]
+    assert not simulation.cluster.counts()
 
 
-async def test_deletion_does_not_wait_forever_for_children(simulation: Any) -> None:
+async def test_requests_of_deleted_jobs_do_not_grow_with_their_number(simulation: Any) -> None:
+    keys = [(KEY[0], f"job-{number}") for number in range(20)]
+    for key in keys:
+        simulation.submit(key)
+    await simulation.settle()
+    assert len(simulation.attempts()) == len(keys)
+    simulation.cluster.counts()
+    for key in keys:
+        simulation.cluster.remove(JOBS, *key)
+    await simulation.settle()
+    assert not [kind for kind in EVERYTHING if simulation.cluster.all(kind)]
+    assert not simulation.cluster.counts()
+    assert simulation.wakes == {}
+
+
+@pytest.mark.parametrize("others", [[], ["example.com/audit"]])
+async def test_the_finalizer_of_an_earlier_version_is_removed(simulation: Any, others: list[str]) -> None:
     await running(simulation)
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": ["ray.io/rayjob-finalizer"]})
+    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER, *others]})
+    simulation.cluster.counts()
+    await simulation.settle()
+    assert simulation.cluster.get(JOBS, *KEY)["metadata"]["finalizers"] == others
+    assert simulation.cluster.counts() == {("patch", "diffusionrljobs"): 1}
+    assert simulation.attempts() == ["red-a01"]
+
+
+@pytest.mark.parametrize("spec", [{}, {"rollout": {"replicas": 3}}, {"managedBy": "kueue.x-k8s.io/multikueue"}])
+async def test_a_job_that_was_deleted_under_an_earlier_version_is_released(
+    simulation: Any, spec: dict[str, Any]
+) -> None:
+    await running(simulation)
+    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER]}, spec=spec)
     simulation.cluster.remove(JOBS, *KEY)
-    await simulation.after(59)
-    assert simulation.cluster.get(JOBS, *KEY) is not None
-    await simulation.after(2)
-    assert simulation.cluster.get(JOBS, *KEY) is None
+    simulation.cluster.counts()
+    await simulation.settle()
+    assert not [kind for kind in EVERYTHING if simulation.cluster.all(kind)]
+    assert simulation.cluster.counts() == {("patch", "diffusionrljobs"): 1}
+
+
+async def test_what_is_created_for_a_job_before_its_deletion_is_seen_goes_too(simulation: Any) -> None:
+    simulation.submit()
+    simulation.watch()
+    simulation.frozen = {JOBS}
+    simulation.cluster.remove(JOBS, *KEY)
+    await simulation.reconcile()
+    assert simulation.attempts() == ["red-a01"]
+    assert simulation.cache.job(KEY) is None, "the write of the status found no job"
+    created = simulation.cluster.counts()["create", "rayjobs"]
+    await simulation.after(3600)
+    assert not [kind for kind in EVERYTHING if simulation.cluster.all(kind)]
+    assert (created, simulation.cluster.counts()["create", "rayjobs"]) == (1, 0), "not created again and again"
+
+
+async def test_the_deletion_of_a_running_job_that_is_seen_late_starts_no_attempt(simulation: Any) -> None:
+    await running(simulation)
+    simulation.frozen = {JOBS}
+    simulation.cluster.remove(JOBS, *KEY)
+    simulation.cluster.counts()
+    await simulation.after(3600)
+    assert simulation.cache.job(KEY) is None
+    assert simulation.cluster.counts()["create", "rayjobs"] == 0
+    simulation.frozen = set()
+    simulation.submit()
+    await simulation.settle()
+    assert simulation.attempts() == ["red-a01"]
+    assert simulation.status().failures == ()
 
 
 async def test_a_recreated_job_is_a_different_job(simulation: Any) -> None:
