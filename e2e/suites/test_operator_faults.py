@@ -151,6 +151,40 @@ def test_a_policy_that_denies_rayjobs_is_named_until_it_is_gone(
     job.await_attempt(1)
 
 
+def test_a_webhook_that_cannot_be_called_is_named_until_it_is_gone(
+    running: RunningOperator, api: Api, namespace: str
+) -> None:
+    """The API server answers 500 to the creation of the RayJob, and nothing else fails."""
+    root, name = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", f"dead-{namespace}"
+    rule = {"apiGroups": ["ray.io"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["rayjobs"]}
+    api.post(root, {
+        "metadata": {"name": name},
+        "webhooks": [{
+            "name": "gate.example.com", "clientConfig": {"url": "https://127.0.0.1:1/"}, "rules": [rule],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail", "timeoutSeconds": 5,
+        }],
+    })  # fmt: skip
+    probe = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "probe"}, "spec": {"entrypoint": "true"}}
+
+    def failing() -> bool:
+        try:
+            api.post(f"/apis/ray.io/v1/namespaces/{namespace}/rayjobs?dryRun=All", probe)
+        except ApiError as error:
+            return error.code == 500
+        return False
+
+    deadlines.wait_until("the webhook to be called", deadlines.API_READY, failing)
+    job = JobOnPlane(api, namespace)
+    job.submit()
+    said = job.await_condition("Ready", "False", "ServerFailed")
+    assert 'failed calling webhook "gate.example.com"' in said["message"]
+    assert job.status()["state"] == "Pending"
+    job.await_events("ServerFailed")
+    api.delete(f"{root}/{name}")
+    job.await_attempt(1)
+
+
 def test_a_quota_on_rayjobs_is_named_until_there_is_room(running: RunningOperator, api: Api, namespace: str) -> None:
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
     api.post(quotas, {"metadata": {"name": "none"}, "spec": {"hard": {"count/rayjobs.ray.io": "0"}}})

@@ -7,10 +7,10 @@ observed objects and the written status, so it can be repeated, interrupted anyw
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Protocol, assert_never
+from typing import Protocol, TypeVar, assert_never
 
 from omni_operator.api.names import FINALIZER, Names
 from omni_operator.api.status import Status
@@ -18,13 +18,11 @@ from omni_operator.cluster import owned_objects
 from omni_operator.cluster.errors import (
     ClusterError,
     Conflict,
-    Forbidden,
     KindAbsent,
-    NamespaceTerminating,
-    NameTaken,
     NotFound,
-    QuotaExceeded,
     Refused,
+    ServerError,
+    ServerFailed,
 )
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_facts, parse_status
@@ -32,13 +30,14 @@ from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.protocol import Cluster
+from omni_operator.cluster.refusals import BACKOFF_MOST, Refusals, ServerErrors
 from omni_operator.plan import ClusterSettings
 from omni_operator.spec_cache import SpecCache, ValidSpec
 from omni_operator.status.decision import decide
 from omni_operator.status.events import find_events
 from omni_operator.status.job_facts import JobFacts
 from omni_operator.status.job_status import Context, derive_invalid_status, derive_status, find_heartbeat
-from omni_operator.status.observation import Observation, Refusal, TrainerReport
+from omni_operator.status.observation import Observation, TrainerReport
 from omni_operator.status.situation import (
     Active,
     CreateAttempt,
@@ -55,8 +54,7 @@ from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.write_throttle import next_write_time
 
 SOON = timedelta(seconds=1)
-WAIT_BACKOFF = timedelta(seconds=15)  # for what users install or delete while they watch the job
-BACKOFF_FIRST, BACKOFF_MOST = timedelta(seconds=5), timedelta(minutes=5)
+Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
 
 
@@ -83,10 +81,8 @@ class _Memory:
     """
 
     written: datetime | None = None
-    refusal: Refusal | None = None
-    refused_generation: int = 0
-    refused_until: datetime | None = None
-    refusals: int = 0
+    refusals: Refusals = field(default_factory=Refusals)
+    server_errors: ServerErrors = field(default_factory=ServerErrors)
     lost: str | None = None
     ensured: object = None
 
@@ -153,6 +149,8 @@ class Reconciler:
                 await errors.show(key, body, error, now)
             raise
         await errors.clear(key, body)
+        if result.result != "refused" and (memory := self._memories.get(key)):
+            memory.server_errors = ServerErrors()
         return result
 
     async def _reconcile(self, key: Key, body: Body, now: datetime) -> ReconcileResult:
@@ -169,9 +167,10 @@ class Reconciler:
     async def _delete(self, key: Key, facts: JobFacts, now: datetime) -> ReconcileResult:
         """A pass over a job that is being deleted. It reads neither spec nor status, so neither can prevent it."""
         decision = decide(facts, self._observe(key, facts.uid), Status(), self.timeouts, now)
+        memory = self._memories.setdefault(key, _Memory())
         try:
             for step in decision.steps:
-                await self._perform(step, key, None, facts)
+                await self._count_errors(memory, facts, self._perform(step, key, None, facts))
         except (Conflict, NotFound) as error:
             log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
             return ReconcileResult(wake=now + SOON, result="conflict")
@@ -195,11 +194,11 @@ class Reconciler:
         # The operator's settings may have become stricter: a running attempt continues to its end.
         if refused_spec and (observed.empty or isinstance(decision.situation, Creating)):
             return await self._without_spec(key, body, status, refused_spec, now)
-        refusal = self._standing_refusal(memory, facts, now)
+        refusal = memory.refusals.standing(facts.generation, now)
         conflict = False
         for step in () if refusal else decision.steps:
             try:
-                await self._perform(step, key, spec, facts)
+                await self._count_errors(memory, facts, self._perform(step, key, spec, facts))
             except (Conflict, NotFound) as error:
                 # The cache is older than the API server's state; the watch will update it.
                 log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
@@ -207,11 +206,12 @@ class Reconciler:
                 break
             except (Refused, KindAbsent) as error:
                 log.warning("%s/%s: the API server rejected a request: %s", *key, error)
-                refusal = self._refused(memory, facts, error, now)
+                memory.refusals = memory.refusals.add(error, facts.generation, now)
+                refusal = memory.refusals.last
                 break
         else:
             if not refusal:
-                memory.refusal, memory.refusals = None, 0
+                memory.refusals = Refusals()
         current = self.cache.job(key)
         if current is None or current.get("status") != body.get("status"):  # deleted, or written by another replica
             return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
@@ -223,8 +223,8 @@ class Reconciler:
             digest=spec.digest(newest) if newest and status.observed_generation != facts.generation else None,
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)
-        written = await self._write(key, current, status, derived, memory, now)
-        wakes = [decision.wake, written.wake, memory.refused_until if refusal else None]
+        written = await self._count_errors(memory, facts, self._write(key, current, status, derived, memory, now))
+        wakes = [decision.wake, written.wake, memory.refusals.until if refusal else None]
         wakes.append(now + SOON if conflict else None)
         wakes.extend(self._deadlines(facts, decision, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else written.result
@@ -236,9 +236,8 @@ class Reconciler:
         memory = self._memories.setdefault(key, _Memory())
         observed = self._observe(key, facts.uid)
         context = Context(timeouts=self.timeouts, now=now, listening=now)
-        return await self._write(
-            key, body, status, derive_invalid_status(facts, observed, status, text, context), memory, now
-        )
+        derived = derive_invalid_status(facts, observed, status, text, context)
+        return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
 
     async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: _Memory) -> None:
         """Read a RayJob that the status records and no watch delivers: it may only have lost its labels."""
@@ -273,6 +272,20 @@ class Reconciler:
             yield heartbeat.at + heartbeat.silence
         if report and report.synced_at and status.is_true("WeightsInSync"):
             yield report.synced_at + heartbeat.max_age
+
+    async def _count_errors(self, memory: _Memory, facts: JobFacts, request: Awaitable[Answer]) -> Answer:
+        """The answer of a request.
+
+        Raises:
+            ServerFailed: the API server has answered with 500 too often in a row.
+        """
+        try:
+            return await request
+        except ServerError as error:
+            memory.server_errors = memory.server_errors.add(error, facts.generation)
+            if memory.server_errors.is_refusal:
+                raise ServerFailed(str(error)) from error
+            raise
 
     async def _perform(self, step: Step, key: Key, spec: ValidSpec | None, facts: JobFacts) -> None:
         """Carry out one step and cache the API server's answer."""
@@ -336,20 +349,6 @@ class Reconciler:
                 complete = False
         memory.ensured = (facts.uid, facts.generation, self.cache.shared_versions(key)) if complete else None
 
-    def _standing_refusal(self, memory: _Memory, facts: JobFacts, now: datetime) -> Refusal | None:
-        """The last refusal while its backoff runs and the spec is unchanged; else None."""
-        if memory.refused_generation != facts.generation:
-            return None
-        return memory.refusal if memory.refused_until and now < memory.refused_until else None
-
-    def _refused(self, memory: _Memory, facts: JobFacts, error: ClusterError, now: datetime) -> Refusal:
-        memory.refusals = memory.refusals + 1 if memory.refused_generation == facts.generation else 1
-        pause = min(BACKOFF_FIRST * 2 ** min(memory.refusals - 1, 16), BACKOFF_MOST)
-        if isinstance(error, KindAbsent | NameTaken):
-            pause = min(pause, WAIT_BACKOFF)
-        memory.refusal, memory.refused_until, memory.refused_generation = _refusal(error), now + pause, facts.generation
-        return memory.refusal
-
     async def _write(
         self, key: Key, body: Body, status: Status, derived: Status, memory: _Memory, now: datetime
     ) -> ReconcileResult:
@@ -379,20 +378,3 @@ class Reconciler:
             await self._events.create(body, event, now)
         # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
         return ReconcileResult(wake=now, result="wrote")
-
-
-def _refusal(error: ClusterError) -> Refusal:
-    text = str(error)
-    match error:
-        case KindAbsent():
-            return Refusal(kind="KubeRayNotInstalled", text=f"install KubeRay (its CRDs are missing): {text}")
-        case NameTaken():
-            return Refusal(kind="NameTaken", text=text)
-        case QuotaExceeded():
-            return Refusal(kind="QuotaExceeded", text=text)
-        case NamespaceTerminating():
-            return Refusal(kind="NamespaceTerminating", text=text)
-        case Forbidden():
-            return Refusal(kind="Forbidden", text=text)
-        case _:
-            return Refusal(kind="ChildRefused", text=text)

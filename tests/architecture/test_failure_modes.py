@@ -43,7 +43,7 @@ def reasons_of_conditions(root: Path) -> set[str]:
     """Reasons in the calls that make conditions and refusals."""
     package = root / "operator" / "omni_operator"
     found = set(_TROUBLES)
-    for path in [*(package / "status").glob("*.py"), package / "reconciler.py"]:
+    for path in [*(package / "status").glob("*.py"), package / "cluster" / "refusals.py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue

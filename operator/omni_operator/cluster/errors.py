@@ -2,6 +2,7 @@
 
 ClusterError
 ├── Unavailable       no answer, rejected credentials, or too many requests; a retry may succeed
+│   └── ServerError   the answer is 500; if it stays so, what was sent may be the cause
 ├── Conflict          the object changed or was created again; read it, then retry
 │   └── AlreadyExists
 ├── NotFound          the object or its namespace does not exist
@@ -12,7 +13,8 @@ ClusterError
     ├── Forbidden
     ├── NameTaken     another owner's object has the name
     ├── QuotaExceeded
-    └── NamespaceTerminating
+    ├── NamespaceTerminating
+    └── ServerFailed  500 several times in a row
 """
 
 from __future__ import annotations
@@ -37,6 +39,18 @@ class Unavailable(ClusterError):
     def __init__(self, text: str, after: float | None = None) -> None:
         super().__init__(text)
         self.after = after
+
+
+class ServerError(Unavailable):
+    """The API server answered 500: it failed, or a webhook that it calls for the object.
+
+    Attributes:
+        request: verb and path of the request.
+    """
+
+    def __init__(self, text: str, after: float | None = None, request: str = "") -> None:
+        super().__init__(text, after)
+        self.request = request
 
 
 class Conflict(ClusterError):
@@ -83,6 +97,10 @@ class NamespaceTerminating(Refused):
     """The namespace is being deleted and accepts no new objects."""
 
 
+class ServerFailed(Refused):
+    """The API server answered several times in a row with 500."""
+
+
 def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after: str | None = None) -> ClusterError:
     """The error for an answer.
 
@@ -107,5 +125,5 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
         return QuotaExceeded(text) if "exceeded quota" in said else Forbidden(text)
     if code in (401, 429) or code >= 500:  # 401 is about the operator's credentials, not about the object
         seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
-        return Unavailable(text, seconds)
+        return ServerError(text, seconds, what) if code == 500 else Unavailable(text, seconds)
     return Refused(text)

@@ -17,6 +17,7 @@ _TROUBLES = {
     "Forbidden": EventReason.REFUSED,
     "QuotaExceeded": EventReason.QUOTA_EXCEEDED,
     "NameTaken": EventReason.NAME_TAKEN,
+    "ServerFailed": EventReason.SERVER_FAILED,
     "Unschedulable": EventReason.UNSCHEDULABLE,
     "ImagePullBackOff": EventReason.IMAGE_PULL_BACKOFF,
     "PodsRefused": EventReason.REFUSED,

@@ -164,8 +164,8 @@ class Refusal:
     """The API server's refusal of the last apply.
 
     Attributes:
-        kind: `KubeRayNotInstalled`, `QuotaExceeded`, `ChildRefused`, `Forbidden`, `NamespaceTerminating` or
-            `NameTaken`.
+        kind: `KubeRayNotInstalled`, `QuotaExceeded`, `ChildRefused`, `Forbidden`, `NamespaceTerminating`,
+            `NameTaken` or `ServerFailed`.
     """
 
     kind: str

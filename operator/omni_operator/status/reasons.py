@@ -51,6 +51,7 @@ class EventReason(str, Enum):
     REFUSED = "ChildRefused"
     QUOTA_EXCEEDED = "QuotaExceeded"
     NAME_TAKEN = "NameTaken"
+    SERVER_FAILED = "ServerFailed"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_BACKOFF = "ImagePullBackOff"
     CLAIM_NOT_FOUND = "ClaimNotFound"

@@ -24,6 +24,7 @@ from omni_operator.cluster.errors import (
     NotLeader,
     QuotaExceeded,
     Refused,
+    ServerError,
     Unavailable,
 )
 from omni_operator.cluster.kinds import JOBS, LEASES, PODS
@@ -224,7 +225,7 @@ async def test_a_listing_is_paged_and_asks_for_metadata_alone(server: RecordingS
         (status(404, name="red"), NotFound), (status(404), KindAbsent), (status(409), Conflict),
         (status(403), Forbidden), (status(403, "exceeded quota: q"), QuotaExceeded),
         (status(403, causes=[{"reason": "NamespaceTerminating"}]), NamespaceTerminating),
-        (status(422), Refused), (status(500), Unavailable), (status(503), Unavailable), (status(429), Unavailable),
+        (status(422), Refused), (status(500), ServerError), (status(503), Unavailable), (status(429), Unavailable),
         (lambda _: web.Response(text="404 page not found", status=404), KindAbsent),
     ],
 )  # fmt: skip
@@ -238,6 +239,8 @@ async def test_an_error_has_the_kind_that_the_answer_means(
         ) as found:
             await cluster.apply(JOB)
     assert type(found.value) is error
+    if isinstance(found.value, ServerError):
+        assert found.value.request == "apply diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
     assert server.metered == [("apply", "diffusionrljobs", answer(None).status)]  # type: ignore[arg-type]
 
 
