@@ -261,7 +261,7 @@ def derive_invalid_status(
 ) -> Status:
     """Status of a job with an invalid spec.
 
-    While an attempt runs, only `Updated` changes, because the attempt continues.
+    While an attempt runs, only `Updated` changes, because the attempt continues. A suspended job stays suspended.
     """
     if previous.finished:
         return with_state(previous.model_copy(update={"observed_generation": facts.generation}))
@@ -276,6 +276,10 @@ def derive_invalid_status(
     )
     assert table is not None
     table = {**table, **review_spec(None)}
+    suspended = previous.condition("Suspended")
+    if suspended and suspended.status != "False":
+        # The operator deleted the attempt. Without this record, it would count as deleted by someone else.
+        table["Suspended"] = ConditionValue(suspended.status, suspended.reason, suspended.message)
     if observed.rayjobs and len(previous.conditions) == len(table):
         kept = {found.type: ConditionValue(found.status, found.reason, found.message) for found in previous.conditions}
         table = {kind: table[kind] if kind == "Updated" else kept.get(kind, table[kind]) for kind in table}

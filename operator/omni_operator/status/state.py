@@ -20,6 +20,8 @@ def _state(found: dict[str, Condition], status: Status) -> tuple[JobState, str]:
         return "Succeeded", succeeded.reason
     if found["Failed"].status == "True":
         return "Failed", found["Failed"].reason
+    if admitted.reason == "InvalidSpec":
+        return "Pending", admitted.reason
     if suspended.status != "False":
         return "Suspended" if suspended.status == "True" else "Suspending", suspended.reason
     if succeeded.reason == "BetweenAttempts":

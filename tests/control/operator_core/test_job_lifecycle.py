@@ -78,6 +78,23 @@ async def test_a_suspension_that_is_withdrawn_in_time_changes_nothing(simulation
     assert simulation.condition("Ready").status == "True"
 
 
+async def test_a_suspended_job_that_is_resumed_with_an_invalid_spec_continues_when_it_is_corrected(
+    simulation: Any,
+) -> None:
+    await running(simulation)
+    simulation.edit(suspend=True)
+    await simulation.settle()
+    simulation.edit(suspend=False, rollout={"replicas": 3})
+    await simulation.settle()
+    assert (simulation.status().state, simulation.status().reason) == ("Pending", "InvalidSpec")
+    assert "Resumed" not in simulation.event_reasons()
+    simulation.edit(rollout={"replicas": 2})
+    await simulation.settle()
+    assert simulation.attempts() == ["red-a02"]
+    assert simulation.status().failures == (), "the operator itself deleted the RayJob"
+    assert simulation.event_reasons().count("Resumed") == 1
+
+
 async def test_a_job_submitted_suspended_creates_nothing(simulation: Any) -> None:
     simulation.submit(suspend=True)
     await simulation.settle()
