@@ -5,52 +5,16 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, StringConstraints, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, Field, JsonValue, StringConstraints, ValidationError, WithJsonSchema
 from typing_extensions import override
 
 from .base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
+from .scorers import BUILTIN, SERVER_URL
 from .suggestions import did_you_mean
 from .validation_messages import describe_errors
 
-
-class ScorerSettings(StrictModel):
-    """Settings of a built-in scorer: the keyword arguments of its `compute_score`, under their Python names."""
-
-    model_config = ConfigDict(alias_generator=None)
-
-
-class BrightnessSettings(ScorerSettings):
-    """`brightness`: none."""
-
-
-class ColorSettings(ScorerSettings):
-    """`color`: how much of one primary color."""
-
-    color: Literal["red", "green", "blue"] = Field(default="red", description="The color to reward.")
-
-
-class JpegSettings(ScorerSettings):
-    """`jpeg`: compressibility."""
-
-    quality: int = Field(default=95, ge=1, le=100, description="Quality of the JPEG encoder.")
-
-
-class ShapesSettings(ScorerSettings):
-    """`shapes`: whether the image shows what the prompt asks for."""
-
-    correct_weight: float = Field(
-        default=0.5, ge=0, le=1, description="Weight of 'entirely correct' against 'partly correct'."
-    )
-
-
-BUILTIN: dict[str, type[ScorerSettings]] = {
-    "brightness": BrightnessSettings,
-    "color": ColorSettings,
-    "jpeg": JpegSettings,
-    "shapes": ShapesSettings,
-}
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
 RESERVED_SETTINGS = frozenset({"name", "path", "weight", "required", "url", "timeout", "attempts"})
@@ -77,11 +41,6 @@ _SETTINGS = {
 }
 
 
-# Host, valid port, path. The port is opened in a NetworkPolicy. User and password are not allowed.
-_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
-_URL = rf"^https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:({_PORT}))?([/?#][^\s\x00-\x1f]*)?$"
-
-
 class Function(StrictModel):
     """A Python function `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`.
 
@@ -104,7 +63,7 @@ class Function(StrictModel):
 class Http(StrictModel):
     """A reward server: it receives an image and its prompt by POST and answers JSON with a number `score`."""
 
-    url: Annotated[str, StringConstraints(max_length=2048, pattern=_URL)] = Field(
+    url: Annotated[str, StringConstraints(max_length=2048, pattern=SERVER_URL)] = Field(
         description="The server's URL: http:// or https://, host, optional port and path, without user and password."
     )
     timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
@@ -112,6 +71,12 @@ class Http(StrictModel):
     batched: bool = Field(
         default=False,
         description="true: a request has a list `samples` of images and prompts, and its answer a list `scores`.",
+    )
+
+
+def _settings_of_each() -> str:
+    return ". ".join(
+        f"{name}: {', '.join(model.model_fields)}" for name, model in BUILTIN.items() if model.model_fields
     )
 
 
@@ -136,8 +101,7 @@ class Scorer(StrictModel):
     settings: Annotated[dict[Key, Setting], NullFree, WithJsonSchema(_SETTINGS)] = Field(
         default_factory=dict,
         max_length=64,
-        description="Further arguments of the scorer. color: color (red, green, blue). jpeg: quality (1 to 100). "
-        "shapes: correct_weight (0 to 1). A function: its own.",
+        description=f"Further arguments of the scorer. {_settings_of_each()}. A function: its own.",
     )
 
     cel = (

@@ -33,7 +33,9 @@ def score(name: str, picture: torch.Tensor, truth: Any = "", **settings: Any) ->
 
 def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
     assert all(callable(rewards.get_scorer(name)) for name in rewards.SCORERS)
-    with pytest.raises(ValueError, match="Unknown scorer 'jpg'; one of brightness, color, http, http_batch, jpeg"):
+    with pytest.raises(
+        ValueError, match="Unknown scorer 'jpg'; one of brightness, color, http, http_batch, jpeg, jpeg_comp"
+    ):
         rewards.get_scorer("jpg")
 
 
@@ -80,6 +82,12 @@ def test_jpeg_prefers_what_compresses_and_counts_kilobytes() -> None:
     Image.fromarray(noise.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=95)
     assert score("jpeg", noise) == -len(file.getvalue()) / 1000
     assert score("jpeg", noise) < score("jpeg", noise, quality=50) < score("jpeg", CONSTANT.repeat(1, 4, 4)) < 0
+
+
+def test_jpeg_compressibility_is_the_same_as_jpeg() -> None:
+    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 32, 32), dtype=np.uint8))
+    for options in ({}, {"quality": 40}):
+        assert score("jpeg_compressibility", noise, **options) == score("jpeg", noise, **options)
 
 
 @pytest.fixture

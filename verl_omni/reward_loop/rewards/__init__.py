@@ -5,6 +5,7 @@ image [3, H, W], and returns a number, or a dict with `score` and further number
 A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
 returns a list. `http_batch` is one, and a user's function may be one.
 `brightness`, `color` and a user's function also take videos [T, 3, H, W]; the others refuse them.
+docs/rewards.md lists what each needs and returns.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 Scorer = Callable[..., Any]
-SCORERS = ("brightness", "color", "http", "http_batch", "jpeg", "python", "shapes")
+SCORERS = ("brightness", "color", "http", "http_batch", "jpeg", "jpeg_compressibility", "python", "shapes")
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:
