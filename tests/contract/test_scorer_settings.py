@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import inspect
+import json
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from omegaconf import OmegaConf
 
+from omni_operator import plan
+from omni_operator.api import read_job
 from omni_operator.api.reward import BUILTIN, Http
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
 SAMPLE_ARGUMENTS = ["data_source", "solution_image", "ground_truth", "extra_info"]
 LISTS = ["data_sources", "solution_images", "ground_truths", "extra_infos"]
 
 
 def settings_of(scorer: str) -> dict[str, Any]:
     from verl_omni.reward_loop.rewards import get_scorer
+    from verl_omni.reward_loop.scorer_signature import FILLED_IN
 
     parameters = list(inspect.signature(get_scorer(scorer)).parameters.values())
     assert [parameter.name for parameter in parameters[:4]] in (SAMPLE_ARGUMENTS, LISTS)
-    return {parameter.name: parameter.default for parameter in parameters[4:]}
+    return {each.name: each.default for each in parameters[4:] if each.name not in FILLED_IN}
 
 
 @pytest.mark.parametrize("scorer", BUILTIN)
 def test_a_job_knows_every_setting_of_a_scorer_and_its_default(scorer: str) -> None:
-    assert {name: info.default for name, info in BUILTIN[scorer].model_fields.items()} == settings_of(scorer)
+    fields, arguments = BUILTIN[scorer].model_fields, settings_of(scorer)
+    assert fields.keys() == arguments.keys()
+    for name, info in fields.items():
+        # What a job must give, the scorer may take from verl instead.
+        assert (None if info.is_required() else info.default) == arguments[name], name
 
 
 @pytest.mark.parametrize("name", ["http", "http_batch"])
@@ -53,3 +64,22 @@ def test_the_encoder_takes_both_ends_of_the_range_of_jpeg_quality(quality: int) 
     score = get_scorer("jpeg")
     sizes = [score("d", noise, "", {}, quality=value) for value in (quality, 50)]
     assert (sizes[0] > sizes[1]) is (quality < 50)
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_the_question_of_a_judge_reaches_the_trainer_as_it_was_written(required: bool) -> None:
+    from verl_omni.trainer import reward_settings, settings
+
+    given = {
+        "base_url": "https://judge:8000/v1", "model": "owner/name-7B", "lowest": -1.5,
+        "template": "Rate {prompt}, \"as is\": it's 'fine' = [1, 2], ${x} \\ {highest}.",
+    }  # fmt: skip
+    scorer = {"name": "unified_reward", "settings": given, "required": required}
+    text = EXAMPLE.read_text(encoding="utf-8")
+    job = plan.resolve_paths(
+        read_job(text, "job.yaml", [f"spec.reward.scorers={json.dumps([scorer])}"]).job, "/examples"
+    )
+    reward = settings.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))).reward
+    own = reward.scorer_kwargs if required else reward.reward_functions.unified_reward
+    assert OmegaConf.to_container(own, resolve=True).items() >= given.items()
+    assert reward_settings.find_problems(reward) == []

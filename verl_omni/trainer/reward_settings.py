@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.reward_loop.rewards import SCORERS, get_scorer
+from verl_omni.reward_loop.rewards import SCORERS, get_scorer, setting_problems
 from verl_omni.reward_loop.scorer_signature import Signature, nearest_name, signature_in_source, signature_of
 
 OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
@@ -72,7 +72,9 @@ def _of_scorer(where: str, setting: str, name: str, given: dict[str, Any], insid
         path = file if file.endswith(".py") or not file else f"pkg://{file}"
         yield from _of_function(where, f"{inside}function", path, function, own, inside)
         return
-    yield from (f"{where}.{inside}{problem}" for problem in signature_of(get_scorer(name)).problems(given))
+    # Values are checked only under right names.
+    problems = signature_of(get_scorer(name)).problems(given) or setting_problems(name, given)
+    yield from (f"{where}.{inside}{problem}" for problem in problems)
 
 
 def _of_function(

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, JsonValue, StringConstraints, Valida
 from typing_extensions import override
 
 from .base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
-from .scorers import BUILTIN, SERVER_URL
+from .scorers import BUILTIN, SERVER_URL, JudgeSettings
 from .suggestions import did_you_mean
 from .validation_messages import describe_errors
 
@@ -122,6 +122,14 @@ class Scorer(StrictModel):
         if self.http:
             return "http_batch" if self.http.batched else "http"
         return self.builtin or self.name
+
+    @property
+    def server_url(self) -> str | None:
+        """URL of the server that it calls; None if it calls none."""
+        if self.http:
+            return self.http.url
+        builtin = self.function is None and issubclass(BUILTIN[self.scorer], JudgeSettings)
+        return str(self.settings["base_url"]) if builtin else None
 
     @override
     def violations(self) -> Iterator[Violation]:

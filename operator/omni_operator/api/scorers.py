@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StringConstraints
+from typing_extensions import override
 
-from .base import StrictModel
+from .base import StrictModel, Violation
 
 # Host, valid port, path. The port is opened in a NetworkPolicy. User and password are not allowed.
 _PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
@@ -47,10 +49,51 @@ class ShapesSettings(ScorerSettings):
     )
 
 
+class JudgeSettings(ScorerSettings):
+    """Settings of a scorer that asks a vision-language model on an OpenAI-compatible server."""
+
+    base_url: Annotated[str, StringConstraints(max_length=2048, pattern=SERVER_URL)] = Field(
+        description="The judge's URL up to and with /v1: http:// or https://, host, optional port, path."
+    )
+    model: Annotated[str, StringConstraints(min_length=1)] = Field(
+        description="The name that the judge's server serves the model under."
+    )
+    api_key_env: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = Field(
+        default=None, description="Name of the environment variable with the API key."
+    )
+    timeout: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
+    attempts: int = Field(default=3, ge=1, le=100, description="Attempts while the judge is unreachable or busy.")
+    max_tokens: int = Field(default=256, ge=1, description="Upper limit of an answer.")
+
+
+class GenrmOcrSettings(JudgeSettings):
+    """`genrm_ocr`: whether the image shows the text `ground_truth`."""
+
+    question: str | None = Field(default=None, description="What the judge is asked.")
+
+
+class UnifiedRewardSettings(JudgeSettings):
+    """`unified_reward`: a judge's rating."""
+
+    max_tokens: int = Field(default=512, ge=1, description="Upper limit of an answer.")
+    template: Annotated[str, StringConstraints(pattern=r"\{prompt\}")] | None = Field(
+        default=None, description="What the judge is asked, with {prompt} in place of the prompt."
+    )
+    lowest: float = Field(default=1.0, description="The worst rating.")
+    highest: float = Field(default=5.0, description="The best rating.")
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if self.lowest >= self.highest:
+            yield Violation(("lowest",), f"{self.lowest:g} must be less than highest ({self.highest:g})")
+
+
 BUILTIN: dict[str, type[ScorerSettings]] = {
     "brightness": BrightnessSettings,
     "color": ColorSettings,
+    "genrm_ocr": GenrmOcrSettings,
     "jpeg": JpegSettings,
     "jpeg_compressibility": JpegCompressibilitySettings,
     "shapes": ShapesSettings,
+    "unified_reward": UnifiedRewardSettings,
 }

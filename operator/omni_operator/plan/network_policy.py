@@ -59,7 +59,7 @@ def _from_scrapers() -> Object:
 
 def _outside(job: DiffusionRLJob) -> list[Object]:
     """Ports of reward servers, model hub and trackers; a NetworkPolicy cannot name hosts."""
-    wanted = {_port(scorer.http.url) for scorer in job.spec.reward.scorers if scorer.http}
+    wanted = {_port(url) for scorer in job.spec.reward.scorers if (url := scorer.server_url)}
     if not job.spec.model.base_is_folder or {"wandb", "mlflow"} & set(job.spec.observability.tracking.loggers):
         wanted.add(HTTPS)
     return [_ports(*(("TCP", port) for port in sorted(wanted)))] if wanted else []

@@ -142,6 +142,9 @@ def test_a_violated_rule_names_a_field(assignments: list[str], at: str, said: st
     assert said in found
 
 
+JUDGE = "model: m, base_url: 'http://judge:80/v1'"
+
+
 @pytest.mark.parametrize(
     ("scorer", "at", "said"),
     [
@@ -163,6 +166,18 @@ def test_a_violated_rule_names_a_field(assignments: list[str], at: str, said: st
         ("{name: jpeg, settings: {quality: 0}}", "quality", "0 must be at least 1"),
         ("{name: jpeg, settings: {quality: high}}", "quality", "must be a whole number, not 'high'"),
         ("{name: shapes, settings: {correct_weight: 1.5}}", "correct_weight", "1.5 must be at most 1"),
+        ("{name: genrm_ocr, settings: {model: m}}", "base_url", "must be given: the judge's URL up to and with /v1"),
+        (
+            "{name: genrm_ocr, settings: {model: m, base_url: 'judge:80'}}",
+            "base_url",
+            "'judge:80' has the wrong format",
+        ),
+        (
+            f"{{name: unified_reward, settings: {{{JUDGE}, template: Rate it}}}}",
+            "template",
+            "with {prompt} in place of",
+        ),
+        (f"{{name: unified_reward, settings: {{{JUDGE}, lowest: 5}}}}", "lowest", "5 must be less than highest (5)"),
         ("{name: x, http: {url: 'http://h'}, settings: {model: a}}", "model", "a reward server takes no settings"),
         ("{name: x, function: {path: r.py}, settings: {weight: 1}}", "weight", "is a field of the scorer itself"),
     ],

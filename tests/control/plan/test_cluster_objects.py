@@ -297,11 +297,12 @@ def test_network_policies(make_job: MakeJob) -> None:
     assert (kuberay["values"], at) == (["kuberay", "kuberay-operator"], [{"protocol": "TCP", "port": 8265}])
     job = make_job(
         "spec.security.networkPolicy=DefaultDeny",
-        "spec.reward.scorers=[{name: a, http: {url: 'http://judge:9000/x'}}, {name: b, http: {url: 'https://h'}}]",
+        "spec.reward.scorers=[{name: a, http: {url: 'http://judge:9000/x'}}, {name: b, http: {url: 'https://h'}},"
+        " {name: unified_reward, settings: {base_url: 'http://vlm:8000/v1', model: m}}, {name: jpeg}]",
     )
     closed = by_kind(job)["NetworkPolicy"]["spec"]
     ports = [{(port["protocol"], port["port"]) for port in rule.get("ports", ())} for rule in closed["egress"]]
-    assert ports == [set(), {("UDP", 53), ("TCP", 53)}, {("TCP", 443), ("TCP", 9000)}, set()]
+    assert ports == [set(), {("UDP", 53), ("TCP", 53)}, {("TCP", 443), ("TCP", 8000), ("TCP", 9000)}, set()]
     assert closed["egress"][-1]["to"][0]["namespaceSelector"]["matchLabels"] == {
         "kubernetes.io/metadata.name": "omni-operator"
     }

@@ -51,6 +51,11 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
             "reward.scorer_kwargs.colour: unknown setting; did you mean color?",
         ),
         (["reward.scorer=http"], "reward.scorer_kwargs.url: must be given"),
+        (
+            ["reward.scorer=genrm_ocr", "reward.scorer_kwargs.base_url=judge"],
+            "reward.scorer_kwargs.base_url: judge must start with http:// or https://",
+        ),
+        ([SEVERAL, "reward.reward_functions={ocr: {name: genrm_ocr}}"], "reward.reward_functions.ocr.base_url: must"),
         (["reward.reward_manager.name=Multi"], "reward.reward_manager.name: Multi does not exist; write Vis"),
         (["reward.reward_functions={jpeg: {}}"], "reward.reward_functions: is not read by VisualRewardManager; write"),
         ([SEVERAL, "reward.scorer=jpeg"], "reward.scorer: is not read by MultiVisualRewardManager; write"),

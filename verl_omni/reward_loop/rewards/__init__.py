@@ -5,19 +5,23 @@ image [3, H, W], and returns a number, or a dict with `score` and further number
 A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
 returns a list. `http_batch` is one, and a user's function may be one.
 `brightness`, `color` and a user's function also take videos [T, 3, H, W]; the others refuse them.
+A scorer's module may have `setting_problems(settings)`, which says what is wrong before anything starts.
 docs/rewards.md lists what each needs and returns.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 Scorer = Callable[..., Any]
-SCORERS = ("brightness", "color", "http", "http_batch", "jpeg", "jpeg_compressibility", "python", "shapes")
+SCORERS = (
+    "brightness", "color", "genrm_ocr", "http", "http_batch", "jpeg", "jpeg_compressibility", "python", "shapes",
+    "unified_reward",
+)  # fmt: skip
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:
@@ -40,3 +44,14 @@ def get_scorer(name: str) -> Scorer:
         raise ValueError(f"Unknown scorer {name!r}; one of {', '.join(SCORERS)}")
     scorer: Scorer = importlib.import_module(f"verl_omni.reward_loop.rewards.{name}").compute_score
     return scorer
+
+
+def setting_problems(name: str, given: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the values of a scorer's settings, or missing on this machine: a phrase each.
+
+    Raises:
+        ValueError: the scorer does not exist.
+    """
+    module = importlib.import_module(get_scorer(name).__module__)
+    check: Callable[[Mapping[str, Any]], list[str]] | None = getattr(module, "setting_problems", None)
+    return check(given) if check else []

@@ -56,7 +56,7 @@ def sample_body(data_source: str, image: Tensor, ground_truth: Any, extra_info: 
         "prompt": extra_info.get("prompt"),
         "ground_truth": ground_truth,
         "data_source": data_source,
-        "image": _png(image),
+        "image": png_base64(image),
     }
 
 
@@ -109,7 +109,8 @@ def _post(url: str, body: dict[str, Any], timeout: float) -> Any:
         raise RewardServerError(f"{url}: the response is not JSON: {response.text[:200]}") from error
 
 
-def _png(image: Tensor) -> str:
+def png_base64(image: Tensor) -> str:
+    """A PNG, base64, of an image uint8 [3, H, W]."""
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,60 @@
+"""A reward server or judge that answers from a list."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Server(ThreadingHTTPServer):
+    """Answers from a list, and keeps what it was sent."""
+
+    answers: list[tuple[int, str]]
+    received: list[dict[str, Any]]
+    paths: list[str]
+    keys: list[str | None]
+    connections: int
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"  # connections stay open
+    timeout = 60  # of an idle connection, so that its thread ends
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
+
+    def do_POST(self) -> None:
+        self.server.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.server.paths.append(self.path)
+        self.server.keys.append(self.headers["Authorization"])
+        status, body = self.server.answers.pop(0)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body.encode())))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *args: Any) -> None:
+        """The test's output stays clean."""
+
+
+def start(*answers: tuple[int, str]) -> tuple[Server, threading.Thread]:
+    """A server in a thread; call `stop` at the end."""
+    server = Server(("127.0.0.1", 0), Answer)
+    server.answers, server.received, server.paths, server.keys, server.connections = list(answers), [], [], [], 0
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    return server, thread
+
+
+def stop(server: Server, thread: threading.Thread) -> None:
+    server.shutdown()
+    thread.join()
+    server.server_close()

@@ -1,0 +1,224 @@
+"""The scorers that ask a vision-language judge, against a stand-in that answers as an OpenAI-compatible server does."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig
+from PIL import Image
+from verl import DataProto
+
+from tests.ml.reward_loop.stub_server import Server, start, stop
+from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop.judge_client import JudgeError, disconnect
+from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
+from verl_omni.reward_loop.rewards.genrm_ocr import edit_distance, normalize, text_score
+from verl_omni.reward_loop.rewards.unified_reward import parse_rating
+
+Serve = Callable[..., Server]
+PICTURE = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 5, 7), dtype=np.uint8))
+WORDS = st.text(alphabet="abc ", max_size=6)
+
+
+def says(text: str | None) -> tuple[int, str]:
+    return 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    started: list[tuple[Server, threading.Thread]] = []
+
+    def made(*answers: tuple[int, str]) -> Server:
+        started.append(start(*answers))
+        return started[-1][0]
+
+    yield made
+    await disconnect()  # threads of connections that are kept would outlive their server
+    for each in started:
+        stop(*each)
+
+
+async def ask(name: str, server: Server, truth: str = "OPEN", **options: Any) -> Any:
+    options = {"base_url": f"http://{server.address}/v1/", "model": "vlm", **options}
+    return await rewards.get_scorer(name)("test", PICTURE, truth, {"prompt": "a sign with {braces}"}, **options)
+
+
+async def test_the_judge_gets_the_image_and_the_question(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    server = serve(says("open"), says("x"))
+    assert await ask("genrm_ocr", server, api_key_env="JUDGE_KEY", max_tokens=9) == {"score": 1.0, "exact": 1.0}
+    await ask("genrm_ocr", server, question="What does the sign say?")
+    sent, other = server.received
+    picture, question = sent.pop("messages")[0]["content"]
+    assert sent == {"model": "vlm", "temperature": 0, "max_tokens": 9}
+    assert (server.paths[0], server.keys) == ("/v1/chat/completions", ["Bearer secret", None])
+    kind, _, data = picture["image_url"]["url"].partition(",")
+    assert kind == "data:image/png;base64"
+    assert (np.array(Image.open(io.BytesIO(base64.b64decode(data)))) == PICTURE.permute(1, 2, 0).numpy()).all()
+    assert question["text"].startswith("Transcribe all text")
+    assert other["messages"][0]["content"][1]["text"] == "What does the sign say?"
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [("OPEN", 1.0), (" o pen\n", 1.0), ("OPN", 0.75), ("0PEM", 0.5), ("", 0.0), ("closed for repairs", 0.0)],
+)
+async def test_the_text_of_the_image_is_compared(serve: Serve, answer: str, score: float) -> None:
+    found = await ask("genrm_ocr", serve(says(answer)))
+    assert found == {"score": score, "exact": float(score == 1)}
+
+
+def slow_distance(left: str, right: str) -> int:
+    """Levenshtein's own definition."""
+    if not left or not right:
+        return len(left) + len(right)
+    rest = slow_distance(left[1:], right[1:])
+    if left[0] == right[0]:
+        return rest
+    return 1 + min(rest, slow_distance(left[1:], right), slow_distance(left, right[1:]))
+
+
+@settings(deadline=None, max_examples=100)  # the machine may be busy
+@given(WORDS, WORDS)
+def test_the_score_is_that_of_the_definition(read: str, wanted: str) -> None:
+    assert edit_distance(read, wanted) == slow_distance(read, wanted)
+    if wanted:
+        assert text_score(read, wanted) == max(1 - slow_distance(read, wanted) / len(wanted), 0)
+
+
+def test_case_width_and_whitespace_do_not_count() -> None:
+    assert normalize(" Straße\n２４ ") == "strasse24"
+
+
+@pytest.mark.parametrize("truth", ["", "  ", "a sign with {braces}"])
+async def test_a_row_without_a_text_is_refused(serve: Serve, truth: str) -> None:
+    with pytest.raises(ValueError, match="give it a column ground_truth"):
+        await ask("genrm_ocr", serve(), truth)
+
+
+@pytest.mark.parametrize(
+    ("answer", "rating"),
+    [
+        ("Good.\nFinal Score: 4", 4.0), ("final score is **2.5**.", 2.5), ("**Final Score:** 3", 3.0),
+        ("4.5", 4.5), (" 5.\n", 5.0), ("Final Score: -1", -1.0), ("Final Score: 2 ... so Final Score: 3/5", 3.0),
+        ("two of five", None), ("I see 3 cats", None), ("", None), ("Final Score: high", None),
+    ],
+)  # fmt: skip
+def test_a_rating_is_found_or_is_not(answer: str, rating: float | None) -> None:
+    assert parse_rating(answer) == rating
+
+
+async def test_a_rating_is_scaled_to_its_bounds(serve: Serve) -> None:
+    server = serve(says("Final Score: 4"), says("7.5"))
+    assert await ask("unified_reward", server) == {"score": 0.75, "rating": 4.0}
+    options = {"template": "From {lowest} to {highest}, how good is {prompt}?", "lowest": 0, "highest": 10}
+    assert await ask("unified_reward", server, **options) == {"score": 0.75, "rating": 7.5}
+    asked = [sent["messages"][0]["content"][1]["text"] for sent in server.received]
+    assert "Caption: a sign with {braces}\nGive one rating from 1 (worst) to 5 (best)" in asked[0]
+    assert asked[1] == "From 0 to 10, how good is a sign with {braces}?"
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        (says("Final Score: 9"), "the rating 9 in the answer of vlm, expected 'Final Score: N' from 1 to 5"),
+        (says("a fine picture"), "no rating in the answer of vlm.*'a fine picture'"),
+        (says(None), "content is no text"),
+        ((200, "sorry"), "status 200: sorry; expected choices"),
+        ((200, '{"choices": []}'), "expected choices"),
+        ((200, '{"choices": 1}'), "expected choices"),
+        ((404, "no model vlm"), r"status 404: no model vlm; check base_url, model \(vlm\) and api_key_env"),
+        ((401, ""), "status 401"),
+        ((503, "starting"), "status 503: starting in each of 1 attempts"),
+    ],
+)
+async def test_an_unusable_response_names_the_judge_and_the_fault(
+    serve: Serve, response: tuple[int, str], said: str
+) -> None:
+    server = serve(response)
+    with pytest.raises(JudgeError, match=said) as caught:
+        await ask("unified_reward", server, attempts=1)
+    assert f"http://{server.address}/v1/chat/completions" in str(caught.value)
+
+
+async def test_a_busy_judge_is_asked_again_and_one_that_refuses_is_not(serve: Serve) -> None:
+    busy = serve((429, ""), says("3"))
+    assert (await ask("unified_reward", busy))["rating"] == 3.0
+    refusing = serve((400, ""), says("3"))
+    with pytest.raises(JudgeError, match="400"):
+        await ask("unified_reward", refusing)
+    assert (len(busy.received), len(refusing.received)) == (2, 1)
+
+
+async def test_an_unreachable_judge_says_what_to_do() -> None:
+    nobody = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "attempts": 1, "timeout": 5}
+    with pytest.raises(JudgeError, match=r"no response in 1 attempts of 5 s \(ConnectError.*start the judge's server"):
+        await rewards.get_scorer("unified_reward")("t", PICTURE, "", {"prompt": "p"}, **nobody)
+    await disconnect()
+
+
+async def test_a_late_answer_is_a_timeout(serve: Serve) -> None:
+    server = serve(says("3"))
+    with pytest.raises(JudgeError, match="Timeout"):
+        await ask("unified_reward", server, attempts=1, timeout=1e-6)
+
+
+async def test_connections_are_kept(serve: Serve) -> None:
+    server = serve(*[says("3")] * 5)
+    for _ in range(5):
+        await ask("unified_reward", server)
+    assert (len(server.received), server.connections) == (5, 1)
+
+
+async def test_a_video_is_refused(serve: Serve) -> None:
+    for name in ("genrm_ocr", "unified_reward"):
+        with pytest.raises(ValueError, match=f"{name} takes images"):
+            await rewards.get_scorer(name)("t", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "x", {})
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_verls_reward_router_is_the_judge_unless_another_is_given(
+    serve: Serve, settings: Callable[..., DictConfig], sample: Callable[..., DataProto], several: bool
+) -> None:
+    server = serve(*[says("OPEN")] * 3)
+    reward: dict[str, Any] = {"reward_model": {"enable": True, "model_path": "router-model"}}
+    chosen = {"reward_functions": {"ocr": {"name": "genrm_ocr"}}} if several else {"scorer": "genrm_ocr"}
+    kind = MultiVisualRewardManager if several else VisualRewardManager
+    manager = kind(settings(**chosen, **reward), None, None, reward_router_address=server.address)
+    rows = [sample(reward_model={"ground_truth": "open"}, extra_info={"prompt": "a sign"}) for _ in range(3)]
+    found = await asyncio.gather(*[manager.run_single(row) for row in rows])
+    assert [each["reward_score"] for each in found] == [1.0] * 3
+    assert server.received[0]["model"] == "router-model"
+
+
+async def test_a_judge_that_is_not_named_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"base_url: must be given: the URL of an OpenAI.*; model: must be given"):
+        await rewards.get_scorer("genrm_ocr")("t", PICTURE, "x", {})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, ["base_url: must be given", "model: must be given"]),
+        ({"base_url": "judge:80", "model": "m"}, ["base_url: judge:80 must start with http"]),
+        ({"base_url": "http://j/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}, ["api_key_env: the environment"]),
+        ({"base_url": "http://j/v1", "model": "m", "template": "Rate it."}, ["template: must contain {prompt}"]),
+        ({"base_url": "http://j/v1", "model": "m", "lowest": 5}, ["lowest: 5 must be less than highest (5)"]),
+        ({"base_url": "http://j/v1", "model": "m", "template": "Rate {prompt}."}, []),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_starts(options: dict[str, Any], said: list[str]) -> None:
+    found = rewards.setting_problems("unified_reward", options)
+    assert len(found) == len(said)
+    assert all(problem.startswith(begin) for problem, begin in zip(found, said, strict=True))

@@ -1,0 +1,158 @@
+"""Client of a judge: a vision-language model behind an OpenAI-compatible server, asked about one image at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from torch import Tensor
+
+from verl_omni.reward_loop.rewards.http import KEPT_SECONDS, png_base64
+
+SHOWN = 200  # characters of a response in an error
+BUSY = 429  # too many requests
+_CLIENTS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = weakref.WeakKeyDictionary()
+
+
+class JudgeError(RuntimeError):
+    """The judge cannot be reached, refused the request, or gave an answer without a score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A model on a server.
+
+    Attributes:
+        base_url: the server's URL up to and with /v1.
+        model: the name that the server serves it under.
+        api_key: sent as a bearer token.
+        timeout: seconds of an attempt.
+        attempts: number of attempts while the server is unreachable or answers 429 or 5xx.
+        max_tokens: upper limit of an answer.
+    """
+
+    base_url: str
+    model: str
+    api_key: str | None
+    timeout: float
+    attempts: int
+    max_tokens: int
+
+    @property
+    def url(self) -> str:
+        """Where a chat request goes."""
+        return f"{self.base_url.rstrip('/')}/chat/completions"
+
+    async def ask(self, image: Tensor, question: str) -> str:
+        """The answer to a question about an image, at temperature 0.
+
+        Args:
+            image: uint8 [3, H, W]; it is sent as a PNG in a data URL.
+
+        Raises:
+            JudgeError: no attempt succeeded, or the response has no text.
+        """
+        picture = await asyncio.to_thread(png_base64, image)  # encoding would block the other samples
+        content = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+            {"type": "text", "text": question},
+        ]
+        body = {
+            "model": self.model, "messages": [{"role": "user", "content": content}],
+            "temperature": 0, "max_tokens": self.max_tokens,
+        }  # fmt: skip
+        again = AsyncRetrying(
+            stop=stop_after_attempt(self.attempts), wait=wait_exponential(max=10), reraise=True,
+            retry=retry_if_exception_type((httpx.TransportError, _Busy)),
+        )  # fmt: skip
+        try:
+            return self._text(await again(self._post, body))
+        except _Busy as error:
+            raise JudgeError(f"{self.url}: {error} in each of {self.attempts} attempts") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise JudgeError(
+                f"{self.url}: no response in {self.attempts} attempts of {self.timeout:g} s "
+                f"({type(error).__name__}: {error}); start the judge's server, or correct base_url"
+            ) from error
+
+    async def _post(self, body: Mapping[str, Any]) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        response = await _client().post(self.url, json=body, headers=headers, timeout=self.timeout)
+        if response.status_code == BUSY or response.status_code >= 500:
+            raise _Busy(f"status {response.status_code}: {response.text[:SHOWN]}")
+        return response
+
+    def _text(self, response: httpx.Response) -> str:
+        shown = f"{self.url}: status {response.status_code}: {response.text[:SHOWN]}"
+        if not response.is_success:
+            raise JudgeError(f"{shown}; check base_url, model ({self.model}) and api_key_env")
+        try:
+            content = response.json()["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise JudgeError(f"{shown}; expected choices[0].message.content") from error
+        if not isinstance(content, str):
+            raise JudgeError(f"{shown}; choices[0].message.content is no text")
+        return content
+
+
+class _Busy(RuntimeError):
+    """The server answered 429 or 5xx."""
+
+
+def connect(
+    base_url: str | None, model: str | None, api_key_env: str | None, *,
+    reward_router_address: str | None, model_name: str | None, timeout: float, attempts: int, max_tokens: int,
+    environment: Mapping[str, str] = os.environ,
+) -> Judge:  # fmt: skip
+    """The judge of a scorer's settings; without a base_url that of verl's reward router, if verl started one.
+
+    Args:
+        api_key_env: name of the variable in `environment` that holds the key.
+        reward_router_address: host:port. model_name: the model that it serves.
+
+    Raises:
+        ValueError: base_url, model or the variable is missing.
+    """
+    if base_url is None and reward_router_address:
+        base_url = f"http://{reward_router_address}/v1"
+    given = {"base_url": base_url, "model": model or model_name, "api_key_env": api_key_env}
+    if problems := connection_problems(given, environment):
+        raise ValueError("; ".join(problems))
+    key = environment[api_key_env] if api_key_env else None
+    return Judge(str(base_url), str(model or model_name), key, timeout, attempts, max_tokens)
+
+
+def connection_problems(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What is missing in a judge's settings, a phrase each."""
+    found = []
+    url = given.get("base_url")
+    if not url:
+        found.append("base_url: must be given: the URL of an OpenAI-compatible server, up to and with /v1")
+    elif not str(url).startswith(("http://", "https://")):
+        found.append(f"base_url: {url} must start with http:// or https://")
+    if not given.get("model"):
+        found.append("model: must be given: the name that the judge's server serves the model under")
+    if (variable := given.get("api_key_env")) and not environment.get(str(variable)):
+        found.append(f"api_key_env: the environment variable {variable} is not set")
+    return found
+
+
+def _client() -> httpx.AsyncClient:
+    """The client of this event loop; a new one for each request would connect each time."""
+    loop = asyncio.get_running_loop()
+    if loop not in _CLIENTS:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEPT_SECONDS)
+        _CLIENTS[loop] = httpx.AsyncClient(limits=limits)
+    return _CLIENTS[loop]
+
+
+async def disconnect() -> None:
+    """Close the connections of this event loop."""
+    if client := _CLIENTS.pop(asyncio.get_running_loop(), None):
+        await client.aclose()

@@ -1,0 +1,89 @@
+"""Scorer of rendered text: a vision-language judge reads it (Flow-GRPO, arXiv:2505.05470)."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from verl_omni.reward_loop.judge_client import connect, connection_problems
+from verl_omni.reward_loop.rewards import check_picture
+
+QUESTION = (
+    "Transcribe all text that is visible in this image, exactly as it is written. "
+    "Answer with the text only. If there is no text, answer with an empty line."
+)
+setting_problems = connection_problems
+
+
+async def compute_score(
+    data_source: str,
+    solution_image: Tensor,
+    ground_truth: str,
+    extra_info: Mapping[str, Any],
+    base_url: str | None = None,
+    model: str | None = None,
+    api_key_env: str | None = None,
+    timeout: float = 60.0,
+    attempts: int = 3,
+    max_tokens: int = 256,
+    question: str | None = None,
+    reward_router_address: str | None = None,
+    model_name: str | None = None,
+) -> dict[str, float]:
+    """max(1 - edits / length, 0), in [0, 1]: section 5 of Flow-GRPO, with a judge in place of its OCR model.
+
+    edits is the Levenshtein distance between the text that the judge reads and `ground_truth`, length the number of
+    characters of `ground_truth`; both without whitespace, case-folded and in Unicode's form NFKC.
+
+    Args:
+        ground_truth: the text that the image must show.
+        base_url, model, api_key_env, timeout, attempts, max_tokens: of the judge, see `judge_client`.
+        question: what the judge is asked instead of QUESTION.
+
+    Returns:
+        `score`, and `exact`: 1 if the text is right, otherwise 0.
+
+    Raises:
+        JudgeError: the judge did not answer.
+        ValueError: the row has no text, `solution_image` is a video, or a setting of the judge is missing.
+    """
+    check_picture(solution_image, "genrm_ocr")
+    wanted = normalize(str(ground_truth))
+    if not wanted or ground_truth == extra_info.get("prompt"):
+        raise ValueError(
+            f"genrm_ocr: the row has no text to compare with (ground_truth is {ground_truth!r}, its prompt "
+            f"{extra_info.get('prompt')!r}); give it a column ground_truth with the text that the image must show"
+        )
+    judge = connect(
+        base_url, model, api_key_env, reward_router_address=reward_router_address, model_name=model_name,
+        timeout=timeout, attempts=attempts, max_tokens=max_tokens,
+    )  # fmt: skip
+    read = normalize(await judge.ask(solution_image, question or QUESTION))
+    return {"score": text_score(read, wanted), "exact": float(read == wanted)}
+
+
+def normalize(text: str) -> str:
+    """PURE: the text without whitespace, case-folded, in form NFKC."""
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def text_score(read: str, wanted: str) -> float:
+    """PURE: max(1 - edits / length of `wanted`, 0)."""
+    if len(read) >= 2 * len(wanted):
+        return 0.0  # at least as many edits as `wanted` is long; the judge's answer may be long
+    return max(1 - edit_distance(read, wanted) / len(wanted), 0.0)
+
+
+def edit_distance(left: str, right: str) -> int:
+    """PURE: Levenshtein distance: the least number of insertions, deletions and substitutions."""
+    row = list(range(len(right) + 1))
+    for place, letter in enumerate(left, 1):
+        diagonal, row[0] = row[0], place
+        for column, other in enumerate(right, 1):
+            diagonal, row[column] = row[column], min(
+                row[column] + 1, row[column - 1] + 1, diagonal + (letter != other)
+            )  # fmt: skip
+    return row[-1]

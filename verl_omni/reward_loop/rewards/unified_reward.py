@@ -1,0 +1,104 @@
+"""Scorer by the rating of a vision-language judge (UnifiedReward, arXiv:2503.05236)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from verl_omni.reward_loop.judge_client import JudgeError, connect, connection_problems
+from verl_omni.reward_loop.rewards import check_picture
+
+TEMPLATE = """\
+Here are a caption and an image that was generated from it. Rate the image by two criteria:
+1. Alignment: does it show the objects, attributes and relations of the caption?
+2. Quality: is it sharp, coherent and free of artifacts?
+Caption: {prompt}
+Give one rating from {lowest} (worst) to {highest} (best); decimals are allowed. Explain it in a sentence or two, and \
+end with a line "Final Score: <rating>"."""
+_RATING = re.compile(r"final score(?:\s+is)?\W*?(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+_NUMBER = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*\.?\s*")
+
+
+async def compute_score(
+    data_source: str,
+    solution_image: Tensor,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any],
+    base_url: str | None = None,
+    model: str | None = None,
+    api_key_env: str | None = None,
+    timeout: float = 60.0,
+    attempts: int = 3,
+    max_tokens: int = 512,
+    template: str | None = None,
+    lowest: float = 1.0,
+    highest: float = 5.0,
+    reward_router_address: str | None = None,
+    model_name: str | None = None,
+) -> dict[str, float]:
+    """(rating - lowest) / (highest - lowest), in [0, 1].
+
+    The judge rates one image at a time, as in UnifiedReward's pointwise scoring; any vision-language model can be
+    asked. The rating is the last number after "Final Score:" in its answer, or an answer that is only a number.
+
+    Args:
+        base_url, model, api_key_env, timeout, attempts, max_tokens: of the judge, see `judge_client`.
+        template: the question instead of TEMPLATE; `{prompt}` in it becomes the prompt.
+        lowest, highest: the worst and the best rating.
+
+    Returns:
+        `score`, and `rating` as the judge gave it.
+
+    Raises:
+        JudgeError: the judge did not answer, or its answer has no rating from `lowest` to `highest`.
+        ValueError: `solution_image` is a video, or a setting is missing or invalid.
+    """
+    check_picture(solution_image, "unified_reward")
+    if problems := _template_problems({"template": template, "lowest": lowest, "highest": highest}):
+        raise ValueError("; ".join(problems))
+    judge = connect(
+        base_url, model, api_key_env, reward_router_address=reward_router_address, model_name=model_name,
+        timeout=timeout, attempts=attempts, max_tokens=max_tokens,
+    )  # fmt: skip
+    question = fill(template or TEMPLATE, str(extra_info.get("prompt")), lowest, highest)
+    answer = await judge.ask(solution_image, question)
+    rating = parse_rating(answer)
+    if rating is None or not lowest <= rating <= highest:
+        found = "no rating" if rating is None else f"the rating {rating:g}"
+        raise JudgeError(
+            f"{judge.url}: {found} in the answer of {judge.model}, expected 'Final Score: N' from {lowest:g} to "
+            f"{highest:g} within {max_tokens} tokens: {answer[-200:]!r}"
+        )
+    return {"score": (rating - lowest) / (highest - lowest), "rating": rating}
+
+
+def setting_problems(given: Mapping[str, Any]) -> list[str]:
+    """What is missing or invalid in the settings, a phrase each."""
+    return [*connection_problems(given), *_template_problems(given)]
+
+
+def fill(template: str, prompt: str, lowest: float, highest: float) -> str:
+    """PURE: the question about an image; the prompt is inserted last, because it may contain braces."""
+    bounded = template.replace("{lowest}", f"{lowest:g}").replace("{highest}", f"{highest:g}")
+    return bounded.replace("{prompt}", prompt)
+
+
+def parse_rating(answer: str) -> float | None:
+    """PURE: the rating in an answer; None if there is none."""
+    if found := _RATING.findall(answer):
+        return float(found[-1])
+    alone = _NUMBER.fullmatch(answer)
+    return float(alone[1]) if alone else None
+
+
+def _template_problems(given: Mapping[str, Any]) -> list[str]:
+    found = []
+    template, lowest, highest = given.get("template"), given.get("lowest", 1.0), given.get("highest", 5.0)
+    if template is not None and "{prompt}" not in template:
+        found.append("template: must contain {prompt}, in place of which the prompt is written")
+    if not lowest < highest:
+        found.append(f"lowest: {lowest:g} must be less than highest ({highest:g})")
+    return found
