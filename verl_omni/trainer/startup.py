@@ -16,7 +16,7 @@ from omegaconf import DictConfig, open_dict
 
 from verl_omni.trainer import run_length
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
-from verl_omni.trainer.model_folder import model_folder
+from verl_omni.utils.model_folder import model_folder
 from verl_omni.workers.actor.setting_checks import check_fsdp_size, check_trained_dtype
 from verl_omni.workers.algorithms import registry
 
@@ -186,7 +186,7 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
     """
     from verl_omni.pipelines.registry import training_adapter
 
-    folder = model_folder(model.path)
+    folder = model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
     index, tokenizer = folder / "model_index.json", folder / "tokenizer" / "tokenizer_config.json"
     if not index.is_file():

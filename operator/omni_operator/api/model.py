@@ -14,7 +14,7 @@ from .pods import ClaimReference, KeyReference
 
 NO_URL = "write a folder or a model id 'owner/name', not a URL"
 # Two names with one slash between them. A path of that form needs a dot in front.
-_MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
+MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 NOT_FETCHED = "has no effect: spec.model.base is a folder, not a model id like 'owner/name'; remove this field"
 NO_HOME = "write the whole path: '~' is a different folder on another machine"
@@ -59,7 +59,7 @@ class Model(StrictModel):
 
     cel = (
         *(
-            Cel(f"!has(self.{field}) || self.base.matches(r'{_MODEL_ID.pattern}')", NOT_FETCHED, f".{field}")
+            Cel(f"!has(self.{field}) || self.base.matches(r'{MODEL_ID.pattern}')", NOT_FETCHED, f".{field}")
             for field in ("revision", "tokenSecretRef", "cache")
         ),
         Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
@@ -69,7 +69,7 @@ class Model(StrictModel):
     @property
     def base_is_folder(self) -> bool:
         """Whether `base` names a folder and not a model id."""
-        return _MODEL_ID.match(self.base) is None
+        return MODEL_ID.match(self.base) is None
 
     @override
     def violations(self) -> Iterator[Violation]:

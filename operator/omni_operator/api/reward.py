@@ -124,6 +124,11 @@ class Scorer(StrictModel):
         return self.builtin or self.name
 
     @property
+    def paths(self) -> dict[str, str]:
+        """Settings of a built-in scorer that are paths."""
+        return {} if self.function or self.http else BUILTIN[self.scorer].paths(self.settings)
+
+    @property
     def server_url(self) -> str | None:
         """URL of the server that it calls; None if it calls none."""
         if self.http:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 from typing_extensions import override
 
-from .base import StrictModel, Violation
+from .base import StrictModel, Violation, remote_scheme
+from .model import MODEL_ID, NO_HOME
 
 # Host, valid port, path. The port is opened in a NetworkPolicy. User and password are not allowed.
 _PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
@@ -19,6 +20,23 @@ class ScorerSettings(StrictModel):
     """Settings of a built-in scorer: the keyword arguments of its `compute_score`, under their Python names."""
 
     model_config = ConfigDict(alias_generator=None)
+    # Settings that are files, and settings that are folders of models or repositories of the hub.
+    files: ClassVar[tuple[str, ...]] = ()
+    models: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def paths(cls, given: Mapping[str, object]) -> dict[str, str]:
+        """The settings among `given` that are paths."""
+        named = {name: str(given[name]) for name in (*cls.files, *cls.models) if name in given}
+        return {name: value for name, value in named.items() if name in cls.files or not MODEL_ID.match(value)}
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        for name, path in self.paths(self.model_dump()).items():
+            if path.startswith("~"):
+                yield Violation((name,), NO_HOME)
+            elif scheme := remote_scheme(path):
+                yield Violation((name,), f"{scheme}:// is not supported: write a path")
 
 
 class BrightnessSettings(ScorerSettings):
@@ -84,16 +102,58 @@ class UnifiedRewardSettings(JudgeSettings):
 
     @override
     def violations(self) -> Iterator[Violation]:
+        yield from super().violations()
         if self.lowest >= self.highest:
             yield Violation(("lowest",), f"{self.lowest:g} must be less than highest ({self.highest:g})")
 
 
+ModelName = Annotated[str, StringConstraints(min_length=1)]
+Device = Annotated[str, StringConstraints(pattern=r"^[a-z]+(:[0-9]+)?$")]
+FOLDER = "a folder, or a repository that is in the hub cache."
+
+
+class PickscoreSettings(ScorerSettings):
+    """`pickscore`: preference of people for an image of its prompt."""
+
+    models = ("model_name_or_path", "processor_name_or_path")
+    model_name_or_path: ModelName = Field(
+        default="yuvalkirstain/PickScore_v1", description=f"The fine-tuned CLIP model: {FOLDER}"
+    )
+    processor_name_or_path: ModelName = Field(
+        default="laion/CLIP-ViT-H-14-laion2B-s32B-b79K", description=f"Image processor and tokenizer: {FOLDER}"
+    )
+    device: Device = Field(default="cpu", description="Device of the model.")
+
+
+class ClipScoreSettings(ScorerSettings):
+    """`clip_score`: similarity of an image and its prompt."""
+
+    models = ("model_name_or_path",)
+    model_name_or_path: ModelName = Field(default="openai/clip-vit-base-patch32", description=f"A CLIP model: {FOLDER}")
+    device: Device = Field(default="cpu", description="Device of the model.")
+
+
+class AestheticSettings(ScorerSettings):
+    """`aesthetic`: LAION's predictor."""
+
+    files, models = ("head_path",), ("model_name_or_path",)
+    head_path: ModelName = Field(description="The predictor's weights, a .pth or .safetensors file.")
+    model_name_or_path: ModelName = Field(
+        default="openai/clip-vit-large-patch14",
+        description=f"The CLIP model that the predictor was trained on: {FOLDER}",
+    )
+    device: Device = Field(default="cpu", description="Device of the model.")
+
+
 BUILTIN: dict[str, type[ScorerSettings]] = {
+    "aesthetic": AestheticSettings,
     "brightness": BrightnessSettings,
+    "clip_score": ClipScoreSettings,
     "color": ColorSettings,
     "genrm_ocr": GenrmOcrSettings,
     "jpeg": JpegSettings,
     "jpeg_compressibility": JpegCompressibilitySettings,
+    "pickscore": PickscoreSettings,
     "shapes": ShapesSettings,
     "unified_reward": UnifiedRewardSettings,
 }

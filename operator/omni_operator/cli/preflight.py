@@ -86,6 +86,10 @@ def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
         if function and not function.path.startswith("pkg://") and not Path(function.path).is_file():
             at = ("spec", "reward", "scorers", place, "function", "path")
             yield at, f"no file {console.short_path(Path(function.path))}"
+        for setting, path in scorer.paths.items():
+            if not Path(path).exists():
+                at = ("spec", "reward", "scorers", place, "settings", setting)
+                yield at, f"no file or folder {console.short_path(Path(path))}"
 
 
 def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[Field, str]]:

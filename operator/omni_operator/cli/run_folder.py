@@ -117,6 +117,8 @@ def _write_paths(document: Document, job: DiffusionRLJob) -> None:
     for place, scorer in enumerate(spec.reward.scorers):
         if scorer.function:
             document.replace(("spec", "reward", "scorers", place, "function", "path"), scorer.function.path)
+        for setting, path in scorer.paths.items():
+            document.replace(("spec", "reward", "scorers", place, "settings", setting), path)
 
 
 def _computed(overrides: Sequence[str]) -> list[str]:

@@ -51,6 +51,8 @@ def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:
         if function and not function.path.startswith("pkg://"):
             moved = function.model_copy(update={"path": absolute(function.path)})
             scorer = scorer.model_copy(update={"function": moved})
+        if moved_settings := {name: absolute(path) for name, path in scorer.paths.items()}:
+            scorer = scorer.model_copy(update={"settings": {**scorer.settings, **moved_settings}})
         scorers.append(scorer)
     reward = spec.reward.model_copy(update={"scorers": tuple(scorers)})
     return job.model_copy(update={"spec": spec.model_copy(update={"model": model, "data": data, "reward": reward})})

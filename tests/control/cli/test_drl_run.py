@@ -289,12 +289,15 @@ def test_missing_files_are_refused_before_the_run_starts(write_job: WriteJob, dr
     job = write_job()
     (tmp_path / "train.jsonl").unlink()
     (tmp_path / "model" / "model_index.json").unlink()
-    code, said = drl("run", job, "--set", "spec.reward.scorers=[{name: mine, function: {path: no.py}}]")
+    (tmp_path / "clip").mkdir()
+    scorers = "{name: mine, function: {path: no.py}}, {name: aesthetic, settings: {head_path: no.pth, %s}}"
+    code, said = drl("run", job, "--set", f"spec.reward.scorers=[{scorers % 'model_name_or_path: ./clip'}]")
     assert code == 2
     assert f"{job}:6: spec.model.base: no model in model (no model_index.json); " in said
     assert f"{job}:7: spec.data.train[0]: no readable file train.jsonl" in said
     assert "spec.reward.scorers[0].function.path: no file no.py" in said
-    assert "3 problems" in said
+    assert "spec.reward.scorers[1].settings.head_path: no file or folder no.pth" in said
+    assert "4 problems" in said
     assert not (tmp_path / "runs").exists()
 
 

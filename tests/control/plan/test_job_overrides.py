@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from omni_operator import plan
@@ -83,6 +85,18 @@ def test_a_reward_server_is_the_http_scorer() -> None:
     assert made["reward.scorer"] == "http"
     assert made["reward.scorer_kwargs.url"] == "http://judge:80/"
     assert made["reward.scorer_kwargs.attempts"] == 5
+
+
+def test_the_paths_of_a_scorer_start_at_the_jobs_folder_and_repositories_stay() -> None:
+    chosen = {"head_path": "head.pth", "model_name_or_path": "./clip/large", "device": "cpu"}
+    made = settings(f"spec.reward.scorers={json.dumps([{'name': 'aesthetic', 'settings': chosen}])}")
+    assert {name: made[f"reward.scorer_kwargs.{name}"] for name in chosen} == {
+        "head_path": "/project/jobs/head.pth", "model_name_or_path": "/project/jobs/clip/large", "device": "cpu"
+    }  # fmt: skip
+    names = "{model_name_or_path: owner/name, processor_name_or_path: /models/h}"
+    made = settings(f"spec.reward.scorers=[{{name: pickscore, settings: {names}}}]")
+    assert made["reward.scorer_kwargs.model_name_or_path"] == "owner/name"
+    assert made["reward.scorer_kwargs.processor_name_or_path"] == "/models/h"
 
 
 def test_several_scorers_are_weighted() -> None:

@@ -162,9 +162,9 @@ async def test_a_busy_judge_is_asked_again_and_one_that_refuses_is_not(serve: Se
 
 
 async def test_an_unreachable_judge_says_what_to_do() -> None:
-    nobody = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "attempts": 1, "timeout": 5}
+    absent = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "attempts": 1, "timeout": 5}
     with pytest.raises(JudgeError, match=r"no response in 1 attempts of 5 s \(ConnectError.*start the judge's server"):
-        await rewards.get_scorer("unified_reward")("t", PICTURE, "", {"prompt": "p"}, **nobody)
+        await rewards.get_scorer("unified_reward")("t", PICTURE, "", {"prompt": "p"}, **absent)
     await disconnect()
 
 

@@ -32,7 +32,7 @@ def score(name: str, picture: torch.Tensor, truth: Any = "", **settings: Any) ->
 
 def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
     assert all(callable(rewards.get_scorer(name)) for name in rewards.SCORERS)
-    with pytest.raises(ValueError, match="Unknown scorer 'jpg'; one of brightness, color, genrm_ocr, http, "):
+    with pytest.raises(ValueError, match="Unknown scorer 'jpg'; one of aesthetic, brightness, clip_score, color"):
         rewards.get_scorer("jpg")
 
 

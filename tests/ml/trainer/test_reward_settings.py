@@ -55,6 +55,10 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
             ["reward.scorer=genrm_ocr", "reward.scorer_kwargs.base_url=judge"],
             "reward.scorer_kwargs.base_url: judge must start with http:// or https://",
         ),
+        (
+            ["reward.scorer=aesthetic", "reward.scorer_kwargs.head_path=no.pth"],
+            "reward.scorer_kwargs.head_path: no file no.pth",
+        ),
         ([SEVERAL, "reward.reward_functions={ocr: {name: genrm_ocr}}"], "reward.reward_functions.ocr.base_url: must"),
         (["reward.reward_manager.name=Multi"], "reward.reward_manager.name: Multi does not exist; write Vis"),
         (["reward.reward_functions={jpeg: {}}"], "reward.reward_functions: is not read by VisualRewardManager; write"),

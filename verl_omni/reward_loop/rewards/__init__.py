@@ -3,7 +3,7 @@
 Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, takes a uint8
 image [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
 A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
-returns a list. `http_batch` is one, and a user's function may be one.
+returns a list. `http_batch` and those with a CLIP model are such, and a user's function may be.
 `brightness`, `color` and a user's function also take videos [T, 3, H, W]; the others refuse them.
 A scorer's module may have `setting_problems(settings)`, which says what is wrong before anything starts.
 docs/rewards.md lists what each needs and returns.
@@ -19,8 +19,8 @@ from torch import Tensor
 
 Scorer = Callable[..., Any]
 SCORERS = (
-    "brightness", "color", "genrm_ocr", "http", "http_batch", "jpeg", "jpeg_compressibility", "python", "shapes",
-    "unified_reward",
+    "aesthetic", "brightness", "clip_score", "color", "genrm_ocr", "http", "http_batch", "jpeg",
+    "jpeg_compressibility", "pickscore", "python", "shapes", "unified_reward",
 )  # fmt: skip
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-SETTING = "actor_rollout_ref.model.path"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-def model_folder(path: str) -> Path:
+def model_folder(path: str, setting: str) -> Path:
     """The local folder of a model.
 
     A path that exists is that folder. Otherwise `owner/name` is looked up in the local hub cache, and downloaded into
     it if `HF_HUB_OFFLINE` is 0.
+
+    Args:
+        setting: where `path` was given, for the message of an error.
 
     Raises:
         FileNotFoundError: there is no such folder, and it is no repository, or one that can neither be found nor
@@ -29,9 +31,9 @@ def model_folder(path: str) -> Path:
     try:
         return Path(snapshot_download(path, cache_dir=constants.HF_HUB_CACHE, local_files_only=offline))
     except RepositoryNotFoundError as error:
-        raise FileNotFoundError(f"{SETTING}: neither a folder nor a repository of the hub: {path}") from error
+        raise FileNotFoundError(f"{setting}: neither a folder nor a repository of the hub: {path}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         advice = f"run `hf download {path}` where there is a network" + (", or set HF_HUB_OFFLINE=0" if offline else "")
         raise FileNotFoundError(
-            f"{SETTING}: {path} is no folder, and not in the hub cache {constants.HF_HUB_CACHE}: {advice}"
+            f"{setting}: {path} is no folder, and not in the hub cache {constants.HF_HUB_CACHE}: {advice}"
         ) from error

@@ -10,8 +10,9 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from verl_omni.trainer.model_folder import model_folder
+from verl_omni.utils.model_folder import model_folder
 
+SETTING = "actor_rollout_ref.model.path"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -29,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_repository_is_found_in_the_local_cache(cache: Path) -> None:
-    assert model_folder("Qwen/Qwen-Image") == cache / "models--Qwen--Qwen-Image" / "snapshots" / COMMIT
+    assert model_folder("Qwen/Qwen-Image", SETTING) == cache / "models--Qwen--Qwen-Image" / "snapshots" / COMMIT
 
 
 def test_a_folder_comes_before_a_repository_of_its_name(
@@ -37,13 +38,13 @@ def test_a_folder_comes_before_a_repository_of_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Qwen" / "Qwen-Image").mkdir(parents=True)
-    assert model_folder("Qwen/Qwen-Image") == Path("Qwen/Qwen-Image")
-    assert model_folder("/missing/a/b") == Path("/missing/a/b"), "a path of more parts is no repository"
+    assert model_folder("Qwen/Qwen-Image", SETTING) == Path("Qwen/Qwen-Image")
+    assert model_folder("/missing/a/b", SETTING) == Path("/missing/a/b"), "a path of more parts is no repository"
 
 
 def test_a_missing_repository_says_how_to_get_it(cache: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        model_folder("stabilityai/stable-diffusion-3.5-medium")
+        model_folder("stabilityai/stable-diffusion-3.5-medium", SETTING)
     assert str(caught.value) == (
         "actor_rollout_ref.model.path: stabilityai/stable-diffusion-3.5-medium is no folder, and not in the hub cache "
         f"{cache}: run `hf download stabilityai/stable-diffusion-3.5-medium` where there is a network, or set "
@@ -62,7 +63,7 @@ def test_online_it_is_downloaded_into_the_cache(cache: Path, monkeypatch: pytest
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert model_folder("x/y") == cache / "downloaded"
+    assert model_folder("x/y", SETTING) == cache / "downloaded"
     assert asked == [{"repository": "x/y", "cache_dir": str(cache), "local_files_only": False}]
     with pytest.raises(FileNotFoundError, match=r"run `hf download a/b` where there is a network$"):
-        model_folder("a/b")
+        model_folder("a/b", SETTING)

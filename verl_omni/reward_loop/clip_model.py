@@ -1,0 +1,148 @@
+"""CLIP models for scoring: embeddings of images and prompts (arXiv:2103.00020), loaded once per process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_omni.utils.model_folder import model_folder
+
+MODEL = "model_name_or_path"
+PROCESSOR = "processor_name_or_path"
+_LOADED: dict[tuple[str, str, str], ClipModel] = {}
+_LOADING = threading.Lock()  # scorers run in threads
+
+
+@dataclass(frozen=True, slots=True)
+class ClipModel:
+    """A CLIP model in fp32 with its image processor and tokenizer.
+
+    Attributes:
+        model, image_processor, tokenizer: of transformers. device: where the model is.
+    """
+
+    model: Any
+    image_processor: Any
+    tokenizer: Any
+    device: torch.device
+
+    @property
+    def width(self) -> int:
+        """Length of an embedding."""
+        return int(self.model.config.projection_dim)
+
+    @property
+    def logit_scale(self) -> float:
+        """The factor of the cosine that the model was trained with."""
+        return float(self.model.logit_scale.exp())
+
+    @torch.inference_mode()
+    def embed_images(self, images: Sequence[Tensor]) -> Tensor:
+        """Embeddings of length 1, fp32 [B, width] on the CPU, of images uint8 [3, H, W]."""
+        inputs = self.image_processor(images=list(images), return_tensors="pt").to(self.device)
+        return _unit(self.model.get_image_features(**inputs).pooler_output)
+
+    @torch.inference_mode()
+    def embed_prompts(self, prompts: Sequence[str]) -> Tensor:
+        """Embeddings of length 1, fp32 [B, width] on the CPU; a prompt is cut where the model's positions end."""
+        different = list(dict.fromkeys(prompts))  # the samples of a prompt share it
+        inputs = self.tokenizer(
+            different, padding=True, truncation=True, return_tensors="pt",
+            max_length=self.model.config.text_config.max_position_embeddings,
+        ).to(self.device)  # fmt: skip
+        found = _unit(self.model.get_text_features(**inputs).pooler_output)
+        return found[[different.index(prompt) for prompt in prompts]]
+
+    def cosines(self, images: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:
+        """Cosine of each image with its prompt, fp32 [B]."""
+        return (self.embed_images(images) * self.embed_prompts(prompts)).sum(dim=1)
+
+
+def _unit(embeddings: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(embeddings.float().cpu(), dim=1)
+
+
+def load_clip(model: str, processor: str, device: str) -> ClipModel:
+    """The model and its processor, loaded at the first call of this process.
+
+    Args:
+        model, processor: folders, or repositories of the hub that are in the local cache. device: such as `cpu`.
+
+    Raises:
+        FileNotFoundError: a folder does not exist, or a repository is not in the cache.
+        ValueError: `model` is not a CLIP model with all its weights, or the device cannot be used.
+    """
+    with _LOADING:
+        key = (model, processor, device)
+        if key not in _LOADED:
+            _LOADED[key] = _load(model, processor, device)
+        return _LOADED[key]
+
+
+def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list[str]:
+    """What is missing on this machine, a phrase each; nothing is loaded.
+
+    Args:
+        given: a scorer's settings. defaults: names of its settings MODEL and, if it has one, PROCESSOR.
+    """
+    found = []
+    for setting, default in defaults.items():
+        wanted = "preprocessor_config.json" if setting == PROCESSOR else "config.json"
+        try:
+            folder = model_folder(str(given.get(setting) or default), setting)
+        except FileNotFoundError as error:
+            found.append(str(error))
+            continue
+        if not (folder / wanted).is_file():
+            found.append(f"{setting}: {folder / wanted} does not exist; write the folder of a CLIP model")
+    try:
+        torch.device(str(given.get("device") or "cpu"))
+    except RuntimeError as error:
+        found.append(f"device: {error}")
+    return found
+
+
+def _load(model: str, processor: str, device: str) -> ClipModel:
+    from transformers import AutoConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
+
+    if problems := clip_problems({"device": device}, {MODEL: model, PROCESSOR: processor}):
+        raise FileNotFoundError("; ".join(problems))
+    folder, inputs = model_folder(model, MODEL), model_folder(processor, PROCESSOR)
+    kind = AutoConfig.from_pretrained(folder).model_type
+    if kind != "clip":
+        raise ValueError(f"{MODEL}: {folder} has a model of type {kind!r}, not 'clip'")
+    made, loading = CLIPModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if missing := sorted(loading["missing_keys"]):  # transformers would score with random ones
+        raise ValueError(f"{MODEL}: {folder} lacks {len(missing)} weights, such as {missing[0]}")
+    return ClipModel(
+        _on_device(made.eval().requires_grad_(False), device),
+        CLIPImageProcessor.from_pretrained(inputs),
+        CLIPTokenizer.from_pretrained(inputs),
+        torch.device(device),
+    )
+
+
+def _on_device(model: Any, device: str) -> Any:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch built without the device asserts
+        raise ValueError(
+            f"device: this reward worker cannot use {device!r} ({str(error).splitlines()[0]}); write cpu, or serve the "
+            "model yourself and use the scorer http_batch"
+        ) from error
+
+
+def prompts_of(extra_infos: Sequence[Mapping[str, Any]], scorer: str) -> list[str]:
+    """The prompt of each sample.
+
+    Raises:
+        ValueError: a sample has none.
+    """
+    if not all(isinstance(info.get("prompt"), str) for info in extra_infos):
+        raise ValueError(f"{scorer} compares the image with its prompt, and a sample's extra_info has no text `prompt`")
+    return [info["prompt"] for info in extra_infos]

@@ -1,0 +1,93 @@
+"""Scorer of aesthetics: LAION's predictor on CLIP image embeddings (LAION-Aesthetics; LAION-5B, arXiv:2210.08402)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, clip_problems, load_clip
+from verl_omni.reward_loop.rewards import check_picture
+
+WEIGHTS = "openai/clip-vit-large-patch14"
+_NAME = re.compile(r"(?:layers\.(\d+)\.)?(weight|bias)")
+Layer = tuple[Tensor, Tensor]
+
+
+def compute_score(
+    data_sources: Sequence[str],
+    solution_images: Sequence[Tensor],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Mapping[str, Any]],
+    head_path: str,
+    model_name_or_path: str = WEIGHTS,
+    device: str = "cpu",
+) -> list[float]:
+    """The head's output for the image embedding of length 1, for each sample; ratings of people were 1 to 10.
+
+    The head is a chain of linear layers without activations: the linear predictor has one, the MLP of "improved
+    aesthetic predictor", which DDPO (arXiv:2305.13301) and Flow-GRPO use, has five.
+
+    Args:
+        head_path: the head's weights, a .pth or .safetensors file.
+        model_name_or_path: the CLIP model that the head was trained on, a folder or a repository in the hub cache.
+
+    Raises:
+        FileNotFoundError: `head_path` or the model does not exist.
+        ValueError: the head does not fit; or as `load_clip`; or an image is a video.
+    """
+    for image in solution_images:
+        check_picture(image, "aesthetic")
+    clip = load_clip(model_name_or_path, model_name_or_path, device)
+    found = clip.embed_images(solution_images)
+    for weight, bias in load_head(head_path, clip.width):
+        found = torch.nn.functional.linear(found, weight, bias)
+    return [float(each) for each in found[:, 0]]
+
+
+def setting_problems(given: Mapping[str, Any]) -> list[str]:
+    """What is missing on this machine, a phrase each."""
+    model = str(given.get(MODEL) or WEIGHTS)
+    head = Path(str(given.get("head_path")))
+    missing = [] if head.is_file() else [f"head_path: no file {head}"]
+    return [*missing, *clip_problems({**given, PROCESSOR: model}, {MODEL: model, PROCESSOR: model})]
+
+
+def load_head(path: str, width: int) -> list[Layer]:
+    """Weights fp32 [out, in] and biases [out] of the layers, in order.
+
+    Args:
+        width: length of an embedding.
+
+    Raises:
+        FileNotFoundError: there is no such file. ValueError: it is no chain of linear layers from `width` to 1.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"head_path: no file {path}")
+    weights = _read(path)
+    layers: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in weights.items():
+        if (match := _NAME.fullmatch(name)) is None:
+            raise ValueError(f"head_path: {path} has {name!r}; expected weight and bias, or layers.N.weight and .bias")
+        layers.setdefault(int(match[1] or 0), {})[match[2]] = tensor.float()
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    before = width
+    for layer in (layers[number] for number in sorted(layers)):
+        if layer.keys() != {"weight", "bias"} or layer["weight"].ndim != 2 or layer["weight"].shape[1] != before:
+            raise ValueError(f"head_path: {path} is no chain of linear layers from {width} numbers to 1: {shapes}")
+        before = layer["weight"].shape[0]
+    if before != 1:
+        raise ValueError(f"head_path: {path} returns {before} numbers, expected 1: {shapes}")
+    return [(layers[number]["weight"], layers[number]["bias"]) for number in sorted(layers)]
+
+
+def _read(path: str) -> dict[str, Tensor]:
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return dict(load_file(path))
+    return dict(torch.load(path, map_location="cpu", weights_only=True))

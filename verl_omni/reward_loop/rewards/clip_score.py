@@ -1,0 +1,45 @@
+"""Scorer of the similarity of an image and its prompt (CLIPScore, arXiv:2104.08718)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, clip_problems, load_clip, prompts_of
+from verl_omni.reward_loop.rewards import check_picture
+
+WEIGHTS = "openai/clip-vit-base-patch32"
+SCALE = 2.5  # w in the paper
+
+
+def compute_score(
+    data_sources: Sequence[str],
+    solution_images: Sequence[Tensor],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Mapping[str, Any]],
+    model_name_or_path: str = WEIGHTS,
+    device: str = "cpu",
+) -> list[float]:
+    """2.5 * max(cosine of image and prompt, 0), in [0, 2.5], for each sample: equation 1 of the paper.
+
+    The paper's prefix "A photo depicts" is not written before the prompt: a prompt is no caption of a photo.
+
+    Args:
+        model_name_or_path: a CLIP model with its processor, a folder or a repository in the hub cache.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_clip`; or an image is a video, or a sample has no prompt.
+    """
+    for image in solution_images:
+        check_picture(image, "clip_score")
+    clip = load_clip(model_name_or_path, model_name_or_path, device)
+    cosines = clip.cosines(solution_images, prompts_of(extra_infos, "clip_score"))
+    return [SCALE * max(float(each), 0.0) for each in cosines]
+
+
+def setting_problems(given: Mapping[str, Any]) -> list[str]:
+    """What is missing on this machine, a phrase each."""
+    model = str(given.get(MODEL) or WEIGHTS)
+    return clip_problems({**given, PROCESSOR: model}, {MODEL: model, PROCESSOR: model})
