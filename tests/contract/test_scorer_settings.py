@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omni_operator import plan
 from omni_operator.api import read_job
 from omni_operator.api.reward import BUILTIN, Http
+from omni_operator.api.scorers import UNAVAILABLE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
 SAMPLE_ARGUMENTS = ["data_source", "solution_image", "ground_truth", "extra_info"]
@@ -37,6 +38,14 @@ def test_a_job_knows_every_setting_of_a_scorer_and_its_default(scorer: str) -> N
             assert arguments[name] in (None, inspect.Parameter.empty), name
         else:
             assert info.default == arguments[name], name
+
+
+def test_the_scorers_of_the_reference_that_are_missing_are_refused_for_the_same_reasons() -> None:
+    from verl_omni.reward_loop.rewards import SCORERS
+    from verl_omni.reward_loop.rewards import UNAVAILABLE as MISSING
+
+    assert UNAVAILABLE == MISSING
+    assert not UNAVAILABLE.keys() & {*BUILTIN, *SCORERS}
 
 
 @pytest.mark.parametrize("name", ["http", "http_batch"])

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.reward_loop.rewards import SCORERS, get_scorer, setting_problems
+from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, setting_problems
 from verl_omni.reward_loop.scorer_signature import Signature, nearest_name, signature_in_source, signature_of
 
 OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
@@ -63,6 +63,9 @@ def _of_one(reward: DictConfig) -> Iterator[str]:
 
 def _of_scorer(where: str, setting: str, name: str, given: dict[str, Any], inside: str = "") -> Iterator[str]:
     """A scorer of this package; the scorer `python` passes settings on to the function that it names."""
+    if name in UNAVAILABLE:
+        yield f"{where}.{setting}: {name} is not available: {UNAVAILABLE[name]}; {ADVICE}"
+        return
     if name not in SCORERS:
         yield f"{where}.{setting}: unknown scorer {name}{nearest_name(name, SCORERS)}"
         return

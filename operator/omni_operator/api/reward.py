@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, JsonValue, StringConstraints, Valida
 from typing_extensions import override
 
 from .base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
-from .scorers import BUILTIN, SERVER_URL, JudgeSettings
+from .scorers import BUILTIN, SERVER_URL, UNAVAILABLE, JudgeSettings
 from .suggestions import did_you_mean
 from .validation_messages import describe_errors
 
@@ -151,6 +151,13 @@ class Scorer(StrictModel):
 
     def _builtin_violations(self, named_by: str) -> Iterator[Violation]:
         model = BUILTIN.get(self.scorer)
+        if why := UNAVAILABLE.get(self.scorer):
+            yield Violation(
+                (named_by,),
+                f"the scorer {self.scorer} is not available: {why}; serve it yourself and add http, or add a function "
+                "of your own",
+            )
+            return
         if model is None:
             yield Violation(
                 (named_by,),

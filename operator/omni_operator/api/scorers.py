@@ -157,3 +157,10 @@ BUILTIN: dict[str, type[ScorerSettings]] = {
     "shapes": ShapesSettings,
     "unified_reward": UnifiedRewardSettings,
 }
+# Scorers of the reference that do not exist here, and why.
+UNAVAILABLE = {
+    "clap": "it compares audio with the prompt, and a rollout has no audio",
+    "hpsv3": "it needs the package hpsv3, which is not among the locked packages",
+    "imagebind": "it needs the package imagebind, which is not among the locked packages, and a rollout has no audio",
+    "latent_http": "no protocol for sending latents to a server is defined",
+}

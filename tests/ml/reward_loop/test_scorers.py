@@ -36,6 +36,13 @@ def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
         rewards.get_scorer("jpg")
 
 
+@pytest.mark.parametrize("name", ["clap", "hpsv3", "imagebind", "latent_http"])
+def test_a_missing_scorer_of_the_reference_is_refused_with_what_to_do(name: str) -> None:
+    said = f"{name} is not available: .+; serve it yourself and use the scorer http, or write a function"
+    with pytest.raises(ValueError, match=said):
+        rewards.get_scorer(name)
+
+
 @settings(deadline=None)  # the machine may be busy
 @given(PIXELS)
 def test_brightness_and_its_negative_add_up_to_one(pixels: np.ndarray) -> None:

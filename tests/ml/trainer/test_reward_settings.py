@@ -50,6 +50,8 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
             ["reward.scorer=color", "reward.scorer_kwargs.colour=red"],
             "reward.scorer_kwargs.colour: unknown setting; did you mean color?",
         ),
+        (["reward.scorer=hpsv3"], "reward.scorer: hpsv3 is not available: it needs the package hpsv3"),
+        ([SEVERAL, "reward.reward_functions={clap: {device: cpu}}"], "reward.reward_functions.clap.name: clap is not"),
         (["reward.scorer=http"], "reward.scorer_kwargs.url: must be given"),
         (
             ["reward.scorer=genrm_ocr", "reward.scorer_kwargs.base_url=judge"],

@@ -22,6 +22,14 @@ SCORERS = (
     "aesthetic", "brightness", "clip_score", "color", "genrm_ocr", "http", "http_batch", "jpeg",
     "jpeg_compressibility", "pickscore", "python", "shapes", "unified_reward",
 )  # fmt: skip
+# Scorers of the reference that do not exist here, and why.
+UNAVAILABLE = {
+    "clap": "it compares audio with the prompt, and a rollout has no audio",
+    "hpsv3": "it needs the package hpsv3, which is not among the locked packages",
+    "imagebind": "it needs the package imagebind, which is not among the locked packages, and a rollout has no audio",
+    "latent_http": "no protocol for sending latents to a server is defined",
+}
+ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/rewards.md)"
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:
@@ -38,8 +46,10 @@ def get_scorer(name: str) -> Scorer:
     """The scorer called `name`.
 
     Raises:
-        ValueError: it does not exist; the message lists the scorers.
+        ValueError: it does not exist; the message lists the scorers, or says why the reference's is missing.
     """
+    if name in UNAVAILABLE:
+        raise ValueError(f"The scorer {name} is not available: {UNAVAILABLE[name]}; {ADVICE}")
     if name not in SCORERS:
         raise ValueError(f"Unknown scorer {name!r}; one of {', '.join(SCORERS)}")
     scorer: Scorer = importlib.import_module(f"verl_omni.reward_loop.rewards.{name}").compute_score

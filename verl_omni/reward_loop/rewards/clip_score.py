@@ -22,7 +22,7 @@ def compute_score(
     model_name_or_path: str = WEIGHTS,
     device: str = "cpu",
 ) -> list[float]:
-    """2.5 * max(cosine of image and prompt, 0), in [0, 2.5], for each sample: equation 1 of the paper.
+    """2.5 * max(cosine of image and prompt, 0), in [0, 2.5], for each sample: CLIP-S of the paper.
 
     The paper's prefix "A photo depicts" is not written before the prompt: a prompt is no caption of a photo.
 

@@ -33,7 +33,7 @@ async def compute_score(
     reward_router_address: str | None = None,
     model_name: str | None = None,
 ) -> dict[str, float]:
-    """max(1 - edits / length, 0), in [0, 1]: section 5 of Flow-GRPO, with a judge in place of its OCR model.
+    """max(1 - edits / length, 0), in [0, 1]: the reward of text in Flow-GRPO, with a judge in place of its OCR model.
 
     edits is the Levenshtein distance between the text that the judge reads and `ground_truth`, length the number of
     characters of `ground_truth`; both without whitespace, case-folded and in Unicode's form NFKC.

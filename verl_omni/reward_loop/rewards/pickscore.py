@@ -22,7 +22,7 @@ def compute_score(
     processor_name_or_path: str = INPUTS,
     device: str = "cpu",
 ) -> list[float]:
-    """exp(logit_scale) * cosine of image and prompt, for each sample: section 3 of the paper, not divided by anything.
+    """exp(logit_scale) * cosine of image and prompt, for each sample, not divided by anything.
 
     Args:
         model_name_or_path: the fine-tuned CLIP model, a folder or a repository in the hub cache.
