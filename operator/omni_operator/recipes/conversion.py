@@ -9,6 +9,9 @@ from typing import Any
 
 from omni_operator.api.job import API_VERSION, KIND, NAME_LIMIT
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
+from omni_operator.api.scorers import BUILTIN as BUILTIN_SCORERS
+from omni_operator.api.scorers import UNAVAILABLE as UNAVAILABLE_SCORERS
+from omni_operator.api.scorers import JudgeSettings
 from omni_operator.api.setting_names import ELSEWHERE
 from omni_operator.api.training import LOSSES
 
@@ -36,6 +39,10 @@ from .fields import (
 )
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
+# A module of the reference's scorers, as a file or by name.
+_REFERENCE_SCORER = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]reward_score[./](?P<name>\w+?)(?:\.py)?")
+JUDGE = "reward.reward_model.model_path"
+JUDGES = [name for name, settings in BUILTIN_SCORERS.items() if issubclass(settings, JudgeSettings)]
 ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
 TOTAL_STEPS = "trainer.total_training_steps"
 BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
@@ -179,6 +186,12 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
     settings = {name.removeprefix(f"{SETTINGS}."): each for name, each in values.items() if name.startswith(SETTINGS)}
     if several:
         made.put("reward.scorers", [_scorer(key, dict(settings)) for key, settings in several.items()])
+    elif path and (own := _builtin(str(path))):
+        # The reference's judge is the model that verl's reward-model server serves.
+        judge = values.get(JUDGE) if own in JUDGES else None
+        made.put("reward.scorers", [{"name": own} | ({"settings": {"model": judge}} if judge else {})])
+        if judge:
+            made.without_effect = [each for each in made.without_effect if not each.startswith(f"{JUDGE}=")]
     elif path:
         function = {"path": path, "name": values.get(f"{SCORER}.name") or "compute_score"}
         made.put("reward.scorers", [{"name": "reward", "function": function}])
@@ -190,10 +203,28 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
         raise Refusal("the script names no reward function; write spec.reward.scorers")
 
 
+def _builtin(path: str) -> str | None:
+    """The built-in scorer that is called like a module of the reference's scorers; None for any other path.
+
+    Raises:
+        Refusal: there is none of this name.
+    """
+    match = _REFERENCE_SCORER.fullmatch(path)
+    if match is None:
+        return None
+    name = match["name"]
+    if name in BUILTIN_SCORERS:
+        return name
+    why = UNAVAILABLE_SCORERS.get(name, f"scorers are {', '.join(BUILTIN_SCORERS)}")
+    raise Refusal(f"the scorer {name} is not available: {why}; write spec.reward.scorers with http, or with a function")
+
+
 def _scorer(key: str, settings: dict[str, Any]) -> dict[str, Any]:
     path, name = settings.pop("path", None), settings.pop("name", None)
     made: dict[str, Any] = {"name": key}
-    if path:
+    if path and (own := _builtin(str(path))):
+        made["builtin"] = own
+    elif path:
         made["function"] = {"path": path, "name": name or "compute_score"}
     elif name:
         made["builtin"] = name

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omni_operator import plan
-from omni_operator.api import load_job, read_job
+from omni_operator.api import JobError, load_job, read_job
 from omni_operator.api.setting_names import ELSEWHERE
 from omni_operator.recipes import Conversion, convert
 from omni_operator.recipes.fields import FIELDS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
@@ -138,6 +138,47 @@ def test_several_rewards() -> None:
         },
         {"name": "jpeg", "builtin": "jpeg"},
     ]  # fmt: skip
+
+
+REFERENCE_SCORERS = "verl_omni/utils/reward_score"
+
+
+def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> None:
+    path = f"reward.custom_reward_function.path=$HOME/verl-omni/{REFERENCE_SCORERS}/pickscore.py"
+    found = spec(path, "reward.custom_reward_function.name=compute_score_pickscore")
+    assert found["reward"]["scorers"] == [{"name": "pickscore"}]
+    several = "reward.reward_functions"
+    found = spec(
+        f"{several}.pick.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.pickscore", f"{several}.pick.weight=0.5",
+        f"{several}.pick.name=compute_score", f"{several}.pick.device=cuda:0",
+        f"{several}.jpeg.path={REFERENCE_SCORERS}/jpeg_compressibility.py",
+    )  # fmt: skip
+    assert found["reward"]["scorers"] == [
+        {"name": "pick", "builtin": "pickscore", "weight": 0.5, "settings": {"device": "cuda:0"}},
+        {"name": "jpeg", "builtin": "jpeg_compressibility"},
+    ]
+    assert spec("reward.custom_reward_function.path=my/reward_score/pickscore.py")["reward"]["scorers"] == [
+        {"name": "reward", "function": {"path": "my/reward_score/pickscore.py", "name": "compute_score"}}
+    ]
+
+
+def test_a_judge_of_the_reference_keeps_its_model_and_lacks_only_its_url() -> None:
+    path = f"reward.custom_reward_function.path={REFERENCE_SCORERS}/genrm_ocr.py"
+    made = convert([*REQUIRED, path, "reward.reward_model.model_path=Qwen/Qwen3-VL-8B-Instruct"])
+    assert made.document["spec"]["reward"]["scorers"] == [
+        {"name": "genrm_ocr", "settings": {"model": "Qwen/Qwen3-VL-8B-Instruct"}}
+    ]
+    assert not [each for each in made.without_effect if "model_path" in each]
+    with pytest.raises(JobError) as caught:
+        read_job(plan.dump_yaml(made.document), "job")
+    (problem,) = caught.value.problems
+    assert problem.text.startswith("must be given: the judge's URL")
+
+
+@pytest.mark.parametrize("name", ["hpsv3", "choice"])
+def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> None:
+    said = refused(f"reward.reward_functions.a.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{name}")
+    assert any(reason.startswith(f"the scorer {name} is not available: ") for reason in said.values())
 
 
 def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
