@@ -12,6 +12,8 @@ class LogProbMismatch(RuntimeError):
 def check_log_probs(difference: Tensor, tolerance: float) -> dict[str, float]:
     """Statistics of `difference`, the trainer's log-probabilities minus the engine's, any shape.
 
+    `kl` and `k3_kl` are estimates of KL(engine || trainer), the second of which is never negative; verl's names.
+
     Raises:
         LogProbMismatch: the mean absolute difference exceeds `tolerance` or is NaN.
     """
@@ -21,6 +23,8 @@ def check_log_probs(difference: Tensor, tolerance: float) -> dict[str, float]:
         "rollout_corr/max_abs_diff": difference.abs().max().item(),
         "rollout_corr/ratio_mean": ratio.mean().item(),
         "rollout_corr/ratio_max": ratio.max().item(),
+        "rollout_corr/kl": -difference.mean().item(),
+        "rollout_corr/k3_kl": (ratio - 1 - difference).mean().item(),
     }
     if not found["rollout_corr/mean_abs_diff"] <= tolerance:
         raise LogProbMismatch(

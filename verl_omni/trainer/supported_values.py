@@ -14,6 +14,7 @@ from verl_omni.trainer import run_length
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
 FSDP, OPTIM = "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.optim"
+CORRECTION = "algorithm.rollout_correction"
 FLOAT32, DTYPES = ("float32", "fp32"), ("float32", "bfloat16", "fp32", "bf16")
 RESUME_MODES = ("auto", "disable", "resume_path")
 # verl's trackers (verl.utils.tracking.Tracking), each with the package that it imports.
@@ -60,6 +61,16 @@ class SupportedValues:
 
 SUPPORTED = {
     "algorithm.adv_estimator": SupportedValues(("flow_grpo",), "advantages are group-relative"),
+    f"{CORRECTION}.bypass_mode": SupportedValues((False, True), "true takes the engine's log-probabilities as old"),
+    f"{CORRECTION}.loss_type": SupportedValues(("ppo_clip",), "the loss is PPO's clipped one"),
+    f"{CORRECTION}.rollout_is": SupportedValues(
+        (None, "token", "sequence"), "weights are of a recorded step (token), or of a sample (sequence)"
+    ),
+    f"{CORRECTION}.rollout_is_batch_normalize": SupportedValues((False,), "weights are not divided by their mean"),
+    f"{CORRECTION}.rollout_rs": SupportedValues(
+        (None,), f"no sample is rejected; {CORRECTION}.rollout_is=sequence gives the unlikely ones less weight"
+    ),
+    f"{CORRECTION}.rollout_rs_threshold": SupportedValues((None,), "no sample is rejected"),
     "actor_rollout_ref.hybrid_engine": SupportedValues((True,), "trainer and engine share their accelerators"),
     f"{DATA}.return_raw_chat": SupportedValues((True,), "agent loops take the raw prompt"),
     f"{DATA}.truncation": SupportedValues(

@@ -79,7 +79,11 @@ COMMON = (
     "actor_rollout_ref.rollout.val_kwargs._target_", "actor_rollout_ref.rollout.val_kwargs.algo",
     "actor_rollout_ref.rollout.val_kwargs.algo.noise_level", "actor_rollout_ref.rollout.val_kwargs.n",
     "actor_rollout_ref.rollout.val_kwargs.pipeline", "actor_rollout_ref.rollout.val_kwargs.seed", "algorithm",
-    "algorithm.adv_estimator", "algorithm.global_std", "algorithm.norm_adv_by_std_in_grpo", "data",
+    "algorithm.adv_estimator", "algorithm.global_std", "algorithm.norm_adv_by_std_in_grpo",
+    "algorithm.rollout_correction", "algorithm.rollout_correction.bypass_mode",
+    "algorithm.rollout_correction.loss_type", "algorithm.rollout_correction.rollout_is",
+    "algorithm.rollout_correction.rollout_is_batch_normalize", "algorithm.rollout_correction.rollout_is_threshold",
+    "algorithm.rollout_correction.rollout_rs", "algorithm.rollout_correction.rollout_rs_threshold", "data",
     "data.apply_chat_template_kwargs", "data.cache_dir", "data.custom_cls", "data.custom_cls.name",
     "data.custom_cls.path", "data.filter_overlong_prompts", "data.max_prompt_length", "data.mm_processor_kwargs",
     "data.prompt_key", "data.return_raw_chat", "data.seed", "data.shuffle", "data.train_batch_size", "data.train_files",
@@ -126,6 +130,13 @@ ELSEWHERE = {
     "actor_rollout_ref.actor.fsdp_config.dtype": "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
     "actor_rollout_ref.actor.fsdp_config.strategy": "actor_rollout_ref.actor.strategy",
     "actor_rollout_ref.actor.optim.clip_grad": "actor_rollout_ref.actor.grad_clip",
+    "actor_rollout_ref.actor.rollout_correction.bypass_mode": "algorithm.rollout_correction.bypass_mode",
+    "actor_rollout_ref.actor.rollout_correction.loss_type": "algorithm.rollout_correction.loss_type",
+    "actor_rollout_ref.actor.rollout_correction.rollout_is": "algorithm.rollout_correction.rollout_is",
+    "actor_rollout_ref.actor.rollout_correction.rollout_is_batch_normalize": "algorithm.rollout_correction.rollout_is_batch_normalize",
+    "actor_rollout_ref.actor.rollout_correction.rollout_is_threshold": "algorithm.rollout_correction.rollout_is_threshold",
+    "actor_rollout_ref.actor.rollout_correction.rollout_rs": "algorithm.rollout_correction.rollout_rs",
+    "actor_rollout_ref.actor.rollout_correction.rollout_rs_threshold": "algorithm.rollout_correction.rollout_rs_threshold",
     "actor_rollout_ref.actor.rollout_n": "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.model.algo.noise_level": "actor_rollout_ref.rollout.algo.noise_level",
     "actor_rollout_ref.model.algo.sde_type": "actor_rollout_ref.rollout.algo.sde_type",
@@ -203,9 +214,6 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     ((True,), "optimizer steps are counted from 0", (
         "actor_rollout_ref.actor.optim.zero_indexed_step",
-    )),
-    ((None, False), "this trainer does not have it", (
-        "actor_rollout_ref.actor.rollout_correction.*", "algorithm.rollout_correction.*",
     )),
     ((False,), "distillation from a teacher is not supported", (
         "actor_rollout_ref.actor.use_distill_loss", "distillation.enabled",
@@ -347,6 +355,24 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     (('flow_grpo',), "advantages are group-relative", (
         "algorithm.adv_estimator",
+    )),
+    ((False, True), "true takes the engine's log-probabilities as old", (
+        "algorithm.rollout_correction.bypass_mode",
+    )),
+    (('ppo_clip',), "the loss is PPO's clipped one", (
+        "algorithm.rollout_correction.loss_type",
+    )),
+    ((None, 'token', 'sequence'), "weights are of a recorded step (token), or of a sample (sequence)", (
+        "algorithm.rollout_correction.rollout_is",
+    )),
+    ((False,), "weights are not divided by their mean", (
+        "algorithm.rollout_correction.rollout_is_batch_normalize",
+    )),
+    ((None,), "no sample is rejected; algorithm.rollout_correction.rollout_is=sequence gives the unlikely ones less weight", (
+        "algorithm.rollout_correction.rollout_rs",
+    )),
+    ((None,), "no sample is rejected", (
+        "algorithm.rollout_correction.rollout_rs_threshold",
     )),
     ((True,), "agent loops take the raw prompt", (
         "data.return_raw_chat",

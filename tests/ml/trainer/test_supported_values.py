@@ -22,6 +22,12 @@ def refusal(*overrides: str) -> str:
 
 
 OTHERS = {
+    "algorithm.rollout_correction.bypass_mode": "maybe",
+    "algorithm.rollout_correction.loss_type": "reinforce",
+    "algorithm.rollout_correction.rollout_is": "geometric",
+    "algorithm.rollout_correction.rollout_is_batch_normalize": "true",
+    "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold": "2.0",
     "algorithm.adv_estimator": "gae", "actor_rollout_ref.hybrid_engine": "false", "data.return_raw_chat": "false",
     "data.truncation": "left", "actor_rollout_ref.model.lora": "{rank: 8}",
     "actor_rollout_ref.model.lora_dtype": "bfloat16", f"{FSDP}.model_dtype": "float16",

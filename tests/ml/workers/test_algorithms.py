@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow  # composes all settings for each
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
+CORRECTION = "algorithm.rollout_correction"
 NFT, DPO = f"{LOSS}.loss_mode=diffusion_nft", f"{LOSS}.loss_mode=diffusion_dpo"
 
 
@@ -75,6 +76,17 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo has a KL loss"),
         ([DPO], "needs LoRA: its base is the model with the adapter disabled"),
         ([NFT, f"{LOSS}.ref_kl_coef=0.1"], "ref_kl_coef: needs LoRA"),
+        ([f"{CORRECTION}.rollout_is=sequence", f"{CORRECTION}.bypass_mode=true"],
+         "rollout_is: sequence does not go with bypass_mode=true"),
+        ([f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=0.5_5.0"], "is not a positive number"),
+        ([f"{CORRECTION}.rollout_is_threshold=3"], "3 is not read without algorithm.rollout_correction.rollout_is"),
+        ([f"{CORRECTION}.rollout_rs=seq_mean_k1"], "no sample is rejected"),
+        ([f"{CORRECTION}.loss_type=reinforce"], "reinforce is not supported; write ppo_clip"),
+        ([f"{CORRECTION}.rollout_is_batch_normalize=true"], "weights are not divided by their mean"),
+        ([f"{CORRECTION}.rollout_is=geometric"], "write None or token or sequence"),
+        ([CORRECTION + "=null"], "bypass_mode: None is not supported"),
+        ([NFT, f"{CORRECTION}.bypass_mode=true"], "there are no log-probabilities to recompute"),
+        ([NFT, f"{CORRECTION}.rollout_is=token"], "there are no log-probabilities to compare"),
         ([NFT, "actor_rollout_ref.model.algorithm=flow_grpo"], "must sample for the algorithm that is trained"),
         ([DPO, "actor_rollout_ref.rollout.n=1"], "at least 2 are needed"),
         ([DPO, "trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 8 pairs evenly"),
@@ -129,11 +141,13 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
     config = load(
         "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", f"{rollout}.pipeline.guidance_scale=1.5",
         f"{rollout}.algo.sde_type=dance_sde", f"{rollout}.algo.noise_level=0.3",
+        f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=1.5",
     )  # fmt: skip
     made = batch(config, scored([1.0, 0.0, 3.0, 0.0]), seed=1)
     assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
     assert arguments(config, step=7) == {
         "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
+        "bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 1.5,
     }  # fmt: skip
 
 

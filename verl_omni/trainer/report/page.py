@@ -23,6 +23,7 @@ ACTOR_LABELS = {
     "actor/loss": "Loss",
     "actor/grad_norm": "Gradient norm",
     "actor/clip_fraction": "Clip fraction",
+    "actor/clip_fraction_at_start": "Ratios clipped in the first optimizer step",
     "actor/ratio_max": "Largest probability ratio",
     "actor/kl": "KL to the base model",
     "actor/distance_to_old": "Distance to the old policy",

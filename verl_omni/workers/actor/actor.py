@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from verl_omni.workers.actor import build, export, parallel, precision
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.actor.training_state import TrainingState
-from verl_omni.workers.algorithms.base import Objective, training_algorithm
+from verl_omni.workers.algorithms.base import ComparesWithStart, Objective, training_algorithm
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig, DiffusionOptimizerConfig
 
 
@@ -104,11 +104,14 @@ class DiffusionActor:
         totals: dict[str, list[float]] = {}
         with self.offload.loaded(states=True):
             objective = self.algorithm.objective(self.policy, self.config.diffusion_loss, self.config, request)
-            for _ in range(self.config.ppo_epochs):
-                for chosen in self._order(_size(batch)).split(self.mini_batch):
-                    prepared = objective.prepare(_rows(batch, chosen))
-                    for name, value in self._optimizer_step(prepared, objective).items():
-                        totals.setdefault(name, []).append(value)
+            epochs = range(self.config.ppo_epochs)
+            mini_batches = [chosen for _ in epochs for chosen in self._order(_size(batch)).split(self.mini_batch)]
+            if isinstance(objective, ComparesWithStart):
+                batch = {**batch, **self._start_values(batch, mini_batches, objective)}
+            for chosen in mini_batches:
+                prepared = objective.prepare(_rows(batch, chosen))
+                for name, value in self._optimizer_step(prepared, objective).items():
+                    totals.setdefault(name, []).append(value)
             objective.finish()
         combined = {
             name: max(values) if is_maximum(name) else sum(values) / len(values) for name, values in totals.items()
@@ -118,13 +121,36 @@ class DiffusionActor:
     def _order(self, rows: int) -> Tensor:
         return torch.randperm(rows, generator=self.generator) if self.config.shuffle else torch.arange(rows)
 
-    def _optimizer_step(self, batch: Batch, objective: Objective) -> dict[str, float]:
-        rows, passes = _size(batch), objective.term_count(batch)
+    def _learning(self, batch: Batch, objective: Objective) -> Tensor:
+        """Places of the rows of a mini-batch that an optimizer step computes terms of."""
         learning = objective.rows_with_gradient(batch).nonzero().flatten()
         if self.ranks > 1 or len(learning) == 0:  # every rank must run the same collectives
-            learning = torch.arange(rows)
+            return torch.arange(_size(batch))
+        return learning
+
+    def _micro_batch(self, objective: Objective) -> int:
         samples = self.config.ppo_micro_batch_size_per_gpu
-        micro = max(1, samples // objective.samples_per_row) if samples else rows
+        return max(1, samples // objective.samples_per_row) if samples else self.mini_batch
+
+    @torch.no_grad()
+    def _start_values(self, batch: Batch, mini_batches: Sequence[Tensor], objective: ComparesWithStart) -> Batch:
+        """The objective's `start_values` of all terms, [B, terms, ...]; NaN in rows that need none."""
+        needed = {"none": [], "later": mini_batches[1:], "all": mini_batches}[objective.recomputed]
+        if not needed:
+            return {}
+        rows = torch.cat([chosen[self._learning(_rows(batch, chosen), objective)] for chosen in needed]).unique()
+        found: Batch = {}
+        for chosen in rows.split(self._micro_batch(objective)):
+            part = _rows(objective.prepare(_rows(batch, chosen)), slice(None), self.device)
+            terms = [objective.start_values(part, place) for place in range(objective.term_count(part))]
+            for name in terms[0]:
+                values = torch.stack([term[name] for term in terms], dim=1).cpu()
+                found.setdefault(name, values.new_full((_size(batch), *values.shape[1:]), math.nan))[chosen] = values
+        return found
+
+    def _optimizer_step(self, batch: Batch, objective: Objective) -> dict[str, float]:
+        rows, passes = _size(batch), objective.term_count(batch)
+        learning, micro = self._learning(batch, objective), self._micro_batch(objective)
         loss = 0.0
         measured: dict[str, list[Tensor]] = {}
         each_reduces = not self.config.fsdp_config.use_no_sync_for_gradient_accumulation
@@ -226,7 +252,7 @@ def _size(batch: Batch) -> int:
     return len(next(iter(batch.values())))
 
 
-def _rows(batch: Batch, chosen: Tensor, device: torch.device | None = None) -> Batch:
+def _rows(batch: Batch, chosen: Tensor | slice, device: torch.device | None = None) -> Batch:
     return {name: tensor[chosen].to(device) for name, tensor in batch.items()}
 
 

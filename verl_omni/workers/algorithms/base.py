@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from omegaconf import DictConfig
@@ -69,6 +69,25 @@ class Objective(Protocol):
 
     def finish(self) -> None:
         """Finish the update, after its last optimizer step."""
+
+
+@runtime_checkable
+class ComparesWithStart(Objective, Protocol):
+    """An objective that compares with the policy before the first optimizer step of the update.
+
+    Attributes:
+        recomputed: rows whose terms the trainer evaluates before that step: those of `later` optimizer steps, `all`,
+            or `none`. In the first optimizer step, the policy is still the one to compare with.
+    """
+
+    @property
+    def recomputed(self) -> Literal["none", "later", "all"]: ...
+
+    def start_values(self, part: Batch, place: int) -> dict[str, Tensor]:
+        """What term `place` needs of the policy before the update, [B, ...] each; `term` gets them as [B, terms, ...].
+
+        Called without gradients.
+        """
 
 
 class TrainingAlgorithm(ABC, Generic[Loss]):

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.algos import agreement, grpo, sde
+from verl_omni.algos import agreement, grpo, rollout_correction, sde
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgorithm, group_advantages
@@ -45,17 +45,32 @@ class GRPOObjective:
         noise_level, sde_type, guidance_scale: of the sampler that generated the batch.
         tolerance: upper limit of the mean absolute difference between the engine's and the trainer's log-probabilities
             before the first optimizer step, where both have the same weights.
+        bypass_mode: take the engine's log-probabilities as the old ones, not those of the trainer before the update.
+        rollout_is: level of the importance weights between trainer and engine; None: none.
+        rollout_is_threshold: upper limit of the weights.
     """
 
     samples_per_row = 1
 
     def __init__(
         self, policy: Policy, config: FlowGRPOLossConfig, *, kl_loss_coef: float | None, noise_level: float,
-        sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"),
+        sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"), bypass_mode: bool = False,
+        rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
     ) -> None:  # fmt: skip
         self.policy, self.config, self.kl_loss_coef = policy, config, kl_loss_coef
         self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
-        self._unchecked_tolerance: float | None = tolerance
+        self.tolerance, self.bypass_mode = tolerance, bypass_mode
+        self.rollout_is, self.rollout_is_threshold = rollout_is, rollout_is_threshold
+        self._at_start = True  # no optimizer step of the update has been taken
+
+    @property
+    def recomputed(self) -> Literal["none", "later", "all"]:
+        if self.bypass_mode:
+            return "none"
+        return "all" if self.rollout_is == "sequence" else "later"  # weights of samples need all their steps first
+
+    def start_values(self, part: Batch, place: int) -> dict[str, Tensor]:
+        return {"old_log_probs": self.density(part, place)[2]}
 
     def prepare(self, batch: Batch) -> Batch:
         return batch
@@ -69,12 +84,20 @@ class GRPOObjective:
 
     def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:
         mean, std, log_prob = self.density(part, place)
-        old = part["rollout_log_probs"][:, place]
+        engine = part["rollout_log_probs"][:, place]
+        # Nothing has changed the weights before the first optimizer step, so the ratio is exactly 1 there.
+        start = log_prob.detach() if self._at_start else None if self.bypass_mode else part["old_log_probs"][:, place]
+        old = engine if self.bypass_mode or start is None else start
         clip = self.config.clip_ratio
         loss = grpo.clipped(log_prob, old, part["advantages"], clip_ratio=clip, adv_clip_max=self.config.adv_clip_max)
         difference = log_prob.detach() - old
         clipped = ((difference.exp() - 1).abs() > clip).float()
         measured = {"difference": difference, "clip_fraction": clipped}
+        if start is not None:
+            measured["engine_difference"] = start - engine
+            if self.rollout_is is not None:
+                measured["weight"] = weight = self._weight(part, start[:, None], engine[:, None])
+                loss = weight * loss
         if self.kl_loss_coef is not None:
             with self.policy.as_base():
                 base_mean, _, _ = self.density(part, place)
@@ -101,16 +124,27 @@ class GRPOObjective:
         )  # fmt: skip
         return mean, std, sde.log_prob(self.sde_type, x_next, mean, std)
 
+    def _weight(self, part: Batch, start: Tensor, engine: Tensor) -> Tensor:
+        """Importance weight of each row, [B]; log-probabilities [B, 1] of the term, trainer's and engine's."""
+        if self.rollout_is == "sequence":
+            start, engine = part["old_log_probs"], part["rollout_log_probs"]
+        return rollout_correction.weights(start, engine, threshold=self.rollout_is_threshold)
+
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
-        difference = measured["difference"]
+        clip_fraction = measured["clip_fraction"].sum().item() / count
         found = {
-            "actor/clip_fraction": measured["clip_fraction"].sum().item() / count,
-            "actor/ratio_max": difference.exp().max().item(),
+            "actor/clip_fraction": clip_fraction,
+            "actor/ratio_max": measured["difference"].exp().max().item(),
         }
         if "kl" in measured:
             found["actor/kl"] = measured["kl"].sum().item() / count
-        tolerance, self._unchecked_tolerance = self._unchecked_tolerance, None
-        return found if tolerance is None else {**found, **agreement.check_log_probs(difference, tolerance)}
+        if "weight" in measured:
+            found["rollout_corr/rollout_is_mean"] = measured["weight"].mean().item()
+        if self._at_start:
+            self._at_start = False
+            found["actor/clip_fraction_at_start"] = clip_fraction
+            found |= agreement.check_log_probs(measured["engine_difference"], self.tolerance)
+        return found
 
     def finish(self) -> None:
         pass
@@ -134,6 +168,9 @@ class FlowGRPO(TrainingAlgorithm[FlowGRPOLossConfig]):
             "sde_type": rollout.algo.sde_type,
             "guidance_scale": family.guidance(rollout.pipeline),
             "tolerance": config.trainer.max_log_prob_difference,
+            "bypass_mode": config.algorithm.rollout_correction.bypass_mode,
+            "rollout_is": config.algorithm.rollout_correction.rollout_is,
+            "rollout_is_threshold": config.algorithm.rollout_correction.rollout_is_threshold,
         }
 
     @override

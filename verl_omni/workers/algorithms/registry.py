@@ -17,7 +17,9 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
+CORRECTION = "algorithm.rollout_correction"
 DEFAULT = "flow_grpo"
+UNREAD_THRESHOLD = 2.0  # default of rollout_is_threshold
 OTHER_NAMES = {"dpo": "diffusion_dpo"}  # of the reference
 
 
@@ -65,6 +67,24 @@ def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
         )
     if config.trainer.max_log_prob_difference is None:
         found.append("trainer.max_log_prob_difference: flow_grpo needs a number")
+    return [*found, *_correction_conflicts(config)]
+
+
+def _correction_conflicts(config: DictConfig) -> Sequence[str]:
+    settings, found = config.algorithm.rollout_correction or {}, []
+    level, threshold = settings.get("rollout_is"), settings.get("rollout_is_threshold")
+    if not isinstance(threshold, int | float) or isinstance(threshold, bool) or threshold <= 0:
+        found.append(
+            f"{CORRECTION}.rollout_is_threshold: {threshold} is not a positive number; weights above it are reduced to "
+            "it, and there is no lower limit"
+        )
+    elif level is None and threshold != UNREAD_THRESHOLD:
+        found.append(f"{CORRECTION}.rollout_is_threshold: {threshold} is not read without {CORRECTION}.rollout_is")
+    if level is not None and settings.get("bypass_mode"):
+        found.append(
+            f"{CORRECTION}.rollout_is: {level} does not go with bypass_mode=true, where the loss has the ratio to the "
+            "engine's policy already; write null, or bypass_mode=false"
+        )
     return found
 
 
@@ -113,6 +133,9 @@ _WITHOUT_LIKELIHOOD = (
     RequiredSetting("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{ROLLOUT}.algo.clean_latents", True, "it learns from final latents"),
     RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo has a KL loss"),
+    RequiredSetting(f"{CORRECTION}.bypass_mode", False, "there are no log-probabilities to recompute"),
+    RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
+    RequiredSetting(f"{CORRECTION}.rollout_is_threshold", UNREAD_THRESHOLD, "it is not read"),
 )
 ALGORITHMS = {
     "flow_grpo": RegisteredAlgorithm(

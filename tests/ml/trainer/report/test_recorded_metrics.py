@@ -35,6 +35,7 @@ STATEMENTS = {
     "actor/loss": ["Loss"],
     "actor/grad_norm": ["Gradient norm"],
     "actor/clip_fraction": ["Clip fraction"],
+    "actor/clip_fraction_at_start": ["Ratios clipped in the first optimizer step"],
     "actor/ratio_max": ["Largest probability ratio"],
     "actor/kl": ["KL"],
     "actor/distance_to_old": ["Distance to the old policy"],

@@ -1,0 +1,154 @@
+"""Flow-GRPO where engine and trainer differ a little: recomputed log-probabilities and importance weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+
+pytestmark = pytest.mark.slow
+
+SAMPLER: dict[str, Any] = {"noise_level": 0.7, "sde_type": "sde"}
+ROWS, STEPS = 4, 2
+ADVANTAGES = torch.tensor([1.0, -0.5, 0.25, -0.75])
+OFF = torch.tensor([0.003, -0.2, 0.9, 0.01])  # the trainer's log-probabilities minus the engine's, of each row
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_sd3(folder)
+    return folder
+
+
+def make(folder: Path, *, prompts: int = 2, **changes: Any) -> DiffusionActor:
+    """An actor whose mini-batches have `prompts` prompts of two rows."""
+    model: Any = SimpleNamespace(
+        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=4, lora_alpha=8,
+        target_modules=["attn.to_q", "attn.to_v", "ff.net.2"], exclude_modules=None, lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
+        enable_gradient_checkpointing=False,
+    )  # fmt: skip
+    settings = {"diffusion_loss": FlowGRPOLossConfig(clip_ratio=1e-3, adv_clip_max=100.0), **changes}
+    optim = DiffusionOptimizerConfig(lr=1e-2)
+    return DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=prompts, optim=optim, **settings), 2)
+
+
+@torch.no_grad()
+def log_probs(actor: DiffusionActor, data: dict[str, Tensor]) -> Tensor:
+    """Log-probabilities of the recorded steps under the current policy, [B, T]."""
+    objective = GRPOObjective(actor.policy, FlowGRPOLossConfig(), kl_loss_coef=None, **SAMPLER)
+    return torch.stack([objective.density(data, step)[2] for step in range(STEPS)], dim=1)
+
+
+def batch(actor: DiffusionActor, off: Tensor = OFF) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
+    made = {
+        "all_latents": torch.randn(ROWS, STEPS + 1, 16, 8, 8, generator=generator),
+        "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas,
+        "sigma_max": torch.full((ROWS, 1), 0.9),
+        "prompt_embeds": torch.randn(ROWS, 8, 64, generator=generator),
+        "pooled_prompt_embeds": torch.randn(ROWS, 64, generator=generator),
+        "advantages": ADVANTAGES,
+    }
+    return {**made, "rollout_log_probs": log_probs(actor, made) - off[:, None]}
+
+
+def adapter(actor: DiffusionActor) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in actor.weights("lora")}
+
+
+def same(one: DiffusionActor, other: DiffusionActor) -> bool:
+    theirs = adapter(other)
+    return all(torch.allclose(tensor, theirs[name], atol=1e-6) for name, tensor in adapter(one).items())
+
+
+@pytest.mark.parametrize("changes", [{}, {"prompts": 1}, {"prompts": 1, "ppo_epochs": 2}], ids=str)
+def test_recomputed_log_probs_do_not_depend_on_the_engine(model_folder: Path, changes: dict[str, int]) -> None:
+    actors = [make(model_folder, **changes) for _ in range(2)]
+    found = [actor.update(batch(actor, off), **SAMPLER) for actor, off in zip(actors, (OFF, 0 * OFF), strict=True)]
+    assert same(*actors)
+    assert found[0]["actor/clip_fraction_at_start"] == 0
+    assert found[0]["actor/loss"] == pytest.approx(found[1]["actor/loss"])
+    rows = slice(2 if changes else ROWS)  # of the first optimizer step
+    assert found[0]["rollout_corr/kl"] == pytest.approx(-OFF[rows].mean().item(), rel=1e-3)
+    assert found[0]["rollout_corr/k3_kl"] == pytest.approx((OFF.exp() - 1 - OFF)[rows].mean().item(), rel=1e-3)
+
+
+def test_in_bypass_mode_the_ratio_is_to_the_engine(model_folder: Path) -> None:
+    actor = make(model_folder)
+    found = actor.update(batch(actor), **SAMPLER, bypass_mode=True)
+    assert found["actor/clip_fraction_at_start"] == 1, "every row differs by more than clip_ratio"
+    assert found["actor/ratio_max"] == pytest.approx(OFF.max().exp().item(), rel=1e-4)
+    assert not same(actor, make(model_folder)) and found["actor/optimizer_steps"] == 1
+
+
+def test_old_log_probs_of_later_optimizer_steps_are_those_before_the_update(model_folder: Path) -> None:
+    """With exact log-probabilities of the engine, both modes take the same steps, and the ratio moves away from 1."""
+    actors = [make(model_folder, prompts=1, ppo_epochs=2) for _ in range(2)]
+    found = [
+        actor.update(batch(actor, 0 * OFF), **SAMPLER, bypass_mode=bypass)
+        for actor, bypass in zip(actors, (False, True), strict=True)
+    ]
+    assert same(*actors)
+    assert found[0]["actor/ratio_max"] == pytest.approx(found[1]["actor/ratio_max"], rel=1e-5) and (
+        found[0]["actor/clip_fraction"] > 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "request_", "extra"),
+    [
+        ({}, {}, 0),
+        ({"prompts": 1}, {}, 2),  # the rows of the second mini-batch
+        ({"prompts": 1, "ppo_epochs": 2}, {}, ROWS),
+        ({"prompts": 1}, {"bypass_mode": True}, 0),
+        ({}, {"rollout_is": "token"}, 0),
+        ({}, {"rollout_is": "sequence"}, ROWS),
+    ],
+    ids=str,
+)
+def test_only_what_is_needed_is_recomputed(
+    model_folder: Path, changes: dict[str, int], request_: dict[str, Any], extra: int
+) -> None:
+    actor = make(model_folder, ppo_micro_batch_size_per_gpu=1, **changes)
+    data, passes = batch(actor), []
+    actor.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    actor.update(data, **SAMPLER, **request_)
+    assert passes.count(False) == extra * STEPS
+    assert passes.count(True) == ROWS * STEPS * changes.get("ppo_epochs", 1)
+
+
+def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
+    actor = make(model_folder, prompts=1, ppo_micro_batch_size_per_gpu=1)
+    data, passes = batch(actor), []
+    data["advantages"] = torch.tensor([1.0, 0.0, -1.0, 0.0])
+    actor.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    found = actor.update(data, **SAMPLER)
+    assert passes.count(False) == STEPS and found["actor/skipped_steps"] == 0
+
+
+@pytest.mark.parametrize("prompts", [2, 1])
+@pytest.mark.parametrize(("level", "steps"), [("token", 1), ("sequence", STEPS)])
+def test_weights_multiply_the_loss_of_their_rows(model_folder: Path, level: str, steps: int, prompts: int) -> None:
+    weighted, scaled = (make(model_folder, prompts=prompts) for _ in range(2))
+    weights = (steps * OFF.double()).exp().clamp(max=1.5)
+    found = weighted.update(batch(weighted), **SAMPLER, rollout_is=level, rollout_is_threshold=1.5)
+    data = batch(scaled)
+    data["advantages"] = (weights * ADVANTAGES).float()
+    want = scaled.update(data, **SAMPLER)
+    assert found["rollout_corr/rollout_is_mean"] == pytest.approx(weights.mean().item(), rel=1e-4)
+    assert "rollout_corr/rollout_is_mean" not in want
+    assert found["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3) and same(weighted, scaled)
+    assert weights[2] == 1.5, "one of them is truncated"
