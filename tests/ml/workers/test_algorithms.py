@@ -84,6 +84,9 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([f"{CORRECTION}.loss_type=reinforce"], "reinforce is not supported; write ppo_clip"),
         ([f"{CORRECTION}.rollout_is_batch_normalize=true"], "weights are not divided by their mean"),
         ([f"{CORRECTION}.rollout_is=geometric"], "write None or token or sequence"),
+        (["algorithm.timestep_fraction=0"], "must be above 0 and at most 1: 0"),
+        (["algorithm.timestep_fraction=1.5"], "must be above 0 and at most 1: 1.5"),
+        ([NFT, "algorithm.timestep_fraction=0.5"], "it does not train on recorded steps; it needs 1.0"),
         ([CORRECTION + "=null"], "bypass_mode: None is not supported"),
         ([NFT, f"{CORRECTION}.bypass_mode=true"], "there are no log-probabilities to recompute"),
         ([NFT, f"{CORRECTION}.rollout_is=token"], "there are no log-probabilities to compare"),
@@ -147,8 +150,17 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
     assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
     assert arguments(config, step=7) == {
         "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
-        "bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 1.5,
+        "timestep_fraction": 1.0, "bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 1.5,
     }  # fmt: skip
+
+
+def test_each_step_draws_other_steps_of_a_sample() -> None:
+    samples = scored([1.0, 0.0, 3.0, 0.0])
+    config = load("algorithm.timestep_fraction=0.5", "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline")
+    one, again, other = (batch(config, samples, seed)["draw_seeds"].tolist() for seed in (1, 1, 2))
+    assert one == again and not set(one) & set(other) and len(set(one)) == 4
+    assert arguments(config, step=1)["timestep_fraction"] == 0.5
+    assert "draw_seeds" not in batch(load(), samples, 1)
 
 
 def test_schedules_count_the_optimizer_steps_of_the_run() -> None:

@@ -1,4 +1,7 @@
-"""Flow-GRPO where engine and trainer differ a little: recomputed log-probabilities and importance weights."""
+"""Flow-GRPO where engine and trainer differ a little, and on a part of the recorded steps.
+
+Recomputed log-probabilities, importance weights, `timestep_fraction`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from verl_omni.algos import step_choice
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
@@ -152,3 +156,56 @@ def test_weights_multiply_the_loss_of_their_rows(model_folder: Path, level: str,
     assert "rollout_corr/rollout_is_mean" not in want
     assert found["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3) and same(weighted, scaled)
     assert weights[2] == 1.5, "one of them is truncated"
+
+
+HALF: dict[str, Any] = {**SAMPLER, "timestep_fraction": 0.5}
+SEEDS = torch.tensor([0, 1, 2, 3])
+
+
+def test_a_fraction_trains_each_row_on_its_own_steps(model_folder: Path) -> None:
+    """The update of a batch that has nothing but the chosen step of each row."""
+    actor, reference = (make(model_folder) for _ in range(2))
+    data = batch(actor)
+    chosen = step_choice.choose(SEEDS, STEPS, 0.5)
+    assert set(chosen.flatten().tolist()) == {0, 1}, "the rows differ in their steps"
+    rows = torch.arange(ROWS)[:, None]
+    pair = torch.cat([chosen, chosen + 1], dim=1)
+    alone = {
+        **data,
+        "all_latents": data["all_latents"][rows, pair], "all_sigmas": data["all_sigmas"][rows, pair],
+        "all_timesteps": data["all_timesteps"][rows, chosen],
+        "rollout_log_probs": data["rollout_log_probs"][rows, chosen],
+    }  # fmt: skip
+    weights: dict[str, Any] = {"rollout_is": "token", "rollout_is_threshold": 1.5}
+    found = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
+    want = reference.update(alone, **SAMPLER, **weights)
+    assert found == pytest.approx(want, rel=1e-4) and same(actor, reference)
+
+
+@pytest.mark.parametrize("request_", [{}, {"rollout_is": "sequence"}], ids=str)
+def test_a_fraction_does_not_depend_on_the_split_of_a_batch(model_folder: Path, request_: dict[str, str]) -> None:
+    whole, split = make(model_folder), make(model_folder, ppo_micro_batch_size_per_gpu=1)
+    passes: list[bool] = []
+    data = {**batch(whole), "draw_seeds": SEEDS}
+    split.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    found = [actor.update(data, **HALF, **request_) for actor in (whole, split)]
+    assert found[0]["actor/grad_norm"] == pytest.approx(found[1]["actor/grad_norm"], rel=1e-4) and same(whole, split)
+    assert passes.count(True) == ROWS * STEPS // 2
+    assert passes.count(False) == (ROWS * STEPS // 2 if request_ else 0)
+
+
+def test_later_optimizer_steps_have_the_old_log_probs_of_the_chosen_steps(model_folder: Path) -> None:
+    actors = [make(model_folder, prompts=1, ppo_epochs=2) for _ in range(2)]
+    for actor, bypass in zip(actors, (False, True), strict=True):
+        actor.update({**batch(actor, 0 * OFF), "draw_seeds": SEEDS}, **HALF, bypass_mode=bypass)
+    assert same(*actors)
+
+
+def test_the_kl_loss_is_of_the_chosen_steps(model_folder: Path) -> None:
+    """All steps of the batch have the size 0.3, and the KL that is scaled by it is 0.3 times the exact one."""
+    found = []
+    for exact in (False, True):
+        loss = FlowGRPOLossConfig(exact_kl=exact)
+        actor = make(model_folder, prompts=1, use_kl_loss=True, kl_loss_coef=0.0, diffusion_loss=loss)
+        found.append(actor.update({**batch(actor), "draw_seeds": SEEDS}, **HALF)["actor/kl"])
+    assert found[0] == pytest.approx(0.3 * found[1], rel=1e-3) and found[0] > 0

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.algos import agreement, grpo, rollout_correction, sde
+from verl_omni.algos import agreement, grpo, rollout_correction, sde, step_choice
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor.policy import Batch, Policy
-from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgorithm, group_advantages
+from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgorithm, draw_seeds, group_advantages
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 
 
@@ -38,7 +39,8 @@ class GRPOObjective:
     """The clipped policy loss over the recorded SDE steps (arXiv:2505.05470, eq. 6).
 
     Batch: `all_latents` [B, T + 1, ...], `all_timesteps` [B, T], `all_sigmas` [B, T + 1], `sigma_max` [B, 1],
-    `rollout_log_probs` [B, T], `advantages` [B], and the embeddings.
+    `rollout_log_probs` [B, T], `advantages` [B], the embeddings, and with a `timestep_fraction` below 1 `draw_seeds`
+    int64 [B].
 
     Args:
         kl_loss_coef: weight of the KL to the base model; None: no KL.
@@ -48,6 +50,7 @@ class GRPOObjective:
         bypass_mode: take the engine's log-probabilities as the old ones, not those of the trainer before the update.
         rollout_is: level of the importance weights between trainer and engine; None: none.
         rollout_is_threshold: upper limit of the weights.
+        timestep_fraction: share of the recorded steps that each sample is trained on, in (0, 1].
     """
 
     samples_per_row = 1
@@ -56,11 +59,13 @@ class GRPOObjective:
         self, policy: Policy, config: FlowGRPOLossConfig, *, kl_loss_coef: float | None, noise_level: float,
         sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"), bypass_mode: bool = False,
         rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
+        timestep_fraction: float = 1.0,
     ) -> None:  # fmt: skip
         self.policy, self.config, self.kl_loss_coef = policy, config, kl_loss_coef
         self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
         self.tolerance, self.bypass_mode = tolerance, bypass_mode
         self.rollout_is, self.rollout_is_threshold = rollout_is, rollout_is_threshold
+        self.timestep_fraction = timestep_fraction
         self._at_start = True  # no optimizer step of the update has been taken
 
     @property
@@ -73,7 +78,11 @@ class GRPOObjective:
         return {"old_log_probs": self.density(part, place)[2]}
 
     def prepare(self, batch: Batch) -> Batch:
-        return batch
+        if self.timestep_fraction == 1:
+            return batch
+        engine = batch["rollout_log_probs"]
+        chosen = step_choice.choose(batch["draw_seeds"], engine.shape[1], self.timestep_fraction).to(engine.device)
+        return {**batch, "chosen_steps": chosen, "rollout_log_probs": engine.gather(1, chosen)}
 
     def term_count(self, batch: Batch) -> int:
         return batch["rollout_log_probs"].shape[1]
@@ -109,17 +118,17 @@ class GRPOObjective:
     def _kl_deviation(self, part: Batch, place: int, std: Tensor) -> Tensor:
         if self.config.exact_kl or self.sde_type != "sde":
             return std
-        sigmas = part["all_sigmas"]
-        return sde.diffusion(std, sigma=sigmas[:, place], sigma_next=sigmas[:, place + 1])
+        sigma, sigma_next = (_recorded(part, "all_sigmas", place, later) for later in (0, 1))
+        return sde.diffusion(std, sigma=sigma, sigma_next=sigma_next)
 
     def density(self, part: Batch, place: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, standard deviation and log-probability [B] of recorded step `place` under the current policy."""
+        """Mean, standard deviation and log-probability [B] of term `place` under the current policy."""
         # Recorded latents have the model's dtype, and densities need float32.
-        x, x_next = (part["all_latents"][:, step].float() for step in (place, place + 1))
-        velocity = self.policy.velocity(part, x, part["all_timesteps"][:, place], self.guidance_scale)
+        x, x_next = (_recorded(part, "all_latents", place, later).float() for later in (0, 1))
+        sigma, sigma_next = (_recorded(part, "all_sigmas", place, later) for later in (0, 1))
+        velocity = self.policy.velocity(part, x, _recorded(part, "all_timesteps", place), self.guidance_scale)
         mean, std = sde.moments(
-            self.sde_type, x, velocity,
-            sigma=part["all_sigmas"][:, place], sigma_next=part["all_sigmas"][:, place + 1],
+            self.sde_type, x, velocity, sigma=sigma, sigma_next=sigma_next,
             sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
         )  # fmt: skip
         return mean, std, sde.log_prob(self.sde_type, x_next, mean, std)
@@ -150,6 +159,14 @@ class GRPOObjective:
         pass
 
 
+def _recorded(part: Batch, name: str, place: int, later: int = 0) -> Tensor:
+    """What is recorded of the step of term `place`, or `later` steps after it, [B, ...]."""
+    if "chosen_steps" not in part:
+        return part[name][:, place + later]
+    steps = part["chosen_steps"][:, place] + later
+    return part[name][torch.arange(len(steps), device=steps.device), steps]
+
+
 class FlowGRPO(TrainingAlgorithm[FlowGRPOLossConfig]):
     """Flow-GRPO: raises the likelihood of recorded steps with positive advantages, within the clip range."""
 
@@ -157,7 +174,9 @@ class FlowGRPO(TrainingAlgorithm[FlowGRPOLossConfig]):
 
     @override
     def training_batch(self, samples: Samples, loss: FlowGRPOLossConfig, config: DictConfig, seed: int) -> Batch:
-        return {**samples.tensors, "advantages": group_advantages(samples, config)}
+        advantages = group_advantages(samples, config)
+        seeds = {} if config.algorithm.timestep_fraction == 1 else {"draw_seeds": draw_seeds(len(advantages), seed)}
+        return {**samples.tensors, "advantages": advantages, **seeds}
 
     @override
     def update_arguments(self, config: DictConfig, step: int) -> dict[str, Any]:
@@ -168,6 +187,7 @@ class FlowGRPO(TrainingAlgorithm[FlowGRPOLossConfig]):
             "sde_type": rollout.algo.sde_type,
             "guidance_scale": family.guidance(rollout.pipeline),
             "tolerance": config.trainer.max_log_prob_difference,
+            "timestep_fraction": config.algorithm.timestep_fraction,
             "bypass_mode": config.algorithm.rollout_correction.bypass_mode,
             "rollout_is": config.algorithm.rollout_correction.rollout_is,
             "rollout_is_threshold": config.algorithm.rollout_correction.rollout_is_threshold,

@@ -67,6 +67,9 @@ def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
         )
     if config.trainer.max_log_prob_difference is None:
         found.append("trainer.max_log_prob_difference: flow_grpo needs a number")
+    fraction = config.algorithm.timestep_fraction
+    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
+        found.append(f"algorithm.timestep_fraction: must be above 0 and at most 1: {fraction}")
     return [*found, *_correction_conflicts(config)]
 
 
@@ -133,6 +136,7 @@ _WITHOUT_LIKELIHOOD = (
     RequiredSetting("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{ROLLOUT}.algo.clean_latents", True, "it learns from final latents"),
     RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo has a KL loss"),
+    RequiredSetting("algorithm.timestep_fraction", 1.0, "it does not train on recorded steps"),
     RequiredSetting(f"{CORRECTION}.bypass_mode", False, "there are no log-probabilities to recompute"),
     RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{CORRECTION}.rollout_is_threshold", UNREAD_THRESHOLD, "it is not read"),
