@@ -173,7 +173,7 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
     asleep = ranks * engine.weights if setup.sleeps else 0
     return (
-        Phase("start", {**processes, "weights as loaded": ranks * trainer.whole_weights}),
+        Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
         Phase("generation", {**processes, **samples, "offloaded weights": weights, "offloaded optimizer": optimizer}),
         Phase("update", {**processes, **samples, "engine weights asleep": asleep}),
     )

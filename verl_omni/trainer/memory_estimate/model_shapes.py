@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from verl_omni.workers.actor import build
+
 INDEX = "model_index.json"
 TRANSFORMER, VAE = "transformer", "vae"
 Configs = Mapping[str, Mapping[str, Any]]
@@ -55,7 +57,7 @@ class ModelShapes:
                 made = kind(kind.config_class.from_dict(dict(config)))
                 # Unlike diffusers, transformers keeps most of these modules in float32 only next to float16.
                 kept = kind._keep_in_fp32_modules_strict
-        _cast(made, dtype, frozenset(kept or ()))
+        build.cast(made, dtype, frozenset(kept or ()))
         return made
 
     def as_fake(self, module: nn.Module) -> nn.Module:
@@ -113,19 +115,3 @@ def _class(library: Any, name: str) -> Any:
     if found is None:
         raise ValueError(f"{library.__name__} has no class {name}, which {INDEX} names")
     return found
-
-
-def _cast(module: nn.Module, dtype: torch.dtype, kept: frozenset[str]) -> None:
-    """Cast floating-point parameters and persistent buffers, except those of modules named in `kept`, to `dtype`."""
-    made: dict[int, nn.Parameter] = {}
-    for prefix, part in module.named_modules():
-        wanted = torch.float32 if kept & {*prefix.split(".")} else dtype
-        for name, parameter in part._parameters.items():
-            if parameter is not None and parameter.is_floating_point():
-                owner = torch.float32 if name in kept else wanted
-                if id(parameter) not in made:  # tied weights stay tied
-                    made[id(parameter)] = nn.Parameter(parameter.to(owner), requires_grad=parameter.requires_grad)
-                part._parameters[name] = made[id(parameter)]
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_floating_point() and name not in part._non_persistent_buffers_set:
-                part._buffers[name] = buffer.to(wanted)

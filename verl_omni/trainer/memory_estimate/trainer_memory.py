@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,13 +14,15 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl_omni.trainer.memory_estimate import micro_batch
 from verl_omni.trainer.memory_estimate.model_shapes import TRANSFORMER, ModelShapes, tensor_bytes
 from verl_omni.trainer.memory_estimate.sharding import (
+    FLOAT32,
     Sharding,
     as_computed,
     gathered_bytes,
     gradient_bytes,
     shard_bytes,
 )
-from verl_omni.workers.actor import build, precision
+from verl_omni.workers.actor import build, precision, shard_loading
+from verl_omni.workers.actor.precision import float32_parts
 
 MOMENTS = 2  # of AdamW, per trained value
 
@@ -34,6 +37,7 @@ class TrainerMemory:
         gathered: what FSDP2 gathers for the layers at work.
         inputs: tensors of a micro-batch. activations: what forward and backward pass keep and compute beyond all this.
         step_temporary: temporary tensors of an optimizer step, when no activations are left.
+        loading: host memory of a rank at the start, until its weights are on the device.
         whole_weights, whole_trained: of the whole model. largest: of the largest tensor that a weight update sends.
         computed: of the whole model's parameters in the dtype that layers compute in.
         parameters, trained_parameters: numbers of them in the whole model.
@@ -49,6 +53,7 @@ class TrainerMemory:
     inputs: int
     activations: int
     step_temporary: int
+    loading: int
     whole_weights: int
     whole_trained: int
     largest: int
@@ -77,6 +82,7 @@ def measure(
     trained = [p for p in parameters if p.requires_grad]
     weights = shard_bytes(parameters, sharding.shards) + tensor_bytes(module.buffers())
     whole = tensor_bytes([*parameters, *module.buffers()])
+    loading = _loading_bytes(module, settings.model, sharding)
     gathered = gathered_bytes(module, settings.model.fsdp_layer_prefixes, sharding.precision) if sharding.wrapped else 0
     module = as_computed(module, sharding.precision)
     computed = tensor_bytes(module.parameters())
@@ -93,6 +99,7 @@ def measure(
         inputs=found.inputs,
         activations=found.activations,
         step_temporary=shard if together else 2 * max(shard_bytes([p], sharding.shards) for p in trained),
+        loading=loading,
         whole_weights=whole,
         whole_trained=tensor_bytes(trained),
         largest=max(p.nbytes for p in (trained if settings.model.lora_rank > 0 else parameters)),
@@ -109,6 +116,25 @@ def _sharding(config: DictConfig, ranks: int) -> Sharding:
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     dtypes = precision.resolve(omega_conf_to_dataclass(fsdp), lora=config.actor_rollout_ref.model.lora_rank > 0)
     return Sharding(ranks, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size, dtypes)
+
+
+def _loading_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:
+    """Host memory of a rank that loads the model: buffers, adapter, and a slice of the files with its cast copy.
+
+    Without FSDP2, or where the adapter is computed from the weights, it is the whole model.
+    """
+    parameters = list(module.parameters())
+    if not sharding.wrapped or shard_loading.adapter_needs_weights(settings):
+        return tensor_bytes([*parameters, *module.buffers()])
+    kept = set(float32_parts(module))  # if frozen, each rank reads them whole
+    slices = [
+        p.numel() * FLOAT32
+        if name in kept and not p.requires_grad
+        else math.ceil(p.numel() / sharding.shards) * FLOAT32
+        for name, p in module.named_parameters()
+    ]
+    adapter = [p for p in parameters if p.requires_grad] if settings.lora_rank > 0 else []
+    return tensor_bytes([*adapter, *module.buffers()]) + 2 * max(slices)
 
 
 def _trained_module(config: DictConfig, model: ModelShapes, dtypes: precision.Precision) -> nn.Module:

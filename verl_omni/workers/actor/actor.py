@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl_omni.algos import agreement
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.metric_names import is_maximum
-from verl_omni.workers.actor import build, export, parallel, precision
+from verl_omni.workers.actor import build, export, parallel, precision, shard_loading
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.actor.training_state import TrainingState
@@ -61,13 +61,12 @@ class DiffusionActor:
         dtypes = precision.resolve(actor.fsdp_config, lora=lora)
         if mesh is None and dtypes.mixed:
             self.mesh = mesh = parallel.mesh_of_one(self.device)
-        self.module = build.load_transformer(model, precision=dtypes, seed=actor.seed)
-        self.module.eval()
         if mesh is None:
+            self.module = build.load_transformer(model, precision=dtypes, seed=actor.seed).eval()
             self.module.to(self.device)
-        else:  # moves layer by layer: the whole model might not fit on the device
-            parallel.parallelize(
-                self.module, mesh, model.fsdp_layer_prefixes, dtypes,
+        else:
+            self.module = shard_loading.load_sharded(
+                model, mesh, precision=dtypes, seed=actor.seed,
                 reshard_after_forward=actor.fsdp_config.reshard_after_forward,
             )  # fmt: skip
         self.policy = Policy(

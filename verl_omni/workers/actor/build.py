@@ -73,6 +73,22 @@ def prepare(made: nn.Module, model: Any, *, precision: Precision, seed: int) -> 
     return made
 
 
+def cast(module: nn.Module, dtype: torch.dtype, kept: frozenset[str]) -> None:
+    """Cast floating-point parameters and persistent buffers, except those of modules named in `kept`, to `dtype`."""
+    made: dict[int, nn.Parameter] = {}
+    for prefix, part in module.named_modules():
+        wanted = torch.float32 if kept & {*prefix.split(".")} else dtype
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.is_floating_point():
+                owner = torch.float32 if name in kept else wanted
+                if id(parameter) not in made:  # tied weights stay tied
+                    made[id(parameter)] = nn.Parameter(parameter.to(owner), requires_grad=parameter.requires_grad)
+                part._parameters[name] = made[id(parameter)]
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and name not in part._non_persistent_buffers_set:
+                part._buffers[name] = buffer.to(wanted)
+
+
 def _cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
     kept = set(float32_parts(module))
     for name, buffer in module.named_buffers():

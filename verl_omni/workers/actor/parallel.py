@@ -28,7 +28,8 @@ def parallelize(
     parts = set(float32_parts(module)) if precision.compute != torch.float32 else set()
     frozen = {p for name, p in module.named_parameters() if name in parts and not p.requires_grad}
     for parameter in frozen:
-        parameter.data = parameter.data.to(_device(mesh))
+        if not parameter.is_meta:  # `shard_loading` allocates those on the device
+            parameter.data = parameter.data.to(device_of(mesh))
 
     def wrap(part: nn.Module, dtype: torch.dtype) -> None:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=precision.reduce, cast_forward_inputs=False)
@@ -88,7 +89,7 @@ def mesh_of_one(device: torch.device) -> DeviceMesh:
     return make_mesh(device.type, 1, -1)
 
 
-def _device(mesh: DeviceMesh) -> torch.device:
+def device_of(mesh: DeviceMesh) -> torch.device:
     """The training device of this rank."""
     if mesh.device_type == "cpu":
         return torch.device("cpu")

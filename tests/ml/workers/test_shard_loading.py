@@ -1,0 +1,303 @@
+"""The sharded start on 1, 2 and 4 ranks (gloo): the weights and the update of a whole load, each byte read once.
+
+The model is also written as pickle files, which every rank loads whole: the start to compare with. The ranks are forked
+from a process that has imported everything, and each runs this file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from verl_omni.models.tiny import MAKERS, make_tiny_sd3
+from verl_omni.pipelines.registry import training_adapter
+from verl_omni.workers.actor import build, parallel, shard_loading
+from verl_omni.workers.actor.precision import Precision
+from verl_omni.workers.actor.shard_loading import FILE, TensorFiles
+
+pytestmark = pytest.mark.slow
+
+RANKS = (1, 2, 3, 4)  # 3 do not divide the tensors
+HALF = {"compute": torch.bfloat16, "frozen": torch.bfloat16}
+# Name -> (family, rank of the adapter or 0 for all weights, dtypes, ranks that share one copy of the weights).
+CASES: dict[str, tuple[str, int, dict[str, torch.dtype], int]] = {
+    "sd3 adapter": ("sd3", 4, HALF, -1),
+    "sd3 all weights": ("sd3", 0, {}, -1),
+    "sd3 all weights in copies": ("sd3", 0, {}, 1),
+    "sd3 buffers in bfloat16": ("sd3", 4, {**HALF, "buffers": torch.bfloat16}, -1),
+    "qwen_image adapter": ("qwen_image", 4, HALF, -1),
+    "wan adapter": ("wan", 4, HALF, -1),  # with frozen parts in float32
+    "wan all weights": ("wan", 0, {"compute": torch.bfloat16}, -1),  # with trained parts in float32
+}
+
+
+def settings(folder: Path, rank: int, **changes: Any) -> Any:
+    architecture = json.loads((folder / "model_index.json").read_text())["_class_name"]
+    adapter = training_adapter(architecture)
+    made = {
+        "path": str(folder), "architecture": architecture, "lora_rank": rank, "lora_alpha": 8,
+        "target_modules": list(adapter.LORA_TARGETS), "exclude_modules": None, "lora_init_weights": "gaussian",
+        "fsdp_layer_prefixes": list(adapter.LAYERS), "attn_backend": "native", "enable_gradient_checkpointing": True,
+    }  # fmt: skip
+    return SimpleNamespace(**{**made, **changes})
+
+
+def state(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Everything that must not depend on how a model was loaded, by name of the tensor."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {
+        name: (type(each), each.device, each.dtype, each.requires_grad, local(each)) for name, each in tensors.items()
+    }
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def differences(one: nn.Module, other: nn.Module) -> list[str]:
+    first, second = state(one), state(other)
+    return sorted(first.keys() ^ second.keys()) + [
+        name
+        for name in first.keys() & second.keys()
+        if first[name][:-1] != second[name][:-1] or not torch.equal(first[name][-1], second[name][-1])
+    ]
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    """Gradients of one step of a tiny SD3, and its prediction."""
+    generator = torch.Generator().manual_seed(torch.distributed.get_rank())
+    shapes = {"hidden_states": (1, 16, 8, 8), "encoder_hidden_states": (1, 8, 64), "pooled_projections": (1, 64)}
+    dtype = torch.bfloat16 if any("lora_" in name for name, _ in module.named_parameters()) else torch.float32
+    inputs = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+    (predicted,) = module(**inputs, timestep=torch.tensor([500.0], dtype=dtype), return_dict=False)
+    predicted.float().square().mean().backward()
+    found = {name: local(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+    return {**found, "": predicted.detach()}
+
+
+class Opened:
+    """Opens files for `load_sharded`; `bytes_read` of those that it opened last, 0 if it opened none."""
+
+    def __init__(self) -> None:
+        self.files: TensorFiles | None = None
+
+    def __call__(self, folder: Path) -> TensorFiles:
+        self.files = TensorFiles(folder)
+        return self.files
+
+    @property
+    def bytes_read(self) -> int:
+        return 0 if self.files is None else self.files.bytes_read
+
+
+def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
+    """All cases on this number of ranks; each rank writes what it found."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+    found: dict[str, Any] = {}
+    for name, (family, adapter, dtypes, size) in CASES.items():
+        mesh = parallel.make_mesh("cpu", ranks, size)
+        precision = Precision(**{"frozen": torch.float32, "compute": torch.float32, **dtypes})
+        made, states, opened = {}, {}, {}
+        for kind in ("files", "pickled"):
+            torch.manual_seed(1)
+            opened[kind] = Opened()
+            made[kind] = shard_loading.load_sharded(
+                settings(Path(folder) / kind / family, adapter), mesh,
+                precision=precision, seed=3, reshard_after_forward=True, open_files=opened[kind],
+            )  # fmt: skip
+            states[kind] = torch.get_rng_state()
+        assert opened["pickled"].bytes_read == 0, "not loaded whole, so there is nothing to compare with"
+        found[name] = {
+            "bytes": opened["files"].bytes_read,
+            "differences": differences(made["files"], made["pickled"]),
+            "same generator": torch.equal(states["files"], states["pickled"]),
+        }
+        if family == "sd3":
+            one, other = gradients(made["files"]), gradients(made["pickled"])
+            assert len(one) > 1 and one.keys() == other.keys()
+            found[name]["other gradients"] = [key for key, value in one.items() if not torch.equal(value, other[key])]
+    (Path(out) / f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny models below `files`, SD3 in several files, and with pickled transformers below `pickled`."""
+    from diffusers import AutoModel
+
+    root = tmp_path_factory.mktemp("models")
+    for family, make in MAKERS.items():
+        make(root / "files" / family)
+        transformer = AutoModel.from_pretrained(str(root / "files" / family), subfolder="transformer")
+        shutil.copytree(root / "files" / family, root / "pickled" / family)
+        (root / "pickled" / family / "transformer" / FILE).unlink()
+        transformer.save_pretrained(root / "pickled" / family / "transformer", safe_serialization=False)
+        if family == "sd3":
+            (root / "files" / family / "transformer" / FILE).unlink()
+            transformer.save_pretrained(root / "files" / family / "transformer", max_shard_size="100KB")
+    assert len(list((root / "files" / "sd3" / "transformer").glob("*.safetensors"))) > 1
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """What each rank found, by the number of ranks."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
+    every = {}
+    for ranks in RANKS:
+        out = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        started = []
+        for rank in range(ranks):
+            given = {"RANK_OF_TEST": (rank, ranks, str(folders), str(out))}
+            started.append(server.Process(target=runpy.run_path, args=(__file__, given, "__main__")))
+            started[-1].start()
+        for process in started:
+            process.join()
+        assert [process.exitcode for process in started] == [0] * ranks
+        every[ranks] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
+    return every
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_model_is_that_of_a_whole_load(found: dict[int, list[dict[str, Any]]], ranks: int, name: str) -> None:
+    """Every shard and buffer, bit for bit: value, dtype, device, whether it is trained; and torch's generator."""
+    for rank in found[ranks]:
+        assert rank[name]["differences"] == [] and rank[name]["same generator"]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[0] == "sd3"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_prediction_and_gradients_are_those_of_a_whole_load(
+    found: dict[int, list[dict[str, Any]]], ranks: int, name: str
+) -> None:
+    for rank in found[ranks]:
+        assert rank[name]["other gradients"] == []
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("name", "copies"), [("sd3 all weights", 1), ("sd3 all weights in copies", 0)])
+def test_a_rank_reads_its_share_of_the_bytes(
+    found: dict[int, list[dict[str, Any]]], folders: Path, ranks: int, name: str, copies: int
+) -> None:
+    """The ranks of one copy of the weights read each byte of the parameters once; buffers all of them."""
+    files = (folders / "files" / "sd3" / "transformer").glob("*.safetensors")
+    sizes = {name: tensor.nbytes for file in files for name, tensor in load_file(file).items()}
+    buffers = sizes.pop("pos_embed.pos_embed")
+    parameters = sum(sizes.values())
+    read = [rank[name]["bytes"] - buffers for rank in found[ranks]]
+    if copies == 1:
+        assert sum(read) == parameters
+        assert max(read) < 1.1 * parameters / ranks
+    else:
+        assert read == [parameters] * ranks
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_frozen_parts_in_float32_are_read_by_every_rank(
+    found: dict[int, list[dict[str, Any]]], folders: Path, ranks: int
+) -> None:
+    tensors = load_file(folders / "files" / "wan" / "transformer" / FILE)
+    kept = {"time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"}  # of `_keep_in_fp32_modules`
+    whole = sum(tensor.nbytes for name, tensor in tensors.items() if kept & set(name.split(".")))
+    others = sum(tensor.nbytes for tensor in tensors.values()) - whole
+    assert whole > 0
+    assert sum(rank["wan adapter"]["bytes"] - whole for rank in found[ranks]) == others
+
+
+def test_the_shard_of_a_rank_is_that_of_torch() -> None:
+    for size in range(1, 12):
+        for ranks in range(1, 6):
+            chunks = [part.tolist() for part in torch.arange(size).chunk(ranks)]
+            padded = chunks + [[]] * (ranks - len(chunks))
+            assert [list(range(size))[shard_loading.chunk(size, ranks, place)] for place in range(ranks)] == padded
+
+
+def load(folder: Path, **changes: Any) -> nn.Module:
+    return shard_loading.load_sharded(
+        settings(folder, 4, **changes), parallel.mesh_of_one(torch.device("cpu")),
+        precision=Precision(torch.float32, torch.float32), seed=3, reshard_after_forward=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_tiny_sd3(tmp_path)
+    return tmp_path
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    file = folder / "transformer" / FILE
+    tensors = load_file(file)
+    change(tensors)
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+
+
+def remove(tensors: dict[str, Tensor], name: str) -> None:
+    del tensors[name]
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: remove(tensors, "transformer_blocks.1.attn.to_q.weight"))
+    with pytest.raises(ValueError, match=r"transformer_blocks\.1\.attn\.to_q\.weight is missing"):
+        load(folder)
+
+
+def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({"proj_out.bias": torch.zeros(3)}))
+    with pytest.raises(ValueError, match=r"proj_out\.bias has shape \[3\] instead of \[64\]"):
+        load(folder)
+
+
+def test_a_missing_buffer_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: remove(tensors, "pos_embed.pos_embed"))
+    with pytest.raises(ValueError, match=r"pos_embed\.pos_embed is missing"):
+        load(folder)
+
+
+def test_a_missing_file_of_several_is_named(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "files" / "sd3", tmp_path / "model")
+    gone = min((tmp_path / "model" / "transformer").glob("*.safetensors"))
+    gone.unlink()
+    with pytest.raises(FileNotFoundError, match=gone.name):
+        load(tmp_path / "model")
+
+
+def test_unused_tensors_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, shard_loading.__name__)
+    rewrite(folder, lambda tensors: tensors.update({"spare.weight": torch.zeros(3)}))
+    load(folder)
+    assert "1 tensors that the model does not use: ['spare.weight']" in caplog.text
+
+
+def test_an_adapter_computed_from_the_weights_is_made_on_the_whole_model(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, shard_loading.__name__)
+    made = dict(load(folder, lora_init_weights="pissa").named_parameters())
+    name = "transformer_blocks.0.attn.to_q.lora_A.default.weight"
+    whole = build.load_transformer(
+        settings(folder, 4, lora_init_weights="pissa"), precision=Precision(torch.float32, torch.float32), seed=3
+    )
+    assert torch.equal(local(made[name]), whole.get_parameter(name))
+    assert "model.lora_init_weights=pissa is computed from the weights" in caplog.text
+
+
+if __name__ == "__main__":
+    run_rank(*globals()["RANK_OF_TEST"])

@@ -1,0 +1,254 @@
+"""Sharded start: build the model without memory, shard it, and let each rank read its own shards from the files."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from verl_omni.workers.actor import build, parallel
+from verl_omni.workers.actor.precision import Precision
+
+COMPONENT = "transformer"
+FILE = "diffusion_pytorch_model.safetensors"
+INDEX = f"{FILE}.index.json"
+# Initial values of an adapter that do not depend on the weights it adapts; peft's others are computed from them.
+INDEPENDENT_INITS = ("gaussian", "orthogonal", "true", "false")
+
+logger = logging.getLogger(__name__)
+
+
+class TensorFiles:
+    """The tensors of a component's safetensors files, read slice by slice.
+
+    Args:
+        folder: has `diffusion_pytorch_model.safetensors`, or several files and their index.
+
+    Attributes:
+        bytes_read: of all tensors and slices so far, in the files' dtypes.
+
+    Raises:
+        FileNotFoundError: a file that the index names does not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        self.folder, self.bytes_read = folder, 0
+        self._stack = ExitStack()
+        self._files: dict[str, Any] = {}
+        for path in _files(folder):
+            opened = self._stack.enter_context(safe_open(path, "pt"))
+            self._files |= dict.fromkeys(opened.keys(), opened)
+
+    def __enter__(self) -> TensorFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare names and shapes; only the files' headers are read. Tensors that nobody expects are logged.
+
+        Raises:
+            ValueError: tensors are missing or have other shapes; the message names them.
+        """
+        wrong = [name for name in expected if name not in self._files]
+        problems = [f"{name} is missing" for name in wrong]
+        for name in expected.keys() & self._files.keys():
+            found = tuple(self._files[name].get_slice(name).get_shape())
+            if found != expected[name]:
+                problems.append(f"{name} has shape {list(found)} instead of {list(expected[name])}")
+        if problems:
+            more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise ValueError(
+                f"{self.folder} is not the model that its config.json describes: {'; '.join(sorted(problems)[:5])}"
+                f"{more}; download the folder again"
+            )
+        if unused := sorted(self._files.keys() - expected.keys()):
+            logger.warning("%s has %d tensors that the model does not use: %s", self.folder, len(unused), unused[:5])
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> Tensor:
+        """A tensor, or a slice of it, in the file's dtype, in CPU memory."""
+        opened = self._files[name]
+        value: Tensor = opened.get_slice(name)[part] if part else opened.get_tensor(name)
+        self.bytes_read += value.nbytes
+        return value
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    else:
+        names = [FILE]
+    for name in names:
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name} does not exist; download the model's folder again")
+    return [folder / name for name in names]
+
+
+def load_sharded(
+    model: Any,
+    mesh: DeviceMesh,
+    *,
+    precision: Precision,
+    seed: int,
+    reshard_after_forward: bool,
+    open_files: Callable[[Path], TensorFiles] = TensorFiles,
+) -> nn.Module:
+    """The trained model, sharded over `mesh`, on its device: what `build.load_transformer` and `parallelize` make.
+
+    Each rank reads its own shards only, and the buffers and what the model keeps in float32 whole. In host memory it
+    has one slice at a time, the buffers, and the new adapter until it is sharded.
+
+    Args:
+        model: `DiffusionModelConfig`.
+        open_files: opens the files of the folder that it gets.
+
+    Raises:
+        ValueError: a tensor of the model is missing in the files, or has another shape; also as `load_transformer`.
+        ImportError: as `load_transformer`.
+    """
+
+    def shard(module: nn.Module) -> nn.Module:
+        parallel.parallelize(
+            module, mesh, model.fsdp_layer_prefixes, precision, reshard_after_forward=reshard_after_forward
+        )
+        return module
+
+    if (reason := _why_whole(model)) is not None:
+        logger.warning("every rank loads the whole transformer into host memory before it is sharded: %s", reason)
+        return shard(build.load_transformer(model, precision=precision, seed=seed).eval())
+    made = _without_memory(model, precision.frozen)
+    with open_files(_folder(model)) as files:
+        files.check({name: tuple(tensor.shape) for name, tensor in made.state_dict().items()})
+        for name, owner, own in _persistent_buffers(made):
+            owner._buffers[own] = files.read(name).to(owner._buffers[own].dtype)  # type: ignore[union-attr]
+        with _placeholders(made):
+            build.prepare(made, model, precision=precision, seed=seed)
+        from_files = {name for name, parameter in made.named_parameters() if parameter.is_meta}
+        _allocate(shard(made.eval()), parallel.device_of(mesh))
+        _fill(made, from_files, files)
+        logger.info("read %.2f GiB of %s", files.bytes_read / 2**30, files.folder)
+    return made
+
+
+def _folder(model: Any) -> Path:
+    return Path(model.path) / COMPONENT
+
+
+def _why_whole(model: Any) -> str | None:
+    """Why the model cannot be read in slices; None if it can."""
+    import diffusers
+
+    folder = _folder(model)
+    config = json.loads((folder / "config.json").read_text())
+    if not (folder / INDEX).is_file() and not (folder / FILE).is_file():
+        return f"{folder} has no safetensors files"
+    if not hasattr(diffusers, str(config.get("_class_name"))) or config.get("quantization_config"):
+        return f"{folder} has a class or a quantization that only diffusers' own loader supports"
+    if adapter_needs_weights(model):
+        return f"model.lora_init_weights={model.lora_init_weights} is computed from the weights that it adapts"
+    return None
+
+
+def adapter_needs_weights(model: Any) -> bool:
+    """Whether the initial values of the adapter are computed from the weights that it adapts, as PiSSA's are."""
+    return model.lora_rank > 0 and str(model.lora_init_weights).lower() not in INDEPENDENT_INITS
+
+
+def _without_memory(model: Any, dtype: torch.dtype) -> nn.Module:
+    """The transformer with its parameters on the meta device, in the dtypes in which `from_pretrained` loads them.
+
+    Its buffers and other tensors are real: the model computes them when it is made.
+    """
+    import diffusers
+    from accelerate import init_empty_weights
+
+    config = json.loads((_folder(model) / "config.json").read_text())
+    kind: Any = getattr(diffusers, config["_class_name"])
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # as `from_pretrained` does: it decides the dtype of some buffers
+    try:
+        with init_empty_weights(include_buffers=False):
+            made: nn.Module = kind.from_config(config)
+    finally:
+        torch.set_default_dtype(before)
+    build.cast(made, dtype, frozenset(kind._keep_in_fp32_modules or ()))
+    return made
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """(name in the files, module that owns it, its name there) of the buffers that the files have."""
+    for prefix, part in module.named_modules():
+        for own, buffer in part._buffers.items():
+            if buffer is not None and own not in part._non_persistent_buffers_set:
+                yield f"{prefix}.{own}" if prefix else own, part, own
+
+
+@contextmanager
+def _placeholders(module: nn.Module) -> Iterator[None]:
+    """Put CPU tensors of one element, expanded to their shapes, in the place of the parameters on the meta device.
+
+    peft moves a new adapter to the device of the layer that it adapts: on the meta device it would lose its values.
+    """
+    made: set[int] = set()
+    for part in module.modules():
+        for own, parameter in part._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                empty = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+                part._parameters[own] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                made.add(id(part._parameters[own]))
+    yield
+    for part in module.modules():
+        for own, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) in made:
+                meta = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+                part._parameters[own] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
+
+
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    """Give this rank's shards of the parameters on the meta device memory on `device`; their values are undefined."""
+    # `to_empty` would do so for all tensors, and lose the adapter and the buffers. FSDP2 notices it in `_apply`.
+    module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+
+
+@torch.no_grad()
+def _fill(module: nn.Module, names: set[str], files: TensorFiles) -> None:
+    for name, parameter in module.named_parameters():
+        if name not in names:
+            continue
+        stored = name.replace(".base_layer.", ".")  # peft's addition
+        if isinstance(parameter, DTensor):
+            local, part = parameter.detach().to_local(), own_part(parameter)
+        else:
+            local, part = parameter.detach(), ()
+        if local.numel() > 0:
+            local.copy_(files.read(stored, part).to(local.dtype))
+
+
+def own_part(tensor: DTensor) -> tuple[slice, ...]:
+    """Where in the whole tensor this rank's shard lies: FSDP2 splits a dimension as `torch.chunk` does."""
+    part = [slice(0, size) for size in tensor.shape]
+    for number, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard):
+            size, ranks = tensor.shape[placement.dim], tensor.device_mesh.size(number)
+            part[placement.dim] = chunk(size, ranks, tensor.device_mesh.get_local_rank(number))
+    return tuple(part)
+
+
+def chunk(size: int, ranks: int, place: int) -> slice:
+    """The part of `size` elements that one of `ranks` gets: all get the same number, rounded up, and the last the rest.
+
+    Empty for ranks behind the end.
+    """
+    each = -(-size // ranks)
+    return slice(min(place * each, size), min((place + 1) * each, size))
