@@ -18,7 +18,12 @@ class SampleShapes(Protocol):
     """Interface of a family's module `shapes.py`.
 
     `pipeline` are the settings of the diffusion pipeline (`rollout.pipeline`).
+
+    Attributes:
+        SPLITS_SEQUENCE: whether diffusers can split the transformer's sequence over ranks (its `_cp_plan`).
     """
+
+    SPLITS_SEQUENCE: bool
 
     def sample(self, configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
         """`latents` and each of the family's `CONDITIONS` of one sample, without a batch dimension.
@@ -29,6 +34,9 @@ class SampleShapes(Protocol):
         Args:
             prompt_rows: number of rows of a prompt's embeddings.
         """
+
+    def sequence_length(self, configs: Configs, pipeline: Any) -> int:
+        """Number of tokens of one sample's latents in the transformer; only where `SPLITS_SEQUENCE`."""
 
     def decoder_input(self, configs: Configs, pipeline: Any) -> torch.Size:
         """Shape of the latents of one sample that the VAE decodes, without a batch dimension."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import run_length
+from verl_omni.trainer import run_length, sequence_split
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.utils.model_folder import model_folder
 from verl_omni.workers.actor.setting_checks import check_fsdp_size, check_trained_dtype
@@ -152,6 +152,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
         _fit_precision(config.actor_rollout_ref, has_accelerator)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)
+        sequence_split.check(config)
         config.trainer.total_training_steps = run_length.total_steps(config)
         optim = config.actor_rollout_ref.actor.optim
         if optim.total_training_steps <= 0:

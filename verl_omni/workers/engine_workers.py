@@ -16,7 +16,11 @@ import torch
 from omegaconf import DictConfig
 from verl import DataProto
 from verl.single_controller.base import Worker
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.base.decorator import (
+    Dispatch,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.utils import sample_store
@@ -25,6 +29,7 @@ from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omni` with verl in this process
 
 logger = logging.getLogger(__name__)
+ROWS = "rows"  # verl's name of the division of a batch over the ranks
 
 
 class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
@@ -38,6 +43,9 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         super().__init__()
         self.config = config
         self._casts: dict[str, int] = {}
+        # Ranks that share the sequence of a sample get the same rows, and one of them reports their metrics.
+        group, place = divmod(self.rank, config.actor.fsdp_config.ulysses_sequence_parallel_size)
+        self._register_dispatch_collect_info(ROWS, dp_rank=group, is_collect=place == 0)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> str:
@@ -72,7 +80,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
             )
         return make_mesh(get_device_name(), self.world_size, self.config.actor.fsdp_config.fsdp_size)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(ROWS))
     def update_actor(self, data: DataProto) -> DataProto:
         """Update the policy on this rank's share of the samples.
 
@@ -81,7 +89,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
                 of stored samples (`utils.sample_store`), their references in a column `stored`, [B] tuples.
 
         Returns:
-            A proto without rows; `meta_info["metrics"]` has this rank's metrics.
+            A proto without rows; `meta_info["metrics"]` has this rank's metrics. Of ranks that share a sequence, the
+            driver gets those of the first.
 
         Raises:
             ray.exceptions.GetTimeoutError: stored samples were not loaded within `rollout.deadline_seconds`.

@@ -17,6 +17,7 @@ COMMON = (
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype",
     "actor_rollout_ref.actor.fsdp_config.model_dtype", "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
     "actor_rollout_ref.actor.fsdp_config.param_offload", "actor_rollout_ref.actor.fsdp_config.reshard_after_forward",
+    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
     "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation", "actor_rollout_ref.actor.grad_clip",
     "actor_rollout_ref.actor.max_skipped_steps", "actor_rollout_ref.actor.optim",
     "actor_rollout_ref.actor.optim._target_", "actor_rollout_ref.actor.optim.betas",
@@ -193,9 +194,6 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     ((False,), "param_offload=true and optimizer_offload=true keep both in host memory during generation", (
         "actor_rollout_ref.actor.fsdp_config.offload_policy",
-    )),
-    ((1,), "this trainer does not have it", (
-        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
     )),
     ((0, None), "the layers that are sharded one by one are chosen by model.fsdp_layer_prefixes", (
         "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params",

@@ -125,17 +125,21 @@ class RunningFamily:
 
     def update(self, samples: Any) -> dict[str, float]:
         """One trainer step on samples; it fails if its log-probabilities differ from the engine's by more than 1e-4."""
+        from verl_omni.trainer import metrics
+
+        return metrics.over_ranks(self.request_update(samples).meta_info["metrics"])
+
+    def request_update(self, samples: Any) -> Any:
+        """The answer to the driver for such a step."""
         from verl import DataProto
 
         from verl_omni.pipelines.registry import training_adapter
-        from verl_omni.trainer import metrics
 
         settings = self.config.actor_rollout_ref
         guidance = training_adapter(settings.model.architecture).guidance(settings.rollout.pipeline)
         sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": guidance, "tolerance": 1e-4}
         batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
-        proto = DataProto.from_dict(tensors=batch, meta_info={"request": sampler})
-        return metrics.over_ranks(self.stack.workers.update_actor(proto).meta_info["metrics"])
+        return self.stack.workers.update_actor(DataProto.from_dict(tensors=batch, meta_info={"request": sampler}))
 
     def publish(self, version: int) -> dict[str, Any]:
         """Send the adapter; the answer of the engine's worker."""

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 PROMPTS = ["a red circle", "a blue square on the left"]
 STEPS = 4
 # After 12 updates, these have learned too little to tell: DPO 0.07 to 0.5, seed by seed, NFT 0.12 to 0.7.
-UPDATES = {"DiffusionDPO": 24, "DiffusionNFT": 20}
+UPDATES = {"DiffusionDPO": 24, "DiffusionNFT": 32}
 FEW = 12
 RISE = 0.15  # of redness, in [-1, 1]: several times the change under a random reward
 

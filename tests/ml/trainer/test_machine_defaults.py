@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -119,6 +120,33 @@ def test_settings_that_do_not_go_together_are_refused_before_anything_starts(tmp
     fitted(tmp_path, "WanPipeline", f"{FSDP}.model_dtype=bfloat16", "actor_rollout_ref.model.lora_rank=4")
     with pytest.raises(ValueError, match=r"fsdp_size: 3 does not divide the 4 ranks"):
         fitted(tmp_path, "WanPipeline", f"{FSDP}.fsdp_size=3", "trainer.n_gpus_per_node=4")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "size", "overrides", "message"),
+    [
+        ("WanPipeline", 3, [], r"3 does not divide the 4 ranks"),
+        ("StableDiffusion3Pipeline", 2, [], r"not supported for StableDiffusion3Pipeline.*QwenImagePipeline and Wan"),
+        ("QwenImagePipeline", 4, [], r"4 does not divide the model's 6 attention heads"),
+        ("QwenImagePipeline", 2, ["height=80", "width=80"], r"2 does not divide the 25 tokens of a sample"),
+        ("QwenImagePipeline", 2, ["height=80", "width=64"], None),
+    ],
+)
+def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
+    tmp_path: Path, architecture: str, size: int, overrides: list[str], message: str | None
+) -> None:
+    for name, config in (
+        ("transformer", {"num_attention_heads": 6, "in_channels": 16, "joint_attention_dim": 8}),
+        ("vae", {"z_dim": 4, "temperal_downsample": [False, True, True]}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    given = [
+        "trainer.n_gpus_per_node=4", f"{FSDP}.ulysses_sequence_parallel_size={size}",
+        *(f"actor_rollout_ref.rollout.pipeline.{each}" for each in overrides),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        fitted(tmp_path, architecture, *given)
 
 
 def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,19 @@ def test_checkpointing_needs_fewer_activations_and_accumulation_on_each_rank_mor
     once, reduced = estimated(tiny, *ranks).trainer, estimated(tiny, *ranks, each).trainer
     assert once.gradients == 4 * once.parameters
     assert reduced.gradients < 0.6 * once.gradients
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_sequence_share_its_activations_and_not_its_samples(tmp_path: Path) -> None:
+    from verl_omni.models.tiny import make_tiny_wan
+
+    make_tiny_wan(tmp_path)
+    setting, ranks = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size", "trainer.n_gpus_per_node=2"
+    own, shared = (estimated(tmp_path, ranks, f"{setting}={size}") for size in (1, 2))
+    assert shared.trainer.activations == math.ceil(own.trainer.activations / 2)
+    assert shared.trainer.weights == own.trainer.weights
+    assert shared.trainer.backward_passes == 2 * own.trainer.backward_passes, "a group has twice the samples of a rank"
+    assert shared.setup.trained == 2 * own.setup.trained, "each of its ranks loads them"
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow  # composes all settings for each
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 CORRECTION = "algorithm.rollout_correction"
+SEQUENCE = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 NFT, DPO = f"{LOSS}.loss_mode=diffusion_nft", f"{LOSS}.loss_mode=diffusion_dpo"
 
 
@@ -94,6 +95,8 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([DPO, "actor_rollout_ref.rollout.n=1"], "at least 2 are needed"),
         ([DPO, "trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 8 pairs evenly"),
         (["trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 64 samples evenly"),
+        (["trainer.n_gpus_per_node=6", f"{SEQUENCE}=2"], "batch_size: 3 groups of ranks cannot share 64 samples"),
+        (["trainer.n_gpus_per_node=6", f"{SEQUENCE}=4"], "parallel_size: 4 does not divide the 6 ranks"),
         (["data.train_batch_size=6", "trainer.n_gpus_per_node=3"],
          "ppo_mini_batch_size: 3 ranks cannot share 64 samples evenly"),
         (["actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,10]"],

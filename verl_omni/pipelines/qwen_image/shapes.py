@@ -9,6 +9,8 @@ from torch import Tensor
 
 from verl_omni.pipelines.sample_shapes import Configs, example
 
+SPLITS_SEQUENCE = True
+
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`; latents are packed, 2 x 2 of them in a patch."""
@@ -22,6 +24,11 @@ def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tenso
         "negative_prompt_embeds": embeds,
         "negative_prompt_embeds_mask": mask,
     }
+
+
+def sequence_length(configs: Configs, pipeline: Any) -> int:
+    """See `sample_shapes.SampleShapes`; the prompt's rows are split too, and `training.velocity` pads them."""
+    return sample(configs, pipeline, 1)["latents"].shape[0]
 
 
 def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.pipelines.guided_batch import guide, twice, with_negative
+from verl_omni.pipelines.sequence_split import divisible_rows, sequence_ranks
 
 CONDITIONS = (
     "img_shapes", "prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask",
@@ -64,11 +65,12 @@ def velocity(
         embeds = with_negative(batch, "prompt_embeds")
         mask = with_negative(batch, "prompt_embeds_mask").to(torch.bool)
     longest = int(mask.sum(dim=1).max())  # padding beyond the longest prompt of this batch is cut
+    embeds, mask = divisible_rows(embeds[:, :longest], mask[:, :longest], sequence_ranks(transformer))
     predicted: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=(timestep / 1000).to(dtype),
-        encoder_hidden_states=embeds[:, :longest].to(dtype),
-        encoder_hidden_states_mask=mask[:, :longest],
+        encoder_hidden_states=embeds.to(dtype),
+        encoder_hidden_states_mask=mask,
         img_shapes=shapes,
         return_dict=False,
     )[0]

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from verl_omni.pipelines.sample_shapes import Configs, example
 
+SPLITS_SEQUENCE = False
+
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,12 +10,20 @@ from torch import Tensor
 
 from verl_omni.pipelines.sample_shapes import Configs, example
 
+SPLITS_SEQUENCE = True
+
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`."""
     embeds = example(prompt_rows, configs["transformer"]["text_dim"])
     latents = example(*decoder_input(configs, pipeline))
     return {"latents": latents, "prompt_embeds": embeds, "negative_prompt_embeds": embeds}
+
+
+def sequence_length(configs: Configs, pipeline: Any) -> int:
+    """See `sample_shapes.SampleShapes`."""
+    patch = configs["transformer"].get("patch_size", (1, 2, 2))
+    return math.prod(size // part for size, part in zip(decoder_input(configs, pipeline)[1:], patch, strict=True))
 
 
 def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:

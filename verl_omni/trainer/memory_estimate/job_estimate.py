@@ -61,7 +61,8 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
         accelerator=accelerator,
         samples=prompts * rollout.n,
         stored=stored.total(prompts * rollout.n, prompts),
-        trained=stored.total(prompts * rows * per_row, prompts),
+        # Each rank of a group that shares sequences loads the samples of the group.
+        trained=offload.ulysses_sequence_parallel_size * stored.total(prompts * rows * per_row, prompts),
         pixels=CHANNELS * pipeline.height * pipeline.width * pipeline.num_frames,
         updates=actor.ppo_epochs * math.ceil(prompts / actor.ppo_mini_batch_size),
         sends_adapter=settings.model.lora_rank > 0,

@@ -56,7 +56,7 @@ def run(
         lora=settings.model.lora_rank > 0, keeps_old="old" in settings.model.policy_state_adapters,
     )  # fmt: skip
     objective = algorithm.objective(policy, loss, actor, algorithm.update_arguments(config, 1))
-    rows = max(1, actor.ppo_mini_batch_size * algorithm.rows_per_prompt(settings.rollout.n) // sharding.ranks)
+    rows = max(1, actor.ppo_mini_batch_size * algorithm.rows_per_prompt(settings.rollout.n) // sharding.groups)
     samples = actor.ppo_micro_batch_size_per_gpu
     micro = min(rows, max(1, samples // objective.samples_per_row)) if samples else rows
     part = objective.prepare(_batch(config, model, algorithm, loss, sample, micro))

@@ -20,14 +20,21 @@ class Sharding:
     """How the trained model is kept.
 
     Attributes:
-        ranks: all ranks, which share the samples. shards: ranks that share one copy of the weights.
+        ranks: all ranks. shards: ranks that share one copy of the weights. sequence: ranks that share the sequence of
+            each sample; samples are divided over the groups of them.
         precision: dtypes. wrapped: whether FSDP2 gathers each layer before it runs, which it also does in one process
             when layers need weights in another dtype.
     """
 
     ranks: int
     shards: int
+    sequence: int
     precision: Precision
+
+    @property
+    def groups(self) -> int:
+        """Groups of ranks that take samples of their own."""
+        return self.ranks // self.sequence
 
     @property
     def wrapped(self) -> bool:

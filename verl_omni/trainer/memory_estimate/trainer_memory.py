@@ -97,7 +97,8 @@ def measure(
         old_policy=shard if "old" in settings.model.policy_state_adapters else 0,
         gathered=gathered,
         inputs=found.inputs,
-        activations=found.activations,
+        # What a rank keeps outside of the layers, of inputs and predictions, is not split, and too small to count.
+        activations=math.ceil(found.activations / sharding.sequence),
         step_temporary=shard if together else 2 * max(shard_bytes([p], sharding.shards) for p in trained),
         loading=loading,
         whole_weights=whole,
@@ -115,7 +116,8 @@ def measure(
 def _sharding(config: DictConfig, ranks: int) -> Sharding:
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     dtypes = precision.resolve(omega_conf_to_dataclass(fsdp), lora=config.actor_rollout_ref.model.lora_rank > 0)
-    return Sharding(ranks, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size, dtypes)
+    shards = ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+    return Sharding(ranks, shards, fsdp.ulysses_sequence_parallel_size, dtypes)
 
 
 def _loading_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:

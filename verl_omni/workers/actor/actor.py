@@ -17,6 +17,8 @@ from verl_omni.utils.metric_names import is_maximum
 from verl_omni.workers.actor import build, export, parallel, precision, shard_loading
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy
+from verl_omni.workers.actor.sequence_parallel import split_sequence
+from verl_omni.workers.actor.setting_checks import sequence_groups
 from verl_omni.workers.actor.training_state import TrainingState
 from verl_omni.workers.algorithms.base import ComparesWithStart, Objective, training_algorithm
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig, DiffusionOptimizerConfig
@@ -34,7 +36,8 @@ class DiffusionActor:
         device: training device, that of the mesh if there is one; None for the CPU.
 
     Raises:
-        ValueError: a mini-batch has fewer rows than there are ranks.
+        ValueError: a mini-batch has fewer rows than there are ranks, or groups that share sequences; or the sequence
+            cannot be split as the settings say (`sequence_parallel.split_sequence`).
     """
 
     def __init__(
@@ -49,13 +52,15 @@ class DiffusionActor:
         self.model_config, self.config, self.mesh = model, actor, mesh
         self.device = device or torch.device("cpu")
         self.ranks = mesh.size() if mesh is not None else 1
+        self.sequence_ranks = actor.fsdp_config.ulysses_sequence_parallel_size
+        groups = sequence_groups(self.ranks, self.sequence_ranks)
         self.algorithm = training_algorithm(actor.diffusion_loss.loss_mode)
         per_prompt = self.algorithm.rows_per_prompt(rollout_n)
-        self.mini_batch = actor.ppo_mini_batch_size * per_prompt // self.ranks
+        self.mini_batch = actor.ppo_mini_batch_size * per_prompt // groups
         if self.mini_batch <= 0:
             raise ValueError(
-                f"{actor.ppo_mini_batch_size} prompts x {per_prompt} rows are fewer than {self.ranks} ranks: "
-                "raise actor.ppo_mini_batch_size"
+                f"{actor.ppo_mini_batch_size} prompts x {per_prompt} rows are fewer than {groups} ranks"
+                f"{' or groups of them' if groups < self.ranks else ''}: raise actor.ppo_mini_batch_size"
             )
         lora = model.lora_rank > 0
         dtypes = precision.resolve(actor.fsdp_config, lora=lora)
@@ -67,7 +72,7 @@ class DiffusionActor:
         else:
             self.module = shard_loading.load_sharded(
                 model, mesh, precision=dtypes, seed=actor.seed,
-                reshard_after_forward=actor.fsdp_config.reshard_after_forward,
+                reshard_after_forward=actor.fsdp_config.reshard_after_forward, before_sharding=self._split_sequence,
             )  # fmt: skip
         self.policy = Policy(
             self.module, training_adapter(model.architecture), dtype=dtypes.compute,
@@ -81,6 +86,10 @@ class DiffusionActor:
         self._state = TrainingState(self.policy, self.optimizer, self.scheduler, self.generator, mesh)
         self.offload = Offload(self.policy, self.optimizer, self.device, actor.fsdp_config)
         self.offload.rest()
+
+    def _split_sequence(self, module: nn.Module) -> None:
+        if self.sequence_ranks > 1:
+            split_sequence(module, self.device.type, self.ranks, self.sequence_ranks)
 
     # --- update -----------------------------------------------------------------------------------------
 
@@ -162,7 +171,8 @@ class DiffusionActor:
                 term, found = objective.term(part, place)
                 # The sum over all micro-batches and terms is the mean over the mini-batch.
                 share = term.sum() / (rows * passes)
-                share.backward()
+                # FSDP2 averages gradients over all ranks, but those of a sequence's parts must be added up.
+                (share * self.sequence_ranks).backward()
                 loss += share.item()
                 for name, value in found.items():
                     measured.setdefault(name, []).append(value)

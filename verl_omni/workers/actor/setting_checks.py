@@ -19,6 +19,47 @@ def check_fsdp_size(ranks: int, fsdp_size: int) -> None:
         )
 
 
+SEQUENCE_PARALLEL = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
+
+
+def sequence_groups(ranks: int, size: int) -> int:
+    """Number of groups of `size` ranks, which share the sequence of a sample; each group takes rows of its own.
+
+    Raises:
+        ValueError: `size` does not divide the ranks.
+    """
+    if size < 1 or ranks % size:
+        raise ValueError(
+            f"{SEQUENCE_PARALLEL}: {size} does not divide the {ranks} ranks of the trainer; write a divisor, or 1"
+        )
+    return ranks // size
+
+
+def check_heads(size: int, heads: int) -> None:
+    """Refuse a transformer whose attention heads `size` ranks cannot share evenly.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if heads % size:
+        raise ValueError(
+            f"{SEQUENCE_PARALLEL}: {size} does not divide the model's {heads} attention heads; write a divisor, or 1"
+        )
+
+
+def check_tokens(size: int, tokens: int) -> None:
+    """Refuse samples whose sequence, of `tokens` tokens, `size` ranks cannot share evenly.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if tokens % size:
+        raise ValueError(
+            f"{SEQUENCE_PARALLEL}: {size} does not divide the {tokens} tokens of a sample; write a divisor, or another "
+            "height, width or number of frames in actor_rollout_ref.rollout.pipeline"
+        )
+
+
 def check_trained_dtype(model_dtype: str | None, *, lora: bool) -> None:
     """Refuse trained weights in another dtype than float32; None selects float32 for them.
 

@@ -102,6 +102,7 @@ def load_sharded(
     precision: Precision,
     seed: int,
     reshard_after_forward: bool,
+    before_sharding: Callable[[nn.Module], None] = lambda _: None,
     open_files: Callable[[Path], TensorFiles] = TensorFiles,
 ) -> nn.Module:
     """The trained model, sharded over `mesh`, on its device: what `build.load_transformer` and `parallelize` make.
@@ -111,6 +112,7 @@ def load_sharded(
 
     Args:
         model: `DiffusionModelConfig`.
+        before_sharding: changes the model, with its adapter, before it is sharded; its weights may be on `meta`.
         open_files: opens the files of the folder that it gets.
 
     Raises:
@@ -119,6 +121,7 @@ def load_sharded(
     """
 
     def shard(module: nn.Module) -> nn.Module:
+        before_sharding(module)
         parallel.parallelize(
             module, mesh, model.fsdp_layer_prefixes, precision, reshard_after_forward=reshard_after_forward
         )

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.workers.actor.setting_checks import SEQUENCE_PARALLEL, sequence_groups
+
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
 DEFAULT = "flow_grpo"
@@ -122,11 +124,16 @@ def _noise_conflicts(config: DictConfig) -> Sequence[str]:
 def _rank_conflicts(config: DictConfig, entry: RegisteredAlgorithm) -> Sequence[str]:
     """Rows that the ranks cannot share evenly, of a training step and of a mini-batch."""
     ranks, found = config.trainer.nnodes * config.trainer.n_gpus_per_node, []
+    try:
+        groups = sequence_groups(ranks, OmegaConf.select(config, SEQUENCE_PARALLEL))
+    except ValueError as error:
+        return [str(error)]
+    sharing = f"{ranks} ranks" if groups == ranks else f"{groups} groups of ranks"
     per_prompt = entry.rows_per_prompt(config.actor_rollout_ref.rollout.n)
     for name in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"):
         rows = OmegaConf.select(config, name) * per_prompt
-        if rows % ranks != 0:
-            found.append(f"{name}: {ranks} ranks cannot share {rows} {entry.row}s evenly; write another number")
+        if rows % groups != 0:
+            found.append(f"{name}: {sharing} cannot share {rows} {entry.row}s evenly; write another number")
     return found
 
 

@@ -101,6 +101,8 @@ class DiffusionFSDPConfig(BaseConfig):
         use_no_sync_for_gradient_accumulation: reduce gradients over the ranks once in an optimizer step. False: after
             each micro-batch, which needs no memory for the whole gradient on each rank.
         fsdp_size: ranks that share one copy of the weights, a divisor of all ranks (HSDP); -1: all ranks.
+        ulysses_sequence_parallel_size: ranks that share the sequence of each sample, a divisor of all ranks (Ulysses);
+            they train on the same rows, and data is divided over the groups.
         reshard_after_forward: argument of FSDP2's `fully_shard`, which shards an actor of several processes.
         param_offload: keep the weights in CPU memory except during updates and weight sync.
         optimizer_offload: keep the optimizer state in CPU memory except during updates.
@@ -113,6 +115,7 @@ class DiffusionFSDPConfig(BaseConfig):
     mixed_precision: DiffusionMixedPrecisionConfig = field(default_factory=DiffusionMixedPrecisionConfig)
     use_no_sync_for_gradient_accumulation: bool = True
     fsdp_size: int = -1
+    ulysses_sequence_parallel_size: int = 1
     reshard_after_forward: bool = True
     param_offload: bool = False
     optimizer_offload: bool = False

@@ -1,0 +1,238 @@
+"""Sequence parallelism on 2 and 4 ranks (gloo): the update of one process, from ranks that share each sample.
+
+The ranks are forked from a process that has imported everything, and each runs this file.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import runpy
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from torch import Tensor
+
+from verl_omni.models.tiny import make_tiny_qwen_image, make_tiny_wan
+from verl_omni.pipelines.registry import FAMILIES, training_adapter
+from verl_omni.pipelines.sample_shapes import sample_shapes
+from verl_omni.pipelines.sequence_split import divisible_rows
+from verl_omni.workers.actor import parallel, setting_checks
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
+from verl_omni.workers.config import (
+    DiffusionActorConfig,
+    DiffusionFSDPConfig,
+    DiffusionMixedPrecisionConfig,
+    DiffusionOptimizerConfig,
+)
+
+pytestmark = pytest.mark.slow
+
+QWEN_IMAGE, WAN = "QwenImagePipeline", "WanPipeline"
+MAKERS = {QWEN_IMAGE: make_tiny_qwen_image, WAN: make_tiny_wan}
+SAMPLER = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 3.0}
+ROWS, STEPS, SHARING = 4, 2, 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on some ranks; `adapter` is its rank, or 0 for all weights."""
+
+    architecture: str
+    ranks: int
+    adapter: int
+    fsdp: dict[str, Any] = field(default_factory=dict)
+    checkpointing: bool = False
+    kl: bool = False
+
+    @property
+    def half(self) -> bool:
+        return "mixed_precision" in self.fsdp
+
+
+HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")}
+CASES = {
+    "Qwen-Image on 2": Case(QWEN_IMAGE, 2, 4, checkpointing=True, kl=True),
+    "all weights of Qwen-Image on 2": Case(QWEN_IMAGE, 2, 0),
+    "Wan on 2": Case(WAN, 2, 4, kl=True),
+    "all weights of Wan on 2": Case(WAN, 2, 0, checkpointing=True),
+    "Wan in bfloat16 on 2": Case(WAN, 2, 4, HALF),
+    "Qwen-Image on 2 x 2": Case(QWEN_IMAGE, 4, 0, {"use_no_sync_for_gradient_accumulation": False}),
+    "Wan on 2 x 2": Case(WAN, 4, 4),
+    "two copies of Wan on 2 x 2": Case(WAN, 4, 0, {"fsdp_size": 2}, checkpointing=True),
+}
+
+
+def make(folder: Path, case: Case, mesh: Any = None, share: int = 1) -> DiffusionActor:
+    family = training_adapter(case.architecture)
+    model: Any = SimpleNamespace(
+        path=str(folder / case.architecture), architecture=case.architecture, lora_rank=case.adapter, lora_alpha=8,
+        target_modules=list(family.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
+        fsdp_layer_prefixes=list(family.LAYERS), policy_state_adapters=("default",), attn_backend="native",
+        enable_gradient_checkpointing=case.checkpointing,
+    )  # fmt: skip
+    config = DiffusionActorConfig(
+        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
+        optim=DiffusionOptimizerConfig(lr=1e-3), use_kl_loss=case.kl, kl_loss_coef=0.1,
+        fsdp_config=DiffusionFSDPConfig(ulysses_sequence_parallel_size=share, **case.fsdp),
+    )  # fmt: skip
+    return DiffusionActor(model, config, 1, mesh=mesh)
+
+
+@cache
+def batch(architecture: str) -> dict[str, Tensor]:
+    """Prompts of Qwen-Image have 3 to 6 rows, so that some micro-batches have lengths that 2 does not divide."""
+    generator = torch.Generator().manual_seed(5)
+    sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
+    latents = (24, 16) if architecture == QWEN_IMAGE else (4, 3, 8, 8)
+    found = {
+        "all_latents": torch.randn(ROWS, STEPS + 1, *latents, generator=generator),
+        "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas,
+        "sigma_max": torch.full((ROWS, 1), 0.9),
+        "prompt_embeds": torch.randn(ROWS, 7, 32, generator=generator),
+        "negative_prompt_embeds": torch.randn(ROWS, 7, 32, generator=generator),
+        "advantages": torch.linspace(-1, 1, ROWS),
+        # So that the ratio is far inside the clip range, where the loss is smooth.
+        "rollout_log_probs": torch.full((ROWS, STEPS), -10.0),
+    }
+    if architecture == QWEN_IMAGE:
+        lengths = torch.arange(3, 3 + ROWS)[:, None]
+        found["prompt_embeds_mask"] = (torch.arange(7) < lengths).long()
+        found["negative_prompt_embeds_mask"] = (torch.arange(7) < 2).long().expand(ROWS, -1)
+        found["img_shapes"] = torch.tensor([1, 4, 6]).expand(ROWS, -1)
+    return found
+
+
+def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
+    """Two updates: the metrics of each, and the trained weights afterwards."""
+    data = {name: tensor[share] for name, tensor in batch(actor.model_config.architecture).items()}
+    metrics = [actor.update(data, **SAMPLER) for _ in range(2)]
+    kind: Any = "lora" if actor.model_config.lora_rank else "full"
+    return {"metrics": metrics, "weights": {n: t.clone() for n, t in actor.weights(kind)}}
+
+
+def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
+    """All cases of this number of ranks; each rank writes what it found."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+    rows = ROWS * SHARING // ranks
+    place = rank // SHARING * rows
+    found = {}
+    for name, case in CASES.items():
+        if case.ranks == ranks:
+            mesh = parallel.make_mesh("cpu", ranks, case.fsdp.get("fsdp_size", -1))
+            found[name] = updated(make(Path(folder), case, mesh, SHARING), slice(place, place + rows))
+    torch.save(found, f"{out}/found-{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for architecture, make_model in MAKERS.items():
+        make_model(folder / architecture)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What each rank found, by the name of the case."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
+    every: dict[str, list[Any]] = {}
+    for ranks in (2, 4):
+        out = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        started = []
+        for rank in range(ranks):
+            given = {"RANK_OF_TEST": (rank, ranks, str(models), str(out))}
+            started.append(server.Process(target=runpy.run_path, args=(__file__, given, "__main__")))
+            started[-1].start()
+        for process in started:
+            process.join()
+        assert [process.exitcode for process in started] == [0] * ranks
+        for rank in range(ranks):
+            for name, result in torch.load(out / f"found-{rank}.pt").items():
+                every.setdefault(name, []).append(result)
+    return every
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_that_share_samples_take_the_update_of_one_process(
+    found: dict[str, list[Any]], models: Path, name: str
+) -> None:
+    """After two steps of at most 1e-3, weights differ by at most 2e-5; in bfloat16 by less than 1e-4 on average."""
+    case, ranks = CASES[name], found[name]
+    one = updated(make(models, case), slice(0, ROWS))
+    for step, alone in enumerate(one["metrics"]):
+        norms = [rank["metrics"][step]["actor/grad_norm"] for rank in ranks]
+        assert norms == pytest.approx([alone["actor/grad_norm"]] * len(ranks), rel=3e-2 if case.half else 1e-3)
+        losses = [rank["metrics"][step]["actor/loss"] for rank in ranks[::SHARING]]
+        assert sum(losses) / len(losses) == pytest.approx(alone["actor/loss"], rel=1e-3, abs=1e-3)
+    other = ranks[0]["weights"]
+    assert one["weights"].keys() == other.keys()
+    differences = torch.cat([(tensor - other[n]).flatten().abs() for n, tensor in one["weights"].items()])
+    assert differences.mean() < 1e-4
+    assert case.half or differences.max() < 2e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_of_a_group_measure_the_same(found: dict[str, list[Any]], name: str) -> None:
+    """To the last bit, so that one of them can report for the group."""
+    ranks = found[name]
+    for place in range(0, len(ranks), SHARING):
+        one, other = (rank["metrics"] for rank in ranks[place : place + SHARING])
+        assert one == other
+    if len(ranks) > SHARING:
+        assert ranks[0]["metrics"] != ranks[SHARING]["metrics"], "groups train on other rows"
+
+
+def test_rows_that_are_added_to_a_prompt_are_masked() -> None:
+    embeds, mask = divisible_rows(torch.ones(2, 5, 3), torch.ones(2, 5, dtype=torch.bool), 4)
+    assert embeds.shape == (2, 8, 3)
+    assert mask.tolist() == [[True] * 5 + [False] * 3] * 2
+    same, _ = divisible_rows(torch.ones(2, 8, 3), torch.ones(2, 8, dtype=torch.bool), 4)
+    assert same.shape == (2, 8, 3)
+
+
+def test_families_split_the_sequence_if_diffusers_has_a_plan() -> None:
+    transformers = {
+        QWEN_IMAGE: diffusers.QwenImageTransformer2DModel,
+        "StableDiffusion3Pipeline": diffusers.SD3Transformer2DModel,
+        WAN: diffusers.WanTransformer3DModel,
+    }
+    plans = {name: kind._cp_plan is not None for name, kind in transformers.items()}
+    assert {name: sample_shapes(name).SPLITS_SEQUENCE for name in FAMILIES} == plans
+
+
+@pytest.mark.parametrize(("architecture", "tokens"), [(QWEN_IMAGE, 4 * 6), (WAN, 3 * 4 * 6)])
+def test_the_sequence_length_is_that_of_the_transformer(models: Path, architecture: str, tokens: int) -> None:
+    """Of samples with 64 x 96 pixels; Wan's have 9 frames."""
+    folder = models / architecture
+    configs = {name: json.loads((folder / name / "config.json").read_text()) for name in ("transformer", "vae")}
+    pipeline = SimpleNamespace(height=64, width=96, num_frames=9)
+    assert sample_shapes(architecture).sequence_length(configs, pipeline) == tokens
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size: 3 does not divide the 4 ranks"):
+        setting_checks.sequence_groups(4, 3)
+    with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size: 0 does not divide the 4 ranks"):
+        setting_checks.sequence_groups(4, 0)
+    assert setting_checks.sequence_groups(4, 2) == 2
+    with pytest.raises(ValueError, match=r"4 does not divide the model's 6 attention heads"):
+        setting_checks.check_heads(4, 6)
+    with pytest.raises(ValueError, match=r"2 does not divide the 25 tokens of a sample"):
+        setting_checks.check_tokens(2, 25)
+
+
+if __name__ == "__main__":
+    run_rank(*globals()["RANK_OF_TEST"])

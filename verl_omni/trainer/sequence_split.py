@@ -1,0 +1,54 @@
+"""Check, before anything starts, that ranks can share the sequence of a sample (sequence parallelism)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_omni.workers.actor.setting_checks import (
+    SEQUENCE_PARALLEL,
+    check_heads,
+    check_tokens,
+    sequence_groups,
+)
+
+
+def check(config: DictConfig) -> None:
+    """Refuse settings whose sequence of latents the ranks of a group cannot share evenly.
+
+    Args:
+        config: settings of the trainer, with the model's folder and architecture filled in.
+
+    Raises:
+        ValueError: the size does not divide the ranks, the attention heads or the tokens of a sample, or the model's
+            family has no split.
+        FileNotFoundError: a configuration file of the model is missing.
+    """
+    settings = config.actor_rollout_ref
+    size = settings.actor.fsdp_config.ulysses_sequence_parallel_size
+    sequence_groups(config.trainer.nnodes * config.trainer.n_gpus_per_node, size)
+    if size == 1:
+        return
+    # Imported here: only runs that split sequences need it at this point.
+    from verl_omni.pipelines.registry import FAMILIES
+    from verl_omni.pipelines.sample_shapes import sample_shapes
+
+    architecture = settings.model.architecture
+    shapes = sample_shapes(architecture)
+    if not shapes.SPLITS_SEQUENCE:
+        others = " and ".join(name for name in sorted(FAMILIES) if sample_shapes(name).SPLITS_SEQUENCE)
+        raise ValueError(
+            f"{SEQUENCE_PARALLEL}: {size} is not supported for {architecture}, whose sequence diffusers cannot split, "
+            f"only for {others}; write 1"
+        )
+    configs = {name: _component(settings.model.path, name) for name in ("transformer", "vae")}
+    check_heads(size, configs["transformer"]["num_attention_heads"])
+    check_tokens(size, shapes.sequence_length(configs, settings.rollout.pipeline))
+
+
+def _component(folder: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(folder) / name / "config.json").read_text(encoding="utf-8"))
+    return found
