@@ -64,6 +64,7 @@ def worker(folder: Path) -> Any:
         [
             f"data.train_files='{prompts}'", "data.max_prompt_length=24", "trainer.total_training_steps=1",
             f"actor_rollout_ref.model.path='{MODEL}'", "actor_rollout_ref.rollout.max_prompt_embed_length=24",
+            "actor_rollout_ref.rollout.agent.num_workers=1", "actor_rollout_ref.rollout.max_concurrent_requests=256",
         ]
     )  # fmt: skip
     engine = InstantEngine()

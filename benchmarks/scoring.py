@@ -67,6 +67,7 @@ def settings(folder: Path) -> Any:
             f"data.train_files='{prompts}'", f"actor_rollout_ref.model.path='{MODEL}'",
             "trainer.total_training_steps=1", "reward.scorer=python",
             f"reward.scorer_kwargs.function='{HERE}:slow_score'", f"reward.deadline_seconds={DEADLINE_S}",
+            "actor_rollout_ref.rollout.agent.num_workers=1", "actor_rollout_ref.rollout.max_concurrent_requests=256",
         ]
     )  # fmt: skip
 

@@ -88,7 +88,8 @@ def running(*overrides: str) -> Iterator[Running]:
                 f"trainer.default_local_dir='{folder}'", f"actor_rollout_ref.model.path='{MODEL}'",
                 "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
                 f"actor_rollout_ref.rollout.pipeline.num_inference_steps={STEPS}",
-                "actor_rollout_ref.rollout.pipeline.max_sequence_length=24", "reward.scorer=brightness", *overrides,
+                "actor_rollout_ref.rollout.pipeline.max_sequence_length=24", "reward.scorer=brightness",
+                "actor_rollout_ref.rollout.max_concurrent_requests=256", *overrides,
             ]
         )  # fmt: skip
         startup.fit_to_machine(config, startup.accelerator_present())

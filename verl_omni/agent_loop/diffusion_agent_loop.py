@@ -90,9 +90,10 @@ class DiffusionAgentLoopWorker:
         self.score_seconds = float(OmegaConf.select(config, "reward.deadline_seconds", default=SCORE_SECONDS))
         self.put: Callable[[Any], Any] = ray.put
         self._makers: dict[str, Callable[..., Any]] = {}
-        if self.rollout_config.max_concurrent_requests <= 0:
-            raise ValueError(f"max_concurrent_requests must be positive: {self.rollout_config.max_concurrent_requests}")
-        self._generating = asyncio.Semaphore(self.rollout_config.max_concurrent_requests)
+        limit = self.rollout_config.max_concurrent_requests
+        if limit is None or limit <= 0:
+            raise ValueError(f"max_concurrent_requests must be positive: {limit}")
+        self._generating = asyncio.Semaphore(limit)
         share = CALLS_OF_A_REWARD_WORKER // self.rollout_config.agent.num_workers
         self._sent_limit = max(1, min(SENT_TO_A_REWARD_WORKER, share))
         self._sent: Counter[int] = Counter()  # unscored samples by the number of the reward worker

@@ -28,6 +28,19 @@ def describe_machine(proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> di
     }
 
 
+def available_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """CPUs that this process may use, within its container's quota, at least 1.
+
+    Args:
+        quota: file of cgroup v2 with the microseconds of CPU time per period, or `max`, and the period.
+    """
+    usable = len(os.sched_getaffinity(0))
+    given = quota.read_text(encoding="utf-8").split() if quota.is_file() else []
+    if len(given) == 2 and given[0] != "max":
+        usable = min(usable, max(1, int(given[0]) // int(given[1])))
+    return usable
+
+
 def _accelerators(proc: Path, dev: Path) -> dict[str, int]:
     models: Counter[str] = Counter()
     for path in (proc / "driver" / "nvidia" / "gpus").glob("*/information"):

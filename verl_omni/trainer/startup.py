@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import run_length, sequence_split
+from verl_omni.trainer import machine, process_counts, run_length, sequence_split
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.utils.model_folder import model_folder
 from verl_omni.workers.actor.setting_checks import check_fsdp_size, check_trained_dtype
 from verl_omni.workers.algorithms import registry
 
 ReportPhase = Callable[[str], None]
-# Each colocated role of a worker group requests a CPU, and so does each agent-loop, reward, server and router actor
-# (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are logical: more than the cores is fine.
+# At least so many, and one for each actor (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are
+# logical: more than the cores is fine.
 LOGICAL_CPUS = 16
 STOP_SECONDS = 60.0  # timeout for an engine to shut down
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
@@ -138,13 +138,16 @@ def accelerator_present() -> bool:
     return os.environ.get("VERL_PLATFORM") != "cpu" and any(Path(device).exists() for device in devices)
 
 
-def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
+def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None = None) -> None:
     """Fill in the settings whose default depends on the machine, the model or the length of the run.
+
+    Args:
+        cpus: CPUs of each node; None: those of this machine.
 
     Raises:
         FileNotFoundError: the model is not a folder in diffusers' layout, or a data file does not exist.
-        ValueError: no model family matches, the data set is smaller than a batch, or the engine cannot run with these
-            settings on this machine.
+        ValueError: no model family matches, the data set is smaller than a batch, a number of workers is not positive,
+            or the engine cannot run with these settings on this machine.
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
@@ -176,6 +179,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool) -> None:
             config.trainer.fork_workers = own_ray and not has_accelerator and can_fork_workers()
         if rollout.enable_sleep_mode is None:
             rollout.enable_sleep_mode = has_accelerator
+    process_counts.fill_in(config, machine.available_cpus() if cpus is None else cpus)
 
 
 def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
@@ -246,7 +250,7 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
     report_phase("starting Ray, importing the training stack")
     options = dict(config.ray_kwargs.ray_init)
     address = options.pop("address", "local")
-    cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1)
+    cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1, process_counts.logical_cpus(config))
     here = {
         "num_cpus": cpus,
         "num_gpus": config.trainer.n_gpus_per_node,
@@ -323,7 +327,7 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     settings = config.actor_rollout_ref
-    report_phase("starting the rollout engine and the workers")
+    report_phase(f"starting the rollout engine and the workers ({process_counts.describe(config)})")
     rewards = RewardLoopManager(config, rm_resource_pool=None)
     pool = RayResourcePool(
         process_on_nodes=[config.trainer.n_gpus_per_node] * config.trainer.nnodes,

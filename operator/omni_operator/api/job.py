@@ -157,7 +157,7 @@ class Spec(StrictModel):
             ".trainer.batch.prompts",
         ),
         Cel(
-            f"{_SAMPLES} % self.rollout.agentLoop.workers == 0",
+            f"!has(self.rollout.agentLoop.workers) || {_SAMPLES} % self.rollout.agentLoop.workers == 0",
             f"{UNEVEN} spec.rollout.agentLoop.workers",
             ".trainer.batch.prompts",
         ),
@@ -207,7 +207,7 @@ class Spec(StrictModel):
                 f"is {self.rollout.replicas}: {ENGINES} ({accelerators} / {parallel})",
             )
         samples = self.trainer.batch.prompts * self.rollout.samples_per_prompt
-        workers = self.rollout.agent_loop.workers
+        workers = self.rollout.agent_loop.workers or 1
         for parts, what in ((accelerators, "the number of accelerators"), (workers, "spec.rollout.agentLoop.workers")):
             if samples % parts:
                 yield Violation(

@@ -181,7 +181,13 @@ class Scorer(StrictModel):
 class Reward(StrictModel):
     """Scorers and the number of processes that run them."""
 
-    replicas: int = Field(default=1, ge=1, le=1024, description="Number of scoring processes.")
+    replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Number of scoring processes, spread over the pods; each has all scorers. Default: one for each "
+        "engine, on at most half of the CPUs.",
+    )
     scorers: Annotated[tuple[Scorer, ...], Field(strict=False)] = Field(
         min_length=1,
         max_length=32,

@@ -34,15 +34,25 @@ class Engine(StrictModel):
         description="Dtype of the engine's weights. Default: bfloat16 with accelerators, float32 without.",
     )
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Maximum samples in one engine batch.")
-    max_concurrent_requests: int = Field(
-        default=256, ge=1, le=65536, description="Maximum samples that one agent-loop worker has in generation."
+    max_concurrent_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Maximum samples that one agent-loop worker has in generation. Default: the workers together have "
+        "twice maxBatchSize for each engine.",
     )
 
 
 class AgentLoop(StrictModel):
     """Agent-loop workers, the processes that send prompts to the engines and collect samples."""
 
-    workers: int = Field(default=1, ge=1, le=1024, description="Number of agent-loop workers.")
+    workers: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Number of agent-loop workers, spread over the pods. Default: one for each pod and for each eight "
+        "engines, or a few more to divide the samples of a step.",
+    )
 
 
 class Pipeline(StrictModel):

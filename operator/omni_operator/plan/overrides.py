@@ -43,7 +43,7 @@ def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         **_rollout(spec),
         **_actor(spec),
         **_reward(spec.reward.scorers),
-        "reward.num_workers": spec.reward.replicas,
+        **({"reward.num_workers": spec.reward.replicas} if spec.reward.replicas else {}),
         **_trainer(job, layout),
     }
 
@@ -82,8 +82,6 @@ def _rollout(spec: Spec) -> Settings:
         f"{ROLLOUT}.n": rollout.samples_per_prompt,
         f"{ROLLOUT}.tensor_model_parallel_size": rollout.engine.tensor_parallel_size,
         f"{ROLLOUT}.max_num_seqs": rollout.engine.max_batch_size,
-        f"{ROLLOUT}.max_concurrent_requests": rollout.engine.max_concurrent_requests,
-        f"{ROLLOUT}.agent.num_workers": rollout.agent_loop.workers,
         f"{ROLLOUT}.pipeline.height": pipeline.height,
         f"{ROLLOUT}.pipeline.width": pipeline.width,
         f"{ROLLOUT}.pipeline.num_inference_steps": pipeline.steps,
@@ -92,6 +90,10 @@ def _rollout(spec: Spec) -> Settings:
         f"{ROLLOUT}.algo.sde_type": sampler.type,
         f"{ROLLOUT}.algo.noise_level": sampler.noise_level,
     }
+    if requests := rollout.engine.max_concurrent_requests:
+        made[f"{ROLLOUT}.max_concurrent_requests"] = requests
+    if workers := rollout.agent_loop.workers:
+        made[f"{ROLLOUT}.agent.num_workers"] = workers
     if rollout.engine.dtype:
         made[f"{ROLLOUT}.dtype"] = rollout.engine.dtype
     if window := sampler.window:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
@@ -63,8 +64,11 @@ def render_worker_group(job: DiffusionRLJob, attempt: int, settings: ClusterSett
 def _logical_cpus(job: DiffusionRLJob) -> int:
     spec = job.spec
     given = {**spec.trainer.resources.requests, **spec.trainer.resources.limits}.get("cpu", "0")
-    actors = 2 * spec.trainer.accelerator.count + spec.rollout.agent_loop.workers + spec.reward.replicas + 8
-    return max(LOGICAL_CPUS, actors, quantity.whole(given))
+    count = spec.trainer.accelerator.count
+    # What the trainer derives at most in one pod (verl_omni/trainer/process_counts.py, tests/contract).
+    loops = spec.rollout.agent_loop.workers or 2 * math.ceil(count / 8)
+    rewards = spec.reward.replicas or count
+    return max(LOGICAL_CPUS, 2 * count + loops + rewards + 8, quantity.whole(given))
 
 
 def _placement(job: DiffusionRLJob, needs: AcceleratorNeeds) -> Object:

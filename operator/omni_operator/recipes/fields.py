@@ -144,8 +144,6 @@ REFERENCE_DEFAULTS = {
     "trainer.save_freq": "-1",
     "trainer.test_freq": "-1",
     "trainer.max_actor_ckpt_to_keep": "null",
-    "reward.num_workers": "8",
-    f"{ROLLOUT}.agent.num_workers": "8",
     "reward.aggregation": "weighted_sum",
     "trainer.project_name": "verl_examples",
     "trainer.experiment_name": "ocr",

@@ -112,6 +112,19 @@ def test_several_scorers_are_weighted() -> None:
     assert made["reward.reward_functions.mine.k"] == [1]
 
 
+NUMBERS = ("spec.rollout.agentLoop.workers=2", "spec.rollout.engine.maxConcurrentRequests=9", "spec.reward.replicas=3")
+
+
+def test_numbers_of_workers_and_requests_are_set_only_if_the_job_gives_them() -> None:
+    made, open_ones = settings(*NUMBERS), settings()
+    found = {name: made[name] for name in made.keys() - open_ones.keys()}
+    assert found == {
+        "actor_rollout_ref.rollout.agent.num_workers": 2,
+        "actor_rollout_ref.rollout.max_concurrent_requests": 9,
+        "reward.num_workers": 3,
+    }
+
+
 def test_a_local_run_has_all_accelerators_on_one_machine() -> None:
     made = settings("spec.trainer.replicas=2", "spec.trainer.accelerator.count=2", "spec.rollout.replicas=4")
     assert (made["trainer.nnodes"], made["trainer.n_gpus_per_node"]) == (1, 4)
@@ -176,6 +189,7 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings("spec.reward.scorers=[{name: a, function: {path: a.py}}]")
     every |= settings("spec.observability.tracking={loggers: [tensorboard], project: p}")
     every |= settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=bfloat16")
+    every |= settings(*NUMBERS)
     assert [name for name in every if owner_of(name) is None] == []
     assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
 

@@ -14,7 +14,7 @@ from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from verl_omni.agent_loop import DiffusionAgentLoopWorker
-from verl_omni.trainer import settings
+from verl_omni.trainer import process_counts, settings
 from verl_omni.workers.rollout.replica import DiffusionOutput
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
@@ -83,6 +83,7 @@ def worker(prompts_file: Path) -> Iterator[Callable[..., Any]]:
                 "actor_rollout_ref.rollout.pipeline.max_sequence_length=6", *overrides,
             ]
         )  # fmt: skip
+        process_counts.fill_in(config, cpus=2)
         return DiffusionAgentLoopWorker(config, engine or Engine(), None, rewards)
 
     yield made

@@ -252,9 +252,12 @@ async def test_a_row_that_is_being_scored_leaves_room_for_another_in_the_engine(
     assert made.server_manager.most == 2
 
 
-def test_a_limit_of_0_requests_is_refused(worker: Any) -> None:
-    with pytest.raises(ValueError, match="max_concurrent_requests must be positive: 0"):
-        worker("actor_rollout_ref.rollout.max_concurrent_requests=0")
+@pytest.mark.parametrize("limit", [0, None])
+def test_a_worker_refuses_a_limit_that_is_no_positive_number(worker: Any, limit: int | None) -> None:
+    made = worker()
+    made.config.actor_rollout_ref.rollout.max_concurrent_requests = limit
+    with pytest.raises(ValueError, match=f"max_concurrent_requests must be positive: {limit}"):
+        type(made)(made.config, None)
 
 
 async def test_a_sample_goes_to_the_reward_worker_with_the_fewest_unscored(

@@ -201,7 +201,7 @@ def two_replicas(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFa
         PROMPTS,
         "trainer.n_gpus_per_node=2",
         # With a batch size of one, images are bit-identical, and many requests take a while.
-        "actor_rollout_ref.rollout.max_num_seqs=1",
+        "actor_rollout_ref.rollout.max_num_seqs=1", "actor_rollout_ref.rollout.max_concurrent_requests=256",
         f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
         f"actor_rollout_ref.rollout.deadline_seconds={DEADLINE}",
         "reward.scorer=null", f"reward.custom_reward_function.path='{scorer}'", "reward.num_workers=2",

@@ -11,7 +11,7 @@ import pytest
 import torch
 from verl import DataProto
 
-from verl_omni.trainer import settings
+from verl_omni.trainer import process_counts, settings
 from verl_omni.trainer.loop import DiffusionTrainer
 from verl_omni.trainer.run_folder import RunFolder
 
@@ -51,6 +51,7 @@ def trainer(loop: Loop, tmp_path: Path) -> Any:
             "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         ]
     )  # fmt: skip
+    process_counts.fill_in(config, cpus=2)
     folder = RunFolder(tmp_path / "run")
     return DiffusionTrainer(config, SimpleNamespace(agent_loop=loop), folder, ROWS, ROWS, stop_requested=lambda: False)
 

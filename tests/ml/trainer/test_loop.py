@@ -14,7 +14,7 @@ from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
-from verl_omni.trainer import metrics, settings
+from verl_omni.trainer import metrics, process_counts, settings
 from verl_omni.trainer.loop import DiffusionTrainer
 from verl_omni.trainer.run_folder import RunFolder
 
@@ -67,6 +67,7 @@ def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> Diff
             "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", *overrides,
         ]
     )  # fmt: skip
+    process_counts.fill_in(config, cpus=2)
     published: list[int] = []
 
     def publish(global_steps: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
-from verl_omni.trainer.machine import describe_machine, source_commit
+from verl_omni.trainer.machine import available_cpus, describe_machine, source_commit
 
 
 def test_this_machine_is_described() -> None:
@@ -13,6 +14,16 @@ def test_this_machine_is_described() -> None:
     assert found["cores"] >= 1
     assert found["memory_gib"] > 0
     assert found["cpu"]
+
+
+def test_a_quota_of_the_container_limits_the_cpus(tmp_path: Path) -> None:
+    all_cpus, quota = len(os.sched_getaffinity(0)), tmp_path / "cpu.max"
+    assert available_cpus(quota) == all_cpus
+    for text, expected in (("max 100000", all_cpus), ("100000 100000", 1), ("50000 100000", 1)):
+        quota.write_text(f"{text}\n")
+        assert available_cpus(quota) == expected, text
+    quota.write_text(f"{(all_cpus + 1) * 100000} 100000\n")
+    assert available_cpus(quota) == all_cpus
 
 
 def test_accelerators_are_counted_by_model(tmp_path: Path) -> None:

@@ -175,6 +175,11 @@ def test_the_executor_mp_is_allowed_with_step_execution(tmp_path: Path) -> None:
     assert made.rollout.engine_kwargs.vllm_omni.distributed_executor_backend == "mp"
 
 
+def test_numbers_of_workers_follow_from_accelerators_and_cpus(tmp_path: Path) -> None:
+    made = fitted(tmp_path, "WanPipeline", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.max_num_seqs=3")
+    assert (made.rollout.agent.num_workers, made.rollout.max_concurrent_requests) == (1, 12)
+
+
 @pytest.mark.slow
 def test_the_trainer_lists_the_families_when_a_model_has_none(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "NoSuchPipeline"}')

@@ -20,7 +20,10 @@ assert "ray" not in sys.modules
 complete = []
 startup._import_everything = lambda: complete.append(not sys.modules["ray"].__spec__._initializing)
 startup._local = lambda options: None
-config = {"ray_kwargs": {"ray_init": {}}, "trainer": {"n_gpus_per_node": 1, "fork_workers": False}}
+config = {
+    "ray_kwargs": {"ray_init": {}}, "trainer": {"n_gpus_per_node": 1, "fork_workers": False},
+    "actor_rollout_ref": {"rollout": {"agent": {"num_workers": 1}}}, "reward": {"num_workers": 1},
+}
 startup.start_ray(OmegaConf.create(config), lambda text: None)
 assert complete == [True], complete
 """

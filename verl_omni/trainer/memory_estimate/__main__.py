@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from verl_omni.trainer.memory_estimate.job_estimate import JobEstimate
 
 OK, USAGE_ERROR = 0, 2
+MANY_CPUS = 1 << 10
 MODEL_PATH = "actor_rollout_ref.model.path"
 
 
@@ -62,7 +63,8 @@ def load_settings(overrides: Sequence[str], folder: Path, *, accelerator: bool) 
             f"{path} is not a folder, and its configuration is not built in. Built in are {known}. For another model, "
             "download its configuration files (hf download ID --include '*.json' --local-dir FOLDER) and write ./FOLDER"
         )
-    startup.fit_to_machine(config, accelerator)
+    # The CPUs of nodes with accelerators are not known here: the estimate takes as many workers as there may be.
+    startup.fit_to_machine(config, accelerator, cpus=MANY_CPUS if accelerator else None)
     return config
 
 

@@ -24,6 +24,7 @@ class Setup:
 
     Attributes:
         nodes, ranks: hosts, and accelerators (or processes on the CPU) over all of them.
+        helpers: agent-loop and reward workers, over all nodes.
         accelerator: whether there are accelerators; without any, all parts are in host memory.
         samples: number of samples of a step.
         stored, trained: bytes of a step's samples in the object store, and of those that the ranks load from it.
@@ -38,6 +39,7 @@ class Setup:
 
     nodes: int
     ranks: int
+    helpers: int
     accelerator: bool
     samples: int
     stored: int
@@ -55,6 +57,11 @@ class Setup:
     def ranks_per_node(self) -> int:
         """Ranks of one host."""
         return self.ranks // self.nodes
+
+    @property
+    def helpers_per_node(self) -> int:
+        """Agent-loop and reward workers of the host that has most of them."""
+        return math.ceil(self.helpers / self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +173,8 @@ def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
 def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[Phase, ...]:
     """Phases of a host whose ranks have accelerators; the driver runs there."""
     ranks = setup.ranks_per_node
-    # A trainer and an engine worker for each rank; server, agent loop, reward worker and driver.
-    processes = {"processes": (2 * ranks + 4) * PROCESS}
+    # A trainer and an engine worker for each rank; server and driver.
+    processes = {"processes": (2 * ranks + 2 + setup.helpers_per_node) * PROCESS}
     samples = {"trajectories": _trajectories(setup)}
     weights = ranks * (trainer.weights + trainer.old_policy) if setup.offloads_weights else 0
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
@@ -189,7 +196,7 @@ def _on_host(setup: Setup, phase: Phase) -> Phase:
     ranks = setup.ranks_per_node
     parts = {name: ranks * size for name, size in phase.parts.items()}
     trajectories = parts.get("trajectories", 0) + _trajectories(setup)
-    processes = (ranks + 4) * PROCESS
+    processes = (ranks + 2 + setup.helpers_per_node) * PROCESS
     (made,) = _without_zeros((Phase(phase.name, {**parts, "trajectories": trajectories, "processes": processes}),))
     return made
 

@@ -58,6 +58,7 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
     return Setup(
         nodes=config.trainer.nnodes,
         ranks=config.trainer.nnodes * config.trainer.n_gpus_per_node,
+        helpers=rollout.agent.num_workers + config.reward.num_workers,
         accelerator=accelerator,
         samples=prompts * rollout.n,
         stored=stored.total(prompts * rollout.n, prompts),

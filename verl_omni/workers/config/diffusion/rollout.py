@@ -109,7 +109,7 @@ class DiffusionRolloutConfig(RolloutConfig):
         external_lib: module to import in the server's process before the engine starts.
         max_prompt_embed_length: rows that prompt embeddings are padded to; None: `pipeline.max_sequence_length`.
         max_concurrent_requests: upper limit of the samples that one agent-loop worker has in generation; those that are
-            being scored do not count.
+            being scored do not count. None only until the trainer has derived it (`trainer/process_counts.py`).
         deadline_seconds: a replica that has requests in flight and sends nothing for so long is treated as failed. It
             must exceed the time for one batch of the engine; weight updates have their own deadline
             (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
@@ -130,7 +130,7 @@ class DiffusionRolloutConfig(RolloutConfig):
     rollout_adapter: str = "default"
     external_lib: str | None = None
     max_prompt_embed_length: int | None = None
-    max_concurrent_requests: int = 256
+    max_concurrent_requests: int | None = 256
     deadline_seconds: float = REPLICA_DEADLINE_SECONDS
     pipeline: DiffusionPipelineConfig = field(default_factory=DiffusionPipelineConfig)
     algo: DiffusionRolloutAlgoConfig = field(default_factory=DiffusionRolloutAlgoConfig)

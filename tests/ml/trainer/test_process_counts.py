@@ -1,0 +1,105 @@
+"""Numbers of workers and of requests in flight that a run derives from its size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from verl_omni.trainer import process_counts
+from verl_omni.trainer.process_counts import RunSize
+
+SIZES = st.builds(
+    RunSize,
+    nodes=st.integers(1, 64), replicas=st.integers(1, 512), samples=st.integers(1, 8192),
+    engine_batch=st.integers(1, 256), cpus=st.integers(1, 256),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "loops", "rewards", "requests"),
+    [
+        # a laptop: one process on the CPU
+        (RunSize(nodes=1, replicas=1, samples=64, engine_batch=64, cpus=2), 1, 1, 128),
+        (RunSize(nodes=1, replicas=2, samples=64, engine_batch=4, cpus=2), 1, 1, 16),
+        # a node with eight accelerators, and one with sixteen
+        (RunSize(nodes=1, replicas=8, samples=128, engine_batch=8, cpus=96), 1, 8, 128),
+        (RunSize(nodes=1, replicas=16, samples=128, engine_batch=8, cpus=96), 2, 16, 128),
+        # nodes: each has an agent-loop worker and a reward worker, also if an engine spans a node
+        (RunSize(nodes=4, replicas=32, samples=1024, engine_batch=8, cpus=96), 4, 32, 128),
+        (RunSize(nodes=4, replicas=4, samples=64, engine_batch=2, cpus=96), 4, 4, 4),
+        # three workers would leave one of eight samples over; no number below six divides seven
+        (RunSize(nodes=3, replicas=3, samples=8, engine_batch=1, cpus=8), 4, 3, 2),
+        (RunSize(nodes=3, replicas=3, samples=7, engine_batch=1, cpus=8), 3, 3, 2),
+        # fewer CPUs or samples than accelerators
+        (RunSize(nodes=1, replicas=8, samples=128, engine_batch=8, cpus=8), 1, 4, 128),
+        (RunSize(nodes=1, replicas=16, samples=128, engine_batch=8, cpus=1), 1, 1, 256),
+        (RunSize(nodes=4, replicas=32, samples=2, engine_batch=8, cpus=96), 2, 2, 256),
+    ],
+)
+def test_the_numbers_follow_from_nodes_engines_and_batch(
+    size: RunSize, loops: int, rewards: int, requests: int
+) -> None:
+    assert process_counts.agent_loop_workers(size) == loops
+    assert process_counts.reward_workers(size) == rewards
+    assert process_counts.requests_in_flight(size, loops) == requests
+
+
+@given(SIZES)
+def test_there_is_at_least_one_worker_and_at_most_one_for_each_sample(size: RunSize) -> None:
+    loops, rewards = process_counts.agent_loop_workers(size), process_counts.reward_workers(size)
+    assert 1 <= loops <= size.samples and 1 <= rewards <= size.samples
+    assert loops <= size.nodes * size.cpus
+    assert loops >= min(size.nodes, size.samples), "a worker on every node"
+
+
+@given(SIZES, st.integers(1, 64))
+def test_the_requests_in_flight_fill_the_batches_of_all_engines(size: RunSize, workers: int) -> None:
+    together = workers * process_counts.requests_in_flight(size, workers)
+    assert 2 * size.replicas * size.engine_batch <= together < 2 * size.replicas * size.engine_batch + workers
+
+
+def config(**given: Any) -> Any:
+    made = OmegaConf.create({
+        "trainer": {"nnodes": 2, "n_gpus_per_node": 8}, "data": {"train_batch_size": 16},
+        "reward": {"num_workers": None},
+        "actor_rollout_ref": {"rollout": {
+            "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 2, "data_parallel_size": 1,
+            "pipeline_model_parallel_size": 1, "agent": {"num_workers": None}, "max_concurrent_requests": None,
+        }},
+    })  # fmt: skip
+    for name, value in given.items():
+        OmegaConf.update(made, name.replace("__", "."), value)
+    process_counts.fill_in(made, cpus=32)
+    rollout = made.actor_rollout_ref.rollout
+    return rollout.agent.num_workers, rollout.max_concurrent_requests, made.reward.num_workers
+
+
+def test_settings_that_are_null_are_filled_in_and_others_stay() -> None:
+    assert config() == (2, 32, 8), "eight engines of two accelerators: 2 x 8 x 4 requests for two workers"
+    assert config(actor_rollout_ref__rollout__agent__num_workers=4) == (4, 16, 8)
+    assert config(actor_rollout_ref__rollout__max_concurrent_requests=7) == (2, 7, 8)
+    assert config(reward__num_workers=3) == (2, 32, 3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["reward.num_workers", "actor_rollout_ref.rollout.agent.num_workers",
+     "actor_rollout_ref.rollout.max_concurrent_requests"],
+)  # fmt: skip
+def test_a_number_that_is_not_positive_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}: must be at least 1, or null .*, not 0"):
+        config(**{name.replace(".", "__"): 0})
+
+
+def test_one_line_names_the_numbers_of_a_run() -> None:
+    made = OmegaConf.create({
+        "trainer": {"n_gpus_per_node": 8}, "reward": {"num_workers": 8},
+        "actor_rollout_ref": {"rollout": {"agent": {"num_workers": 2}, "max_concurrent_requests": 32}},
+    })  # fmt: skip
+    said = "agent-loop workers: 2, each with up to 32 requests in flight; reward workers: 8"
+    assert process_counts.describe(made) == said
+    assert process_counts.logical_cpus(made) == 34
