@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 PROMPTS = ["a red circle", "a blue square on the left"]
 STEPS = 4
-# After 12 updates, these have learned too little to tell: DPO 0.07 to 0.5, seed by seed, NFT 0.12 to 0.7.
-UPDATES = {"DiffusionDPO": 24, "DiffusionNFT": 32}
+# After 12, it has learned too little to tell: 0.07 to 0.5, seed by seed.
+UPDATES = {"DiffusionDPO": 24}
 FEW = 12
 RISE = 0.15  # of redness, in [-1, 1]: several times the change under a random reward
 
@@ -56,6 +56,9 @@ RUNS = {
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 OVERRIDES = {
     "DiffusionDPO": [f"{LOSS}.dpo_beta=100"],
+    # With the default of five, one image that stands out among the eight of its prompt decides the update: it learns
+    # several times slower.
+    "DiffusionNFT": [f"{LOSS}.adv_clip_max=1"],
 }
 
 
