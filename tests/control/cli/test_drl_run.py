@@ -76,6 +76,21 @@ def test_the_run_folder_contains_job_and_overrides(write_job: WriteJob, drl: Drl
     assert "is already finished" in said
 
 
+def test_the_job_in_the_run_folder_finds_the_files_of_its_scorers(
+    write_job: WriteJob, drl: Drl, tmp_path: Path
+) -> None:
+    (tmp_path / "clip").mkdir()
+    (tmp_path / "head.pth").touch()
+    settings = "{head_path: head.pth, model_name_or_path: ./clip}"
+    job = write_job()
+    code, said = drl("run", job, "--set", f"spec.reward.scorers=[{{name: aesthetic, settings: {settings}}}]")
+    assert code == 0, said
+    kept = tmp_path / "runs" / "a-job" / "job.yaml"
+    assert f"head_path: {tmp_path}/head.pth" in kept.read_text()
+    code, said = drl("run", kept)
+    assert (code, "is already finished" in said) == (0, True), said
+
+
 def test_the_trainer_gets_defaults_for_variables_that_the_user_did_not_set(
     write_job: WriteJob, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
