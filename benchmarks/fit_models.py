@@ -28,7 +28,7 @@ VIDEO = (
     f"{ROLLOUT}.pipeline.height=480", f"{ROLLOUT}.pipeline.width=832", f"{ROLLOUT}.pipeline.num_frames=81",
     f"{ROLLOUT}.pipeline.max_sequence_length=512", f"{ROLLOUT}.max_num_seqs=1",
 )  # fmt: skip
-DEVICES = (8,)
+DEVICES = (1, 8)
 
 
 def estimates() -> list[dict[str, Any]]:

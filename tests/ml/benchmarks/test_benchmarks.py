@@ -1,9 +1,10 @@
-"""docs/benchmarks.md matches its raw data, and the calculations of the benchmark programs are correct."""
+"""docs/benchmarks.md and docs/fit.md match their raw data, and the calculations of the programs are correct."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
+from verl_omni.trainer.memory_estimate import public_models
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -28,6 +31,20 @@ def test_the_committed_page_matches_the_committed_data(program: Any) -> None:
     stale = [name for name, text in files.items() if (DOCS / name).read_text(encoding="utf-8") != text]
     assert stale == [], "run: python benchmarks/page.py"
     assert set(files) >= {"benchmarks.md", "figures/batching.svg"}
+
+
+def test_the_tables_of_the_estimates_match_the_committed_data(program: Any) -> None:
+    page = (DOCS / "fit.md").read_text(encoding="utf-8")
+    assert program("fit_page").with_tables(page, DOCS / "figures") == page, "run: python benchmarks/fit_models.py"
+    fit_models = program("fit_models")
+    data = json.loads((DOCS / "figures" / "fit_models.json").read_text(encoding="utf-8"))
+    assert [data["settings"], data["image"], data["video"]] == [
+        list(overrides) for overrides in (fit_models.USUAL, fit_models.IMAGE, fit_models.VIDEO)
+    ]
+    for model in public_models.MODELS:
+        for devices in fit_models.DEVICES:
+            rows = re.findall(rf"^\| {re.escape(model)} \| [\d.]+ \| {devices} \|", page, re.MULTILINE)
+            assert len(rows) == 1, (model, devices)
 
 
 def test_the_page_lists_missed_targets(program: Any, tmp_path: Path) -> None:
