@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl_omni.agent_loop.batching import align, collate
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
+from verl_omni.trainer import process_counts
 
 INFO = st.dictionaries(st.sampled_from(["acc", "iou", "note"]), st.floats(0, 1))
 ROW = st.tuples(
@@ -72,8 +75,6 @@ class Worker:
 
 
 def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
-    from omegaconf import OmegaConf
-
     from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 
     manager = DiffusionAgentLoopManager(OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}), None)
@@ -92,3 +93,39 @@ def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
         assert {f"agent_loop/{name}/{kind}" for kind in ("min", "max", "mean")} <= timing.keys()
         assert f"agent_loop/slowest/{name}" in timing
     assert "metrics" not in made.meta_info
+
+
+def test_by_default_each_node_has_an_agent_loop_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.experimental.agent_loop import agent_loop
+
+    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+
+    nodes: list[str] = []
+
+    class Placed:
+        """A worker class that notes the node of each worker."""
+
+        @staticmethod
+        def options(*, name: str, scheduling_strategy: Any) -> Any:
+            nodes.append(scheduling_strategy.node_id)
+            return SimpleNamespace(remote=lambda *_: name)
+
+    class Manager(DiffusionAgentLoopManager):
+        agent_loop_workers_class = Placed
+
+    # The head of a cluster has no CPU for actors.
+    sizes = {"a": 16, "b": 0, "c": 16}
+    alive = [{"NodeID": 56 * name, "Alive": True, "Resources": {"CPU": cpus}} for name, cpus in sizes.items()]
+    monkeypatch.setattr(agent_loop.ray, "nodes", lambda: alive)
+    config = OmegaConf.create({
+        "trainer": {"nnodes": 2, "n_gpus_per_node": 1}, "data": {"train_batch_size": 16},
+        "reward": {"num_workers": None},
+        "actor_rollout_ref": {"model": {}, "rollout": {
+            "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 1, "data_parallel_size": 1,
+            "pipeline_model_parallel_size": 1, "agent": {"num_workers": None}, "max_concurrent_requests": None,
+        }},
+    })  # fmt: skip
+    process_counts.fill_in(config, cpus=16)
+    manager = Manager.create(config, None, None, None)
+    assert len(manager.agent_loop_workers) == 2
+    assert nodes == ["a" * 56, "c" * 56]
