@@ -68,14 +68,16 @@ CASES = {
     "Wan on 2 x 2": Case(WAN, 4, 4),
     "two copies of Wan on 2 x 2": Case(WAN, 4, 0, {"fsdp_size": 2}, checkpointing=True),
 }
+# Without activation checkpointing.
+MEASURED = ("all weights of Qwen-Image on 2", "Wan on 2")
 
 
-def make(folder: Path, case: Case, mesh: Any = None, share: int = 1) -> DiffusionActor:
+def make(folder: Path, case: Case, mesh: Any = None, share: int = 1, kernel: str = "native") -> DiffusionActor:
     family = training_adapter(case.architecture)
     model: Any = SimpleNamespace(
         path=str(folder / case.architecture), architecture=case.architecture, lora_rank=case.adapter, lora_alpha=8,
         target_modules=list(family.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(family.LAYERS), policy_state_adapters=("default",), attn_backend="native",
+        fsdp_layer_prefixes=list(family.LAYERS), policy_state_adapters=("default",), attn_backend=kernel,
         enable_gradient_checkpointing=case.checkpointing,
     )  # fmt: skip
     config = DiffusionActorConfig(
@@ -119,6 +121,31 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     return {"metrics": metrics, "weights": {n: t.clone() for n, t in actor.weights(kind)}}
 
 
+def saved_bytes(actor: DiffusionActor) -> int:
+    """Bytes of the activations that a forward pass keeps for the backward pass, without those of weights."""
+    part = {name: tensor[:1] for name, tensor in batch(actor.model_config.architecture).items()}
+    sizes: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter) and tensor.ndim > 2:
+            sizes[tensor.data_ptr(), tuple(tensor.shape)] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        kept = actor.policy.velocity(part, part["all_latents"][:, 0], part["all_timesteps"][:, 0], 1.0)
+        assert kept.requires_grad
+    return sum(sizes.values())
+
+
+def refused_kernel(folder: Path, case: Case, mesh: Any) -> str:
+    """The error of an attention kernel that diffusers cannot split."""
+    try:
+        make(folder, case, mesh, SHARING, kernel="_native_math")
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
 def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     """All cases of this number of ranks; each rank writes what it found."""
     torch.set_num_threads(1)
@@ -130,6 +157,12 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
         if case.ranks == ranks:
             mesh = parallel.make_mesh("cpu", ranks, case.fsdp.get("fsdp_size", -1))
             found[name] = updated(make(Path(folder), case, mesh, SHARING), slice(place, place + rows))
+    if ranks == SHARING:
+        mesh = parallel.make_mesh("cpu", ranks, -1)
+        for name in MEASURED:
+            found[f"saved by {name}"] = saved_bytes(make(Path(folder), CASES[name], mesh, SHARING))
+        # Last: diffusers selects a kernel for the whole process.
+        found["refused"] = refused_kernel(Path(folder), CASES["Wan on 2"], mesh)
     torch.save(found, f"{out}/found-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -193,6 +226,20 @@ def test_ranks_of_a_group_measure_the_same(found: dict[str, list[Any]], name: st
         assert one == other
     if len(ranks) > SHARING:
         assert ranks[0]["metrics"] != ranks[SHARING]["metrics"], "groups train on other rows"
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_each_rank_keeps_half_of_the_activations(found: dict[str, list[Any]], models: Path, name: str) -> None:
+    """To a tenth: each rank also keeps what is not split, such as embeddings of the timestep and of Wan's prompt."""
+    whole = saved_bytes(make(models, CASES[name]))
+    for part in found[f"saved by {name}"]:
+        assert 0.45 * whole < part < 0.55 * whole
+
+
+def test_a_kernel_that_cannot_be_split_is_refused(found: dict[str, list[Any]]) -> None:
+    for message in found["refused"]:
+        assert "ulysses_sequence_parallel_size: 2 is not supported" in message
+        assert "model.attn_backend" in message and "'_native_math'" in message
 
 
 def test_rows_that_are_added_to_a_prompt_are_masked() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from verl_omni.workers.actor.setting_checks import check_heads, sequence_groups
+from verl_omni.workers.actor.setting_checks import SEQUENCE_PARALLEL, check_heads, sequence_groups
 
 
 def split_sequence(module: nn.Module, device_type: str, ranks: int, size: int) -> None:
@@ -32,4 +32,10 @@ def split_sequence(module: nn.Module, device_type: str, ranks: int, size: int) -
     mesh = init_device_mesh(
         device_type, (sequence_groups(ranks, size), 1, size), mesh_dim_names=("data", "ring", "ulysses")
     )
-    transformer.enable_parallelism(config=ContextParallelConfig(ulysses_degree=size, mesh=mesh))
+    try:
+        transformer.enable_parallelism(config=ContextParallelConfig(ulysses_degree=size, mesh=mesh))
+    except ValueError as error:  # of an attention kernel, or of a transformer without a plan
+        raise ValueError(
+            f"{SEQUENCE_PARALLEL}: {size} is not supported for this transformer with its attention kernel, "
+            f"actor_rollout_ref.model.attn_backend; write another kernel, or 1: {error}"
+        ) from error
