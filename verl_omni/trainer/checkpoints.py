@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 MANIFEST = "manifest.json"
+_WRITING, _REPLACED = ".writing_step_", ".replaced_step_"
 _NAME = re.compile(r"^step_(\d{6,})$")
 
 
@@ -103,28 +104,55 @@ def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int, r
         OSError: `write` wrote nothing; there is no new checkpoint.
         Exception: `write` raised it; the incomplete checkpoint is deleted.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    final, aside = path_of(folder, step), folder / f".writing_step_{step:06d}"
-    replaced = folder / f".replaced_step_{step:06d}"
-    for left in (aside, replaced):
-        shutil.rmtree(left, ignore_errors=True)  # left by a killed run
+    aside = begin(folder, step)
     try:
-        aside.mkdir()
         write(aside)
-        _write_manifest(aside, step, run)
-        _flush(aside)
-        if final.exists():
-            os.replace(final, replaced)
-        os.replace(aside, final)
+        return complete(folder, step, keep=keep, run=run)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        abandon(folder, step)
         raise
+
+
+def begin(folder: Path, step: int) -> Path:
+    """An empty folder to write the checkpoint of `step` into; it is none until `complete`.
+
+    Deletes what killed runs left, so only one checkpoint of a folder may be written at a time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in [*folder.glob(f"{_WRITING}*"), *folder.glob(f"{_REPLACED}*")]:
+        shutil.rmtree(left, ignore_errors=True)
+    aside = _aside(folder, step)
+    aside.mkdir()
+    return aside
+
+
+def abandon(folder: Path, step: int) -> None:
+    """Delete what was written since `begin`."""
+    shutil.rmtree(_aside(folder, step), ignore_errors=True)
+
+
+def complete(folder: Path, step: int, *, keep: int, run: int) -> Path:
+    """Make what was written since `begin` the checkpoint of `step`; then delete the oldest ones of this run.
+
+    Raises:
+        OSError: nothing was written, or it cannot be flushed to disk.
+    """
+    aside, final, replaced = _aside(folder, step), path_of(folder, step), folder / f"{_REPLACED}{step:06d}"
+    _write_manifest(aside, step, run)
+    _flush(aside)
+    if final.exists():
+        os.replace(final, replaced)
+    os.replace(aside, final)
     _sync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
     own = sorted(each.step for each in _manifests(folder) if each.run == run)
     for old in own[:-keep] if keep else []:
         shutil.rmtree(path_of(folder, old))
     return final
+
+
+def _aside(folder: Path, step: int) -> Path:
+    return folder / f"{_WRITING}{step:06d}"
 
 
 def _write_manifest(root: Path, step: int, run: int) -> None:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_dump, sample_generation
+from verl_omni.trainer.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.run_folder import RunFolder, Sample
 from verl_omni.trainer.trackers import Trackers
 from verl_omni.utils.seeds import hashed_seed, row_seed
@@ -45,13 +46,18 @@ class DiffusionTrainer:
         self.train, self.held_out = train, held_out
         self.stop_requested, self.checkpoint_wanted, self.tracking = stop_requested, checkpoint_wanted, tracking
         self.checkpoints = folder.path / "checkpoints"
+        self.saver = CheckpointSaver(
+            self.checkpoints, stack.workers, event=folder.event,
+            keep=int(config.trainer.max_actor_ckpt_to_keep or 0),
+            background=config.actor_rollout_ref.actor.checkpoint.async_save,
+            deadline_s=config.actor_rollout_ref.nccl_timeout,
+        )  # fmt: skip
         self.loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
         self.algorithm = training_algorithm(self.loss.loss_mode)
         rows = config.data
         self.order = data.PromptOrder(len(train), rows.train_batch_size, rows.seed, shuffle=rows.shuffle)
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
-        self._run_number = 1
         self._optimizer_steps = 0.0  # taken since this process started
         self._drawn = 0  # training samples since this process started
         self._collapse = collapse.CollapseState()
@@ -65,24 +71,32 @@ class DiffusionTrainer:
             StaleSample, StaleReplica, LogProbMismatch: samples and weights have different versions.
         """
         step = 0
-        self._run_number = checkpoints.run_number(self.checkpoints, checkpoint)
+        self.saver.run_number = checkpoints.run_number(self.checkpoints, checkpoint)
         if checkpoint is not None:
             step = checkpoints.step_of(checkpoint)
             self.stack.workers.load_checkpoint(str(checkpoint))
+        try:
+            self._train_from(step)
+        except BaseException:
+            self.saver.drop()
+            raise
+
+    def _train_from(self, step: int) -> None:
         self._restore_collapse()
         served = self._publish(step)
         if self._evaluates(step) and not self.folder.has_evaluation(step):
             self._record({"step": step, "weights/version": step, **served, **self._evaluate(step)})
         while step < self.total:
             if self.stop_requested():
-                self._save(step)
+                self._save_and_wait(step)
                 raise Interrupted(f"stopped after step {step} of {self.total}")
             step += 1
             self._step(step)
         if self._seconds and not self._optimizer_steps:
             raise FloatingPointError("no optimizer step of this run was taken: none of its gradients was finite")
+        self.saver.wait()
         if step not in checkpoints.steps(self.checkpoints):
-            self._save(step)
+            self._save_and_wait(step)
 
     def _step(self, step: int) -> None:
         began = time.perf_counter()
@@ -110,8 +124,11 @@ class DiffusionTrainer:
         if self._evaluates(step):
             line |= self._evaluate(step)
         self._record(line, metrics.eta(self._seconds, self.total - step))
-        if self.checkpoint_wanted() or self._due(self.config.trainer.save_freq, step):
-            self._save(step)
+        self.saver.poll()
+        if self.checkpoint_wanted():
+            self._save_and_wait(step)  # the operator waits for it
+        elif self._due(self.config.trainer.save_freq, step):
+            self.saver.save(step)
 
     def _generate(self, step: int) -> sample_generation.ScoredSamples:
         prompts = sample_generation.training_prompts(
@@ -180,15 +197,9 @@ class DiffusionTrainer:
         for line in self.folder.metrics():
             self._collapse, _ = collapse.observe(self._collapse, line)
 
-    def _save(self, step: int) -> None:
-        def write(folder: Path) -> None:
-            self.stack.workers.save_checkpoint(str(folder))
-
-        path = checkpoints.save(
-            self.checkpoints, step, write,
-            keep=int(self.config.trainer.max_actor_ckpt_to_keep or 0), run=self._run_number,
-        )  # fmt: skip
-        self.folder.event("checkpoint", step=step, path=str(path))
+    def _save_and_wait(self, step: int) -> None:
+        self.saver.save(step)
+        self.saver.wait()
 
     def _evaluates(self, step: int) -> bool:
         if self.held_out is None:

@@ -25,6 +25,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.utils import sample_store
 from verl_omni.weight_sync.errors import WeightSyncError
+from verl_omni.workers.actor.background_write import BackgroundWrite
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omni` with verl in this process
 
@@ -46,6 +47,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         # Ranks that share the sequence of a sample get the same rows, and one of them reports their metrics.
         group, place = divmod(self.rank, config.actor.fsdp_config.ulysses_sequence_parallel_size)
         self._register_dispatch_collect_info(ROWS, dp_rank=group, is_collect=place == 0)
+        self._writing = BackgroundWrite()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> str:
@@ -155,6 +157,24 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         """Write the training state to `folder`/state and the adapter, in diffusers' format, to `folder`/lora."""
         self.actor.save(Path(folder) / "state")
         self.actor.save_adapter(Path(folder) / "lora")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def start_checkpoint(self, folder: str) -> None:
+        """Copy what `save_checkpoint` writes to host memory, and write it in a thread of this rank.
+
+        Raises:
+            RuntimeError: `finish_checkpoint` has not confirmed the last one.
+        """
+        self._writing.start(self.actor.stage(Path(folder)))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def finish_checkpoint(self, wait_s: float) -> bool:
+        """Whether the write that `start_checkpoint` began has ended, after waiting for it up to `wait_s` seconds.
+
+        Raises:
+            Exception: the write failed.
+        """
+        return self._writing.finish(wait_s=wait_s)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 # Settings of every algorithm.
 COMMON = (
     "actor_rollout_ref", "actor_rollout_ref.actor", "actor_rollout_ref.actor._target_",
-    "actor_rollout_ref.actor.diffusion_loss", "actor_rollout_ref.actor.diffusion_loss._target_",
-    "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.actor.fsdp_config",
-    "actor_rollout_ref.actor.fsdp_config._target_", "actor_rollout_ref.actor.fsdp_config.fsdp_size",
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.actor.checkpoint", "actor_rollout_ref.actor.checkpoint._target_",
+    "actor_rollout_ref.actor.checkpoint.async_save", "actor_rollout_ref.actor.diffusion_loss",
+    "actor_rollout_ref.actor.diffusion_loss._target_", "actor_rollout_ref.actor.diffusion_loss.loss_mode",
+    "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.fsdp_config._target_",
+    "actor_rollout_ref.actor.fsdp_config.fsdp_size", "actor_rollout_ref.actor.fsdp_config.mixed_precision",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision._target_",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
@@ -177,12 +178,6 @@ WITHOUT_EFFECT = (
 )
 # Settings with the only values that are accepted, and what to write instead of others.
 REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
-    ((False,), "this trainer does not have it", (
-        "actor_rollout_ref.actor.checkpoint.async_save", "actor_rollout_ref.actor.fsdp_config.forward_only",
-        "actor_rollout_ref.actor.fsdp_config.forward_prefetch", "actor_rollout_ref.actor.fsdp_config.full_determinism",
-        "skip.async_rollout.enable", "skip.rollout.enable", "trainer.use_v1", "trainer.val_only",
-        "transfer_queue.enable",
-    )),
     ((['model', 'optimizer', 'extra'],), "a checkpoint has everything that a run needs to go on", (
         "actor_rollout_ref.actor.checkpoint.load_contents", "actor_rollout_ref.actor.checkpoint.save_contents",
     )),
@@ -191,6 +186,11 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     ((1e-05,), "Flow-DPPO, whose setting it is, is not supported", (
         "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold",
+    )),
+    ((False,), "this trainer does not have it", (
+        "actor_rollout_ref.actor.fsdp_config.forward_only", "actor_rollout_ref.actor.fsdp_config.forward_prefetch",
+        "actor_rollout_ref.actor.fsdp_config.full_determinism", "skip.async_rollout.enable", "skip.rollout.enable",
+        "trainer.use_v1", "trainer.val_only", "transfer_queue.enable",
     )),
     ((False,), "param_offload=true and optimizer_offload=true keep both in host memory during generation", (
         "actor_rollout_ref.actor.fsdp_config.offload_policy",

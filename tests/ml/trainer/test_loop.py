@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,8 @@ from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
-from verl_omni.trainer import metrics, process_counts, settings
-from verl_omni.trainer.loop import DiffusionTrainer
+from verl_omni.trainer import checkpoints, metrics, process_counts, settings
+from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
 from verl_omni.trainer.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow  # composes all settings for each
@@ -57,6 +58,15 @@ class AnsweringWorkers:
 
     def save_checkpoint(self, folder: str) -> None:
         (Path(folder) / "weights").write_text("w")
+
+    def start_checkpoint(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def finish_checkpoint(self, wait_s: float) -> list[bool]:
+        """Without waiting, the write never ends."""
+        if wait_s > 0:
+            (self.folder / "weights").write_text("w")
+        return [True, wait_s > 0]
 
 
 def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> DiffusionTrainer:
@@ -130,3 +140,53 @@ def test_a_run_without_any_optimizer_step_ends_in_an_error(tmp_path: Path) -> No
     skipping = trainer(tmp_path, "actor_rollout_ref.rollout.pipeline.output_type=latent", optimizer_steps=0.0)
     with pytest.raises(FloatingPointError, match="no optimizer step of this run was taken"):
         skipping.fit(None)
+
+
+BACKGROUND = ("trainer.save_freq=1", "actor_rollout_ref.actor.checkpoint.async_save=true",
+              "actor_rollout_ref.rollout.pipeline.output_type=latent")  # fmt: skip
+
+
+def test_a_run_waits_for_the_checkpoints_that_it_writes_in_the_background(tmp_path: Path) -> None:
+    trainer(tmp_path, *BACKGROUND).fit(None)
+    assert checkpoints.steps(tmp_path / "checkpoints") == [1, 2]
+
+
+@pytest.mark.parametrize("why", ["stop_requested", "checkpoint_wanted"])
+def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> None:
+    made = trainer(tmp_path, *BACKGROUND, "trainer.save_freq=0", "trainer.total_training_steps=3")
+    seen: list[list[int]] = []
+
+    def asked() -> bool:
+        seen.append(checkpoints.steps(tmp_path / "checkpoints"))
+        return len(seen) == 2
+
+    setattr(made, why, asked)
+    with contextlib.suppress(Interrupted):
+        made.fit(None)
+    saved = checkpoints.steps(tmp_path / "checkpoints")
+    assert (saved, len(seen)) == (([1], 2) if why == "stop_requested" else ([2, 3], 3))
+    assert why == "stop_requested" or seen[2] == [2], "complete before the next step"
+
+
+def test_a_failing_run_says_that_its_last_checkpoint_is_dropped(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *BACKGROUND)
+    events: list[Any] = []
+    made.folder.on_event = events.append
+    with pytest.raises(FloatingPointError, match="not finite"):
+        fail_in_step(made, 2).fit(None)
+    assert checkpoints.steps(tmp_path / "checkpoints") == []
+    assert [event["step"] for event in events if event.get("reason") == "CheckpointDropped"] == [1]
+
+
+def fail_in_step(made: DiffusionTrainer, step: int) -> DiffusionTrainer:
+    """Let the update of a step fail."""
+    update, updates = made.stack.workers.update_actor, []
+
+    def failing(data: DataProto) -> DataProto:
+        updates.append(data)
+        if len(updates) == step:
+            raise FloatingPointError("gradients are not finite")
+        return update(data)  # type: ignore[no-any-return]
+
+    made.stack.workers.update_actor = failing
+    return made

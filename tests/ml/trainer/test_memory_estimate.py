@@ -209,6 +209,14 @@ def test_ranks_load_their_shards_and_not_the_whole_model(tiny: Path) -> None:
     assert alone.loading == alone.whole_weights, "without FSDP2"
 
 
+@pytest.mark.slow
+def test_a_checkpoint_in_the_background_is_copied_to_the_host(tiny: Path) -> None:
+    found = estimated(tiny, "actor_rollout_ref.actor.checkpoint.async_save=true", "trainer.n_gpus_per_node=2")
+    copies = {phase.name: phase.parts.get("checkpoint copy") for phase in found.estimate.host}
+    state = 2 * 3 * found.trainer.optimizer // 2  # on two ranks: weights and two moments
+    assert copies == {"start": None, "generation": state, "update": state}
+
+
 def test_without_accelerators_everything_is_on_the_host(tiny: Path) -> None:
     found = estimated(tiny, accelerator=False).estimate
     assert found.device == () and found.device_peak is None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,11 @@ SAVED, RESUMED = "all weights on 2", ("all weights on 4", "two copies on 4")
 def state_folder(model: Path) -> Path:
     """Where 2 ranks save their state."""
     return model.with_name("state")
+
+
+def background_folder(model: Path) -> Path:
+    """Where they write the same state while they train."""
+    return model.with_name("background")
 
 
 def make(folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None) -> DiffusionActor:
@@ -122,7 +128,14 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
             found[name] = updated(actor, share)
             if name == SAVED:
                 actor.save(state_folder(Path(folder)))
-                found["unbroken"] = updated(actor, share)
+                staged = actor.stage(background_folder(Path(folder)))
+                with ThreadPoolExecutor(1) as thread:  # the write's collectives run among those of the updates
+                    written = thread.submit(staged)
+                    found["unbroken"] = updated(actor, share)
+                    written.result()
+                resumed = make(Path(folder), adapter, fsdp, mesh)
+                resumed.load(background_folder(Path(folder)) / "state")
+                found["resumed from the background"] = updated(resumed, share)
             elif name in RESUMED:
                 resumed = make(Path(folder), adapter, fsdp, mesh)
                 resumed.load(state_folder(Path(folder)))
@@ -210,6 +223,13 @@ def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> No
     one, other = found["unbroken"], found[f"resumed with {name}"]
     assert other["norms"] == pytest.approx(one["norms"], rel=1e-3)
     assert all(torch.allclose(tensor, other["weights"][n], atol=2e-5) for n, tensor in one["weights"].items())
+
+
+def test_ranks_write_a_checkpoint_while_they_train(found: dict[str, Any]) -> None:
+    """The state at the time of the save, bit for bit."""
+    one, other = found["unbroken"], found["resumed from the background"]
+    assert other["norms"] == one["norms"]
+    assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
 
 
 def test_one_process_reads_the_shards_of_two(found: dict[str, Any], model_folder: Path) -> None:

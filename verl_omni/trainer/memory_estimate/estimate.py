@@ -34,6 +34,7 @@ class Setup:
         bucket: bytes of the buffer of a weight update.
         sleeps: whether the engine leaves its device during updates.
         offloads_weights, offloads_optimizer: whether they are in host memory while they are not used.
+        copies_checkpoints: whether checkpoints are written in the background, from a copy in host memory.
         regathers: whether the backward pass gathers the weights again.
     """
 
@@ -51,6 +52,7 @@ class Setup:
     sleeps: bool
     offloads_weights: bool
     offloads_optimizer: bool
+    copies_checkpoints: bool
     regathers: bool
 
     @property
@@ -107,7 +109,8 @@ def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Esti
     phases = (_generation(setup, trainer, engine), _update(setup, trainer, engine), _sync(setup, trainer, engine))
     moved = _moved(setup, trainer)
     if not setup.accelerator:
-        return Estimate((), tuple(_on_host(setup, phase) for phase in phases), moved)
+        copied = (Phase(p.name, {**p.parts, **_checkpoint_copy(setup, trainer)}) for p in phases)
+        return Estimate((), tuple(_on_host(setup, phase) for phase in copied), moved)
     with_context = tuple(Phase(p.name, {**p.parts, "device contexts": 2 * DEVICE_CONTEXT}) for p in phases)
     return Estimate(_without_zeros(with_context), _without_zeros(_host(setup, trainer, engine)), moved)
 
@@ -179,11 +182,21 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     weights = ranks * (trainer.weights + trainer.old_policy) if setup.offloads_weights else 0
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
     asleep = ranks * engine.weights if setup.sleeps else 0
+    copy = {name: ranks * size for name, size in _checkpoint_copy(setup, trainer).items()}
     return (
         Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
-        Phase("generation", {**processes, **samples, "offloaded weights": weights, "offloaded optimizer": optimizer}),
-        Phase("update", {**processes, **samples, "engine weights asleep": asleep}),
+        Phase(
+            "generation",
+            {**processes, **samples, **copy, "offloaded weights": weights, "offloaded optimizer": optimizer},
+        ),
+        Phase("update", {**processes, **samples, **copy, "engine weights asleep": asleep}),
     )
+
+
+def _checkpoint_copy(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    """What a rank has in host memory while a checkpoint is written in the background."""
+    trained = trainer.optimizer // 2  # two moments
+    return {"checkpoint copy": trained + trainer.optimizer + trainer.old_policy if setup.copies_checkpoints else 0}
 
 
 def _trajectories(setup: Setup) -> int:

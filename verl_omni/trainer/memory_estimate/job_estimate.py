@@ -71,5 +71,6 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
         sleeps=bool(rollout.enable_sleep_mode and rollout.free_cache_engine),
         offloads_weights=accelerator and offload.param_offload,
         offloads_optimizer=accelerator and offload.optimizer_offload,
+        copies_checkpoints=actor.checkpoint.async_save,
         regathers=offload.reshard_after_forward,
     )

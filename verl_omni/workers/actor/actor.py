@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,8 @@ from verl_omni.workers.actor.setting_checks import sequence_groups
 from verl_omni.workers.actor.training_state import TrainingState
 from verl_omni.workers.algorithms.base import ComparesWithStart, Objective, training_algorithm
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig, DiffusionOptimizerConfig
+
+STATE, ADAPTER = "state", "lora"  # folders in a checkpoint
 
 
 class DiffusionActor:
@@ -245,6 +247,22 @@ class DiffusionActor:
         with self.offload.loaded(states=True):
             self._state.save(folder)
 
+    def stage(self, folder: Path) -> Callable[[], None]:
+        """Copy what a checkpoint has to host memory: the training state, and the adapter if one is trained.
+
+        Returns:
+            What writes the copy, to `folder`/state and `folder`/lora; in any thread, while the training goes on.
+        """
+        with self.offload.loaded(states=True):
+            write_state = self._state.stage(folder / STATE)
+            write_adapter = self._stage_adapter(folder / ADAPTER)
+
+        def write() -> None:
+            write_state()
+            write_adapter()
+
+        return write
+
     def load(self, folder: Path) -> None:
         """Read what `save` wrote; raises as `TrainingState.load`."""
         with self.offload.loaded(states=True):
@@ -252,9 +270,13 @@ class DiffusionActor:
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter in diffusers' `load_lora_weights` format; nothing when all weights are trained."""
-        if self.model_config.lora_rank > 0:
-            with self.offload.loaded():
-                export.save_adapter(self.module, folder, write=self.mesh is None or self.mesh.get_rank() == 0)
+        with self.offload.loaded():
+            self._stage_adapter(folder)()
+
+    def _stage_adapter(self, folder: Path) -> Callable[[], None]:
+        if self.model_config.lora_rank <= 0:
+            return lambda: None
+        return export.stage_adapter(self.module, folder, write=self.mesh is None or self.mesh.get_rank() == 0)
 
 
 def _size(batch: Batch) -> int:

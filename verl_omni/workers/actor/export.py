@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,15 +52,23 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def save_adapter(module: Any, folder: Path, *, write: bool) -> None:
-    """Write the adapter in diffusers' LoRA format. Every rank gathers; the rank with `write` writes."""
-    found = {name: tensor.cpu().contiguous() for name, tensor in weights(module, "lora")}
-    if not write:
-        return
-    import json
+def stage_adapter(module: Any, folder: Path, *, write: bool) -> Callable[[], None]:
+    """Copy the adapter to host memory. Returns what writes the copy in diffusers' LoRA format, in any thread.
 
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
+    Args:
+        write: whether this rank writes. Every rank gathers.
+    """
+    found = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in weights(module, "lora")}
     metadata = {f"{COMPONENT}.{name}": value for name, value in peft_config(module).items() if value is not None}
-    save_file(found, folder / LORA_FILE, metadata={"format": "pt", "lora_adapter_metadata": json.dumps(metadata)})
+
+    def save() -> None:
+        if not write:
+            return
+        import json
+
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(found, folder / LORA_FILE, metadata={"format": "pt", "lora_adapter_metadata": json.dumps(metadata)})
+
+    return save

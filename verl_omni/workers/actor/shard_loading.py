@@ -56,7 +56,7 @@ class TensorFiles:
         self._stack.close()
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare names and shapes; only the files' headers are read. Tensors that are not expected are logged.
+        """Compare names and shapes; only the files' headers are read. Tensors that the model does not use are logged.
 
         Raises:
             ValueError: tensors are missing or have other shapes; the message names them.

@@ -5,10 +5,11 @@ Each rank writes its own shards (torch.distributed.checkpoint), and any number o
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,36 @@ class TrainingState:
     scheduler: torch.optim.lr_scheduler.LRScheduler
     generator: torch.Generator
     mesh: DeviceMesh | None
+    _groups: list[Any] = field(default_factory=list)  # that of writes in the background, once there was one
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shards. A collective: every rank calls it."""
+        """Write this rank's shards. A collective: every rank calls it.
+
+        Raises:
+            OSError: a rank could not write its shards.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        with _quiet():
-            dcp.save(self._state(), checkpoint_id=folder, no_dist=self.mesh is None)
+        _write(self._state(), folder, alone=self.mesh is None, group=None)
+
+    def stage(self, folder: Path) -> Callable[[], None]:
+        """Copy this rank's shards to host memory. Returns what writes the copy into `folder`, in any thread.
+
+        Both are collectives: every rank calls them. The write has a process group of its own, so it runs while others
+        train. The write raises as `save`.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        state, alone = _copied(self._state()), self.mesh is None or self.mesh.size() == 1
+        group = None if alone else self._group_of_writes()
+
+        def write() -> None:
+            _write(state, folder, alone=alone, group=group)
+
+        return write
+
+    def _group_of_writes(self) -> Any:
+        if not self._groups:
+            self._groups.append(torch.distributed.new_group(backend="gloo"))
+        return self._groups[0]
 
     def load(self, folder: Path) -> None:
         """Read back what `save` wrote, with any number of ranks. A collective: every rank calls it.
@@ -95,6 +120,24 @@ class TrainingState:
             )
         if OLD in state and not any(name.startswith(f"{OLD}.") for name in stored):
             raise ValueError(f"checkpoint {folder} has no old policy: was actor.diffusion_loss.loss_mode changed?")
+
+
+def _write(state: dict[str, Any], folder: Path, *, alone: bool, group: Any) -> None:
+    try:
+        with _quiet():
+            dcp.save(state, checkpoint_id=folder, no_dist=alone, process_group=group)
+    except dcp.api.CheckpointException as error:  # not an `Exception`, so few places would catch it
+        rank, (cause, _) = min(error.failures.items())
+        raise OSError(f"rank {rank} could not write its training state to {folder}: {cause}") from cause
+
+
+def _copied(value: Any) -> Any:
+    """A copy in host memory; shards stay shards."""
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    return copy.deepcopy(value)
 
 
 @contextmanager

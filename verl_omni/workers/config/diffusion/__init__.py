@@ -2,6 +2,7 @@
 
 from .actor import (
     DiffusionActorConfig,
+    DiffusionCheckpointConfig,
     DiffusionFSDPConfig,
     DiffusionLossConfig,
     DiffusionMixedPrecisionConfig,
@@ -17,6 +18,7 @@ from .rollout import (
 
 __all__ = [
     "DiffusionActorConfig",
+    "DiffusionCheckpointConfig",
     "DiffusionFSDPConfig",
     "DiffusionLossConfig",
     "DiffusionMixedPrecisionConfig",

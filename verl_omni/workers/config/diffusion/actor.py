@@ -126,6 +126,17 @@ class DiffusionFSDPConfig(BaseConfig):
 
 
 @dataclass
+class DiffusionCheckpointConfig(BaseConfig):
+    """How checkpoints are written.
+
+    Attributes:
+        async_save: copy the training state to host memory, and write the copy while the training goes on.
+    """
+
+    async_save: bool = False
+
+
+@dataclass
 class DiffusionActorConfig(BaseConfig):
     """Updates of the policy.
 
@@ -140,6 +151,7 @@ class DiffusionActorConfig(BaseConfig):
             ends the run. Not negative.
         use_kl_loss, kl_loss_coef: add this multiple of the KL to the base model (adapter disabled); Flow-GRPO only.
         seed: seed of the initial adapter and of the shuffling.
+        checkpoint: how checkpoints are written.
         strategy: sharding over several processes; `fsdp` and `fsdp2` both mean FSDP2.
 
     Raises:
@@ -159,6 +171,7 @@ class DiffusionActorConfig(BaseConfig):
     diffusion_loss: DiffusionLossConfig = field(kw_only=True)
     optim: DiffusionOptimizerConfig = field(default_factory=DiffusionOptimizerConfig)
     fsdp_config: DiffusionFSDPConfig = field(default_factory=DiffusionFSDPConfig)
+    checkpoint: DiffusionCheckpointConfig = field(default_factory=DiffusionCheckpointConfig)
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:

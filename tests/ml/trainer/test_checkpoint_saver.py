@@ -1,0 +1,138 @@
+"""Checkpoints that are written in the background: complete or absent, and no error is lost."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_omni.trainer import checkpoints
+from verl_omni.trainer.checkpoint_saver import CheckpointSaver
+
+
+class WritingWorkers:
+    """Two ranks. Each writes half of its state when a checkpoint starts, and the rest when the test says so.
+
+    Attributes:
+        error: what the write of the second rank raises.
+        calls: what was called, with the seconds to wait.
+    """
+
+    def __init__(self) -> None:
+        self.state, self.error = "s0", None  # type: tuple[str, Exception | None]
+        self.ended = False
+        self.calls: list[Any] = []
+
+    def start_checkpoint(self, folder: str) -> None:
+        self.calls.append("start")
+        self.ended, self._copy, self._folder = False, self.state, Path(folder)
+        (self._folder / "rank0").write_text(self._copy)
+
+    def finish_checkpoint(self, wait_s: float) -> list[bool]:
+        self.calls.append(wait_s)
+        self.ended = self.ended or wait_s > 0
+        if self.ended:
+            if self.error is not None:
+                raise self.error
+            (self._folder / "rank1").write_text(self._copy)
+        return [True, self.ended]
+
+
+@pytest.fixture
+def workers() -> WritingWorkers:
+    return WritingWorkers()
+
+
+@pytest.fixture
+def events() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def saver(tmp_path: Path, workers: WritingWorkers, events: list[dict[str, Any]]) -> CheckpointSaver:
+    def record(event: str, **fields: Any) -> None:
+        events.append({"event": event, **fields})
+
+    return CheckpointSaver(tmp_path, workers, keep=0, background=True, deadline_s=60.0, event=record)
+
+
+def test_a_checkpoint_is_absent_until_every_rank_has_written_it(
+    saver: CheckpointSaver, workers: WritingWorkers, events: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    saver.save(1)
+    workers.state = "s1"  # the training goes on
+    saver.poll()
+    assert checkpoints.steps(tmp_path) == [] and events == []
+    workers.ended = True
+    saver.poll()
+    assert checkpoints.steps(tmp_path) == [1]
+    assert [(event["event"], event["step"]) for event in events] == [("checkpoint", 1)]
+    assert [(tmp_path / "step_000001" / f"rank{rank}").read_text() for rank in (0, 1)] == ["s0", "s0"]
+    assert workers.calls == ["start", 0.0, 0.0], "a poll does not wait"
+    saver.poll()
+    saver.wait()
+    assert len(workers.calls) == 3, "there is nothing to finish"
+
+
+def test_the_next_save_waits_for_the_last_one(saver: CheckpointSaver, workers: WritingWorkers, tmp_path: Path) -> None:
+    saver.save(1)
+    saver.save(2)
+    assert workers.calls == ["start", 60.0, "start"]
+    assert checkpoints.steps(tmp_path) == [1]
+    saver.wait()
+    assert checkpoints.steps(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("then", ["save", "poll", "wait"])
+def test_a_full_disk_is_raised(saver: CheckpointSaver, workers: WritingWorkers, tmp_path: Path, then: str) -> None:
+    saver.save(1)
+    saver.wait()
+    saver.save(2)
+    workers.error, workers.ended = OSError(errno.ENOSPC, "No space left on device"), True
+    with pytest.raises(OSError, match="No space left on device"):
+        saver.save(3) if then == "save" else getattr(saver, then)()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"], "neither the broken one nor the next"
+    assert workers.calls.count("start") == 2
+
+
+def test_after_a_crash_the_last_complete_checkpoint_is_the_newest(
+    saver: CheckpointSaver, workers: WritingWorkers, tmp_path: Path
+) -> None:
+    saver.save(1)
+    saver.wait()
+    saver.save(2)  # the process is killed here
+    newest = checkpoints.latest(tmp_path)
+    assert newest is not None and newest.name == "step_000001"
+    assert (tmp_path / ".writing_step_000002").exists()
+    again = CheckpointSaver(
+        tmp_path, WritingWorkers(), keep=0, background=True, deadline_s=60.0, event=lambda *_, **__: None
+    )
+    again.save(3)
+    again.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000003"]
+
+
+def test_a_failing_run_drops_the_checkpoint_and_says_so(
+    saver: CheckpointSaver, workers: WritingWorkers, events: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    saver.save(1)
+    saver.wait()
+    saver.save(2)
+    saver.drop()
+    assert workers.calls == ["start", 60.0, "start"], "the ranks, which may have failed, are not asked"
+    assert events[-1]["event"] == "warning" and events[-1]["reason"] == "CheckpointDropped"
+    assert "step 2" in events[-1]["message"] and "step_000001" in events[-1]["message"]
+    saver.drop()
+    assert len(events) == 2
+
+
+def test_a_write_past_its_deadline_ends_in_an_error(
+    saver: CheckpointSaver, workers: WritingWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "finish_checkpoint", lambda wait_s: [True, False])
+    saver.save(1)
+    with pytest.raises(TimeoutError, match=r"checkpoint of step 1 was not written within 60 s.*async_save=false"):
+        saver.wait()
+    assert checkpoints.steps(tmp_path) == []

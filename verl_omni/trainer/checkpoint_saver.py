@@ -1,0 +1,121 @@
+"""`CheckpointSaver`: saves the checkpoints of a run, also while the training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from verl_omni.trainer import checkpoints
+
+DROPPED = "CheckpointDropped"
+
+
+class CheckpointSaver:
+    """Saves checkpoints of the workers' training state into the folder of a run.
+
+    In the background, the workers copy their state to host memory, and write the copy while the training goes on. The
+    checkpoint becomes complete in the first `poll` or `wait` after the write has ended; until then there is none.
+
+    Args:
+        folder: of the run's checkpoints.
+        workers: the trainer's ranks: `save_checkpoint(folder)`, or in the background `start_checkpoint(folder)` and
+            `finish_checkpoint(wait_s)`, which returns for each rank whether its write has ended.
+        keep: number of checkpoints of this run to keep; 0 keeps all.
+        background: whether to write in the background.
+        deadline_s: seconds that `wait` waits for a write.
+        event: records an event of the run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        workers: Any,
+        *,
+        keep: int,
+        background: bool,
+        deadline_s: float,
+        event: Callable[..., None],
+    ) -> None:
+        self.folder, self.run_number = folder, 1
+        self._workers, self._keep, self._background, self._deadline_s = workers, keep, background, deadline_s
+        self._event = event
+        self._writing: int | None = None  # step
+
+    def save(self, step: int) -> None:
+        """Save a checkpoint, after the one that is being written.
+
+        Raises:
+            Exception: a rank could not write this checkpoint, or the last one, which then does not exist.
+        """
+        self.wait()
+        if not self._background:
+            self._saved(step, checkpoints.save(self.folder, step, self._write, keep=self._keep, run=self.run_number))
+            return
+        aside = checkpoints.begin(self.folder, step)
+        try:
+            self._workers.start_checkpoint(str(aside))
+        except BaseException:
+            checkpoints.abandon(self.folder, step)
+            raise
+        self._writing = step
+
+    def poll(self) -> None:
+        """Complete the checkpoint that is being written if its write has ended.
+
+        Raises:
+            Exception: a rank could not write it.
+        """
+        self._finish(wait_s=0.0)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written, and complete it.
+
+        Raises:
+            TimeoutError: the write took longer than `deadline_s`; the checkpoint does not exist.
+            Exception: a rank could not write it.
+        """
+        self._finish(wait_s=self._deadline_s)
+        if self._writing is not None:
+            step = self._writing
+            self.drop()
+            raise TimeoutError(
+                f"the checkpoint of step {step} was not written within {self._deadline_s:g} s: is the volume of "
+                f"{self.folder} slow? Raise actor_rollout_ref.nccl_timeout, or write "
+                "actor_rollout_ref.actor.checkpoint.async_save=false"
+            )
+
+    def drop(self) -> None:
+        """Give up the checkpoint that is being written, because the run fails, and say so.
+
+        The ranks may have failed, or wait for one that has: they are not asked.
+        """
+        if self._writing is None:
+            return
+        step, self._writing = self._writing, None
+        newest = checkpoints.latest(self.folder)
+        self._event(
+            "warning", reason=DROPPED, step=step,
+            message=f"the checkpoint of step {step} was still being written when the run failed, and is dropped; the "
+            f"newest one is {newest.name if newest is not None else 'none'}",
+        )  # fmt: skip
+
+    def _finish(self, *, wait_s: float) -> None:
+        if self._writing is None:
+            return
+        try:
+            if not all(self._workers.finish_checkpoint(wait_s)):
+                return
+            path = checkpoints.complete(self.folder, self._writing, keep=self._keep, run=self.run_number)
+        except Exception:
+            step, self._writing = self._writing, None
+            checkpoints.abandon(self.folder, step)
+            raise
+        step, self._writing = self._writing, None
+        self._saved(step, path)
+
+    def _write(self, folder: Path) -> None:
+        self._workers.save_checkpoint(str(folder))
+
+    def _saved(self, step: int, path: Path) -> None:
+        self._event("checkpoint", step=step, path=str(path))
