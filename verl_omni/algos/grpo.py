@@ -1,4 +1,4 @@
-"""GRPO: the clipped policy loss, and the KL divergence to the base model."""
+"""GRPO: the clipped policy loss, its normalized ratio, and the KL divergence to the base model."""
 
 from __future__ import annotations
 
@@ -6,16 +6,29 @@ import torch
 from torch import Tensor
 
 
-def clipped(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, *, clip_ratio: float, adv_clip_max: float
-) -> Tensor:
+def clipped(log_ratio: Tensor, advantage: Tensor, *, clip_ratio: float, adv_clip_max: float) -> Tensor:
     """PPO's clipped loss of each row, [B] (Flow-GRPO, arXiv:2505.05470, eq. 6).
 
-    max(-A ratio, -A clip(ratio, 1 - c, 1 + c)) with ratio = exp(log_prob - old_log_prob) and |A| <= adv_clip_max.
+    max(-A ratio, -A clip(ratio, 1 - c, 1 + c)) with ratio = exp(log_ratio) and |A| <= adv_clip_max.
     """
     advantage = advantage.clamp(-adv_clip_max, adv_clip_max)
-    ratio = torch.exp(log_prob - old_log_prob)
+    ratio = torch.exp(log_ratio)
     return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip_ratio, 1 + clip_ratio))
+
+
+def normalized_log_ratio(log_ratio: Tensor, mean: Tensor, old_mean: Tensor, std: Tensor) -> Tensor:
+    """RatioNorm of GRPO-Guard (arXiv:2510.22319): std (log_ratio + mean((mean - old_mean)^2) / (2 std^2)), [B].
+
+    The log-ratio of two normal densities is below 0 on average, by the term that is added, and its spread is
+    proportional to 1 / std. Normalized, it is 0 on average, and steps of all noise levels have the same clip range.
+
+    Args:
+        log_ratio: log-probability minus the old one, each the mean over the elements of the latent, [B].
+        mean, old_mean: of the next latent, [B, ...].
+        std: standard deviation of the step, [B, 1, ...]; the paper's sigma_t sqrt(-dt).
+    """
+    scale = std.flatten(1).mean(1)  # of one element
+    return scale * (log_ratio + ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * scale**2))
 
 
 def kl_to_base(mean: Tensor, base_mean: Tensor, std: Tensor) -> Tensor:

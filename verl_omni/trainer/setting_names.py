@@ -25,6 +25,7 @@ from verl_omni.trainer.supported_values import SUPPORTED
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 FILE = Path("operator/omni_operator/api/setting_names.py")
+WIDTH = 120
 HEADER = '''\
 """Names of the trainer's settings. Written from verl_omni/trainer/config by `make crds`; do not edit."""
 
@@ -86,7 +87,9 @@ def _reference() -> Iterator[str]:
     yield "# Settings with the only values that are accepted, and what to write instead of others.\n"
     yield "REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (\n"
     for rule_text, names in rejected.items():
-        yield f"    ({rule_text}, (\n{_lines(names, 8)}    )),\n"
+        short = f'    ({rule_text}, ("{names[0]}",)),\n'
+        fits = len(names) == 1 and len(short) <= WIDTH
+        yield short if fits else f"    ({rule_text}, (\n{_lines(names, 8)}    )),\n"
     yield ")\n"
 
 
@@ -97,7 +100,7 @@ def _tuple(name: str, values: Iterable[str]) -> str:
 def _lines(values: Iterable[str], indent: int) -> str:
     margin = " " * indent
     text = " ".join(f'"{value}",' for value in sorted(values))
-    return textwrap.fill(text, 120, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False) + "\n"
+    return textwrap.fill(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

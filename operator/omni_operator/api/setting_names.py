@@ -120,6 +120,10 @@ BY_LOSS = {
     "diffusion_dpo": (
         "actor_rollout_ref.actor.diffusion_loss.dpo_beta", "actor_rollout_ref.actor.diffusion_loss.draws",
     ),
+    "grpo_guard": (
+        "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
+        "actor_rollout_ref.actor.diffusion_loss.exact_kl", "actor_rollout_ref.actor.kl_loss_coef",
+    ),
 }
 # Groups whose keys the user chooses.
 OPEN = (
@@ -199,21 +203,11 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params",
         "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
     )),
-    ((None,), "the loss is the mean over the samples of a mini-batch", (
-        "actor_rollout_ref.actor.loss_scale_factor",
-    )),
-    (('AdamW',), "the optimizer is AdamW", (
-        "actor_rollout_ref.actor.optim.optimizer",
-    )),
-    (('torch.optim',), "the optimizer is torch's", (
-        "actor_rollout_ref.actor.optim.optimizer_impl",
-    )),
-    ((None,), "write actor.optim.lr_scheduler_type", (
-        "actor_rollout_ref.actor.optim.warmup_style",
-    )),
-    ((True,), "optimizer steps are counted from 0", (
-        "actor_rollout_ref.actor.optim.zero_indexed_step",
-    )),
+    ((None,), "the loss is the mean over the samples of a mini-batch", ("actor_rollout_ref.actor.loss_scale_factor",)),
+    (('AdamW',), "the optimizer is AdamW", ("actor_rollout_ref.actor.optim.optimizer",)),
+    (('torch.optim',), "the optimizer is torch's", ("actor_rollout_ref.actor.optim.optimizer_impl",)),
+    ((None,), "write actor.optim.lr_scheduler_type", ("actor_rollout_ref.actor.optim.warmup_style",)),
+    ((True,), "optimizer steps are counted from 0", ("actor_rollout_ref.actor.optim.zero_indexed_step",)),
     ((False,), "distillation from a teacher is not supported", (
         "actor_rollout_ref.actor.use_distill_loss", "distillation.enabled",
     )),
@@ -223,12 +217,8 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((True,), "the steps of a window are contiguous", (
         "actor_rollout_ref.model.algo.sde_contiguous", "actor_rollout_ref.rollout.algo.sde_contiguous",
     )),
-    ((None,), "the settings of a model are those of its folder", (
-        "actor_rollout_ref.model.config_path",
-    )),
-    ((None,), "training starts from a new adapter", (
-        "actor_rollout_ref.model.lora_adapter_path",
-    )),
+    ((None,), "the settings of a model are those of its folder", ("actor_rollout_ref.model.config_path",)),
+    ((None,), "training starts from a new adapter", ("actor_rollout_ref.model.lora_adapter_path",)),
     ((False,), "it is of models that generate tokens", (
         "actor_rollout_ref.model.mtp.enable", "actor_rollout_ref.rollout.multi_turn.enable",
     )),
@@ -238,9 +228,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((12.0,), "no supported model family reads it", (
         "actor_rollout_ref.model.pipeline.video_flow_shift", "actor_rollout_ref.rollout.pipeline.video_flow_shift",
     )),
-    ((None,), "write model.target_modules", (
-        "actor_rollout_ref.model.target_parameters",
-    )),
+    ((None,), "write model.target_modules", ("actor_rollout_ref.model.target_parameters",)),
     (('transformer',), "the transformer of a model is in its folder transformer", (
         "actor_rollout_ref.model.transformer_subfolder",
     )),
@@ -252,18 +240,12 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "actor_rollout_ref.rollout.cudagraph_capture_sizes", "actor_rollout_ref.rollout.mtp",
         "actor_rollout_ref.rollout.quantization",
     )),
-    ((False,), "the engine does not support it", (
-        "actor_rollout_ref.rollout.enable_rollout_routing_replay",
-    )),
-    ((1,), "the engine does not support it", (
-        "actor_rollout_ref.rollout.expert_parallel_size",
-    )),
+    ((False,), "the engine does not support it", ("actor_rollout_ref.rollout.enable_rollout_routing_replay",)),
+    ((1,), "the engine does not support it", ("actor_rollout_ref.rollout.expert_parallel_size",)),
     ((None,), "no supported model family reads it; write pipeline.height and pipeline.width", (
         "actor_rollout_ref.rollout.pipeline.aspect_ratio",
     )),
-    (('continuous',), "advantages are used as they are", (
-        "algorithm.adv_mode",
-    )),
+    (('continuous',), "advantages are used as they are", ("algorithm.adv_mode",)),
     ((None, 1), "write actor.diffusion_loss.old_decay_rate and actor.diffusion_loss.old_decay_max", (
         "algorithm.old_policy_decay", "algorithm.old_policy_decay_schedule", "algorithm.old_policy_update_interval",
     )),
@@ -273,33 +255,19 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((None,), "rows are read by data.custom_cls", (
         "data.custom_cls.collate_fn", "data.datagen.name", "data.datagen.path", "data.sampler.*", "data.tokenizer",
     )),
-    (('images',), "prompts are text", (
-        "data.image_key",
-    )),
-    ((14,), "prompts are text", (
-        "data.image_patch_size",
-    )),
-    (('data_source',), "the column data_source names the scorer of a row", (
-        "data.reward_fn_key",
-    )),
-    ((None,), "there are no tools", (
-        "data.tool_config_path",
-    )),
-    (('videos',), "prompts are text", (
-        "data.video_key",
-    )),
+    (('images',), "prompts are text", ("data.image_key",)),
+    ((14,), "prompts are text", ("data.image_patch_size",)),
+    (('data_source',), "the column data_source names the scorer of a row", ("data.reward_fn_key",)),
+    ((None,), "there are no tools", ("data.tool_config_path",)),
+    (('videos',), "prompts are text", ("data.video_key",)),
     ((None,), "this trainer does not have it", (
         "ray_kwargs.timeline_json_file", "trainer.default_hdfs_dir",
     )),
     ((False,), "trainer.max_actor_ckpt_to_keep says how many checkpoints are kept", (
         "trainer.del_local_ckpt_after_load",
     )),
-    ((0,), "a run that is interrupted saves a checkpoint after its step", (
-        "trainer.esi_redundant_time",
-    )),
-    (('sync',), "a step generates, scores and updates one after another", (
-        "trainer.v1.trainer_mode",
-    )),
+    ((0,), "a run that is interrupted saves a checkpoint after its step", ("trainer.esi_redundant_time",)),
+    (('sync',), "a step generates, scores and updates one after another", ("trainer.v1.trainer_mode",)),
     ((None, 'float32', 'bfloat16', 'fp32', 'bf16'), "the model runs in no other dtype", (
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
     )),
@@ -310,82 +278,44 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     (('float32', 'fp32'), "sums of gradients in 16 bits lose terms", (
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype",
     )),
-    (('fsdp2', 'fsdp'), "both mean FSDP2", (
-        "actor_rollout_ref.actor.strategy",
-    )),
-    ((True,), "trainer and engine share their accelerators", (
-        "actor_rollout_ref.hybrid_engine",
-    )),
+    (('fsdp2', 'fsdp'), "both mean FSDP2", ("actor_rollout_ref.actor.strategy",)),
+    ((True,), "trainer and engine share their accelerators", ("actor_rollout_ref.hybrid_engine",)),
     (({},), "actor_rollout_ref.model.lora_rank and actor_rollout_ref.model.lora_alpha set the adapter", (
         "actor_rollout_ref.model.lora",
     )),
     ((None, 'float32', 'fp32'), "trained weights are float32; actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype sets the computation", (
         "actor_rollout_ref.model.lora_dtype",
     )),
-    (('naive',), "weights reach the engine over IPC", (
-        "actor_rollout_ref.rollout.checkpoint_engine.backend",
-    )),
-    ((False,), "a diffusion model has no prefill", (
-        "actor_rollout_ref.rollout.disaggregation.enabled",
-    )),
-    ((None, 'bfloat16', 'float32'), "engine and trainer share these dtypes", (
-        "actor_rollout_ref.rollout.dtype",
-    )),
-    (('auto', 'safetensors'), "the engine loads the model's own weights", (
-        "actor_rollout_ref.rollout.load_format",
-    )),
-    (('async',), "a diffusion rollout is asynchronous", (
-        "actor_rollout_ref.rollout.mode",
-    )),
-    (('vllm_omni',), "there is one engine", (
-        "actor_rollout_ref.rollout.name",
-    )),
-    ((0,), "the engine has no nodes of its own", (
-        "actor_rollout_ref.rollout.nnodes",
-    )),
+    (('naive',), "weights reach the engine over IPC", ("actor_rollout_ref.rollout.checkpoint_engine.backend",)),
+    ((False,), "a diffusion model has no prefill", ("actor_rollout_ref.rollout.disaggregation.enabled",)),
+    ((None, 'bfloat16', 'float32'), "engine and trainer share these dtypes", ("actor_rollout_ref.rollout.dtype",)),
+    (('auto', 'safetensors'), "the engine loads the model's own weights", ("actor_rollout_ref.rollout.load_format",)),
+    (('async',), "a diffusion rollout is asynchronous", ("actor_rollout_ref.rollout.mode",)),
+    (('vllm_omni',), "there is one engine", ("actor_rollout_ref.rollout.name",)),
+    ((0,), "the engine has no nodes of its own", ("actor_rollout_ref.rollout.nnodes",)),
     ((False,), "the engine exports no metrics; the operator does, and trainer.logger takes trackers", (
         "actor_rollout_ref.rollout.prometheus.enable",
     )),
-    ((1,), "an evaluation draws one sample of each prompt", (
-        "actor_rollout_ref.rollout.val_kwargs.n",
-    )),
-    (('flow_grpo',), "advantages are group-relative", (
-        "algorithm.adv_estimator",
-    )),
-    ((False, True), "true takes the engine's log-probabilities as old", (
-        "algorithm.rollout_correction.bypass_mode",
-    )),
-    (('ppo_clip',), "the loss is PPO's clipped one", (
-        "algorithm.rollout_correction.loss_type",
-    )),
+    ((1,), "an evaluation draws one sample of each prompt", ("actor_rollout_ref.rollout.val_kwargs.n",)),
+    (('flow_grpo',), "advantages are group-relative", ("algorithm.adv_estimator",)),
+    ((False, True), "true takes the engine's log-probabilities as old", ("algorithm.rollout_correction.bypass_mode",)),
+    (('ppo_clip',), "the loss is PPO's clipped one", ("algorithm.rollout_correction.loss_type",)),
     ((None, 'token', 'sequence'), "weights are of a recorded step (token), or of a sample (sequence)", (
         "algorithm.rollout_correction.rollout_is",
     )),
-    ((False,), "weights are not divided by their mean", (
-        "algorithm.rollout_correction.rollout_is_batch_normalize",
-    )),
+    ((False,), "weights are not divided by their mean", ("algorithm.rollout_correction.rollout_is_batch_normalize",)),
     ((None,), "no sample is rejected; algorithm.rollout_correction.rollout_is=sequence gives the unlikely ones less weight", (
         "algorithm.rollout_correction.rollout_rs",
     )),
-    ((None,), "no sample is rejected", (
-        "algorithm.rollout_correction.rollout_rs_threshold",
-    )),
-    ((True,), "agent loops take the raw prompt", (
-        "data.return_raw_chat",
-    )),
+    ((None,), "no sample is rejected", ("algorithm.rollout_correction.rollout_rs_threshold",)),
+    ((True,), "agent loops take the raw prompt", ("data.return_raw_chat",)),
     (('error', 'right'), "a prompt longer than data.max_prompt_length ends the run, or loses its end; drop it with data.filter_overlong_prompts=true", (
         "data.truncation",
     )),
-    (('weighted_mean', 'weighted_sum'), "scores are added by their weights", (
-        "reward.aggregation",
-    )),
+    (('weighted_mean', 'weighted_sum'), "scores are added by their weights", ("reward.aggregation",)),
     ((False,), "verl's reward-model server is not started; serve the model yourself and write reward.scorer=http", (
         "reward.reward_model.enable",
     )),
-    ((False,), "there is no reward-model server", (
-        "reward.reward_model.enable_resource_pool",
-    )),
-    (('auto', 'disable', 'resume_path'), "resume_path starts from trainer.resume_from_path", (
-        "trainer.resume_mode",
-    )),
+    ((False,), "there is no reward-model server", ("reward.reward_model.enable_resource_pool",)),
+    (('auto', 'disable', 'resume_path'), "resume_path starts from trainer.resume_from_path", ("trainer.resume_mode",)),
 )

@@ -18,7 +18,12 @@ from .reserved import RESERVED
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
 # Algorithm -> the trainer's `loss_mode`, which selects its settings.
-LOSSES = {"FlowGRPO": "flow_grpo", "DiffusionNFT": "diffusion_nft", "DiffusionDPO": "diffusion_dpo"}
+LOSSES = {
+    "FlowGRPO": "flow_grpo",
+    "GRPOGuard": "grpo_guard",
+    "DiffusionNFT": "diffusion_nft",
+    "DiffusionDPO": "diffusion_dpo",
+}
 _OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
 _RESERVED_MESSAGE = (
     "an override must not set what a field of the job sets; `drl validate` names the override and the field"
@@ -40,10 +45,11 @@ class Algorithm(StrictModel):
 
     not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
 
-    name: Literal["FlowGRPO", "DiffusionNFT", "DiffusionDPO", "Custom"] = Field(
+    name: Literal["FlowGRPO", "GRPOGuard", "DiffusionNFT", "DiffusionDPO", "Custom"] = Field(
         default="FlowGRPO",
         description="FlowGRPO (arXiv:2505.05470; DanceGRPO and MixGRPO are settings of spec.rollout.sampler), "
-        "DiffusionNFT (arXiv:2509.16117), DiffusionDPO (arXiv:2311.12908, online pairs), or Custom: set by overrides. "
+        "GRPOGuard (arXiv:2510.22319), DiffusionNFT (arXiv:2509.16117), DiffusionDPO (arXiv:2311.12908, online pairs), "
+        "or Custom: set by overrides. "
         "See docs/algorithms.md.",
     )
     entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(

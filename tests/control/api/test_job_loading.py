@@ -117,7 +117,7 @@ def test_an_invalid_value_is_explained(change: tuple[str, str], said: str) -> No
             "spec.rollout.sampler.window.size",
             "between start and end",
         ),
-        (["spec.rollout.sampler.noiseLevel=0"], "spec.rollout.sampler.noiseLevel", "learns from the sampler's noise"),
+        (["spec.rollout.sampler.noiseLevel=0"], "spec.rollout.sampler.noiseLevel", "learn from the sampler's noise"),
         (
             ["spec.algorithm.name=DiffusionDPO", "spec.model.lora.enabled=false"],
             "spec.model.lora.enabled",

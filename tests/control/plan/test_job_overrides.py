@@ -137,7 +137,13 @@ def test_without_an_adapter_all_weights_are_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "loss"), [("FlowGRPO", "flow_grpo"), ("DiffusionNFT", "diffusion_nft"), ("DiffusionDPO", "diffusion_dpo")]
+    ("name", "loss"),
+    [
+        ("FlowGRPO", "flow_grpo"),
+        ("GRPOGuard", "grpo_guard"),
+        ("DiffusionNFT", "diffusion_nft"),
+        ("DiffusionDPO", "diffusion_dpo"),
+    ],
 )
 def test_an_algorithm_is_rendered_as_the_trainers_name(name: str, loss: str) -> None:
     made = settings(f"spec.algorithm.name={name}")

@@ -48,9 +48,7 @@ def test_bad_rewards_are_refused() -> None:
 @given(st.floats(-0.5, 0.5), st.floats(-8, 8), st.floats(1e-4, 0.3))
 @settings(max_examples=80, deadline=None)
 def test_clipped_loss_against_float64(difference: float, advantage: float, clip: float) -> None:
-    found = grpo.clipped(
-        torch.tensor([difference]), torch.zeros(1), torch.tensor([advantage]), clip_ratio=clip, adv_clip_max=5.0
-    )
+    found = grpo.clipped(torch.tensor([difference]), torch.tensor([advantage]), clip_ratio=clip, adv_clip_max=5.0)
     bounded = min(max(advantage, -5.0), 5.0)
     ratio = math.exp(difference)
     want = max(-bounded * ratio, -bounded * min(max(ratio, 1 - clip), 1 + clip))
@@ -59,8 +57,23 @@ def test_clipped_loss_against_float64(difference: float, advantage: float, clip:
 
 def test_clipping_stops_the_gradient() -> None:
     log_prob = torch.tensor([0.5], requires_grad=True)
-    grpo.clipped(log_prob, torch.zeros(1), torch.ones(1), clip_ratio=1e-4, adv_clip_max=5.0).sum().backward()
+    grpo.clipped(log_prob, torch.ones(1), clip_ratio=1e-4, adv_clip_max=5.0).sum().backward()
     assert log_prob.grad is not None and log_prob.grad.item() == 0
+
+
+@given(st.floats(0.05, 2), st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_a_normalized_ratio_is_linear_in_the_noise(std: float, seed: int) -> None:
+    """In float64: of latents old_mean + std e, it is the mean of (mean - old_mean) e, without any bias or std."""
+    generator = torch.Generator().manual_seed(seed)
+    old, noise, change = (torch.randn(3, 2, 4, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    mean, x = old + 0.1 * change, old + std * noise
+    normals = (torch.distributions.Normal(center, std) for center in (mean, old))
+    new_density, old_density = (normal.log_prob(x).flatten(1).mean(1) for normal in normals)
+    scale = torch.full((3, 1, 1, 1), std)
+    found = grpo.normalized_log_ratio((new_density - old_density).float(), mean.float(), old.float(), scale)
+    want = (0.1 * change * noise).flatten(1).mean(1)
+    assert found.tolist() == pytest.approx(want.tolist(), rel=1e-3, abs=1e-5)
 
 
 def test_kl_is_zero_only_for_equal_means() -> None:

@@ -22,7 +22,7 @@ REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.tot
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 CORRECTION = "algorithm.rollout_correction"
 SEQUENCE = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
-NFT, DPO = f"{LOSS}.loss_mode=diffusion_nft", f"{LOSS}.loss_mode=diffusion_dpo"
+NFT, DPO, GUARD = (f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "diffusion_dpo", "grpo_guard"))
 
 
 def load(*overrides: str) -> Any:
@@ -74,7 +74,7 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([NFT, "trainer.max_log_prob_difference=0.1"], "there are no log-probabilities to compare"),
         ([NFT, "actor_rollout_ref.rollout.rollout_adapter=default"], "the old policy must sample"),
         ([NFT, "actor_rollout_ref.model.policy_state_adapters=[default]"], "keeps an old policy"),
-        ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo has a KL loss"),
+        ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo and grpo_guard have a KL loss"),
         ([DPO], "needs LoRA: its base is the model with the adapter disabled"),
         ([NFT, f"{LOSS}.ref_kl_coef=0.1"], "ref_kl_coef: needs LoRA"),
         ([f"{CORRECTION}.rollout_is=sequence", f"{CORRECTION}.bypass_mode=true"],
@@ -91,6 +91,9 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([CORRECTION + "=null"], "bypass_mode: None is not supported"),
         ([NFT, f"{CORRECTION}.bypass_mode=true"], "there are no log-probabilities to recompute"),
         ([NFT, f"{CORRECTION}.rollout_is=token"], "there are no log-probabilities to compare"),
+        ([GUARD, f"{CORRECTION}.bypass_mode=true"], "the engine does not record the means of its steps"),
+        ([GUARD, "actor_rollout_ref.rollout.algo.sde_type=cps"], "cps does not go with grpo_guard"),
+        ([GUARD, "actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: grpo_guard learns from noise"),
         ([NFT, "actor_rollout_ref.model.algorithm=flow_grpo"], "must sample for the algorithm that is trained"),
         ([DPO, "actor_rollout_ref.rollout.n=1"], "at least 2 are needed"),
         ([DPO, "trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 8 pairs evenly"),

@@ -1,10 +1,11 @@
 """Flow-GRPO where engine and trainer differ a little, and on a part of the recorded steps.
 
-Recomputed log-probabilities, importance weights, `timestep_fraction`.
+Recomputed log-probabilities, importance weights, `timestep_fraction`; the means that GRPO-Guard recomputes.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from verl_omni.algos import step_choice
+from verl_omni.algos import advantages, sde, step_choice
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
+from verl_omni.workers.algorithms.grpo_guard import GRPOGuardLossConfig, GuardObjective
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
@@ -209,3 +211,99 @@ def test_the_kl_loss_is_of_the_chosen_steps(model_folder: Path) -> None:
         actor = make(model_folder, prompts=1, use_kl_loss=True, kl_loss_coef=0.0, diffusion_loss=loss)
         found.append(actor.update({**batch(actor), "draw_seeds": SEEDS}, **HALF)["actor/kl"])
     assert found[0] == pytest.approx(0.3 * found[1], rel=1e-3) and found[0] > 0
+
+
+GUARD = GRPOGuardLossConfig(clip_ratio=1e-5, adv_clip_max=0.6)
+SIZE = 0.3  # of all steps of the batch
+
+
+def guard_loss(actor: DiffusionActor, data: dict[str, Tensor], old: list[tuple[Tensor, ...]]) -> tuple[float, float]:
+    """Loss and clip fraction under the current policy, in float64 after the model's own velocities.
+
+    Args:
+        old: mean, standard deviation and log-probability of each step before the update.
+    """
+    objective = GuardObjective(actor.policy, GUARD, kl_loss_coef=None, **SAMPLER)
+    losses, clips = [], []
+    for place in range(STEPS):
+        with torch.no_grad():
+            mean, std, _ = (part.double() for part in objective.density(data, place))
+        old_mean, x = old[place][0].double(), data["all_latents"][:, place + 1].double()
+        squares = [((x - center) ** 2).flatten(1).mean(1) for center in (mean, old_mean)]
+        scale = std.flatten()
+        drift = ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * scale**2)
+        ratio = (scale * ((squares[1] - squares[0]) / (2 * scale**2) + drift)).exp()
+        advantage = ADVANTAGES.double().clamp(-0.6, 0.6)
+        clipped = ratio.clamp(1 - GUARD.clip_ratio, 1 + GUARD.clip_ratio)
+        losses.append(torch.maximum(-advantage * ratio, -advantage * clipped) / SIZE)
+        clips.append((ratio - 1).abs() > GUARD.clip_ratio)
+    return torch.stack(losses).mean().item(), torch.stack(clips).double().mean().item()
+
+
+def test_grpo_guard_against_float64(model_folder: Path) -> None:
+    """Two optimizer steps: the second one compares with the means before the first."""
+    one = make(model_folder, diffusion_loss=GUARD)
+    data = batch(one)
+    objective = GuardObjective(one.policy, GUARD, kl_loss_coef=None, **SAMPLER)
+    with torch.no_grad():
+        old = [objective.density(data, place) for place in range(STEPS)]
+    first, no_clip = guard_loss(one, data, old)
+    found = one.update(data, **SAMPLER)
+    assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
+    assert found["actor/clip_fraction_at_start"] == no_clip == 0 and found["actor/ratio_max"] == 1
+    second, clip = guard_loss(one, data, old)
+    both = make(model_folder, diffusion_loss=GUARD, ppo_epochs=2).update(data, **SAMPLER)
+    assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-5) and second != pytest.approx(first)
+    assert 2 * both["actor/clip_fraction"] == clip > 0
+
+
+def test_grpo_guard_needs_the_means_of_the_trainer(model_folder: Path) -> None:
+    """One optimizer step costs nothing more; in later ones the engine's log-probabilities do not matter either."""
+    actors = [make(model_folder, prompts=1, diffusion_loss=GUARD) for _ in range(2)]
+    for actor, off in zip(actors, (OFF, 0 * OFF), strict=True):
+        actor.update(batch(actor, off), **SAMPLER)
+    assert same(*actors)
+    single, passes = make(model_folder, diffusion_loss=GUARD), []
+    data = batch(single)
+    single.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    single.update(data, **SAMPLER)
+    assert passes == [True] * STEPS
+
+
+LEVELS = torch.tensor([0.95, 0.75, 0.5, 0.25])
+
+
+@torch.no_grad()
+def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Trajectories of the actor's own policy, and the mean of the first channel of their last latents, [B]."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {
+        "prompt_embeds": torch.zeros(rows, 8, 64), "pooled_prompt_embeds": torch.zeros(rows, 64),
+        "all_sigmas": LEVELS.repeat(rows, 1), "all_timesteps": LEVELS[:-1].repeat(rows, 1) * 1000,
+        "sigma_max": torch.full((rows, 1), 0.95),
+    }  # fmt: skip
+    latents, densities = [torch.randn(rows, 16, 8, 8, generator=generator)], []
+    for level, lower in pairwise(LEVELS):
+        x, sigma = latents[-1], level.repeat(rows)
+        velocity = actor.policy.velocity(made, x, sigma * 1000, 1.0)
+        levels = {"sigma": sigma, "sigma_next": lower.repeat(rows), "sigma_max": made["sigma_max"].flatten()}
+        mean, std = sde.moments("sde", x, velocity, noise_level=0.7, **levels)
+        latents.append(mean + std * torch.randn(x.shape, generator=generator))
+        densities.append(sde.log_prob("sde", latents[-1], mean, std))
+    made |= {"all_latents": torch.stack(latents, 1), "rollout_log_probs": torch.stack(densities, 1)}
+    return made, latents[-1][:, 0].mean((1, 2))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("loss", [GRPOGuardLossConfig(), FlowGRPOLossConfig()], ids=["grpo_guard", "flow_grpo"])
+def test_the_rewarded_channel_moves_in_the_direction_of_the_reward(model_folder: Path, loss: Any, sign: int) -> None:
+    """20 training steps of two optimizer steps each, without an engine."""
+    actor = make(model_folder, prompts=8, diffusion_loss=loss)
+    _, before = sampled(actor, 64, seed=999)
+    for step in range(20):
+        data, reward = sampled(actor, 32, seed=step)
+        data["advantages"] = advantages.group_advantages(sign * reward, ["prompt"] * 32)
+        found = actor.update(data, **SAMPLER)
+        assert found["actor/clip_fraction_at_start"] == 0 and found["rollout_corr/mean_abs_diff"] < 1e-5
+    _, after = sampled(actor, 64, seed=999)
+    assert sign * (after.mean() - before.mean()) > 0.2

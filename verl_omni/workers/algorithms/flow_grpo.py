@@ -19,8 +19,8 @@ from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 
 
 @dataclass
-class FlowGRPOLossConfig(DiffusionLossConfig):
-    """Settings of Flow-GRPO.
+class GRPOLossConfig(DiffusionLossConfig):
+    """Settings of Flow-GRPO and GRPO-Guard.
 
     Attributes:
         clip_ratio: clip range of the likelihood ratio: 1 ± `clip_ratio`.
@@ -29,10 +29,16 @@ class FlowGRPOLossConfig(DiffusionLossConfig):
             as in the code of Flow-GRPO's authors. `cps` and `dance_sde` always use the exact one.
     """
 
-    loss_mode: Literal["flow_grpo"] = "flow_grpo"
     clip_ratio: float = 1e-4
     adv_clip_max: float = 5.0
     exact_kl: bool = False
+
+
+@dataclass
+class FlowGRPOLossConfig(GRPOLossConfig):
+    """Settings of Flow-GRPO."""
+
+    loss_mode: Literal["flow_grpo"] = "flow_grpo"
 
 
 class GRPOObjective:
@@ -56,7 +62,7 @@ class GRPOObjective:
     samples_per_row = 1
 
     def __init__(
-        self, policy: Policy, config: FlowGRPOLossConfig, *, kl_loss_coef: float | None, noise_level: float,
+        self, policy: Policy, config: GRPOLossConfig, *, kl_loss_coef: float | None, noise_level: float,
         sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"), bypass_mode: bool = False,
         rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
         timestep_fraction: float = 1.0,
@@ -66,7 +72,7 @@ class GRPOObjective:
         self.tolerance, self.bypass_mode = tolerance, bypass_mode
         self.rollout_is, self.rollout_is_threshold = rollout_is, rollout_is_threshold
         self.timestep_fraction = timestep_fraction
-        self._at_start = True  # no optimizer step of the update has been taken
+        self.at_start = True  # no optimizer step of the update has been taken
 
     @property
     def recomputed(self) -> Literal["none", "later", "all"]:
@@ -95,13 +101,11 @@ class GRPOObjective:
         mean, std, log_prob = self.density(part, place)
         engine = part["rollout_log_probs"][:, place]
         # Nothing has changed the weights before the first optimizer step, so the ratio is exactly 1 there.
-        start = log_prob.detach() if self._at_start else None if self.bypass_mode else part["old_log_probs"][:, place]
+        start = log_prob.detach() if self.at_start else None if self.bypass_mode else part["old_log_probs"][:, place]
         old = engine if self.bypass_mode or start is None else start
-        clip = self.config.clip_ratio
-        loss = grpo.clipped(log_prob, old, part["advantages"], clip_ratio=clip, adv_clip_max=self.config.adv_clip_max)
-        difference = log_prob.detach() - old
-        clipped = ((difference.exp() - 1).abs() > clip).float()
-        measured = {"difference": difference, "clip_fraction": clipped}
+        loss, log_ratio = self.policy_loss(part, place, log_prob - old, mean, std)
+        clipped = ((log_ratio.exp() - 1).abs() > self.config.clip_ratio).float()
+        measured = {"difference": log_ratio, "clip_fraction": clipped}
         if start is not None:
             measured["engine_difference"] = start - engine
             if self.rollout_is is not None:
@@ -115,18 +119,35 @@ class GRPOObjective:
             measured["kl"] = divergence.detach()
         return loss, measured
 
+    def policy_loss(
+        self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of each row, [B], and the log-ratio that it clips, [B], without gradient.
+
+        Args:
+            log_ratio: log-probability of the step minus the old one, [B].
+            mean, std: of the next latent under the current policy, as `density` returns them.
+        """
+        return self._clipped(log_ratio, part), log_ratio.detach()
+
+    def _clipped(self, log_ratio: Tensor, part: Batch) -> Tensor:
+        config = self.config
+        return grpo.clipped(
+            log_ratio, part["advantages"], clip_ratio=config.clip_ratio, adv_clip_max=config.adv_clip_max
+        )
+
     def _kl_deviation(self, part: Batch, place: int, std: Tensor) -> Tensor:
         if self.config.exact_kl or self.sde_type != "sde":
             return std
-        sigma, sigma_next = (_recorded(part, "all_sigmas", place, later) for later in (0, 1))
+        sigma, sigma_next = (recorded(part, "all_sigmas", place, later) for later in (0, 1))
         return sde.diffusion(std, sigma=sigma, sigma_next=sigma_next)
 
     def density(self, part: Batch, place: int) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, standard deviation and log-probability [B] of term `place` under the current policy."""
         # Recorded latents have the model's dtype, and densities need float32.
-        x, x_next = (_recorded(part, "all_latents", place, later).float() for later in (0, 1))
-        sigma, sigma_next = (_recorded(part, "all_sigmas", place, later) for later in (0, 1))
-        velocity = self.policy.velocity(part, x, _recorded(part, "all_timesteps", place), self.guidance_scale)
+        x, x_next = (recorded(part, "all_latents", place, later).float() for later in (0, 1))
+        sigma, sigma_next = (recorded(part, "all_sigmas", place, later) for later in (0, 1))
+        velocity = self.policy.velocity(part, x, recorded(part, "all_timesteps", place), self.guidance_scale)
         mean, std = sde.moments(
             self.sde_type, x, velocity, sigma=sigma, sigma_next=sigma_next,
             sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
@@ -149,8 +170,8 @@ class GRPOObjective:
             found["actor/kl"] = measured["kl"].sum().item() / count
         if "weight" in measured:
             found["rollout_corr/rollout_is_mean"] = measured["weight"].mean().item()
-        if self._at_start:
-            self._at_start = False
+        if self.at_start:
+            self.at_start = False
             found["actor/clip_fraction_at_start"] = clip_fraction
             found |= agreement.check_log_probs(measured["engine_difference"], self.tolerance)
         return found
@@ -159,7 +180,7 @@ class GRPOObjective:
         pass
 
 
-def _recorded(part: Batch, name: str, place: int, later: int = 0) -> Tensor:
+def recorded(part: Batch, name: str, place: int, later: int = 0) -> Tensor:
     """What is recorded of the step of term `place`, or `later` steps after it, [B, ...]."""
     if "chosen_steps" not in part:
         return part[name][:, place + later]
@@ -167,13 +188,14 @@ def _recorded(part: Batch, name: str, place: int, later: int = 0) -> Tensor:
     return part[name][torch.arange(len(steps), device=steps.device), steps]
 
 
-class FlowGRPO(TrainingAlgorithm[FlowGRPOLossConfig]):
+class FlowGRPO(TrainingAlgorithm[GRPOLossConfig]):
     """Flow-GRPO: raises the likelihood of recorded steps with positive advantages, within the clip range."""
 
-    settings = FlowGRPOLossConfig
+    settings: type[GRPOLossConfig] = FlowGRPOLossConfig
+    objective_type: type[GRPOObjective] = GRPOObjective
 
     @override
-    def training_batch(self, samples: Samples, loss: FlowGRPOLossConfig, config: DictConfig, seed: int) -> Batch:
+    def training_batch(self, samples: Samples, loss: GRPOLossConfig, config: DictConfig, seed: int) -> Batch:
         advantages = group_advantages(samples, config)
         seeds = {} if config.algorithm.timestep_fraction == 1 else {"draw_seeds": draw_seeds(len(advantages), seed)}
         return {**samples.tensors, "advantages": advantages, **seeds}
@@ -195,10 +217,10 @@ class FlowGRPO(TrainingAlgorithm[FlowGRPOLossConfig]):
 
     @override
     def objective(
-        self, policy: Policy, loss: FlowGRPOLossConfig, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
+        self, policy: Policy, loss: GRPOLossConfig, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
     ) -> Objective:
         coefficient = actor.kl_loss_coef if actor.use_kl_loss else None
-        return GRPOObjective(policy, loss, kl_loss_coef=coefficient, **arguments)
+        return self.objective_type(policy, loss, kl_loss_coef=coefficient, **arguments)
 
 
 ALGORITHM = FlowGRPO()

@@ -58,9 +58,9 @@ class RegisteredAlgorithm:
 
 
 def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
-    found = []
+    found, name = [], config.actor_rollout_ref.actor.diffusion_loss.loss_mode
     if config.actor_rollout_ref.rollout.algo.noise_level <= 0:
-        found.append(f"{ROLLOUT}.algo.noise_level: must be positive: flow_grpo learns from noise")
+        found.append(f"{ROLLOUT}.algo.noise_level: must be positive: {name} learns from noise")
     algo, steps = config.actor_rollout_ref.rollout.algo, config.actor_rollout_ref.rollout.pipeline.num_inference_steps
     if algo.sde_type == "cps" and algo.sde_window_range is not None and algo.sde_window_range[1] >= steps:
         found.append(
@@ -68,11 +68,21 @@ def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
             "cps adds no noise, so that there is nothing to learn from; end the range before it"
         )
     if config.trainer.max_log_prob_difference is None:
-        found.append("trainer.max_log_prob_difference: flow_grpo needs a number")
+        found.append(f"trainer.max_log_prob_difference: {name} needs a number")
     fraction = config.algorithm.timestep_fraction
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
         found.append(f"algorithm.timestep_fraction: must be above 0 and at most 1: {fraction}")
     return [*found, *_correction_conflicts(config)]
+
+
+def _grpo_guard_conflicts(config: DictConfig) -> Sequence[str]:
+    found = list(_flow_grpo_conflicts(config))
+    if config.actor_rollout_ref.rollout.algo.sde_type == "cps":
+        found.append(
+            f"{ROLLOUT}.algo.sde_type: cps does not go with grpo_guard, which divides by the noise of each step; write "
+            "sde or dance_sde"
+        )
+    return found
 
 
 def _correction_conflicts(config: DictConfig) -> Sequence[str]:
@@ -142,20 +152,18 @@ _WITHOUT_LIKELIHOOD = (
     RequiredSetting(f"{ROLLOUT}.calculate_log_probs", False, "it uses no log-probabilities"),
     RequiredSetting("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{ROLLOUT}.algo.clean_latents", True, "it learns from final latents"),
-    RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo has a KL loss"),
+    RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo and grpo_guard have a KL loss"),
     RequiredSetting("algorithm.timestep_fraction", 1.0, "it does not train on recorded steps"),
     RequiredSetting(f"{CORRECTION}.bypass_mode", False, "there are no log-probabilities to recompute"),
     RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{CORRECTION}.rollout_is_threshold", UNREAD_THRESHOLD, "it is not read"),
 )
+_LIKELIHOOD = (
+    RequiredSetting(f"{ROLLOUT}.calculate_log_probs", True, "it compares log-probabilities"),
+    _TRAINED_POLICY_SAMPLES,
+)
 ALGORITHMS = {
-    "flow_grpo": RegisteredAlgorithm(
-        (
-            RequiredSetting(f"{ROLLOUT}.calculate_log_probs", True, "it compares log-probabilities"),
-            _TRAINED_POLICY_SAMPLES,
-        ),
-        _flow_grpo_conflicts,
-    ),
+    "flow_grpo": RegisteredAlgorithm(_LIKELIHOOD, _flow_grpo_conflicts),
     "diffusion_nft": RegisteredAlgorithm(
         (
             *_WITHOUT_LIKELIHOOD,
@@ -166,6 +174,13 @@ ALGORITHMS = {
     ),
     "diffusion_dpo": RegisteredAlgorithm(
         (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES), _diffusion_dpo_conflicts, row="pair"
+    ),
+    "grpo_guard": RegisteredAlgorithm(
+        (
+            *_LIKELIHOOD,
+            RequiredSetting(f"{CORRECTION}.bypass_mode", False, "the engine does not record the means of its steps"),
+        ),
+        _grpo_guard_conflicts,
     ),
 }
 
