@@ -1,8 +1,9 @@
-"""One rank of a weight update, with fakes of the actor and of the sender."""
+"""One rank of a weight update and of a checkpoint, with fakes of the actor and of the sender."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,3 +68,21 @@ async def test_a_rank_whose_replica_fails_still_takes_part_in_every_gather(faili
 
 async def test_a_successful_update_returns_the_reply() -> None:
     assert (await worker("", []).update_weights(global_steps=7))["tensors"] == 2
+
+
+def test_a_rank_writes_a_checkpoint_in_the_background_and_reports_its_error(tmp_path: Path) -> None:
+    from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
+
+    from verl_omni.workers.actor.background_write import BackgroundWrite
+
+    writes = [(tmp_path / "state").touch, (tmp_path / "none" / "state").touch]
+    rank = worker("nothing", [])
+    rank._writing = BackgroundWrite()
+    rank.actor = SimpleNamespace(stage=lambda folder: writes.pop(0))
+    for method in (rank.start_checkpoint, rank.finish_checkpoint):
+        assert getattr(method, MAGIC_ATTR)["dispatch_mode"] is Dispatch.ONE_TO_ALL, "every rank writes its shards"
+    rank.start_checkpoint(str(tmp_path))
+    assert rank.finish_checkpoint(60.0) and (tmp_path / "state").exists()
+    rank.start_checkpoint(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        rank.finish_checkpoint(60.0)
