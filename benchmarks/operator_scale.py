@@ -32,7 +32,7 @@ from results import arguments, table, write
 
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.operator_process import RunningOperator, install, operator
-from omni_operator.handlers.memory_release import INTERVAL_SECONDS
+from omni_operator.handlers.background import RELEASE_SECONDS
 
 PATIENCE = 1800.0
 RATE, STREAM_SECONDS = 5.0, 30.0
@@ -138,7 +138,7 @@ def restart(plane: ControlPlane, client: httpx.Client, deleted: int, empty: floa
             "all jobs and RayJobs to be gone", lambda: not (count(client, JOBS) or count(client, RAYJOBS)), PATIENCE
         )
         settled(running)
-        time.sleep(INTERVAL_SECONDS)
+        time.sleep(RELEASE_SECONDS)
         return {**found, "memory_after_deletion_mib": resident(running)}
 
 

@@ -7,10 +7,10 @@ import copy
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 import numpy as np
@@ -26,7 +26,6 @@ from verl.utils.dataset.rl_dataset import get_dataset_class
 from verl.utils.import_utils import resolve_config_path
 
 from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, pad_fields, pad_prompt
-from verl_omni.agent_loop.fanout import run_rows
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, training_tensors
@@ -42,7 +41,13 @@ SENT_TO_A_REWARD_WORKER = 64  # samples that wait in its process; the others wai
 _validating: ContextVar[bool] = ContextVar("validating", default=False)
 _writer: ContextVar[SampleWriter | None] = ContextVar("writer", default=None)  # of the batch, if samples are stored
 
-__all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "_pad_prompt_extra_field"]
+Result = TypeVar("Result")
+
+__all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "SampleFailed", "_pad_prompt_extra_field"]
+
+
+class SampleFailed(RuntimeError):
+    """A row failed; the message names it, `__cause__` has the error."""
 
 
 class DiffusionAgentLoopWorker:
@@ -310,3 +315,26 @@ def _short(messages: Any) -> str:
     listed = isinstance(messages, Sequence) and all(isinstance(each, Mapping) for each in messages)
     text = repr(" ".join(str(each.get("content")) for each in messages) if listed else messages)
     return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe: Callable[[int], str]) -> list[Result]:
+    """Results in the order of the rows.
+
+    On the first failure the others are cancelled and awaited. `run` limits what is in flight.
+
+    Raises:
+        SampleFailed: a row raised; `describe` says which.
+    """
+
+    async def runner(row: int) -> Result:
+        try:
+            return await run(row)
+        except Exception as error:
+            raise SampleFailed(f"{describe(row)} failed: {describe_error(error)}") from error
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(runner(row)) for row in range(size)]
+    except* SampleFailed as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    return [task.result() for task in tasks]

@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_dump, sample_generation
+from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_generation
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
-from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.trackers import Trackers
 from verl_omni.utils.seeds import hashed_seed, row_seed
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -145,7 +145,7 @@ class DiffusionTrainer:
             texts = [info["prompt"] for info in prompts.non_tensor_batch["extra_info"]]
             seeds = [row_seed(prompts.meta_info["rollout_seed"], row) for row in range(len(texts))]
             drawn = [Sample(*each) for each in zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)]
-            sample_dump.write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
+            write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
 
     def _update(self, samples: sample_generation.ScoredSamples, step: int) -> dict[str, float]:
@@ -176,7 +176,7 @@ class DiffusionTrainer:
         samples = [Sample(texts[p], seed + p, float(found.scores[p]), image) for p, image in enumerate(found.images)]
         self.folder.samples(step, [samples[row] for row in rows_to_show(texts, self.config.trainer.sample_prompts)])
         if self.config.trainer.validation_data_dir is not None:
-            sample_dump.write_samples(
+            write_samples(
                 Path(self.config.trainer.validation_data_dir), step, samples,
                 self.config.trainer.validation_data_max_samples,
             )  # fmt: skip

@@ -15,6 +15,12 @@ from typing import Any
 from verl_omni.trainer import settings, startup
 
 OK, FAILURE, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+# Metrics in the line of a step, with their label and format.
+SHOWN = (
+    ("reward/mean", "reward", ".4g"), ("val/reward/mean", "held-out reward", ".4g"),
+    ("actor/grad_norm", "gradient norm", ".3g"), ("weights/version", "weights", "d"),
+    ("timing_s/step", "seconds", ".1f"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +103,13 @@ def run_training(
         train: gets the run, and the stack on which it puts what must be stopped.
         without_effect: settings that do nothing here, with the reason.
     """
-    from verl_omni.trainer import checkpoints, events
+    from verl_omni.trainer import checkpoints
     from verl_omni.trainer.run_folder import RunFolder
 
     errors: list[str] = []
 
     def on_event(event: Mapping[str, Any]) -> None:
-        line = events.format_event(event)
+        line = format_event(event)
         if event["event"] == "error":
             errors.append(line)
         else:
@@ -230,6 +236,30 @@ def _other_distribution() -> str | None:
     except PackageNotFoundError:
         return None
     return f"verl-omni {found} and omni-operator are both installed, and both are imported as verl_omni: uninstall one"
+
+
+def format_event(event: Mapping[str, Any]) -> str:
+    """One line for an event of `RunFolder`, without a newline."""
+    match event["event"]:
+        case "start" if event["resumed_from"] is not None:
+            return f"resuming after step {event['resumed_from']} of {event['total_steps']}"
+        case "start":
+            return f"training {event['total_steps']} steps"
+        case "phase":
+            return str(event["text"])
+        case "step":
+            return f"step {event['step']}: " + ", ".join(_numbers(event))
+        case "checkpoint":
+            return f"saved step {event['step']} in {event['path']}"
+        case "done":
+            return f"done after step {event['step']}; the report is {event['report']}"
+        case kind:  # warning, error, stopped
+            return f"{kind}: {event['message']}"
+
+
+def _numbers(event: Mapping[str, Any]) -> list[str]:
+    """Metrics of the step that were measured; None stands for one that was not finite."""
+    return [f"{name} {event[metric]:{form}}" for metric, name, form in SHOWN if event.get(metric) is not None]
 
 
 class _StopOnSignal:

@@ -150,3 +150,23 @@ def _versions() -> dict[str, str]:
     if commit := source_commit():
         found["commit"] = commit
     return found
+
+
+def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int | None) -> None:
+    """Write `<folder>/<step>.jsonl` and the pictures it names; an older file of the step is replaced.
+
+    A line has `step`, `input` (the prompt), `output` (the picture's path in `folder`), `score` and `seed`.
+
+    Args:
+        limit: how many of them, from the first; None: all.
+    """
+    pictures = folder / str(step)
+    pictures.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for place, sample in enumerate(samples[:limit]):
+        name = f"{step}/{place:04d}.png"
+        Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
+        lines.append({
+            "step": step, "input": sample.prompt, "output": name, "score": sample.score, "seed": sample.seed,
+        })  # fmt: skip
+    atomic_write(folder / f"{step}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

@@ -1,8 +1,9 @@
-"""Background tasks next to the watches: the Lease heartbeat, periodic lists, and kinds that are installed later."""
+"""Background tasks next to the watches: the Lease heartbeat, periodic lists, kinds installed later, unused memory."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import random
 import time
@@ -23,6 +24,7 @@ from .watches import CHILDREN, selector_of
 LEASE = "omni-operator-canary"
 CHECK_FIRST, CHECK_MOST, SETTLE = 5.0, 60.0, 2.0
 RETRY_SECONDS = 0.5  # after a failed request at the start
+RELEASE_SECONDS = 60.0  # between two releases of unused memory
 log = logging.getLogger(__name__)
 
 
@@ -141,3 +143,20 @@ class MissingKinds:
         except ClusterError as error:
             log.warning("%s: discovery failed: %s", kind.plural, error)
             return None
+
+
+def release_memory() -> None:
+    """Give unused pages of the heap back; does nothing where the C library has no `malloc_trim`, such as musl.
+
+    glibc keeps what was freed below its newest allocation, for example the memory of thousands of deleted jobs.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+async def run_releases() -> None:
+    """Release memory periodically until cancelled."""
+    while True:
+        await asyncio.sleep(RELEASE_SECONDS)
+        release_memory()

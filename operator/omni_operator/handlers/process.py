@@ -30,10 +30,9 @@ from omni_operator.report_endpoint import BODY_LIMIT, ReportEndpoint, ReportStor
 from omni_operator.report_relay import ReportRelay
 from omni_operator.settings import Settings
 
-from .background import CacheCleanup, LeaseHeartbeat, MissingKinds, utc_now
+from .background import CacheCleanup, LeaseHeartbeat, MissingKinds, run_releases, utc_now
 from .http_server import probe_routes, serve
 from .leading_replica import LeadingReplica
-from .memory_release import run_releases
 from .watches import Watches
 
 LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login

@@ -9,7 +9,7 @@ import pytest
 
 # One block of many stays, the newest, below which the C library keeps what was freed.
 PROGRAM = """
-from omni_operator.handlers.memory_release import release_memory
+from omni_operator.handlers.background import release_memory
 
 def pages():
     return int(open("/proc/self/statm").read().split()[1])

@@ -24,7 +24,7 @@ from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.trainer.sample_generation import generate_scored, training_prompts, update_request
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.vllm_rollout.driver.prompt_keys import prompt_keys
+from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_keys
 
 pytestmark = pytest.mark.slow  # generates thousands of samples
 

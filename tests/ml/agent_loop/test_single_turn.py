@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.agent_loop.fanout import SampleFailed
+from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
 from verl_omni.workers.config import DiffusionModelConfig
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each

@@ -12,8 +12,7 @@ import pytest
 import torch
 from ray.exceptions import ActorUnavailableError
 
-from verl_omni.agent_loop.diffusion_agent_loop import load_agent_loops
-from verl_omni.agent_loop.fanout import SampleFailed
+from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed, load_agent_loops
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
 

@@ -30,7 +30,7 @@ class AgentLoop:
     """A worker whose reward worker raises."""
 
     async def generate(self) -> None:
-        from verl_omni.agent_loop.fanout import run_rows
+        from verl_omni.agent_loop.diffusion_agent_loop import run_rows
 
         async def run(row: int) -> Any:
             return await score.remote("mauve")

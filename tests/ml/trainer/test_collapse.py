@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,7 +112,12 @@ def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_i
         config = trainer_settings.load(required)
         assert OmegaConf.is_dict(config)
         return DiffusionTrainer(
-            config, None, RunFolder(tmp_path), [{"prompt": "a"}], None, stop_requested=lambda: False
+            config,
+            SimpleNamespace(workers=None),
+            RunFolder(tmp_path),
+            [{"prompt": "a"}],
+            None,
+            stop_requested=lambda: False,
         )
 
     first = trainer()

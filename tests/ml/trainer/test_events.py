@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl_omni.trainer import events
+from verl_omni.trainer.main_diffusion import format_event
 from verl_omni.trainer.run_folder import RunFolder
 
 
@@ -24,12 +24,12 @@ from verl_omni.trainer.run_folder import RunFolder
     ],
 )
 def test_each_event_has_a_line(event: dict[str, Any], line: str) -> None:
-    assert events.format_event(event) == line
+    assert format_event(event) == line
 
 
 def test_start_steps_and_resume_have_a_line(tmp_path: Path) -> None:
     lines: list[str] = []
-    folder = RunFolder(tmp_path, lambda event: lines.append(events.format_event(event)))
+    folder = RunFolder(tmp_path, lambda event: lines.append(format_event(event)))
     config = OmegaConf.create({"trainer": {"total_training_steps": 9}})
     folder.start(config, resumed_from=None)
     folder.step({"step": 1, "weights/version": 1, "reward/mean": 0.25, "timing_s/step": 2.0, "other": 1.0})

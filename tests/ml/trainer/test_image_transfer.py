@@ -53,7 +53,9 @@ def trainer(loop: Loop, tmp_path: Path) -> Any:
     )  # fmt: skip
     process_counts.fill_in(config, cpus=2)
     folder = RunFolder(tmp_path / "run")
-    return DiffusionTrainer(config, SimpleNamespace(agent_loop=loop), folder, ROWS, ROWS, stop_requested=lambda: False)
+    return DiffusionTrainer(
+        config, SimpleNamespace(agent_loop=loop, workers=None), folder, ROWS, ROWS, stop_requested=lambda: False
+    )
 
 
 def test_a_training_step_gets_no_images(trainer: Any, loop: Loop) -> None:

@@ -35,7 +35,13 @@ def test_the_console_and_tensorboard_get_every_metric(
     tracking = trackers.open_trackers(config, tmp_path)
     assert tracking is not None
     trainer = DiffusionTrainer(
-        config, None, RunFolder(tmp_path), [{}], None, stop_requested=lambda: False, tracking=tracking
+        config,
+        SimpleNamespace(workers=None),
+        RunFolder(tmp_path),
+        [{}],
+        None,
+        stop_requested=lambda: False,
+        tracking=tracking,
     )
     for step in (1, 2):
         trainer._record({"step": step, "weights/version": step, "reward/mean": 0.25 * step})

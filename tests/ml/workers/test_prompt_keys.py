@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.workers.rollout.vllm_rollout.driver.prompt_keys import prompt_keys
+from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_keys
 
 REQUEST: dict[str, Any] = {
     "request_id": "a", "prompt_ids": [1, 2], "negative_prompt_ids": [3], "priority": 4, "image_data": None,

@@ -13,10 +13,10 @@ import torch
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError
-from verl_omni.workers.rollout.vllm_rollout.driver.prompt_keys import prompt_keys
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
     DiffusionLLMServerClient,
     DiffusionWholeSampleRetryLLMServerClient,
+    prompt_keys,
 )
 
 CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="vllm_omni")))

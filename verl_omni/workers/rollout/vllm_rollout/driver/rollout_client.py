@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import hashlib
+import json
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -13,7 +15,9 @@ from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError
-from verl_omni.workers.rollout.vllm_rollout.driver.prompt_keys import prompt_keys
+
+MEDIA = ("image_data", "video_data", "audio_data")
+PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
 
 
 class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
@@ -121,3 +125,27 @@ class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
         if known := [version for version in versions if version is not None]:
             output.extra_fields |= {"min_global_steps": min(known), "max_global_steps": max(known)}
         return output
+
+
+def prompt_keys(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Keys of the prompt and of the negative prompt; None for prompts with images, videos or audio.
+
+    Requests with the same key have the same embeddings. The key covers all sampling parameters but the seed, because
+    they decide how long embeddings are and whether there are negative ones.
+
+    Args:
+        arguments: those of `vLLMOmniHttpServer.generate`.
+    """
+    if any(arguments.get(name) is not None for name in MEDIA):
+        return None
+    params = {name: value for name, value in (arguments.get("sampling_params") or {}).items() if name != "seed"}
+    given = {name: value for name, value in arguments.items() if name not in PER_SAMPLE and value is not None}
+    negative = {name: value for name, value in given.items() if name.startswith("negative")}
+    positive = {name: value for name, value in given.items() if name not in negative}
+    return _digest("prompt", positive, params), _digest("negative", negative, params)
+
+
+def _digest(*parts: Any) -> str:
+    # Values that are no JSON have a representation of their own, so their requests share nothing.
+    text = json.dumps(parts, sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
