@@ -177,6 +177,13 @@ class Simulation:
             status={"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": started},
         )  # fmt: skip
 
+    async def submit_running(self, **spec: Any) -> None:
+        """A new job whose first attempt runs."""
+        self.submit(**spec)
+        await self.settle()
+        self.run(1)
+        await self.settle()
+
     def head(self, attempt: int, ready: bool, reason: str, key: Key = KEY) -> None:
         """KubeRay updates the head's condition; `state` stays `ready`, as in KubeRay."""
         at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")

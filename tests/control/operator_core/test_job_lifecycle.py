@@ -1,4 +1,4 @@
-"""Lifecycle of a job: suspension, deletion, rejected children, invalid specs, reports."""
+"""Lifecycle of a job: suspension, deletion, rejected children, invalid specs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,8 @@ KEY = ("team-a", "red")
 EVERYTHING = (JOBS, RAYJOBS, RAYCLUSTERS, PODS, SERVICES, NETWORK_POLICIES)
 
 
-async def running(simulation: Any, **spec: Any) -> None:
-    simulation.submit(**spec)
-    await simulation.settle()
-    simulation.run(1)
-    await simulation.settle()
-
-
 async def test_suspension_requests_a_checkpoint_and_resuming_starts_the_next_attempt(simulation: Any) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     assert simulation.report(step=5) == {}
     await simulation.settle()
     simulation.edit(suspend=True)
@@ -49,7 +42,7 @@ async def test_suspension_requests_a_checkpoint_and_resuming_starts_the_next_att
 
 
 async def test_suspension_waits_for_the_checkpoint_up_to_its_deadline(simulation: Any) -> None:
-    await running(simulation, suspendPolicy={"graceSeconds": 30})
+    await simulation.submit_running(suspendPolicy={"graceSeconds": 30})
     simulation.report(step=5)
     simulation.edit(suspend=True)
     await simulation.after(29)
@@ -60,14 +53,14 @@ async def test_suspension_waits_for_the_checkpoint_up_to_its_deadline(simulation
 
 @pytest.mark.parametrize("spec", [{}, {"suspendPolicy": {"mode": "Immediate"}}])
 async def test_a_trainer_that_never_reported_is_suspended_at_once(simulation: Any, spec: dict[str, Any]) -> None:
-    await running(simulation, **spec)
+    await simulation.submit_running(**spec)
     simulation.edit(suspend=True)
     await simulation.settle()
     assert simulation.condition("Suspended").status == "True"
 
 
 async def test_a_suspension_that_is_withdrawn_in_time_changes_nothing(simulation: Any) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     simulation.report(step=5)
     simulation.edit(suspend=True)
     await simulation.settle()
@@ -81,7 +74,7 @@ async def test_a_suspension_that_is_withdrawn_in_time_changes_nothing(simulation
 async def test_a_suspended_job_that_is_resumed_with_an_invalid_spec_continues_when_it_is_corrected(
     simulation: Any,
 ) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     simulation.edit(suspend=True)
     await simulation.settle()
     simulation.edit(suspend=False, rollout={"replicas": 3})
@@ -106,7 +99,7 @@ async def test_a_job_submitted_suspended_creates_nothing(simulation: Any) -> Non
 
 
 async def test_a_job_is_deleted_at_once_and_leaves_nothing_without_a_request(simulation: Any) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     assert "finalizers" not in simulation.cluster.get(JOBS, *KEY)["metadata"]
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"finalizers": ["ray.io/rayjob-finalizer"]})
     await simulation.settle()
@@ -138,7 +131,7 @@ async def test_requests_of_deleted_jobs_do_not_grow_with_their_number(simulation
 
 @pytest.mark.parametrize("others", [[], ["example.com/audit"]])
 async def test_the_finalizer_of_an_earlier_version_is_removed(simulation: Any, others: list[str]) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER, *others]})
     simulation.cluster.counts()
     await simulation.settle()
@@ -151,7 +144,7 @@ async def test_the_finalizer_of_an_earlier_version_is_removed(simulation: Any, o
 async def test_a_job_that_was_deleted_under_an_earlier_version_is_released(
     simulation: Any, spec: dict[str, Any]
 ) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER]}, spec=spec)
     simulation.cluster.remove(JOBS, *KEY)
     simulation.cluster.counts()
@@ -175,7 +168,7 @@ async def test_what_is_created_for_a_job_before_its_deletion_is_seen_goes_too(si
 
 
 async def test_the_deletion_of_a_running_job_that_is_seen_late_starts_no_attempt(simulation: Any) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     simulation.frozen = {JOBS}
     simulation.cluster.remove(JOBS, *KEY)
     simulation.cluster.counts()
@@ -190,7 +183,7 @@ async def test_the_deletion_of_a_running_job_that_is_seen_late_starts_no_attempt
 
 
 async def test_a_recreated_job_is_a_different_job(simulation: Any) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": ["slow"]})
     simulation.cluster.remove(JOBS, *KEY)
     await simulation.settle()
@@ -313,137 +306,6 @@ async def test_a_job_managed_by_another_controller_is_ignored(simulation: Any) -
     assert not simulation.cluster.counts()
 
 
-async def test_reports_update_the_progress_with_few_writes(simulation: Any) -> None:
-    await running(simulation)
-    simulation.cluster.counts()
-    for step in range(1, 301):
-        simulation.report(
-            step=step, eta_s=300 - step, samples=8 * step, **{"weights/version": step, "reward/mean": 0.5}
-        )
-        await simulation.after(1)
-    writes = simulation.cluster.counts()["apply_status", "diffusionrljobs"]
-    assert 18 <= writes <= 24  # 300 seconds at 15 each, and the changes of conditions
-    await simulation.after(60)
-    status = simulation.status()
-    assert (status.progress.global_step, status.weights.trainer_version, status.usage.samples) == (300, 300, 2400)
-    assert status.progress.reward == 0.5
-    assert 580 <= status.usage.accelerator_seconds <= 600
-
-
-async def test_the_startup_phase_is_the_message_until_training_starts(simulation: Any) -> None:
-    await running(simulation)
-    for text in ("starting the rollout engine", "evaluating"):
-        simulation.report("phase", text=text)
-        await simulation.after(20)
-        found = simulation.condition("Succeeded")
-        assert (found.status, found.reason, found.message) == ("Unknown", "Running", text)
-    simulation.report(step=1)
-    await simulation.after(20)
-    assert simulation.condition("Succeeded").message == ""
-
-
-async def test_usage_adds_up_over_attempts_and_restarts(simulation: Any) -> None:
-    await running(simulation, backoffLimit=3)
-    await simulation.after(100)
-    simulation.report(step=1, samples=100)
-    await simulation.after(20)
-    simulation.start_operator()
-    await simulation.settle()
-    simulation.lose_head(1)
-    await simulation.after(60)
-    simulation.run(2)
-    await simulation.after(100)
-    simulation.report(attempt=2, step=2, samples=60)
-    simulation.end(2)
-    await simulation.settle()
-    status = simulation.status()
-    assert status.usage.samples == 160
-    assert 2 * 210 <= status.usage.accelerator_seconds <= 2 * 225
-    price = status.usage.accelerator_seconds_per_thousand_samples
-    assert price == pytest.approx(status.usage.accelerator_seconds * 1000 / 160, abs=0.1)
-
-
-async def test_missing_heartbeats_are_a_condition_until_they_resume(simulation: Any) -> None:
-    await running(simulation)
-    assert simulation.condition("ProgressStalled").reason == "NoReports"
-    simulation.report(step=1)
-    await simulation.after(599)
-    assert simulation.condition("ProgressStalled").status == "False"
-    await simulation.after(2)
-    assert simulation.condition("ProgressStalled").reason == "HeartbeatStopped"
-    simulation.report("heartbeat")
-    await simulation.settle()
-    assert simulation.condition("ProgressStalled").status == "False"
-    assert {"ProgressStalled", "ProgressResumed"} <= set(simulation.event_reasons())
-
-
-async def test_long_steps_extend_the_stall_timeout(simulation: Any) -> None:
-    await running(simulation)
-    simulation.report(step=1, **{"timing_s/step": 600.0})
-    await simulation.after(2900)
-    assert simulation.condition("ProgressStalled").status == "False"
-
-
-async def test_downtime_of_the_operator_does_not_count_as_a_stall(simulation: Any) -> None:
-    await running(simulation)
-    simulation.report(step=1)
-    await simulation.after(60)
-    simulation.now = simulation.now.replace(hour=9)  # the operator was away
-    simulation.start_operator()
-    await simulation.settle()
-    assert simulation.condition("ProgressStalled").status == "False"
-    await simulation.after(601)
-    assert simulation.condition("ProgressStalled").status == "True"
-
-
-async def test_replicas_behind_the_trainer_are_a_condition(simulation: Any) -> None:
-    await running(simulation)
-    simulation.report(
-        step=4, **{"weights/version": 4, "weights/min_replica_version": 4, "weights/max_replica_version": 4}
-    )
-    await simulation.settle()
-    assert simulation.condition("WeightsInSync").status == "True"
-    simulation.report(
-        step=9, **{"weights/version": 9, "weights/min_replica_version": 4, "weights/max_replica_version": 9}
-    )
-    await simulation.settle()
-    assert simulation.condition("WeightsInSync").reason == "ReplicaBehind"
-    assert simulation.status().weights.lag == 5
-    assert "WeightsBehind" in simulation.event_reasons()
-    simulation.report(step=10, **{"weights/version": 10, "weights/min_replica_version": 9})
-    await simulation.settle()
-    assert simulation.condition("WeightsInSync").status == "True", "one version behind is what the job allows"
-    assert simulation.event_reasons().count("WeightsInSync") == 1
-
-
-async def test_replicas_with_old_weights_are_a_condition(simulation: Any) -> None:
-    await running(simulation, rollout={"replicas": 2, "staleness": {"maxSeconds": 300}})
-    synced = {"weights/version": 4, "weights/min_replica_version": 4, "timing_s/sync": 0.2}
-    simulation.report(step=4, **synced)
-    await simulation.after(299)
-    assert simulation.condition("WeightsInSync").status == "True"
-    await simulation.after(2)
-    assert simulation.condition("WeightsInSync").reason == "WeightsOld"
-    simulation.report("heartbeat")
-    await simulation.settle()
-    assert simulation.condition("WeightsInSync").reason == "WeightsOld", "that a trainer lives makes no weights new"
-    simulation.report(step=5, **{**synced, "weights/version": 5, "weights/min_replica_version": 5})
-    await simulation.settle()
-    assert simulation.condition("WeightsInSync").reason == "InSync"
-    assert {"WeightsBehind", "WeightsInSync"} <= set(simulation.event_reasons())
-
-
-async def test_a_stale_attempts_report_changes_nothing(simulation: Any) -> None:
-    await running(simulation, backoffLimit=1)
-    simulation.lose_head(1)
-    await simulation.after(60)
-    simulation.run(2)
-    simulation.report(attempt=2, step=3)
-    assert simulation.report(attempt=1, step=99) == {"stale": True}
-    await simulation.after(60)
-    assert simulation.status().progress.global_step == 3
-
-
 async def test_an_unavailable_api_server_raises_for_the_worker_to_retry(simulation: Any) -> None:
     simulation.submit()
     simulation.watch()
@@ -457,7 +319,7 @@ async def test_an_unavailable_api_server_raises_for_the_worker_to_retry(simulati
 
 
 async def test_a_finished_job_keeps_its_condition_and_its_cluster_is_deleted(simulation: Any) -> None:
-    await running(simulation)
+    await simulation.submit_running()
     assert simulation.status().rollout.summary == "1/1"
     simulation.lose_head(1)
     await simulation.settle()
@@ -470,7 +332,7 @@ async def test_a_finished_job_keeps_its_condition_and_its_cluster_is_deleted(sim
 
 
 async def test_retain_keeps_the_objects_of_a_failed_attempt(simulation: Any) -> None:
-    await running(simulation, cleanupPolicy="Retain")
+    await simulation.submit_running(cleanupPolicy="Retain")
     simulation.lose_head(1)
     await simulation.after(3600)
     assert simulation.attempts() == ["red-a01"]

@@ -1,0 +1,225 @@
+"""Attempts that fail: what ended them, how they are counted, and when the next one starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_operator.cluster.kinds import PODS, RAYCLUSTERS, RAYJOBS
+
+KEY = ("team-a", "red")
+
+
+async def test_a_lost_head_ends_the_attempt_and_the_next_waits_until_its_objects_are_deleted(simulation: Any) -> None:
+    simulation.submit(backoffLimit=2)
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.report("checkpoint", path="/ckpt/red/checkpoints/step_000004")
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": ["ray.io/slow"]})
+    simulation.lose_head(1)
+    await simulation.after(120)
+    failure = simulation.status().failures[0]
+    assert (failure.reason, failure.attempt, failure.checkpoint) == ("HeadLost", 1, "step_000004")
+    assert simulation.attempts() == []  # the first is deleted, its cluster lingers
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": []})
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a02"]
+    simulation.run(2)
+    simulation.end(2)
+    await simulation.settle()
+    status = simulation.status()
+    assert status.is_true("Succeeded")
+    assert (status.attempts, status.failures_counted) == (2, 1)
+
+
+async def test_a_head_that_is_briefly_not_ready_is_not_lost(simulation: Any) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.head(1, False, "ContainersNotReady")
+    await simulation.after(50)
+    assert simulation.condition("Ready").reason == "HeadNotReady"
+    simulation.head(1, True, "HeadPodRunningAndReady")
+    await simulation.after(600)
+    assert simulation.condition("Ready").status == "True"
+    assert not simulation.status().failures
+    simulation.head(1, False, "ContainersNotReady")
+    await simulation.after(61)
+    assert simulation.status().failures[0].reason == "HeadLost"
+
+
+async def test_a_head_that_was_never_ready_is_not_lost(simulation: Any) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.start(1)
+    simulation.cluster.change(
+        RAYCLUSTERS, KEY[0], "red-a01-x1",
+        status={"conditions": [{"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound"}]},
+    )  # fmt: skip
+    await simulation.after(3600)
+    assert not simulation.status().failures
+
+
+@pytest.mark.parametrize(("limit", "attempts"), [(0, 1), (2, 3)])
+async def test_failures_are_counted_against_the_limit(simulation: Any, limit: int, attempts: int) -> None:
+    simulation.submit(backoffLimit=limit)
+    for attempt in range(1, attempts + 1):
+        await simulation.after(400)
+        simulation.run(attempt)
+        await simulation.settle()
+        simulation.end(attempt, "FAILED", "AppFailed", "Job entrypoint command failed with exit code 1")
+    await simulation.after(4000)
+    status = simulation.status()
+    assert status.attempts == attempts
+    assert simulation.condition("Failed").reason == "ApplicationError"
+    assert f"backoffLimit is {limit}" in simulation.condition("Failed").message
+    assert [failure.attempt for failure in status.failures] == list(range(1, attempts + 1))
+
+
+async def test_the_first_matching_rule_decides(simulation: Any) -> None:
+    rules = [
+        {"onReasons": ["HeadLost"], "action": "RetryIgnoreLimit"},
+        {"onReasons": ["ApplicationError", "HeadLost"], "action": "Fail"},
+    ]
+    simulation.submit(failurePolicy={"rules": rules})
+    for attempt in (1, 2):
+        await simulation.after(400)
+        simulation.run(attempt)
+        await simulation.settle()
+        simulation.lose_head(attempt)
+    await simulation.after(400)
+    assert simulation.attempts() == ["red-a03"]
+    assert simulation.status().failures_counted == 0
+    simulation.run(3)
+    await simulation.settle()
+    simulation.end(3, "FAILED", "AppFailed", "exit code 1")
+    await simulation.after(400)
+    assert simulation.condition("Failed").status == "True"
+    assert "spec.failurePolicy says Fail" in simulation.condition("Failed").message
+
+
+async def test_only_the_last_failures_are_kept_and_all_are_counted(simulation: Any) -> None:
+    simulation.submit(backoffLimit=7)
+    for attempt in range(1, 8):
+        await simulation.after(400)
+        simulation.run(attempt)
+        await simulation.settle()
+        simulation.end(attempt, "FAILED", "AppFailed", "exit code 1")
+    await simulation.after(400)
+    status = simulation.status()
+    assert [failure.attempt for failure in status.failures] == [3, 4, 5, 6, 7]
+    assert status.failures_counted == 7
+    assert simulation.attempts() == ["red-a08"]
+
+
+async def test_an_image_that_cannot_be_pulled_is_named_within_two_minutes(simulation: Any) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.start(1)
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "nope:1"'}}
+    simulation.pod(1, "worker", {"containerStatuses": [{"name": "ray-worker", "state": waiting}]})
+    await simulation.settle()
+    assert simulation.condition("Ready").reason == "ImagePullBackOff"
+    assert "nope:1" in simulation.condition("Ready").message
+    await simulation.after(120)
+    assert simulation.condition("Failed").reason == "ImagePullFailed"
+    assert "nope:1" in simulation.condition("Failed").message
+    assert simulation.attempts() == []  # not retried: the image stays missing
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        ({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                          "message": '0/3 nodes are available: persistentvolumeclaim "ckpt" not found.'}]},
+         "ClaimNotFound", 'persistentvolumeclaim "ckpt" not found; create it'),
+        ({"containerStatuses": [{"name": "ray-worker", "state": {"waiting": {
+            "reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}}}]},
+         "CreateContainerConfigError", 'container ray-worker: secret "wandb" not found'),
+    ],
+)  # fmt: skip
+async def test_a_missing_claim_or_secret_is_named(
+    simulation: Any, status: dict[str, Any], reason: str, said: str
+) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.start(1)
+    simulation.pod(1, "worker", status)
+    await simulation.settle()
+    assert simulation.condition("Ready").reason == reason
+    assert said in simulation.condition("Ready").message
+    assert simulation.event_reasons() == [reason]
+
+
+async def test_a_trainer_warning_is_one_event_per_attempt_and_reason(simulation: Any) -> None:
+    simulation.submit(backoffLimit=1)
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    for step in (3, 4):
+        simulation.report(
+            "warning", reason="SamplesCollapsed", message=f"step {step}: all samples of a prompt are alike"
+        )
+        await simulation.settle()
+    simulation.report("warning", reason="CheckpointsSetAside", message="the newest checkpoint is damaged")
+    await simulation.after(60)
+    assert simulation.event_reasons() == ["Running", "SamplesCollapsed", "TrainerWarning"]
+    notes = [event["note"] for event in simulation.events()]
+    assert "attempt 1: step 3: all samples of a prompt are alike" in notes
+    assert "attempt 1: CheckpointsSetAside: the newest checkpoint is damaged" in notes
+    assert [found.message for found in simulation.status().warnings] == [
+        "step 4: all samples of a prompt are alike", "the newest checkpoint is damaged",
+    ]  # fmt: skip
+    simulation.end(1, "FAILED", "AppFailed", "boom")
+    await simulation.after(120)
+    assert simulation.status().warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("Job entrypoint command failed with exit code 1, last logs: RuntimeError: boom", "ApplicationError"),
+        ("Job entrypoint command failed with exit code 2, last logs: Could not override 'x'", "InvalidConfig"),
+        ("last logs: torch.cuda.OutOfMemoryError: CUDA out of memory", "OutOfMemory"),
+        ("last logs: NCCL watchdog: collective operation timeout", "CollectiveTimeout"),
+        ("last logs: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus", "AcceleratorFault"),
+        ("last logs: StaleSample: 3 of 8 samples carry weight version", "WeightSyncFailed"),
+    ],
+)
+async def test_the_log_decides_the_reason_of_a_failure(simulation: Any, message: str, reason: str) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.end(1, "FAILED", "AppFailed", message)
+    await simulation.settle()
+    assert simulation.condition("Failed").reason == reason
+
+
+async def test_the_last_status_of_a_deleted_pod_explains_the_failure(simulation: Any) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "by urgent"}
+    simulation.pod(1, "worker", {"conditions": [target]})
+    simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
+    await simulation.settle()
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.settle()
+    assert simulation.status().failures[0].reason == "Preempted"
+
+
+async def test_a_deleted_rayjob_is_followed_by_a_new_attempt(simulation: Any) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.cluster.remove(RAYJOBS, KEY[0], "red-a01")
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a02"]
+    assert simulation.status().failures[0].reason == "ChildDeleted"
+    assert simulation.status().failures_counted == 0

@@ -1,0 +1,181 @@
+"""Samples of `DiffusionAgentLoopWorker` on their way to the reward workers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ray.exceptions import ActorUnavailableError
+
+from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
+
+pytestmark = pytest.mark.slow  # reads a model and all settings for each
+
+
+async def test_reward_workers_take_turns_and_get_no_recorded_tensors(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    handles = [rewards(), rewards()]
+    made = worker(engine=engine(all_latents=torch.ones(5, 2), note="x"), rewards=handles)
+    await made.generate_sequences(batch(["a", "b", "c", "d"], {"validate": True}, data_source=["s"] * 4))
+    assert [len(each.given) for each in handles] == [2, 2]
+    given = handles[0].given[0]
+    assert given.meta_info == {"validate": True}
+    assert given.batch["prompts"].shape == (1, 8)
+    assert given.batch["responses"].shape == (1, 3, 2, 2)
+    assert given.non_tensor_batch["data_source"][0] == "s"
+    assert given.non_tensor_batch["__num_turns__"].tolist() == [2]
+    assert given.non_tensor_batch["tool_extra_fields"][0] == {"note": "x", "global_steps": None}
+
+
+@pytest.mark.parametrize("missing", ["reward_score", "reward_extra_info"])
+async def test_an_incomplete_reply_of_a_reward_worker_is_an_error(
+    worker: Any, batch: Any, missing: str, rewards: Any
+) -> None:
+    class Partial(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            return {name: value for name, value in (await super().remote(data)).items() if name != missing}
+
+    with pytest.raises(SampleFailed, match=f"KeyError: '{missing}'"):
+        await worker(rewards=[Partial()]).generate_sequences(batch(["a"]))
+
+
+class Silent:
+    """A call that is never answered."""
+
+    async def remote(self, *given: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_a_reward_worker_that_does_not_respond_is_named(worker: Any, batch: Any) -> None:
+    stopped = SimpleNamespace(compute_score=Silent(), __ray_ready__=Silent())
+    made = worker("reward.deadline_seconds=0.05", rewards=[stopped])
+    with pytest.raises(SampleFailed, match=r"reward worker 0 did not respond within 0\.05 s \(reward\.deadline_sec"):
+        await made.generate_sequences(batch(["a"]))
+
+
+async def test_a_reward_worker_with_a_long_queue_is_not_treated_as_stopped(
+    worker: Any, batch: Any, rewards: Any
+) -> None:
+    """Far beyond the deadline: the worker answers that it is alive, and its score arrives after five times."""
+    alive: list[int] = []
+    scored = asyncio.Event()
+
+    class Busy(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            await scored.wait()
+            return await super().remote(data)
+
+    class Ready:
+        async def remote(self) -> bool:
+            alive.append(1)
+            if len(alive) == 5:
+                scored.set()
+            return True
+
+    busy = Busy()
+    busy.__ray_ready__ = Ready()
+    output = await worker("reward.deadline_seconds=0.01", rewards=[busy]).generate_sequences(batch(["a"]))
+    assert output.batch["rm_scores"].tolist() == [[0.0]] and len(alive) >= 5
+
+
+async def test_a_row_that_is_being_scored_leaves_room_for_another_in_the_engine(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    all_generated = asyncio.Event()
+
+    class Counting(engine):
+        in_flight, most = 0, 0
+
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            self.in_flight += 1
+            self.most = max(self.most, self.in_flight)
+            made = await super().generate(request_id, **request)
+            self.in_flight -= 1
+            if len(self.asked) == 5:
+                all_generated.set()
+            return made
+
+    class Slow(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            await all_generated.wait()  # no score before the last sample is generated
+            return await super().remote(data)
+
+    made = worker("actor_rollout_ref.rollout.max_concurrent_requests=2", engine=Counting(), rewards=[Slow()])
+    async with asyncio.timeout(60):
+        output = await made.generate_sequences(batch(["a"] * 5))
+    assert output.batch["rm_scores"].flatten().tolist() == [0, 1, 2, 3, 4]
+    assert made.server_manager.most == 2
+
+
+@pytest.mark.parametrize("limit", [0, None])
+def test_a_worker_refuses_a_limit_that_is_no_positive_number(worker: Any, limit: int | None) -> None:
+    made = worker()
+    made.config.actor_rollout_ref.rollout.max_concurrent_requests = limit
+    with pytest.raises(ValueError, match=f"max_concurrent_requests must be positive: {limit}"):
+        type(made)(made.config, None)
+
+
+async def test_a_sample_goes_to_the_reward_worker_with_the_fewest_unscored(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    others_scored = asyncio.Event()
+
+    class Slow(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            await others_scored.wait()
+            return await super().remote(data)
+
+    class Quick(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            made = await super().remote(data)
+            if len(self.given) == 3:
+                others_scored.set()
+            return made
+
+    class Patient(engine):
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            while made._sent[1]:  # the second worker is free again
+                await asyncio.sleep(0)
+            return await super().generate(request_id, **request)
+
+    handles = [Slow(), Quick()]
+    made = worker("actor_rollout_ref.rollout.max_concurrent_requests=1", engine=Patient(), rewards=handles)
+    async with asyncio.timeout(60):
+        await made.generate_sequences(batch(["a"] * 4))
+    assert [len(handle.given) for handle in handles] == [1, 3]
+
+
+async def test_a_reward_worker_that_is_gone_is_named_also_before_ray_knows_that_it_died(
+    worker: Any, batch: Any, rewards: Any
+) -> None:
+    class Gone(rewards):
+        async def remote(self, data: Any) -> dict[str, Any]:
+            raise ActorUnavailableError("Socket closed", None)
+
+    with pytest.raises(SampleFailed, match=r"reward worker 0 is gone: ActorUnavailableError: .*Socket closed"):
+        await worker(rewards=[Gone()]).generate_sequences(batch(["a"]))
+
+
+async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: Any) -> None:
+    output = await worker().generate_sequences(batch(["a"]))
+    assert "rm_scores" not in output.batch
+    assert "reward_extra_keys" not in output.meta_info
+
+
+async def test_responses_are_dropped_when_only_scores_are_requested(worker: Any, batch: Any, rewards: Any) -> None:
+    scorer = rewards()
+    rows = batch(["a", "b"], {"global_steps": 3, "carry_responses": False})
+    output = await worker(rewards=[scorer]).generate_sequences(rows)
+    assert [tuple(data.batch["responses"].shape) for data in scorer.given] == [(1, 3, 2, 2)] * 2, "they were scored"
+    assert "responses" not in output.batch and len(output) == 2
+    assert output.batch["rm_scores"].tolist() == [[0.0], [1.0]]
+    assert output.batch["rollout_log_probs"].shape == (2, 4)
+
+
+async def test_unscored_responses_cannot_be_dropped(worker: Any, batch: Any) -> None:
+    with pytest.raises(SampleFailed, match="carry_responses is false, so each sample needs a score"):
+        await worker().generate_sequences(batch(["a"], {"global_steps": 3, "carry_responses": False}))
