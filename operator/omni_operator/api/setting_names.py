@@ -11,7 +11,8 @@ COMMON = (
     "actor_rollout_ref.actor.checkpoint.async_save", "actor_rollout_ref.actor.diffusion_loss",
     "actor_rollout_ref.actor.diffusion_loss._target_", "actor_rollout_ref.actor.diffusion_loss.loss_mode",
     "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.fsdp_config._target_",
-    "actor_rollout_ref.actor.fsdp_config.fsdp_size", "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.actor.fsdp_config.forward_prefetch", "actor_rollout_ref.actor.fsdp_config.fsdp_size",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision._target_",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
@@ -192,9 +193,9 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold",
     )),
     ((False,), "this trainer does not have it", (
-        "actor_rollout_ref.actor.fsdp_config.forward_only", "actor_rollout_ref.actor.fsdp_config.forward_prefetch",
-        "actor_rollout_ref.actor.fsdp_config.full_determinism", "skip.async_rollout.enable", "skip.rollout.enable",
-        "trainer.use_v1", "trainer.val_only", "transfer_queue.enable",
+        "actor_rollout_ref.actor.fsdp_config.forward_only", "actor_rollout_ref.actor.fsdp_config.full_determinism",
+        "skip.async_rollout.enable", "skip.rollout.enable", "trainer.use_v1", "trainer.val_only",
+        "transfer_queue.enable",
     )),
     ((False,), "param_offload=true and optimizer_offload=true keep both in host memory during generation", (
         "actor_rollout_ref.actor.fsdp_config.offload_policy",

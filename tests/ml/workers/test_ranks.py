@@ -39,6 +39,7 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "adapter on 2": (2, 4, {}),
     "all weights on 2": (2, 0, {}),
     "each reduced on 2": (2, 0, {"use_no_sync_for_gradient_accumulation": False}),
+    "prefetched on 2": (2, 0, {"forward_prefetch": True}),
     "bfloat16 on 2": (2, 4, HALF),
     "all weights in bfloat16 on 2": (2, 0, HALF),
     "all weights on 4": (4, 0, {}),
@@ -91,17 +92,24 @@ def batch() -> dict[str, Tensor]:
     }
 
 
+COMPUTATIONS = {torch.ops.aten.addmm, torch.ops.aten.mm, torch.ops.aten.bmm}
+
+
 class Collectives(TorchDispatchMode):
-    """Counts the collectives in this block, by name."""
+    """Counts the collectives in this block, by name, and the gathers between which nothing is computed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: dict[str, int] = {}
+        self.gathers_in_a_row: list[int] = [0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             name = func.overloadpacket.__name__
             self.counts[name] = self.counts.get(name, 0) + 1
+            self.gathers_in_a_row[-1] += "allgather" in name
+        elif func.overloadpacket in COMPUTATIONS and self.gathers_in_a_row[-1]:
+            self.gathers_in_a_row.append(0)
         return func(*args, **(kwargs or {}))
 
 
@@ -111,8 +119,13 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     norms = [actor.update(data, **SAMPLER)["actor/grad_norm"]]
     with Collectives() as collectives:
         norms.append(actor.update(data, **SAMPLER)["actor/grad_norm"])
+    with torch.no_grad(), Collectives() as forward:
+        actor.policy.velocity(data, data["all_latents"][:, 0], data["all_timesteps"][:, 0], 1.0)
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
-    return {"norms": norms, "weights": {n: t.clone() for n, t in actor.weights(kind)}, "counts": collectives.counts}
+    return {
+        "norms": norms, "weights": {n: t.clone() for n, t in actor.weights(kind)},
+        "counts": collectives.counts, "gathers": forward.gathers_in_a_row,
+    }  # fmt: skip
 
 
 def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
@@ -208,6 +221,12 @@ def test_gradients_are_reduced_once_in_an_optimizer_step(found: dict[str, Any]) 
     micro_batches = ROWS // 2 * STEPS
     assert reductions(found["all weights on 2"]) == LAYERS + 1
     assert reductions(found["each reduced on 2"]) == (LAYERS + 1) * micro_batches
+
+
+def test_the_next_layer_is_gathered_before_a_layer_is_computed(found: dict[str, Any]) -> None:
+    """In a forward pass: the rest of the model, then the layers, the second of which was gathered with the first."""
+    assert found["all weights on 2"]["gathers"] == [1, 1, 1, 0]
+    assert found["prefetched on 2"]["gathers"] == [1, 2, 0]
 
 
 def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any]) -> None:

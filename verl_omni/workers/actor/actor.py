@@ -74,7 +74,8 @@ class DiffusionActor:
         else:
             self.module = shard_loading.load_sharded(
                 model, mesh, precision=dtypes, seed=actor.seed,
-                reshard_after_forward=actor.fsdp_config.reshard_after_forward, before_sharding=self._split_sequence,
+                reshard_after_forward=actor.fsdp_config.reshard_after_forward,
+                forward_prefetch=actor.fsdp_config.forward_prefetch, before_sharding=self._split_sequence,
             )  # fmt: skip
         self.policy = Policy(
             self.module, training_adapter(model.architecture), dtype=dtypes.compute,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +16,13 @@ from verl_omni.workers.actor.setting_checks import check_fsdp_size
 
 
 def parallelize(
-    module: nn.Module, mesh: DeviceMesh, prefixes: Sequence[str], precision: Precision, *, reshard_after_forward: bool
+    module: nn.Module,
+    mesh: DeviceMesh,
+    prefixes: Sequence[str],
+    precision: Precision,
+    *,
+    reshard_after_forward: bool,
+    forward_prefetch: bool = False,
 ) -> None:
     """Shard with FSDP2: each layer named `<prefix><index>` for itself, then the rest of the module.
 
@@ -24,6 +32,8 @@ def parallelize(
     What the model keeps in float32 is computed in float32. If it is frozen, every rank keeps all of it. If it is
     trained, its modules are sharded for themselves; only parameters that a layer owns directly, such as Wan's
     `scale_shift_table`, reach that layer in `precision.compute`.
+
+    With `forward_prefetch`, a layer's forward pass starts to gather the next layer before it computes.
     """
     parts = set(float32_parts(module)) if precision.compute != torch.float32 else set()
     frozen = {p for name, p in module.named_parameters() if name in parts and not p.requires_grad}
@@ -44,6 +54,10 @@ def parallelize(
     for name in layer_names(module, prefixes):
         wrap(module.get_submodule(name), precision.compute)
     wrap(module, precision.compute)
+    if forward_prefetch:
+        layers: list[Any] = [module.get_submodule(name) for name in layer_names(module, prefixes)]
+        for layer, following in pairwise(layers):
+            layer.set_modules_to_forward_prefetch([following])
 
 
 def layer_names(module: nn.Module, prefixes: Sequence[str]) -> list[str]:

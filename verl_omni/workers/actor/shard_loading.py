@@ -102,6 +102,7 @@ def load_sharded(
     precision: Precision,
     seed: int,
     reshard_after_forward: bool,
+    forward_prefetch: bool = False,
     before_sharding: Callable[[nn.Module], None] = lambda _: None,
     open_files: Callable[[Path], TensorFiles] = TensorFiles,
 ) -> nn.Module:
@@ -123,8 +124,9 @@ def load_sharded(
     def shard(module: nn.Module) -> nn.Module:
         before_sharding(module)
         parallel.parallelize(
-            module, mesh, model.fsdp_layer_prefixes, precision, reshard_after_forward=reshard_after_forward
-        )
+            module, mesh, model.fsdp_layer_prefixes, precision,
+            reshard_after_forward=reshard_after_forward, forward_prefetch=forward_prefetch,
+        )  # fmt: skip
         return module
 
     if (reason := _why_whole(model)) is not None:
