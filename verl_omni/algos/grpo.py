@@ -1,4 +1,4 @@
-"""GRPO: the clipped policy loss, its normalized ratio, and the KL divergence to the base model."""
+"""GRPO: the clipped and the masked policy loss, the normalized ratio, and the KL divergence of two steps."""
 
 from __future__ import annotations
 
@@ -31,10 +31,29 @@ def normalized_log_ratio(log_ratio: Tensor, mean: Tensor, old_mean: Tensor, std:
     return scale * (log_ratio + ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * scale**2))
 
 
-def kl_to_base(mean: Tensor, base_mean: Tensor, std: Tensor) -> Tensor:
+def masked(
+    log_ratio: Tensor, advantage: Tensor, divergence: Tensor, *, threshold: float, adv_clip_max: float
+) -> tuple[Tensor, Tensor]:
+    """Flow-DPPO's loss of each row (arXiv:2606.11025), [B], and the mask of the rows that it excludes, bool [B].
+
+    -A ratio with ratio = exp(log_ratio) and |A| <= adv_clip_max; 0, without gradient, where the divergence from the old
+    policy exceeds the threshold and A would move the ratio further from 1: A > 0 and ratio > 1, or A < 0 and ratio < 1.
+
+    Args:
+        divergence: of the step's old and current densities, [B].
+    """
+    advantage = advantage.clamp(-adv_clip_max, adv_clip_max)
+    outward = torch.sign(advantage) * torch.sign(log_ratio.detach()) > 0
+    excluded = outward & (divergence > threshold)
+    ratio = torch.exp(log_ratio.masked_fill(excluded, 0))  # a ratio that overflows would make 0 * inf of its gradient
+    return (-advantage * ratio).masked_fill(excluded, 0), excluded
+
+
+def gaussian_kl(mean: Tensor, other_mean: Tensor, std: Tensor) -> Tensor:
     """KL divergence of two normal distributions with the same standard deviation, mean over the elements, [B].
 
-    With the standard deviation of a step it is the KL of the transition densities. Flow-GRPO's authors divide by the
-    square of the diffusion g instead, without the step size of the variance g^2 (-dt) (`train_sd3.py` of their code).
+    With the standard deviation of a step it is the KL of the transition densities. In the KL to the base model,
+    Flow-GRPO's authors divide by the square of the diffusion g instead, without the step size of the variance g^2 (-dt)
+    (`train_sd3.py` of their code).
     """
-    return ((mean - base_mean) ** 2 / (2 * std**2)).flatten(1).mean(1)
+    return ((mean - other_mean) ** 2 / (2 * std**2)).flatten(1).mean(1)

@@ -36,7 +36,7 @@ NO_VENDOR = (
 )
 NO_CLAIM = "needs spec.checkpoint.claimName: another attempt resumes from a checkpoint that must outlive the pods"
 COMPARES = "must be at least 2: the algorithm compares samples of one prompt"
-NO_NOISE = "must be more than 0: FlowGRPO and GRPOGuard learn from the sampler's noise"
+NO_NOISE = "must be more than 0: FlowGRPO, GRPOGuard and FlowDPPO learn from the sampler's noise"
 NO_BASE = "must be true: DiffusionDPO compares with the base model, which is the model without its adapter"
 PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
 ENGINES = (
@@ -167,7 +167,7 @@ class Spec(StrictModel):
             ".rollout.samplesPerPrompt",
         ),
         Cel(
-            "!(self.algorithm.name in ['FlowGRPO', 'GRPOGuard']) || self.rollout.sampler.noiseLevel > 0.0",
+            "!(self.algorithm.name in ['FlowGRPO', 'GRPOGuard', 'FlowDPPO']) || self.rollout.sampler.noiseLevel > 0.0",
             NO_NOISE,
             ".rollout.sampler.noiseLevel",
         ),
@@ -219,7 +219,7 @@ class Spec(StrictModel):
         name = self.algorithm.name
         if name != "Custom" and self.rollout.samples_per_prompt < 2:
             yield Violation(("rollout", "samplesPerPrompt"), COMPARES)
-        if name in ("FlowGRPO", "GRPOGuard") and self.rollout.sampler.noise_level == 0:
+        if name in ("FlowGRPO", "GRPOGuard", "FlowDPPO") and self.rollout.sampler.noise_level == 0:
             yield Violation(("rollout", "sampler", "noiseLevel"), NO_NOISE)
         if name == "DiffusionDPO":
             if not self.model.lora.enabled:

@@ -107,7 +107,7 @@ class Sampler(StrictModel):
         default=0.7,
         ge=0,
         le=10,
-        description="Scale of the noise. 0: none, which FlowGRPO and GRPOGuard refuse, because they learn from it.",
+        description="Scale of the noise. 0: none, which FlowGRPO, GRPOGuard and FlowDPPO refuse: they learn from it.",
     )
     window: Window | None = Field(
         default=None, description="Steps that add noise. Default: all but the last step, whose noise is never denoised."

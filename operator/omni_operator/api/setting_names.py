@@ -125,6 +125,10 @@ BY_LOSS = {
         "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
         "actor_rollout_ref.actor.diffusion_loss.exact_kl", "actor_rollout_ref.actor.kl_loss_coef",
     ),
+    "flow_dppo": (
+        "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.exact_kl",
+        "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold", "actor_rollout_ref.actor.kl_loss_coef",
+    ),
 }
 # Groups whose keys the user chooses.
 OPEN = (
@@ -186,11 +190,8 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((['model', 'optimizer', 'extra'],), "a checkpoint has everything that a run needs to go on", (
         "actor_rollout_ref.actor.checkpoint.load_contents", "actor_rollout_ref.actor.checkpoint.save_contents",
     )),
-    ((True,), "Flow-DPPO, whose setting it is, is not supported", (
+    ((True,), "the divergence of Flow-DPPO, whose setting it is, is always the KL of the step's densities", (
         "actor_rollout_ref.actor.diffusion_loss.add_kl_coefficient",
-    )),
-    ((1e-05,), "Flow-DPPO, whose setting it is, is not supported", (
-        "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold",
     )),
     ((False,), "this trainer does not have it", (
         "actor_rollout_ref.actor.fsdp_config.forward_only", "actor_rollout_ref.actor.fsdp_config.full_determinism",

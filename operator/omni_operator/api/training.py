@@ -21,6 +21,7 @@ ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
 LOSSES = {
     "FlowGRPO": "flow_grpo",
     "GRPOGuard": "grpo_guard",
+    "FlowDPPO": "flow_dppo",
     "DiffusionNFT": "diffusion_nft",
     "DiffusionDPO": "diffusion_dpo",
 }
@@ -45,12 +46,11 @@ class Algorithm(StrictModel):
 
     not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
 
-    name: Literal["FlowGRPO", "GRPOGuard", "DiffusionNFT", "DiffusionDPO", "Custom"] = Field(
+    name: Literal["FlowGRPO", "GRPOGuard", "FlowDPPO", "DiffusionNFT", "DiffusionDPO", "Custom"] = Field(
         default="FlowGRPO",
         description="FlowGRPO (arXiv:2505.05470; DanceGRPO and MixGRPO are settings of spec.rollout.sampler), "
-        "GRPOGuard (arXiv:2510.22319), DiffusionNFT (arXiv:2509.16117), DiffusionDPO (arXiv:2311.12908, online pairs), "
-        "or Custom: set by overrides. "
-        "See docs/algorithms.md.",
+        "GRPOGuard (arXiv:2510.22319), FlowDPPO (arXiv:2606.11025), DiffusionNFT (arXiv:2509.16117), "
+        "DiffusionDPO (arXiv:2311.12908, online pairs), or Custom: set by overrides. See docs/algorithms.md.",
     )
     entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=ENTRYPOINT,

@@ -58,7 +58,7 @@ def _model(spec: Spec) -> Settings:
             "actor_rollout_ref.model.target_modules": lora.target_modules or None,
         }
     made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
-    if spec.algorithm.name in ("FlowGRPO", "GRPOGuard"):
+    if spec.algorithm.name in ("FlowGRPO", "GRPOGuard", "FlowDPPO"):
         made |= {"algorithm.adv_estimator": "flow_grpo"}
     if loss := LOSSES.get(spec.algorithm.name):
         made |= {f"{ACTOR}.diffusion_loss.loss_mode": loss, "actor_rollout_ref.model.algorithm": loss}

@@ -10,8 +10,8 @@ from typing import Any
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ALGO = f"{ROLLOUT}.algo"
 ALGORITHM_NAMES = {
-    "flow_grpo": "FlowGRPO", "grpo_guard": "GRPOGuard", "diffusion_nft": "DiffusionNFT",
-    "diffusion_dpo": "DiffusionDPO", "dpo": "DiffusionDPO",
+    "flow_grpo": "FlowGRPO", "grpo_guard": "GRPOGuard", "flow_dppo": "FlowDPPO",
+    "diffusion_nft": "DiffusionNFT", "diffusion_dpo": "DiffusionDPO", "dpo": "DiffusionDPO",
 }  # fmt: skip
 LOSS = f"{ACTOR}.diffusion_loss.loss_mode"
 # Settings that several fields follow from.

@@ -141,6 +141,7 @@ def test_without_an_adapter_all_weights_are_trained() -> None:
     [
         ("FlowGRPO", "flow_grpo"),
         ("GRPOGuard", "grpo_guard"),
+        ("FlowDPPO", "flow_dppo"),
         ("DiffusionNFT", "diffusion_nft"),
         ("DiffusionDPO", "diffusion_dpo"),
     ],

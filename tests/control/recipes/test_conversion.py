@@ -193,7 +193,7 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        (f"{ACTOR}.diffusion_loss.loss_mode=flow_dppo", "flow_dppo is not supported; algorithms are flow_grpo, "),
+        (f"{ACTOR}.diffusion_loss.loss_mode=awm", "awm is not supported; algorithms are flow_grpo, "),
         (f"{ROLLOUT}.name=sglang", "sglang is not supported; write vllm_omni"),
         ("trainer.resume_mode=resume_path", "resume_path is not supported; write auto or disable"),
         (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not a range [first, end]"),

@@ -76,10 +76,40 @@ def test_a_normalized_ratio_is_linear_in_the_noise(std: float, seed: int) -> Non
     assert found.tolist() == pytest.approx(want.tolist(), rel=1e-3, abs=1e-5)
 
 
+@given(st.floats(-0.5, 0.5), st.floats(-8, 8, width=32), st.floats(0, 1e-4), st.floats(0, 1e-4))
+@settings(max_examples=80, deadline=None)
+def test_masked_loss_against_float64(difference: float, advantage: float, divergence: float, threshold: float) -> None:
+    """Only a step that is too far from the old policy and would move further from it is excluded."""
+    log_ratio, far = torch.tensor([difference], requires_grad=True), torch.tensor([divergence])
+    threshold = torch.tensor(threshold).item()  # torch compares in float32
+    found, excluded = grpo.masked(log_ratio, torch.tensor([advantage]), far, threshold=threshold, adv_clip_max=5.0)
+    found.sum().backward()
+    ratio = math.exp(log_ratio.item())
+    outward = (advantage > 0 and log_ratio.item() > 0) or (advantage < 0 and log_ratio.item() < 0)
+    want = 0.0 if outward and far.item() > threshold else -min(max(advantage, -5.0), 5.0) * ratio
+    assert found.item() == pytest.approx(want, rel=1e-5, abs=1e-9)
+    assert log_ratio.grad is not None and log_ratio.grad.item() == pytest.approx(want, rel=1e-5, abs=1e-9)
+    assert excluded.item() == (outward and far.item() > threshold)
+
+
+@pytest.mark.parametrize(("sign", "excluded"), [(1.0, True), (-1.0, False)])
+def test_steps_back_to_the_old_policy_are_kept(sign: float, excluded: bool) -> None:
+    """Above the threshold: with a ratio above 1, only a negative advantage leads back."""
+    _, found = grpo.masked(torch.ones(1), torch.tensor([sign]), torch.ones(1), threshold=1e-5, adv_clip_max=5.0)
+    assert found.item() is excluded
+
+
+def test_an_excluded_ratio_that_overflows_has_no_gradient() -> None:
+    log_ratio = torch.tensor([200.0], requires_grad=True)
+    loss, _ = grpo.masked(log_ratio, torch.ones(1), torch.ones(1), threshold=1e-5, adv_clip_max=5.0)
+    loss.sum().backward()
+    assert loss.item() == 0 and log_ratio.grad is not None and log_ratio.grad.item() == 0
+
+
 def test_kl_is_zero_only_for_equal_means() -> None:
     mean, std = torch.randn(2, 3), torch.full((2, 1), 0.5)
-    assert grpo.kl_to_base(mean, mean, std).tolist() == [0, 0]
-    assert grpo.kl_to_base(mean, mean + 1, std).tolist() == pytest.approx([2.0, 2.0])
+    assert grpo.gaussian_kl(mean, mean, std).tolist() == [0, 0]
+    assert grpo.gaussian_kl(mean, mean + 1, std).tolist() == pytest.approx([2.0, 2.0])
 
 
 @given(st.integers(3, 30), st.integers(0, 2**40), st.data())

@@ -50,6 +50,7 @@ RUNS = {
         WINDOW,
     ),
     "GRPO-Guard": ("red", "GRPOGuard", "spec.rollout.sampler.type=sde", "spec.trainer.learningRate=0.02"),
+    "Flow-DPPO": ("red", "FlowDPPO", "spec.rollout.sampler.type=sde", "spec.trainer.learningRate=0.02"),
     "DiffusionNFT": ("red", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
     "DiffusionDPO": ("red", "DiffusionDPO", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
     "chance": ("chance", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
@@ -95,7 +96,7 @@ def test_an_algorithm_learns_and_a_random_reward_teaches_nothing(tmp_path: Path,
     assert (after > before + RISE) == (scorer == "red"), (before, after)
     assert [line["weights/version"] for line in steps] == list(range(1, UPDATES.get(algorithm, FEW) + 1))
     compared = ["rollout_corr/mean_abs_diff" in line for line in steps]
-    assert all(compared) if algorithm in ("FlowGRPO", "GRPOGuard") else not any(compared)
+    assert all(compared) if algorithm in ("FlowGRPO", "GRPOGuard", "FlowDPPO") else not any(compared)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,9 @@ REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.tot
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 CORRECTION = "algorithm.rollout_correction"
 SEQUENCE = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
-NFT, DPO, GUARD = (f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "diffusion_dpo", "grpo_guard"))
+NFT, DPO, GUARD, DPPO = (
+    f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "diffusion_dpo", "grpo_guard", "flow_dppo")
+)
 
 
 def load(*overrides: str) -> Any:
@@ -74,7 +76,7 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([NFT, "trainer.max_log_prob_difference=0.1"], "there are no log-probabilities to compare"),
         ([NFT, "actor_rollout_ref.rollout.rollout_adapter=default"], "the old policy must sample"),
         ([NFT, "actor_rollout_ref.model.policy_state_adapters=[default]"], "keeps an old policy"),
-        ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo and grpo_guard have a KL loss"),
+        ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo, grpo_guard and flow_dppo have a KL loss"),
         ([DPO], "needs LoRA: its base is the model with the adapter disabled"),
         ([NFT, f"{LOSS}.ref_kl_coef=0.1"], "ref_kl_coef: needs LoRA"),
         ([f"{CORRECTION}.rollout_is=sequence", f"{CORRECTION}.bypass_mode=true"],
@@ -94,6 +96,10 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([GUARD, f"{CORRECTION}.bypass_mode=true"], "the engine does not record the means of its steps"),
         ([GUARD, "actor_rollout_ref.rollout.algo.sde_type=cps"], "cps does not go with grpo_guard"),
         ([GUARD, "actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: grpo_guard learns from noise"),
+        ([DPPO, f"{CORRECTION}.bypass_mode=true"], "the engine does not record the means of its steps"),
+        ([DPPO, "actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: flow_dppo learns from noise"),
+        ([DPPO, f"{LOSS}.clip_ratio=0.1"], "clip_ratio: unknown setting"),
+        ([DPPO, f"{LOSS}.add_kl_coefficient=false"], "is always the KL of the step's densities"),
         ([NFT, "actor_rollout_ref.model.algorithm=flow_grpo"], "must sample for the algorithm that is trained"),
         ([DPO, "actor_rollout_ref.rollout.n=1"], "at least 2 are needed"),
         ([DPO, "trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 8 pairs evenly"),
@@ -173,6 +179,12 @@ def test_schedules_count_the_optimizer_steps_of_the_run() -> None:
     config = load("trainer.total_training_steps=5", "data.train_batch_size=6", f"{ACTOR}.ppo_mini_batch_size=4",
                   f"{ACTOR}.ppo_epochs=3")  # fmt: skip
     assert optimizer_steps(config) == 5 * 2 * 3
+
+
+def test_a_negative_threshold_of_the_divergence_is_refused() -> None:
+    assert loss_of(load(DPPO, f"{LOSS}.kl_mask_threshold=0", f"{LOSS}.add_kl_coefficient=true")).kl_mask_threshold == 0
+    with pytest.raises(Exception, match="kl_mask_threshold must not be negative: -1"):
+        loss_of(load(DPPO, f"{LOSS}.kl_mask_threshold=-1"))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -1,6 +1,6 @@
 """Flow-GRPO where engine and trainer differ a little, and on a part of the recorded steps.
 
-Recomputed log-probabilities, importance weights, `timestep_fraction`; the means that GRPO-Guard recomputes.
+Recomputed log-probabilities, importance weights, `timestep_fraction`; the recomputed means of GRPO-Guard and Flow-DPPO.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from verl_omni.algos import advantages, sde, step_choice
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_dppo import DPPOObjective, FlowDPPOLossConfig
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 from verl_omni.workers.algorithms.grpo_guard import GRPOGuardLossConfig, GuardObjective
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
@@ -257,13 +258,60 @@ def test_grpo_guard_against_float64(model_folder: Path) -> None:
     assert 2 * both["actor/clip_fraction"] == clip > 0
 
 
-def test_grpo_guard_needs_the_means_of_the_trainer(model_folder: Path) -> None:
+def dppo_loss(objective: DPPOObjective, data: dict[str, Tensor], old: list[tuple[Tensor, ...]]) -> tuple[float, ...]:
+    """Loss, excluded fraction, mean and largest KL under the current policy, in float64 after the model's velocities.
+
+    Args:
+        old: mean, standard deviation and log-probability of each step before the update.
+    """
+    losses, masks, drifts = [], [], []
+    for place in range(STEPS):
+        with torch.no_grad():
+            mean, std, _ = (part.double() for part in objective.density(data, place))
+        old_mean, x = old[place][0].double(), data["all_latents"][:, place + 1].double()
+        squares = [((x - center) ** 2).flatten(1).mean(1) for center in (mean, old_mean)]
+        scale = 1 if objective.sde_type == "cps" else 2 * std.flatten() ** 2  # `cps` omits the variance
+        ratio = ((squares[1] - squares[0]) / scale).exp()
+        drift = ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * std.flatten() ** 2)
+        advantage = ADVANTAGES.double().clamp(-0.6, 0.6)
+        outward = ((advantage > 0) & (ratio > 1)) | ((advantage < 0) & (ratio < 1))
+        masks.append(outward & (drift > objective.config.kl_mask_threshold))
+        losses.append(torch.where(masks[-1], 0, -advantage * ratio))
+        drifts.append(drift)
+    drift = torch.stack(drifts)
+    excluded = torch.stack(masks).double().mean().item()
+    return torch.stack(losses).mean().item(), excluded, drift.mean().item(), drift.max().item()
+
+
+@pytest.mark.parametrize(("kind", "threshold"), [("sde", 6e-6), ("cps", 5e-5)])
+def test_flow_dppo_against_float64(model_folder: Path, kind: str, threshold: float) -> None:
+    """Two optimizer steps: the second one compares with the means before the first."""
+    loss, sampler = FlowDPPOLossConfig(kl_mask_threshold=threshold, adv_clip_max=0.6), {**SAMPLER, "sde_type": kind}
+    one = make(model_folder, diffusion_loss=loss)
+    data = batch(one)
+    objective = DPPOObjective(one.policy, loss, kl_loss_coef=None, **sampler)
+    with torch.no_grad():
+        old = [objective.density(data, place) for place in range(STEPS)]
+    first, *nothing = dppo_loss(objective, data, old)
+    found = one.update(data, **sampler)
+    assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
+    assert nothing == [0, 0, 0] and found["actor/clip_fraction_at_start"] == found["actor/kl_to_old_max"] == 0
+    second, excluded, mean, largest = dppo_loss(objective, data, old)
+    both = make(model_folder, diffusion_loss=loss, ppo_epochs=2).update(data, **sampler)
+    assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-4)
+    assert 2 * both["actor/clip_fraction"] == excluded and 0 < excluded < 1
+    assert 2 * both["actor/kl_to_old"] == pytest.approx(mean, rel=1e-4) and mean > 0
+    assert both["actor/kl_to_old_max"] == pytest.approx(largest, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", [GUARD, FlowDPPOLossConfig()], ids=["grpo_guard", "flow_dppo"])
+def test_a_loss_of_means_needs_those_of_the_trainer(model_folder: Path, loss: Any) -> None:
     """One optimizer step costs nothing more; in later ones the engine's log-probabilities do not matter either."""
-    actors = [make(model_folder, prompts=1, diffusion_loss=GUARD) for _ in range(2)]
+    actors = [make(model_folder, prompts=1, diffusion_loss=loss) for _ in range(2)]
     for actor, off in zip(actors, (OFF, 0 * OFF), strict=True):
         actor.update(batch(actor, off), **SAMPLER)
     assert same(*actors)
-    single, passes = make(model_folder, diffusion_loss=GUARD), []
+    single, passes = make(model_folder, diffusion_loss=loss), []
     data = batch(single)
     single.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     single.update(data, **SAMPLER)
@@ -295,7 +343,10 @@ def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tens
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("loss", [GRPOGuardLossConfig(), FlowGRPOLossConfig()], ids=["grpo_guard", "flow_grpo"])
+@pytest.mark.parametrize(
+    "loss", [GRPOGuardLossConfig(), FlowGRPOLossConfig(), FlowDPPOLossConfig()],
+    ids=["grpo_guard", "flow_grpo", "flow_dppo"],
+)  # fmt: skip
 def test_the_rewarded_channel_moves_in_the_direction_of_the_reward(model_folder: Path, loss: Any, sign: int) -> None:
     """20 training steps of two optimizer steps each, without an engine."""
     actor = make(model_folder, prompts=8, diffusion_loss=loss)

@@ -26,6 +26,8 @@ ACTOR_LABELS = {
     "actor/clip_fraction_at_start": "Ratios clipped in the first optimizer step",
     "actor/ratio_max": "Largest probability ratio",
     "actor/kl": "KL to the base model",
+    "actor/kl_to_old": "KL to the policy before the update",
+    "actor/kl_to_old_max": "Largest KL of a step to the policy before the update",
     "actor/distance_to_old": "Distance to the old policy",
     "actor/margin": "Margin of the preferred sample",
     "actor/accuracy": "Preference accuracy",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from omegaconf import DictConfig
@@ -19,19 +20,28 @@ from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 
 
 @dataclass
-class GRPOLossConfig(DiffusionLossConfig):
-    """Settings of Flow-GRPO and GRPO-Guard.
+class StepLossConfig(DiffusionLossConfig):
+    """Settings of all algorithms that train on recorded steps.
 
     Attributes:
-        clip_ratio: clip range of the likelihood ratio: 1 ± `clip_ratio`.
         adv_clip_max: upper limit of the absolute advantage.
         exact_kl: with `sde`, use the KL of the transition densities; otherwise it is scaled by the size of the step,
             as in the code of Flow-GRPO's authors. `cps` and `dance_sde` always use the exact one.
     """
 
-    clip_ratio: float = 1e-4
     adv_clip_max: float = 5.0
     exact_kl: bool = False
+
+
+@dataclass
+class GRPOLossConfig(StepLossConfig):
+    """Settings of Flow-GRPO and GRPO-Guard.
+
+    Attributes:
+        clip_ratio: clip range of the likelihood ratio: 1 ± `clip_ratio`.
+    """
+
+    clip_ratio: float = 1e-4
 
 
 @dataclass
@@ -41,8 +51,11 @@ class FlowGRPOLossConfig(GRPOLossConfig):
     loss_mode: Literal["flow_grpo"] = "flow_grpo"
 
 
-class GRPOObjective:
-    """The clipped policy loss over the recorded SDE steps (arXiv:2505.05470, eq. 6).
+Settings = TypeVar("Settings", bound=StepLossConfig)
+
+
+class StepObjective(ABC, Generic[Settings]):
+    """A policy loss over the recorded SDE steps.
 
     Batch: `all_latents` [B, T + 1, ...], `all_timesteps` [B, T], `all_sigmas` [B, T + 1], `sigma_max` [B, 1],
     `rollout_log_probs` [B, T], `advantages` [B], the embeddings, and with a `timestep_fraction` below 1 `draw_seeds`
@@ -57,12 +70,16 @@ class GRPOObjective:
         rollout_is: level of the importance weights between trainer and engine; None: none.
         rollout_is_threshold: upper limit of the weights.
         timestep_fraction: share of the recorded steps that each sample is trained on, in (0, 1].
+
+    Attributes:
+        compares_means: the loss also needs the means before the update, which the engine does not record.
     """
 
     samples_per_row = 1
+    compares_means = False
 
     def __init__(
-        self, policy: Policy, config: GRPOLossConfig, *, kl_loss_coef: float | None, noise_level: float,
+        self, policy: Policy, config: Settings, *, kl_loss_coef: float | None, noise_level: float,
         sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"), bypass_mode: bool = False,
         rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
         timestep_fraction: float = 1.0,
@@ -81,7 +98,8 @@ class GRPOObjective:
         return "all" if self.rollout_is == "sequence" else "later"  # weights of samples need all their steps first
 
     def start_values(self, part: Batch, place: int) -> dict[str, Tensor]:
-        return {"old_log_probs": self.density(part, place)[2]}
+        mean, _, log_prob = self.density(part, place)
+        return {"old_log_probs": log_prob, **({"old_means": mean} if self.compares_means else {})}
 
     def prepare(self, batch: Batch) -> Batch:
         if self.timestep_fraction == 1:
@@ -103,9 +121,7 @@ class GRPOObjective:
         # Nothing has changed the weights before the first optimizer step, so the ratio is exactly 1 there.
         start = log_prob.detach() if self.at_start else None if self.bypass_mode else part["old_log_probs"][:, place]
         old = engine if self.bypass_mode or start is None else start
-        loss, log_ratio = self.policy_loss(part, place, log_prob - old, mean, std)
-        clipped = ((log_ratio.exp() - 1).abs() > self.config.clip_ratio).float()
-        measured = {"difference": log_ratio, "clip_fraction": clipped}
+        loss, measured = self.policy_loss(part, place, log_prob - old, mean, std)
         if start is not None:
             measured["engine_difference"] = start - engine
             if self.rollout_is is not None:
@@ -114,27 +130,28 @@ class GRPOObjective:
         if self.kl_loss_coef is not None:
             with self.policy.as_base():
                 base_mean, _, _ = self.density(part, place)
-            divergence = grpo.kl_to_base(mean, base_mean, self._kl_deviation(part, place, std))
+            divergence = grpo.gaussian_kl(mean, base_mean, self._kl_deviation(part, place, std))
             loss = loss + self.kl_loss_coef * divergence
             measured["kl"] = divergence.detach()
         return loss, measured
 
+    @abstractmethod
     def policy_loss(
         self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Loss of each row, [B], and the log-ratio that it clips, [B], without gradient.
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of each row, [B]; and measurements without gradient, [B] each.
+
+        The measurements are `difference`, the log-ratio that the loss limits, `clip_fraction`, 1 where it is limited,
+        and, if the loss needs it, `kl_to_old`, the KL to the policy before the update.
 
         Args:
             log_ratio: log-probability of the step minus the old one, [B].
             mean, std: of the next latent under the current policy, as `density` returns them.
         """
-        return self._clipped(log_ratio, part), log_ratio.detach()
 
-    def _clipped(self, log_ratio: Tensor, part: Batch) -> Tensor:
-        config = self.config
-        return grpo.clipped(
-            log_ratio, part["advantages"], clip_ratio=config.clip_ratio, adv_clip_max=config.adv_clip_max
-        )
+    def old_mean(self, part: Batch, place: int, mean: Tensor) -> Tensor:
+        """Mean of the next latent before the update, [B, ...], if the loss compares means; now it is `mean`."""
+        return mean.detach() if self.at_start else part["old_means"][:, place]
 
     def _kl_deviation(self, part: Batch, place: int, std: Tensor) -> Tensor:
         if self.config.exact_kl or self.sde_type != "sde":
@@ -168,6 +185,9 @@ class GRPOObjective:
         }
         if "kl" in measured:
             found["actor/kl"] = measured["kl"].sum().item() / count
+        if "kl_to_old" in measured:
+            found["actor/kl_to_old"] = measured["kl_to_old"].sum().item() / count
+            found["actor/kl_to_old_max"] = measured["kl_to_old"].max().item()
         if "weight" in measured:
             found["rollout_corr/rollout_is_mean"] = measured["weight"].mean().item()
         if self.at_start:
@@ -180,6 +200,20 @@ class GRPOObjective:
         pass
 
 
+class GRPOObjective(StepObjective[GRPOLossConfig]):
+    """The clipped policy loss (arXiv:2505.05470, eq. 6)."""
+
+    @override
+    def policy_loss(
+        self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        clip, limit = self.config.clip_ratio, self.config.adv_clip_max
+        loss = grpo.clipped(log_ratio, part["advantages"], clip_ratio=clip, adv_clip_max=limit)
+        difference = log_ratio.detach()
+        clipped = ((difference.exp() - 1).abs() > clip).float()
+        return loss, {"difference": difference, "clip_fraction": clipped}
+
+
 def recorded(part: Batch, name: str, place: int, later: int = 0) -> Tensor:
     """What is recorded of the step of term `place`, or `later` steps after it, [B, ...]."""
     if "chosen_steps" not in part:
@@ -188,14 +222,13 @@ def recorded(part: Batch, name: str, place: int, later: int = 0) -> Tensor:
     return part[name][torch.arange(len(steps), device=steps.device), steps]
 
 
-class FlowGRPO(TrainingAlgorithm[GRPOLossConfig]):
-    """Flow-GRPO: raises the likelihood of recorded steps with positive advantages, within the clip range."""
+class StepAlgorithm(TrainingAlgorithm[Settings]):
+    """Raises the likelihood of recorded steps with positive advantages, within what `objective_type` allows."""
 
-    settings: type[GRPOLossConfig] = FlowGRPOLossConfig
-    objective_type: type[GRPOObjective] = GRPOObjective
+    objective_type: type[StepObjective[Settings]]
 
     @override
-    def training_batch(self, samples: Samples, loss: GRPOLossConfig, config: DictConfig, seed: int) -> Batch:
+    def training_batch(self, samples: Samples, loss: Settings, config: DictConfig, seed: int) -> Batch:
         advantages = group_advantages(samples, config)
         seeds = {} if config.algorithm.timestep_fraction == 1 else {"draw_seeds": draw_seeds(len(advantages), seed)}
         return {**samples.tensors, "advantages": advantages, **seeds}
@@ -217,10 +250,17 @@ class FlowGRPO(TrainingAlgorithm[GRPOLossConfig]):
 
     @override
     def objective(
-        self, policy: Policy, loss: GRPOLossConfig, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
+        self, policy: Policy, loss: Settings, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
     ) -> Objective:
         coefficient = actor.kl_loss_coef if actor.use_kl_loss else None
         return self.objective_type(policy, loss, kl_loss_coef=coefficient, **arguments)
+
+
+class FlowGRPO(StepAlgorithm[GRPOLossConfig]):
+    """Flow-GRPO: limits the likelihood ratio to the clip range."""
+
+    settings: type[GRPOLossConfig] = FlowGRPOLossConfig
+    objective_type: type[StepObjective[GRPOLossConfig]] = GRPOObjective
 
 
 ALGORITHM = FlowGRPO()

@@ -27,19 +27,16 @@ class GuardObjective(GRPOObjective):
     So the trainer always recomputes it: `bypass_mode` is refused.
     """
 
-    @override
-    def start_values(self, part: Batch, place: int) -> dict[str, Tensor]:
-        mean, _, log_prob = self.density(part, place)
-        return {"old_log_probs": log_prob, "old_means": mean}
+    compares_means = True
 
     @override
     def policy_loss(
         self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        old_mean = mean.detach() if self.at_start else part["old_means"][:, place]
-        normalized = grpo.normalized_log_ratio(log_ratio, mean, old_mean, std)
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        normalized = grpo.normalized_log_ratio(log_ratio, mean, self.old_mean(part, place, mean), std)
         size = recorded(part, "all_sigmas", place) - recorded(part, "all_sigmas", place, later=1)
-        return self._clipped(normalized, part) / size, normalized.detach()
+        loss, measured = super().policy_loss(part, place, normalized, mean, std)
+        return loss / size, measured
 
 
 class GRPOGuard(FlowGRPO):

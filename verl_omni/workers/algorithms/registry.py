@@ -152,7 +152,7 @@ _WITHOUT_LIKELIHOOD = (
     RequiredSetting(f"{ROLLOUT}.calculate_log_probs", False, "it uses no log-probabilities"),
     RequiredSetting("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{ROLLOUT}.algo.clean_latents", True, "it learns from final latents"),
-    RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo and grpo_guard have a KL loss"),
+    RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo, grpo_guard and flow_dppo have a KL loss"),
     RequiredSetting("algorithm.timestep_fraction", 1.0, "it does not train on recorded steps"),
     RequiredSetting(f"{CORRECTION}.bypass_mode", False, "there are no log-probabilities to recompute"),
     RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
@@ -161,6 +161,9 @@ _WITHOUT_LIKELIHOOD = (
 _LIKELIHOOD = (
     RequiredSetting(f"{ROLLOUT}.calculate_log_probs", True, "it compares log-probabilities"),
     _TRAINED_POLICY_SAMPLES,
+)
+_RECOMPUTED_MEANS = RequiredSetting(
+    f"{CORRECTION}.bypass_mode", False, "the engine does not record the means of its steps"
 )
 ALGORITHMS = {
     "flow_grpo": RegisteredAlgorithm(_LIKELIHOOD, _flow_grpo_conflicts),
@@ -176,12 +179,10 @@ ALGORITHMS = {
         (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES), _diffusion_dpo_conflicts, row="pair"
     ),
     "grpo_guard": RegisteredAlgorithm(
-        (
-            *_LIKELIHOOD,
-            RequiredSetting(f"{CORRECTION}.bypass_mode", False, "the engine does not record the means of its steps"),
-        ),
+        (*_LIKELIHOOD, _RECOMPUTED_MEANS),
         _grpo_guard_conflicts,
     ),
+    "flow_dppo": RegisteredAlgorithm((*_LIKELIHOOD, _RECOMPUTED_MEANS), _flow_grpo_conflicts),
 }
 
 

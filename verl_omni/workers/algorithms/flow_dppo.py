@@ -1,0 +1,62 @@
+"""Flow-DPPO (arXiv:2606.11025): Flow-GRPO with a limit on the divergence of each step instead of a clipped ratio."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+from typing_extensions import override
+
+from verl_omni.algos import grpo
+from verl_omni.workers.actor.policy import Batch
+from verl_omni.workers.algorithms.flow_grpo import StepAlgorithm, StepLossConfig, StepObjective
+
+
+@dataclass
+class FlowDPPOLossConfig(StepLossConfig):
+    """Settings of Flow-DPPO.
+
+    Attributes:
+        kl_mask_threshold: KL from the old policy, mean over the elements of the latent, above which a step that moves
+            further away has no gradient; at least 0.
+
+    Raises:
+        ValueError: the threshold is negative.
+    """
+
+    loss_mode: Literal["flow_dppo"] = "flow_dppo"
+    kl_mask_threshold: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not self.kl_mask_threshold >= 0:
+            raise ValueError(f"flow_dppo: kl_mask_threshold must not be negative: {self.kl_mask_threshold}")
+
+
+class DPPOObjective(StepObjective[FlowDPPOLossConfig]):
+    """Flow-GRPO's loss without clipping, of the steps that the divergence mask leaves.
+
+    The divergence is the KL of two normal densities with the standard deviation of the step, so it needs the means
+    before the update. The trainer always recomputes them: `bypass_mode` is refused.
+    """
+
+    compares_means = True
+
+    @override
+    def policy_loss(
+        self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        divergence = grpo.gaussian_kl(mean.detach(), self.old_mean(part, place, mean), std)
+        threshold, limit = self.config.kl_mask_threshold, self.config.adv_clip_max
+        loss, excluded = grpo.masked(log_ratio, part["advantages"], divergence, threshold=threshold, adv_clip_max=limit)
+        return loss, {"difference": log_ratio.detach(), "clip_fraction": excluded.float(), "kl_to_old": divergence}
+
+
+class FlowDPPO(StepAlgorithm[FlowDPPOLossConfig]):
+    """Flow-DPPO: limits the divergence from the policy before the update."""
+
+    settings = FlowDPPOLossConfig
+    objective_type = DPPOObjective
+
+
+ALGORITHM = FlowDPPO()
