@@ -8,6 +8,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from omegaconf import DictConfig
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
+from verl.utils.reward_score import get_default_compute_score
 
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
 
@@ -55,11 +57,18 @@ async def test_a_named_scorer_wins_over_the_data_source(settings: Settings, samp
         await visual(settings()).run_single(sample(data_source="web"))
 
 
-async def test_verls_scorer_of_texts_is_ignored(settings: Settings, sample: Sample) -> None:
-    def texts(**_: Any) -> float:
-        raise AssertionError("a scorer of texts was asked about a picture")
+@pytest.mark.parametrize("wrapped", [False, True])
+async def test_verls_scorer_of_texts_is_ignored(settings: Settings, sample: Sample, wrapped: bool) -> None:
+    texts = get_default_compute_score("naive")
+    given = partial(texts, sandbox_fusion_url="http://nowhere") if wrapped else texts
+    assert (await visual(settings(), given).run_single(sample()))["reward_score"] == DARK
 
-    assert (await visual(settings(), texts).run_single(sample()))["reward_score"] == DARK
+
+async def test_a_function_given_in_python_scores(settings: Settings, sample: Sample) -> None:
+    def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> float:
+        return float(solution_image.shape[0])
+
+    assert (await visual(settings(scorer="brightness"), judge).run_single(sample()))["reward_score"] == 3
 
 
 def with_custom_function(settings: Settings, path: str) -> Any:

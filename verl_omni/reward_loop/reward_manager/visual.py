@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ BATCH_SIZE, DEADLINE_SECONDS = 32, 600.0  # for configurations without `reward.b
 
 
 class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
-    """Scores images (or latents) with `reward.custom_reward_function`, otherwise with `reward.scorer`.
+    """Scores images (or latents) with `compute_score` or `reward.custom_reward_function`, otherwise `reward.scorer`.
 
     A scorer whose parameters are `data_sources`, `solution_images`, `ground_truths` and `extra_infos` gets lists of up
     to `reward.batch_size` samples and returns a list of results. Each call ends within `reward.deadline_seconds`.
 
     Args:
-        compute_score: the user's function; without one, verl passes its scorer of texts, which is ignored.
+        compute_score: the user's function. Without one, verl passes its own scorer of texts, which is ignored.
 
     Raises:
         ValueError: the scorer does not exist, or does not take these settings.
@@ -42,7 +43,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         reward_model_tokenizer: Any = None,
     ) -> None:
         super().__init__(config, tokenizer, compute_score)
-        self.custom = compute_score if config.reward.custom_reward_function.path is not None else None
+        self.custom = None if _scores_texts(compute_score) else compute_score
         self.offered = {
             "reward_router_address": reward_router_address,
             "reward_model_tokenizer": reward_model_tokenizer,
@@ -135,6 +136,12 @@ def resolve(name: str, settings: dict[str, Any]) -> tuple[Callable[..., Any], di
     if name != "python":
         return get_scorer(name), settings
     return load(settings["function"]), {key: value for key, value in settings.items() if key != "function"}
+
+
+def _scores_texts(function: Callable[..., Any] | None) -> bool:
+    """Whether a function, or the one that a `partial` calls, is one of verl's scorers of texts."""
+    inner = function.func if isinstance(function, partial) else function
+    return str(getattr(inner, "__module__", "")).startswith("verl.utils.reward_score")
 
 
 def check_settings(scorer: Callable[..., Any], given: Collection[str], where: str) -> None:
