@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -28,14 +29,15 @@ CPU = torch.device("cpu")
 
 
 def segments() -> list[str]:
-    return [path.name for path in Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*")]
+    return [path.name for path in Path("/dev/shm").glob(f"{buffers.SEGMENT_PREFIX}*")]
 
 
 @pytest.fixture
-def handle(tmp_path: Path) -> Iterator[str]:
-    before = segments()
+def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    # Segments of other processes, such as an engine that is tested at the same time, do not count.
+    monkeypatch.setattr(buffers, "SEGMENT_PREFIX", f"test_weights_{secrets.token_hex(8)}_")
     yield f"ipc://{tmp_path}/weights.sock"
-    assert segments() == before, "a shared-memory segment remains"
+    assert segments() == [], "a shared-memory segment remains"
     assert not (tmp_path / "weights.sock").exists(), "the socket file remains"
 
 
@@ -385,6 +387,6 @@ def test_a_buffer_uses_at_most_half_of_the_free_memory(handle: str, monkeypatch:
     try:
         assert buffer.replace(needed=100, preferred=1 << 30).size == 1 << 15
         assert buffer.replace(needed=1 << 17, preferred=1 << 30).size == 1 << 17
-        assert len(segments()) >= 1
+        assert len(segments()) == 1
     finally:
         buffer.close()
