@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,16 @@ def running(start: Any) -> tuple[Any, Any]:
     )  # fmt: skip
     stack.weights.update_weights(global_steps=0)
     return config, stack
+
+
+def assert_no_segment_remains() -> None:
+    """Engines that are tested at the same time have segments for moments; what is left behind stays."""
+    found = set(Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"))
+    until = time.monotonic() + 30
+    while found and time.monotonic() < until:
+        time.sleep(0.2)
+        found = {path for path in found if path.exists()}
+    assert found == set()
 
 
 def ask(server: Any, seed: int) -> Any:
@@ -98,7 +109,7 @@ def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restore
     restored, versions = from_both(running)
     assert versions == [2, 2]
     assert torch.equal(before, restored)
-    assert list(Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*")) == []
+    assert_no_segment_remains()
 
 
 def test_a_batch_is_spread_over_both_replicas_with_the_same_images(running: tuple[Any, Any], rows: Any) -> None:
@@ -152,4 +163,4 @@ def test_a_replica_with_half_an_update_refuses_requests_until_a_complete_one(
     publish(running, 3)
     mended, _ = from_both(running)
     assert torch.equal(mended, before)
-    assert list(Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*")) == []
+    assert_no_segment_remains()
