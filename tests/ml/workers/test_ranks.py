@@ -5,8 +5,6 @@ The ranks are forked from a process that has imported everything, and each runs 
 
 from __future__ import annotations
 
-import multiprocessing
-import runpy
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -167,21 +165,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(model_folder: Path, run_ranks: Any) -> dict[str, Any]:
     """What rank 0 found, by the name of the case."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
     every: dict[str, Any] = {}
     for ranks in (2, 4):
-        out = tmp_path_factory.mktemp(f"ranks-{ranks}")
-        started = []
-        for rank in range(ranks):
-            given = {"RANK_OF_TEST": (rank, ranks, str(model_folder), str(out))}
-            started.append(server.Process(target=runpy.run_path, args=(__file__, given, "__main__")))
-            started[-1].start()
-        for process in started:
-            process.join()
-        assert [process.exitcode for process in started] == [0] * ranks
+        out = run_ranks(__file__, ranks, model_folder)
         every |= torch.load(out / "found.pt")
     return every
 

@@ -6,8 +6,6 @@ The ranks are forked from a process that has imported everything, and each runs 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import runpy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -177,21 +175,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def found(models: Path, run_ranks: Any) -> dict[str, list[Any]]:
     """What each rank found, by the name of the case."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
     every: dict[str, list[Any]] = {}
     for ranks in (2, 4):
-        out = tmp_path_factory.mktemp(f"ranks-{ranks}")
-        started = []
-        for rank in range(ranks):
-            given = {"RANK_OF_TEST": (rank, ranks, str(models), str(out))}
-            started.append(server.Process(target=runpy.run_path, args=(__file__, given, "__main__")))
-            started[-1].start()
-        for process in started:
-            process.join()
-        assert [process.exitcode for process in started] == [0] * ranks
+        out = run_ranks(__file__, ranks, models)
         for rank in range(ranks):
             for name, result in torch.load(out / f"found-{rank}.pt").items():
                 every.setdefault(name, []).append(result)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
-import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -155,21 +153,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+def found(folders: Path, run_ranks: Any) -> dict[int, list[dict[str, Any]]]:
     """What each rank found, by the number of ranks."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
     every = {}
     for ranks in RANKS:
-        out = tmp_path_factory.mktemp(f"ranks-{ranks}")
-        started = []
-        for rank in range(ranks):
-            given = {"RANK_OF_TEST": (rank, ranks, str(folders), str(out))}
-            started.append(server.Process(target=runpy.run_path, args=(__file__, given, "__main__")))
-            started[-1].start()
-        for process in started:
-            process.join()
-        assert [process.exitcode for process in started] == [0] * ranks
+        out = run_ranks(__file__, ranks, folders)
         every[ranks] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
     return every
 
