@@ -16,7 +16,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl_omni.agent_loop.batching import align, collate
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
-from verl_omni.trainer import process_counts
 
 INFO = st.dictionaries(st.sampled_from(["acc", "iou", "note"]), st.floats(0, 1))
 ROW = st.tuples(
@@ -95,7 +94,7 @@ def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
     assert "metrics" not in made.meta_info
 
 
-def test_by_default_each_node_has_an_agent_loop_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_each_node_has_an_agent_loop_worker(monkeypatch: pytest.MonkeyPatch, on_two_nodes: Any) -> None:
     from verl.experimental.agent_loop import agent_loop
 
     from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
@@ -117,15 +116,6 @@ def test_by_default_each_node_has_an_agent_loop_worker(monkeypatch: pytest.Monke
     sizes = {"a": 16, "b": 0, "c": 16}
     alive = [{"NodeID": 56 * name, "Alive": True, "Resources": {"CPU": cpus}} for name, cpus in sizes.items()]
     monkeypatch.setattr(agent_loop.ray, "nodes", lambda: alive)
-    config = OmegaConf.create({
-        "trainer": {"nnodes": 2, "n_gpus_per_node": 1}, "data": {"train_batch_size": 16},
-        "reward": {"num_workers": None},
-        "actor_rollout_ref": {"model": {}, "rollout": {
-            "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 1, "data_parallel_size": 1,
-            "pipeline_model_parallel_size": 1, "agent": {"num_workers": None}, "max_concurrent_requests": None,
-        }},
-    })  # fmt: skip
-    process_counts.fill_in(config, cpus=16)
-    manager = Manager.create(config, None, None, None)
+    manager = Manager.create(on_two_nodes(16), None, None, None)
     assert len(manager.agent_loop_workers) == 2
     assert nodes == ["a" * 56, "c" * 56]
