@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,9 @@ def setting_problems(given: Mapping[str, Any]) -> list[str]:
     return [*missing, *clip_problems({**given, PROCESSOR: model}, {MODEL: model, PROCESSOR: model})]
 
 
+@cache
 def load_head(path: str, width: int) -> list[Layer]:
-    """Weights fp32 [out, in] and biases [out] of the layers, in order.
+    """Weights fp32 [out, in] and biases [out] of the layers, in order; read once per process, as the CLIP model is.
 
     Args:
         width: length of an embedding.
