@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from verl_omni.weight_sync.names import strip_lora_wrapper
 from verl_omni.workers.actor import build, parallel
 from verl_omni.workers.actor.precision import Precision
 
@@ -61,8 +62,7 @@ class TensorFiles:
         Raises:
             ValueError: tensors are missing or have other shapes; the message names them.
         """
-        wrong = [name for name in expected if name not in self._files]
-        problems = [f"{name} is missing" for name in wrong]
+        problems = [f"{name} is missing" for name in expected if name not in self._files]
         for name in expected.keys() & self._files.keys():
             found = tuple(self._files[name].get_slice(name).get_shape())
             if found != expected[name]:
@@ -231,7 +231,7 @@ def _fill(module: nn.Module, names: set[str], files: TensorFiles) -> None:
     for name, parameter in module.named_parameters():
         if name not in names:
             continue
-        stored = name.replace(".base_layer.", ".")  # peft's addition
+        stored = strip_lora_wrapper(name)
         if isinstance(parameter, DTensor):
             local, part = parameter.detach().to_local(), own_part(parameter)
         else:
