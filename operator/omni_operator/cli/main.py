@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import console, model
+from . import console, jobs, model
 from .convert import convert_recipe
 from .doctor import doctor
 from .fit import fit
@@ -47,6 +47,9 @@ def drl(
 
 for command in (run, render, validate, fit, report, doctor):
     app.command()(command)
+for job_command in (jobs.get, jobs.why, jobs.suspend, jobs.resume):
+    app.command()(job_command)
+app.command("list")(jobs.list_jobs)
 app.command("convert")(convert_recipe)
 app.add_typer(model.app, name="model")
 

@@ -65,6 +65,12 @@ def test_importing_the_command_imports_nothing_of_the_training_stack() -> None:
     imported = set(result.stdout.split())
     assert "pydantic" in imported
     assert imported & BANNED == set()
+    assert "kubernetes" not in imported  # takes a second
+
+
+def test_commands_for_a_cluster_without_its_client_say_what_to_install(slim: Path) -> None:
+    result = drl(slim, "list")
+    assert (result.returncode, result.stderr) == (2, "not installed: kubernetes; install omni-operator[operator]\n")
 
 
 def test_jobs_are_validated_and_rendered_without_the_training_stack(slim: Path) -> None:

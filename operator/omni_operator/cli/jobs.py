@@ -1,0 +1,106 @@
+"""`drl list`, `get`, `why`, `suspend` and `resume`: jobs on a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import console
+from .options import Json
+
+if TYPE_CHECKING:
+    from omni_operator.client import Client
+
+Name = Annotated[str, typer.Argument(help="Name of the job.", metavar="NAME")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace; default: that of the context.", metavar="NAME")
+]
+Context = Annotated[
+    str | None, typer.Option("--context", help="Context of the kubeconfig; default: the current one.", metavar="NAME")
+]
+Kubeconfig = Annotated[
+    str | None,
+    typer.Option("--kubeconfig", help="Kubeconfig; default: KUBECONFIG, else ~/.kube/config.", metavar="FILE"),
+]
+
+
+@contextmanager
+def _client(namespace: str | None, context: str | None, kubeconfig: str | None) -> Iterator[Client]:
+    """A client of the cluster; its errors are printed and end the command."""
+    try:
+        from omni_operator.client import Client, JobNotFound, UnusableKubeconfig
+        from omni_operator.cluster.errors import ClusterError, KindAbsent
+    except ModuleNotFoundError as error:
+        console.refuse(f"not installed: {error.name}; install omni-operator[operator]")
+    try:
+        yield Client.from_kubeconfig(kubeconfig, context, namespace)
+    except (UnusableKubeconfig, JobNotFound, KindAbsent) as error:
+        console.refuse(str(error))
+    except ClusterError as error:
+        console.refuse(str(error), console.FAILED)
+
+
+def list_jobs(
+    as_json: Json = False, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None
+) -> None:
+    """List the jobs of a namespace on a cluster."""
+    with _client(namespace, context, kubeconfig) as client:
+        jobs = client.list()
+        if as_json:
+            console.say(json.dumps([job.body for job in jobs], indent=2, ensure_ascii=False))
+            return
+        if not jobs:
+            console.note(f"no jobs in namespace {client.namespace}")
+            return
+        width = max(len("NAME"), *(len(job.name) for job in jobs))
+        console.say(f"{'NAME':{width}}  {'STATE':10}  {'STEP':11}  REWARD")
+        for job in jobs:
+            progress = job.status.progress
+            row = f"{job.name:{width}}  {job.status.state or '-':10}  {progress.summary or '-':11}"
+            console.say(f"{row}  {progress.reward_summary or '-'}")
+
+
+def get(
+    name: Name,
+    as_json: Json = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Print the conditions of a job on a cluster, or with --json the whole object."""
+    with _client(namespace, context, kubeconfig) as client:
+        job = client.get(name)
+        if as_json:
+            console.say(json.dumps(job.body, indent=2, ensure_ascii=False))
+            return
+        console.say(f"{job.name}: {job.status.state or 'not seen by an operator'}")
+        for condition in job.status.conditions:
+            said = f": {condition.message}" if condition.message else ""
+            console.say(f"  {condition.type:17} {condition.status:7} {condition.reason}{said}")
+
+
+def why(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
+    """Say what holds a job on a cluster, since when, and what to do."""
+    with _client(namespace, context, kubeconfig) as client:
+        from omni_operator.client.explanation import explain
+
+        job = client.get(name)
+        console.say(explain(job.name, job.status, job.created, job.deleted))
+
+
+def suspend(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
+    """Suspend a job on a cluster: the operator follows spec.suspendPolicy, then deletes the pods."""
+    with _client(namespace, context, kubeconfig) as client:
+        changed = client.suspend(name)
+        console.say(f"{name}: suspension requested" if changed else f"{name}: spec.suspend is already true")
+
+
+def resume(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
+    """Resume a suspended job on a cluster from its last checkpoint."""
+    with _client(namespace, context, kubeconfig) as client:
+        changed = client.suspend(name, suspended=False)
+        console.say(f"{name}: resumed" if changed else f"{name}: not suspended")

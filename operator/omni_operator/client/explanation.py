@@ -1,0 +1,57 @@
+"""PURE: what holds a job, since when, and what to do, from its conditions."""
+
+from __future__ import annotations
+
+from omni_operator.api.status import Condition, Status
+
+ADVICE = {
+    "InvalidSpec": "correct the spec; drl validate --cluster reports every problem",
+    "Queued": "the queue decides; ask for less, or see the Workload of the RayJob",
+    "Unschedulable": "ask for less, or add nodes that have the resource",
+    "QuotaExceeded": "ask for less, or raise the ResourceQuota of the namespace",
+    "ImagePullBackOff": "check the name of the image and the pull secrets",
+    "ClaimNotFound": "create the PersistentVolumeClaim in the namespace of the job",
+    "KubeRayNotInstalled": "install KubeRay; the operator finds it within a minute",
+    "HeartbeatStopped": "read the log of the trainer pod",
+}
+# Conditions that tell why a job in this state is there; the first that is not as wanted counts.
+_WANTED = (("Admitted", "False"), ("Ready", "False"), ("ProgressStalled", "True"), ("WeightsInSync", "False"))
+_ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "Suspending": "Suspended"}
+_REQUESTED = {"Suspended": "drl resume continues from the last checkpoint"}
+
+
+def explain(name: str, status: Status, created: str | None, deleted: str | None = None) -> str:
+    """One paragraph about a job.
+
+    Args:
+        created, deleted: times of its creation, and of the request to delete it.
+    """
+    if deleted:
+        return f"{name} is being deleted since {deleted}."
+    if status.state is None:
+        return (
+            f"{name} was created at {created or 'an unknown time'}, and no operator has seen it. "
+            "What to do: check that the operator runs and watches this namespace."
+        )
+    found = _cause(status)
+    parts = [f"{name} is {status.state}" + (f", step {status.progress.summary}" if status.progress.summary else "")]
+    if found is None:
+        return f"{parts[0]}. Nothing holds it."
+    since = f" since {found.last_transition_time}" if found.last_transition_time else ""
+    parts.append(f"{found.type} is {found.status}{since}: {found.reason}")
+    if found.message:
+        parts[-1] += f": {found.message}"
+    if advice := _REQUESTED.get(status.state) or ADVICE.get(found.reason):
+        parts.append(f"What to do: {advice}")
+    return ". ".join(part.rstrip(".") for part in parts) + "."
+
+
+def _cause(status: Status) -> Condition | None:
+    """The condition behind the state; None if nothing holds the job."""
+    if status.state in _ENDS:
+        return status.condition(_ENDS[status.state])
+    for kind, held in _WANTED:
+        condition = status.condition(kind)
+        if condition is not None and condition.status == held:
+            return condition
+    return None

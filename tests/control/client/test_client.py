@@ -1,0 +1,168 @@
+"""Commands and client for jobs on a cluster, against a small API server, and the explanation of a job."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from omni_operator.api.status import Condition, Status
+from omni_operator.cli.main import app
+from omni_operator.client.explanation import explain
+
+PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/team/diffusionrljobs"
+
+
+def make_job(name: str) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": "False", "reason": "ClaimNotFound", "message": "no claim runs"}]
+    status = {"state": "Starting", "conditions": conditions, "progress": {"summary": "3/10", "rewardSummary": "0.5"}}
+    return {"metadata": {"name": name}, "spec": {"suspend": False}, "status": status}
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Jobs of the namespace `team`; `refusal` is the answer to everything, if set."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.jobs = {name: make_job(name) for name in ("red-grpo", "blue")}
+        self.patches: list[Any] = []
+        self.refusal: tuple[int, dict[str, Any]] | None = None
+
+    def reply(self, path: str) -> tuple[int, dict[str, Any]]:
+        if self.refusal:
+            return self.refusal
+        if path == PATH:
+            return 200, {"items": list(self.jobs.values())}
+        name = path.removeprefix(f"{PATH}/")
+        found = self.jobs.get(name)
+        return (200, found) if found else (404, {"message": "not found", "details": {"name": name}})
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_GET(self) -> None:
+        code, body = self.server.reply(self.path)
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_PATCH(self) -> None:
+        patch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.patches.append((self.path, self.headers["Content-Type"], patch))
+        self.server.jobs[self.path.rpartition("/")[2]]["spec"].update(patch["spec"])
+        self.do_GET()
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    made = FakeServer()
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+@pytest.fixture
+def kubeconfig(server: FakeServer, tmp_path: Path) -> Path:
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "main",
+        "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }  # fmt: skip
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def drl(kubeconfig: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, f"--kubeconfig={kubeconfig}"])
+
+
+def test_list_and_get_print_what_the_cluster_has(kubeconfig: Path) -> None:
+    rows = [line.split() for line in drl(kubeconfig, "list").stdout.splitlines()]
+    assert rows[1:] == [["blue", "Starting", "3/10", "0.5"], ["red-grpo", "Starting", "3/10", "0.5"]]
+    assert [job["metadata"]["name"] for job in json.loads(drl(kubeconfig, "list", "--json").stdout)] == [
+        "blue",
+        "red-grpo",
+    ]
+    assert json.loads(drl(kubeconfig, "get", "blue", "--json").stdout) == make_job("blue")
+    assert "ClaimNotFound: no claim runs" in drl(kubeconfig, "get", "blue").stdout
+    assert "create the PersistentVolumeClaim" in drl(kubeconfig, "why", "blue").stdout
+    assert drl(kubeconfig, "list", "-n", "team").exit_code == 0
+
+
+def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Path) -> None:
+    said = [drl(kubeconfig, command, "blue").stdout for command in ("suspend", "suspend", "resume", "resume")]
+    assert said == [
+        "blue: suspension requested\n", "blue: spec.suspend is already true\n",
+        "blue: resumed\n", "blue: not suspended\n",
+    ]  # fmt: skip
+    sent = "application/merge-patch+json"
+    assert server.patches == [(f"{PATH}/blue", sent, {"spec": {"suspend": value}}) for value in (True, False)]
+
+
+def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    missing = drl(kubeconfig, "get", "red-grp")
+    assert (missing.exit_code, missing.stderr) == (
+        2, "no job 'red-grp' in namespace team; did you mean 'red-grpo'?\n",
+    )  # fmt: skip
+    context = drl(kubeconfig, "list", "--context=mian")
+    assert (context.exit_code, "did you mean 'main'?" in context.stderr) == (2, True)
+    absent = drl(tmp_path / "none", "list")
+    assert (absent.exit_code, "cannot use the kubeconfig" in absent.stderr) == (2, True)
+    server.refusal = 404, {}
+    assert (drl(kubeconfig, "list").exit_code, "not installed" in drl(kubeconfig, "list").stderr) == (2, True)
+    server.refusal = 403, {"message": "User u cannot list"}
+    assert (drl(kubeconfig, "list").exit_code, "User u cannot list" in drl(kubeconfig, "list").stderr) == (1, True)
+
+
+def test_a_cluster_that_does_not_answer_is_an_error(kubeconfig: Path, tmp_path: Path) -> None:
+    config = json.loads(kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
+    kubeconfig.write_text(json.dumps(config))
+    result = drl(kubeconfig, "list")
+    assert (result.exit_code, "no answer from the cluster" in result.stderr) == (1, True)
+
+
+def holding(state: Any, kind: str, value: Any, reason: str) -> Status:
+    at = "2026-01-01T00:00:00Z"
+    condition = Condition(type=kind, status=value, reason=reason, message="text.", last_transition_time=at)
+    return Status(state=state, conditions=(condition,))
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (holding("Queued", "Admitted", "False", "Queued"), "the queue decides"),
+        (holding("Pending", "Ready", "False", "QuotaExceeded"), "ResourceQuota"),
+        (holding("Running", "ProgressStalled", "True", "HeartbeatStopped"), "log of the trainer pod"),
+        (holding("Suspended", "Suspended", "True", "Suspended"), "drl resume"),
+        (holding("Failed", "Failed", "True", "OutOfMemory"), "Failed is True since 2026-01-01T00:00:00Z: OutOfMemory"),
+        (holding("Running", "Ready", "True", "Serving"), "Nothing holds it"),
+        (Status(), "no operator has seen it"),
+    ],
+)
+def test_the_explanation_names_cause_and_remedy(status: Status, expected: str) -> None:
+    said = explain("red", status, None)
+    assert expected in said
+    assert said.startswith("red ")
+    assert ".." not in said
+
+
+def test_a_job_that_is_being_deleted_says_so() -> None:
+    assert explain("red", Status(), None, "2026-01-01T00:00:00Z") == "red is being deleted since 2026-01-01T00:00:00Z."
