@@ -104,3 +104,21 @@ def resume(name: Name, namespace: Namespace = None, context: Context = None, kub
     with _client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name, suspended=False)
         console.say(f"{name}: resumed" if changed else f"{name}: not suspended")
+
+
+def cancel(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Delete a job and its pods from a cluster, after confirmation."""
+    with _client(namespace, context, kubeconfig) as client:
+        checkpoint = client.get(name).body["spec"].get("checkpoint") or {}
+        claim = checkpoint.get("claimName")
+        kept = f"the run folder on the claim {claim} is kept" if claim else "the job names no claim for its run folder"
+        if not yes and not typer.confirm(f"Delete job {name} of namespace {client.namespace}? {kept}"):
+            console.refuse("nothing was deleted")
+        client.cancel(name)
+        console.say(f"{name}: deletion requested; {kept}")

@@ -122,6 +122,17 @@ class Client:
         self._send("PATCH", JOBS.path(self.namespace, name), {"spec": {"suspend": suspended}})
         return True
 
+    def cancel(self, name: str) -> None:
+        """Delete a job; its pods go too, and what is on a claim stays.
+
+        Raises:
+            JobNotFound: the message has the nearest name.
+            Conflict: the job was deleted and created again in the meantime.
+        """
+        uid = self.get(name).body["metadata"].get("uid")
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        self._send("DELETE", JOBS.path(self.namespace, name), options)
+
     def _not_found(self, name: str) -> JobNotFound:
         near = did_you_mean(name, [job.name for job in self.list()])
         return JobNotFound(f"no job {name!r} in namespace {self.namespace}{near}")

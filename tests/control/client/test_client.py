@@ -22,7 +22,11 @@ PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/team/diffusionrljobs"
 def make_job(name: str) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "False", "reason": "ClaimNotFound", "message": "no claim runs"}]
     status = {"state": "Starting", "conditions": conditions, "progress": {"summary": "3/10", "rewardSummary": "0.5"}}
-    return {"metadata": {"name": name}, "spec": {"suspend": False}, "status": status}
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}"},
+        "spec": {"suspend": False, "checkpoint": {"claimName": "runs"}},
+        "status": status,
+    }
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -32,6 +36,7 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.jobs = {name: make_job(name) for name in ("red-grpo", "blue")}
         self.patches: list[Any] = []
+        self.deletions: list[Any] = []
         self.refusal: tuple[int, dict[str, Any]] | None = None
 
     def reply(self, path: str) -> tuple[int, dict[str, Any]]:
@@ -59,6 +64,11 @@ class Handler(BaseHTTPRequestHandler):
         patch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.patches.append((self.path, self.headers["Content-Type"], patch))
         self.server.jobs[self.path.rpartition("/")[2]]["spec"].update(patch["spec"])
+        self.do_GET()
+
+    def do_DELETE(self) -> None:
+        options = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.deletions.append((self.path, options))
         self.do_GET()
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
@@ -114,6 +124,16 @@ def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Pa
     ]  # fmt: skip
     sent = "application/merge-patch+json"
     assert server.patches == [(f"{PATH}/blue", sent, {"spec": {"suspend": value}}) for value in (True, False)]
+
+
+def test_cancel_asks_and_deletes_the_job_that_was_shown(server: FakeServer, kubeconfig: Path) -> None:
+    asked = CliRunner().invoke(app, ["cancel", "blue", f"--kubeconfig={kubeconfig}"], input="n\n")
+    assert (asked.exit_code, server.deletions) == (2, [])
+    assert "the run folder on the claim runs is kept" in asked.stdout
+    done = drl(kubeconfig, "cancel", "blue", "--yes")
+    assert done.stdout == "blue: deletion requested; the run folder on the claim runs is kept\n"
+    options = {"propagationPolicy": "Background", "preconditions": {"uid": "uid-blue"}}
+    assert server.deletions == [(f"{PATH}/blue", options)]
 
 
 def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
