@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
+
+from omni_operator.api.status import JobState
+from omni_operator.api.suggestions import did_you_mean
 
 from . import console
 from .options import Json
@@ -122,3 +125,25 @@ def cancel(
             console.refuse("nothing was deleted")
         client.cancel(name)
         console.say(f"{name}: deletion requested; {kept}")
+
+
+def wait(
+    name: Name,
+    state: Annotated[str, typer.Option("--for", help="State to wait for.", metavar="STATE")] = "Succeeded",
+    timeout: Annotated[float, typer.Option("--timeout", help="Time limit.", metavar="SECONDS", min=0)] = 3600.0,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Wait until a job on a cluster is in a state; exit code 1 if it ends in another one or the time is over."""
+    states = get_args(JobState)
+    if state not in states:
+        console.refuse(f"--for {state}: no such state{did_you_mean(state, states)}; one of {', '.join(states)}")
+    with _client(namespace, context, kubeconfig) as client:
+        try:
+            found = client.wait(name, state, timeout).status.state
+        except TimeoutError as error:
+            console.refuse(str(error), console.FAILED)
+        if found != state:
+            console.refuse(f"{name} is {found}; run drl why {name}", console.FAILED)
+        console.say(f"{name} is {found}")

@@ -47,7 +47,7 @@ def drl(
 
 for command in (run, render, validate, fit, report, doctor):
     app.command()(command)
-for job_command in (jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel):
+for job_command in (jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
     app.command()(job_command)
 app.command("list")(jobs.list_jobs)
 app.command("convert")(convert_recipe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from omni_operator.cluster.errors import ClusterError, KindAbsent, NotFound, Una
 from omni_operator.cluster.kinds import JOBS
 
 TIMEOUT_SECONDS = 30.0
+POLL_SECONDS = 5.0
 MERGE = "application/merge-patch+json"
 
 
@@ -121,6 +123,26 @@ class Client:
             return False
         self._send("PATCH", JOBS.path(self.namespace, name), {"spec": {"suspend": suspended}})
         return True
+
+    def wait(self, name: str, state: str, seconds: float, poll: float = POLL_SECONDS) -> Job:
+        """The job, once it is in the state or has succeeded or finally failed.
+
+        Args:
+            seconds: time limit. poll: seconds between two requests.
+
+        Raises:
+            JobNotFound: the message has the nearest name.
+            TimeoutError: the message has the state of the job.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            job = self.get(name)
+            if job.status.state == state or job.status.finished:
+                return job
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{name} is {job.status.state or 'not seen by an operator'} after {seconds:g} s")
+            time.sleep(min(poll, left))
 
     def cancel(self, name: str) -> None:
         """Delete a job; its pods go too, and what is on a claim stays.

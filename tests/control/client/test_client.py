@@ -136,6 +136,18 @@ def test_cancel_asks_and_deletes_the_job_that_was_shown(server: FakeServer, kube
     assert server.deletions == [(f"{PATH}/blue", options)]
 
 
+def test_wait_ends_with_the_state_the_end_of_the_job_or_the_deadline(server: FakeServer, kubeconfig: Path) -> None:
+    assert drl(kubeconfig, "wait", "blue", "--for=Starting").stdout == "blue is Starting\n"
+    late = drl(kubeconfig, "wait", "blue", "--timeout=0")
+    assert (late.exit_code, late.stderr) == (1, "blue is Starting after 0 s\n")
+    failed = {"type": "Failed", "status": "True", "reason": "OutOfMemory"}
+    server.jobs["blue"]["status"] = {"state": "Failed", "conditions": [failed]}
+    ended = drl(kubeconfig, "wait", "blue")
+    assert (ended.exit_code, ended.stderr) == (1, "blue is Failed; run drl why blue\n")
+    unknown = drl(kubeconfig, "wait", "blue", "--for=Runing")
+    assert (unknown.exit_code, "did you mean 'Running'?" in unknown.stderr) == (2, True)
+
+
 def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     missing = drl(kubeconfig, "get", "red-grp")
     assert (missing.exit_code, missing.stderr) == (
