@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,21 @@ def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
 
 def make_tiny_wan(path: Path, seed: int = 0) -> None:
     """Write the model: a transformer of 38 thousand parameters, a VAE with factors of 4 x 8 x 8, a text encoder."""
-    tokenizer, channels = text.t5_tokenizer(WORDS, TEXT_LENGTH), 4
+    _make_wan(path, seed, 4, {"dim_mult": [1, 1, 1, 1]})
+
+
+def make_tiny_wan_5b(path: Path, seed: int = 0) -> None:
+    """Write the model like Wan 2.2 TI2V 5B: `expand_timesteps`, and a residual VAE with factors of 4 x 16 x 16.
+
+    Its last factor of 2 is of pixels: the VAE takes and gives patches of 2 x 2.
+    """
+    patches = {"patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16}
+    vae = {"dim_mult": [1, 1, 1, 1], "decoder_base_dim": 12, "is_residual": True, **patches}
+    _make_wan(path, seed, 6, vae, expand_timesteps=True)
+
+
+def _make_wan(path: Path, seed: int, channels: int, vae_config: Mapping[str, Any], **pipeline_config: Any) -> None:
+    tokenizer = text.t5_tokenizer(WORDS, TEXT_LENGTH)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = WanTransformer3DModel(
@@ -105,8 +120,8 @@ def make_tiny_wan(path: Path, seed: int = 0) -> None:
         )  # fmt: skip
         torch.nn.init.normal_(transformer.proj_out.weight, std=0.1)
         vae = AutoencoderKLWan(
-            base_dim=8, z_dim=channels, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
-            latents_mean=[0.0] * channels, latents_std=[1.0] * channels,
+            base_dim=8, z_dim=channels, num_res_blocks=1, latents_mean=[0.0] * channels, latents_std=[1.0] * channels,
+            **vae_config,
         )  # fmt: skip
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
@@ -116,6 +131,7 @@ def make_tiny_wan(path: Path, seed: int = 0) -> None:
         vae=vae.eval(),
         text_encoder=text.umt5_encoder(tokenizer, WIDTH, seed=seed + 1),
         tokenizer=tokenizer,
+        **pipeline_config,
     )
     _save(pipeline, path)
 
@@ -151,4 +167,4 @@ def _save(model: Any, path: Path) -> None:
     model.save_pretrained(path)
 
 
-MAKERS = {"qwen_image": make_tiny_qwen_image, "sd3": make_tiny_sd3, "wan": make_tiny_wan}
+MAKERS = {"qwen_image": make_tiny_qwen_image, "sd3": make_tiny_sd3, "wan": make_tiny_wan, "wan_5b": make_tiny_wan_5b}

@@ -25,6 +25,7 @@ ReportPhase = Callable[[str], None]
 # logical: more than the cores is fine.
 LOGICAL_CPUS = 16
 STOP_SECONDS = 60.0  # timeout for an engine to shut down
+SECOND_EXPERT = "transformer_2"  # part of a diffusers pipeline
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 
 
@@ -187,7 +188,8 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
 
     Raises:
         FileNotFoundError: the folder is not in diffusers' layout.
-        ValueError: no model family matches, or it does not read the ids of `extra_tokenizers`.
+        ValueError: no model family matches, or it does not read the ids of `extra_tokenizers`; or the model has two
+            transformers.
     """
     from verl_omni.pipelines.registry import training_adapter
 
@@ -198,8 +200,14 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
         raise FileNotFoundError(
             f"actor_rollout_ref.model.path: {index} does not exist; write the folder of a model in diffusers' layout"
         )
+    parts = json.loads(index.read_text())
+    if parts.get(SECOND_EXPERT, (None,))[0] is not None and not model.external_lib:
+        raise ValueError(
+            f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, {SECOND_EXPERT}; "
+            "only models with one can be trained, such as Wan 2.1, or Wan 2.2 TI2V 5B from text"
+        )
     if model.architecture is None:
-        model.architecture = json.loads(index.read_text())["_class_name"]
+        model.architecture = parts["_class_name"]
     family = training_adapter(model.architecture)
     if model.extra_tokenizers and not model.external_lib:
         raise ValueError(

@@ -22,6 +22,7 @@ class Family(str, Enum):
     QWEN_IMAGE = "qwen_image"
     SD3 = "sd3"
     WAN = "wan"
+    WAN_5B = "wan_5b"
 
 
 NewFolder = Annotated[Path, typer.Argument(help="New or empty folder to write.", metavar="PATH")]

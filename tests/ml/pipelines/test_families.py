@@ -14,6 +14,7 @@ from torch import Tensor
 from verl_omni.models import __main__ as makers
 from verl_omni.pipelines import engine_requests, post_processing, registry, trajectory_recorder
 from verl_omni.pipelines.qwen_image import training as qwen_image
+from verl_omni.pipelines.wan import shapes as wan_shapes
 
 FOLDER = Path(registry.__file__).parent
 
@@ -49,8 +50,19 @@ def test_the_timesteps_recorded_for_qwen_image_are_those_that_the_model_got(dtyp
 
 
 def test_every_family_is_registered_and_has_a_tiny_model() -> None:
+    variants = {"wan_5b"}  # tiny models of a family that has another one
     folders = {path.parent.name for path in FOLDER.glob("*/training.py")}
-    assert folders == {family.folder for family in registry.FAMILIES.values()} == set(makers.FAMILIES)
+    assert folders == {family.folder for family in registry.FAMILIES.values()} == set(makers.FAMILIES) - variants
+
+
+def test_latents_of_wan_have_the_factors_of_its_vae() -> None:
+    """Wan 2.1 and Wan 2.2 TI2V 5B."""
+    pipeline = SimpleNamespace(height=704, width=1280, num_frames=121)
+    old = {"transformer": {"in_channels": 16}, "vae": {}}
+    new = {"transformer": {"in_channels": 48}, "vae": {"scale_factor_spatial": 16, "scale_factor_temporal": 4}}
+    assert wan_shapes.decoder_input(old, pipeline) == (16, 31, 88, 160)
+    assert wan_shapes.decoder_input(new, pipeline) == (48, 31, 44, 80)
+    assert wan_shapes.sequence_length(old, pipeline) == 4 * wan_shapes.sequence_length(new, pipeline)
 
 
 def test_an_unknown_architecture_is_refused_and_known_ones_are_listed() -> None:

@@ -17,9 +17,9 @@ from verl_omni.trainer import settings, startup
 ROOT = Path(__file__).parents[3]
 
 
-def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bool = False) -> Any:
+def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bool = False, **parts: Any) -> Any:
     (folder / "tokenizer").mkdir(exist_ok=True)
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": architecture}))
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": architecture, **parts}))
     (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 77}')
     made = settings.load(
         [
@@ -152,6 +152,13 @@ def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
 def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No model family for architecture 'FluxPipeline'"):
         fitted(tmp_path, "FluxPipeline")
+
+
+def test_a_model_with_two_transformers_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """Wan 2.2 A14B; diffusers writes [null, null] for a part that a pipeline may have and this model has not."""
+    assert fitted(tmp_path, "WanPipeline", transformer_2=[None, None])
+    with pytest.raises(ValueError, match="has a second transformer for low noise levels, transformer_2; only models"):
+        fitted(tmp_path, "WanPipeline", transformer_2=["diffusers", "WanTransformer3DModel"])
 
 
 def test_tokenizers_whose_ids_no_family_reads_are_refused(tmp_path: Path) -> None:

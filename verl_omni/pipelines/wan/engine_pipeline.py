@@ -80,6 +80,8 @@ class WanRolloutPipeline(Wan22Pipeline):
         first_frame_mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
+        if latent_condition is not None:
+            raise ValueError("Wan is trained from text to video: send the prompt without an image")
         guided = guidance_low > 1 and negative_prompt_embeds is not None
 
         def velocity(x: Tensor, timestep: Tensor) -> Tensor:
