@@ -9,6 +9,7 @@ WeightSyncError
 ├── PeerDisconnected       the other end closed the connection without reporting a failure
 ├── TransferCancelled      this end was told to stop
 ├── SharedMemoryFull       shared memory is full
+├── TooFewReplicas         too few standalone replicas have the weights
 └── DeadlineExceeded       the other end did not reply in time
 """
 
@@ -58,6 +59,10 @@ class TransferCancelled(WeightSyncError):
 
 class SharedMemoryFull(WeightSyncError):
     """Shared memory has no room for one tensor."""
+
+
+class TooFewReplicas(WeightSyncError):
+    """Fewer standalone replicas than `rollout.min_replicas` have the weights."""
 
 
 class DeadlineExceeded(WeightSyncError):

@@ -1,0 +1,319 @@
+"""Weight updates over real sockets on loopback: fan-out, failures of either end, authentication, malformed messages."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerDisconnected, PeerFailed
+from verl_omni.weight_sync.messages import Entry
+from verl_omni.weight_sync.network import buckets, handshake, messages
+from verl_omni.weight_sync.network import sender as sending
+from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress, StreamBucketMessage
+from verl_omni.weight_sync.network.receiver import WeightReceiver
+from verl_omni.weight_sync.network.sender import WeightStream
+
+KEY, HOST, BUCKET = b"token", "127.0.0.1", 4096
+FULL = HeaderMessage(3, None)
+LORA = HeaderMessage(3, {"r": 4, "target_modules": ["to_q"], "lora_alpha": 8.0, "layers_pattern": None})
+Weights = dict[str, torch.Tensor]
+
+
+def make_weights() -> Weights:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "a": torch.randn(64, 32, generator=generator),
+        "b.transposed": torch.randn(8, 300, generator=generator).t(),
+        "c": torch.randn(7, generator=generator).to(torch.bfloat16),
+        "larger than a bucket": torch.randn(3000, generator=generator),
+        "scalar": torch.tensor(2),
+        "empty": torch.empty(0, 4),
+    }
+
+
+def take(
+    address: StreamAddress, number: int, key: bytes = KEY, deadline: float = 10.0
+) -> tuple[HeaderMessage, Weights]:
+    """Receive everything and confirm."""
+    receiver = WeightReceiver(address, number, key, deadline)
+    receiver.connect()
+    try:
+        found = {name: tensor.clone() for name, tensor in receiver.weights()}
+        receiver.confirm()
+        return receiver.header, found
+    finally:
+        receiver.close()
+
+
+def update(
+    *receivers: Callable[[StreamAddress, int], Any],
+    header: HeaderMessage = FULL,
+    weights: Iterator[tuple[str, torch.Tensor]] | None = None,
+    deadline: float = 10.0,
+) -> tuple[dict[int, str], list[Any]]:
+    """Send to receivers in threads. Returns which failed, and the result or the error of each."""
+
+    async def send() -> dict[int, str]:
+        stream = WeightStream(HOST, KEY, deadline)
+        futures.extend(threads.submit(each, stream.address, number) for number, each in enumerate(receivers))
+        return await stream.send(weights or iter(make_weights().items()), header, len(receivers), BUCKET)
+
+    futures: list[Any] = []
+    with ThreadPoolExecutor(len(receivers)) as threads:
+        failed = asyncio.run(send())
+        return failed, [future.exception(30) or future.result() for future in futures]
+
+
+def check_taken(result: Any, header: HeaderMessage = FULL) -> None:
+    found, weights = result
+    assert found == header
+    expected = make_weights()
+    assert list(weights) == list(expected)
+    for name, tensor in expected.items():
+        assert weights[name].dtype == tensor.dtype and torch.equal(weights[name], tensor), name
+
+
+@pytest.mark.parametrize("receivers", [1, 2, 4])
+@pytest.mark.parametrize("header", [LORA, FULL], ids=["lora", "full"])
+def test_every_receiver_gets_every_tensor_and_the_header(receivers: int, header: HeaderMessage) -> None:
+    failed, results = update(*[take] * receivers, header=header)
+    assert failed == {}
+    for result in results:
+        check_taken(result, header)
+
+
+def test_a_receiver_that_dies_in_the_middle_does_not_stop_the_others() -> None:
+    def dies(address: StreamAddress, number: int) -> None:
+        receiver = WeightReceiver(address, number, KEY, 10.0)
+        receiver.connect()
+        next(receiver.weights())
+        receiver.close()
+
+    failed, (first, _, third) = update(take, dies, take)
+    assert failed.keys() == {1} and "PeerDisconnected" in failed[1]
+    check_taken(first)
+    check_taken(third)
+
+
+def test_a_receiver_that_is_never_there_or_stops_reading_hits_its_deadline_and_the_others_finish() -> None:
+    def hangs(address: StreamAddress, number: int) -> WeightReceiver:
+        receiver = WeightReceiver(address, number, KEY, 10.0)
+        receiver.connect()
+        return receiver  # connected, and never reads or confirms
+
+    large = {"w": torch.zeros(8 << 20)}  # 32 MiB: more than the buffers of two sockets
+    failed, (first, hung, _) = update(
+        take, hangs, lambda address, number: None, weights=iter(large.items()), deadline=0.5
+    )
+    hung.close()
+    assert failed.keys() == {1, 2}
+    assert "too little within 0.5 s" in failed[1] and "did not connect" in failed[2]
+    assert torch.equal(first[1]["w"], large["w"])
+
+
+def test_a_receiver_that_cannot_use_the_weights_says_why() -> None:
+    def refuses(address: StreamAddress, number: int) -> None:
+        receiver = WeightReceiver(address, number, KEY, 10.0)
+        receiver.connect()
+        list(receiver.weights())
+        receiver.refuse("the engine has no such layer")
+        receiver.close()
+
+    failed, (_, other) = update(refuses, take)
+    assert list(failed) == [0] and "the engine has no such layer" in failed[0]
+    check_taken(other)
+
+
+def test_an_error_of_the_trainer_reaches_every_receiver_and_is_raised() -> None:
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from make_weights().items()
+        raise ZeroDivisionError("a broken layer")
+
+    seen: list[BaseException] = []
+
+    def watches(address: StreamAddress, number: int) -> None:
+        with pytest.raises(PeerFailed, match="a broken layer") as caught:
+            take(address, number)
+        seen.append(caught.value)
+
+    with pytest.raises(ZeroDivisionError, match="a broken layer"):
+        update(watches, watches, weights=broken())
+    assert len(seen) == 2
+
+
+def test_a_name_that_is_sent_twice_is_refused() -> None:
+    twice = [("a", torch.zeros(1)), ("a", torch.zeros(1))]
+    with pytest.raises(IncompleteUpdate, match="a was sent twice"):
+        update(lambda address, number: None, weights=iter(twice), deadline=0.1)
+
+
+# --- authentication ---------------------------------------------------------------------------------------
+
+
+def test_a_receiver_without_the_token_or_of_another_update_gets_nothing_and_costs_the_others_nothing() -> None:
+    def without_token(address: StreamAddress, number: int) -> Any:
+        return take(address, number, key=b"another")
+
+    def late(address: StreamAddress, number: int) -> Any:
+        return take(StreamAddress(address.host, address.port, b"the update before"), number)
+
+    failed, (first, wrong, other) = update(take, without_token, late, deadline=1.0)
+    assert failed.keys() == {1, 2}
+    assert isinstance(wrong, PeerDisconnected) and isinstance(other, PeerDisconnected)
+    check_taken(first)
+
+
+def test_a_trainer_without_the_token_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "same_proof", lambda expected, found: True)  # an impostor accepts anybody
+    failed, (refused,) = update(lambda address, number: take(address, number, key=b"another"))
+    assert isinstance(refused, IncompleteUpdate) and "does not have this cluster's token" in str(refused)
+    assert failed.keys() == {0}
+
+
+def test_two_receivers_with_one_number_are_not_both_served() -> None:
+    failed, results = update(take, lambda address, number: take(address, 0), deadline=1.0)
+    assert failed.keys() == {1}
+    assert sum(isinstance(result, PeerDisconnected) for result in results) == 1
+
+
+def test_a_stranger_that_sends_garbage_does_not_disturb_the_update() -> None:
+    def with_a_stranger(address: StreamAddress, number: int) -> Any:
+        for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\5hello", b"\xff" * 4000):
+            with socket.create_connection((address.host, address.port)) as stranger:
+                stranger.sendall(garbage)
+        return take(address, number)
+
+    failed, (result,) = update(with_a_stranger)
+    assert failed == {}
+    check_taken(result)
+
+
+def test_only_loopback_needs_no_token() -> None:
+    assert handshake.token_key(None, "127.0.0.1") == handshake.token_key(None, "::1") == b""
+    assert handshake.token_key("secret", "10.0.0.3") == b"secret"
+    for token in (None, ""):
+        with pytest.raises(ValueError, match="RAY_AUTH_TOKEN is not set; start Ray with RAY_AUTH_MODE=token"):
+            handshake.token_key(token, "10.0.0.3")
+
+
+@given(st.binary(), st.binary(max_size=64), st.integers(0, 99), st.binary(max_size=64), st.binary(max_size=64))
+def test_proofs_depend_on_every_part_and_on_the_end(
+    key: bytes, update_id: bytes, number: int, challenge: bytes, nonce: bytes
+) -> None:
+    parts = (key, update_id, number, challenge, nonce)
+    proof = handshake.receiver_proof(*parts)
+    assert handshake.same_proof(proof, handshake.receiver_proof(*parts))
+    others = [
+        handshake.sender_proof(*parts),
+        handshake.receiver_proof(key + b"x", *parts[1:]),
+        handshake.receiver_proof(key, update_id + challenge + b"x", number, challenge, nonce),
+        handshake.receiver_proof(key, update_id, number + 1, challenge, nonce),
+        handshake.receiver_proof(key, update_id, number, challenge + b"x", nonce),
+        handshake.receiver_proof(key, update_id, number, challenge, nonce + b"x"),
+    ]
+    assert proof not in others
+
+
+# --- malformed content ------------------------------------------------------------------------------------
+
+
+class Corrupting(buckets.BucketFiller):
+    """Changes a byte of the first tensor after its digest was computed."""
+
+    def fill(self) -> tuple[StreamBucketMessage, torch.Tensor] | None:
+        found = super().fill()
+        if found is not None and "a" in found[0].entries:
+            found[1][5] ^= 1
+        return found
+
+
+def test_a_changed_byte_is_found_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "BucketFiller", Corrupting)
+
+    def takes(address: StreamAddress, number: int) -> None:
+        receiver = WeightReceiver(address, number, KEY, 10.0)
+        receiver.connect()
+        try:
+            list(receiver.weights())
+        except IncompleteUpdate as error:
+            receiver.refuse(str(error))
+        finally:
+            receiver.close()
+
+    failed, _ = update(takes)
+    assert "digest mismatch: the received bytes of a are not those that were sent" in failed[0]
+
+
+class Forgetting(buckets.BucketFiller):
+    """Lists a tensor that it never sends."""
+
+    def fill(self) -> tuple[StreamBucketMessage, torch.Tensor] | None:
+        found = super().fill()
+        if found is None or found[0].last is None:
+            return found
+        return StreamBucketMessage(found[0].entries, [*found[0].last, "forgotten"]), found[1]
+
+
+def test_a_missing_tensor_is_found_before_the_last_tensors_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "BucketFiller", Forgetting)
+    failed, (error,) = update(take)
+    assert failed.keys() == {0}
+    assert isinstance(error, IncompleteUpdate) and "missing: forgotten" in str(error)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_message_raise_incomplete_update(content: bytes) -> None:
+    try:
+        messages.decode_as(HeaderMessage, content)
+    except (IncompleteUpdate, PeerFailed):
+        return
+    assert messages.decode_as(HeaderMessage, content) is not None
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry((4,), "float32", -16, 0), Entry((-1,), "float32", 0, 0), Entry((1 << 50,), "float32", 0, 0),
+        Entry((1,), "float33", 0, 0),
+    ],
+)  # fmt: skip
+def test_impossible_sizes_are_refused_before_memory_is_allocated(entry: Entry) -> None:
+    with pytest.raises(IncompleteUpdate):
+        messages.bucket_size({"w": entry})
+
+
+def test_a_message_larger_than_allowed_is_refused() -> None:
+    with pytest.raises(IncompleteUpdate, match="1025 bytes, more than 1024"):
+        messages.check_size(messages.PREFIX.pack(1025), messages.HANDSHAKE_BYTES)
+
+
+@settings(max_examples=40)
+@given(sizes=st.lists(st.integers(0, 50), max_size=12), limit=st.integers(1, 300))
+def test_buckets_hold_every_tensor_once_in_order_within_the_limit(sizes: list[int], limit: int) -> None:
+    weights = [(f"w{place}", torch.arange(size, dtype=torch.int32)) for place, size in enumerate(sizes)]
+    filler, found = buckets.BucketFiller(iter(weights), limit), []
+    while (bucket := filler.fill()) is not None:
+        message, content = bucket
+        assert messages.bucket_size(message.entries) == content.numel()
+        assert content.numel() <= limit or len(message.entries) == 1
+        for name, entry in message.entries.items():
+            assert torch.equal(content[entry.offset :][: 4 * entry.shape[0]].view(torch.int32), dict(weights)[name])
+            found.append(name)
+    assert found == [name for name, _ in weights] == message.last
+
+
+def test_a_trainer_that_is_silent_or_gone_is_named() -> None:
+    with socket.create_server((HOST, 0)) as silent:
+        address = StreamAddress(HOST, silent.getsockname()[1], b"")
+        with pytest.raises(DeadlineExceeded, match="sent too little within"):
+            WeightReceiver(address, 0, KEY, 0.05).connect()
+    with pytest.raises(PeerDisconnected, match="is not there"):
+        WeightReceiver(address, 0, KEY, 1.0).connect()

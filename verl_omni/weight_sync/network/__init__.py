@@ -1,0 +1,11 @@
+"""Weights from the trainer to rollout replicas on other nodes, over TCP from host memory (docs/pools.md).
+
+trainer, rank 0 (`sender`)               worker of a replica (`receiver`), each on a connection of its own
+listens on one port for one update  <-   connects
+challenge {nonce}                   ->
+                                    <-   proof {receiver, nonce, proof}
+welcome {proof}                     ->   the trainer has the token too
+header {version, peft_config}       ->
+bucket {entries, last}, its bytes   ->   checks shape, dtype and digest; passes the tensors on to its engine
+                                    <-   reply {failed}, once the engine has confirmed all tensors
+"""

@@ -1,0 +1,71 @@
+"""Buckets of an update in host memory: one is filled while another is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from verl_omni.weight_sync.digest import compute_digest
+from verl_omni.weight_sync.errors import IncompleteUpdate
+from verl_omni.weight_sync.messages import Entry, dtype_name
+from verl_omni.weight_sync.network.messages import StreamBucketMessage
+from verl_omni.weight_sync.packing import ALIGNMENT
+
+
+class BucketFiller:
+    """Copies tensors into two buffers in turn.
+
+    Args:
+        weights: (name, tensor), read one at a time and not kept.
+        limit: maximum size of a bucket in bytes, unless one tensor is larger.
+    """
+
+    def __init__(self, weights: Iterator[tuple[str, Tensor]], limit: int) -> None:
+        self._weights, self._limit = weights, limit
+        self._buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+        self._next: tuple[str, Tensor] | None = None
+        self._names: dict[str, None] = {}
+        self._ended = False
+
+    @torch.no_grad()  # grad mode is thread-local
+    def fill(self) -> tuple[StreamBucketMessage, Tensor] | None:
+        """The next bucket and its bytes, uint8 [n], valid until the call after the next; None after the last.
+
+        Raises:
+            IncompleteUpdate: a name was sent twice. Any error raised by iterating the weights.
+        """
+        if self._ended:
+            return None
+        self._buffers.reverse()
+        entries: dict[str, Entry] = {}
+        used = 0
+        while (item := self._take()) is not None:
+            name, tensor = item
+            begin = -(-used // ALIGNMENT) * ALIGNMENT
+            if entries and begin + tensor.nbytes > self._limit:
+                self._next = item
+                return StreamBucketMessage(entries), self._buffers[0][:used]
+            if name in self._names:
+                raise IncompleteUpdate(f"{name} was sent twice")
+            self._names[name] = None
+            used = begin + tensor.nbytes
+            self._grow(used)
+            target = self._buffers[0][begin:used]
+            target.view(tensor.dtype).view_as(tensor).copy_(tensor.detach())
+            entries[name] = Entry(tuple(tensor.shape), dtype_name(tensor.dtype), begin, compute_digest(target))
+        self._ended = True
+        return StreamBucketMessage(entries, list(self._names)), self._buffers[0][:used]
+
+    def _take(self) -> tuple[str, Tensor] | None:
+        item, self._next = self._next, None
+        return item if item is not None else next(self._weights, None)
+
+    def _grow(self, needed: int) -> None:
+        held = self._buffers[0]
+        if held.numel() < needed:
+            # At once to the limit, unless a first tensor is small: an adapter is a fraction of a bucket.
+            larger = torch.empty(max(needed, min(self._limit, 2 * held.numel())), dtype=torch.uint8)
+            larger[: held.numel()] = held
+            self._buffers[0] = larger
