@@ -158,7 +158,9 @@ class DiffusionTrainer:
 
     def _publish(self, step: int) -> dict[str, int]:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""
-        self.stack.weights.update_weights(global_steps=step)
+        answer = self.stack.weights.update_weights(global_steps=step)
+        for message in answer.get("removed", ()):
+            self.folder.event("warning", reason="ReplicaRemoved", message=message, step=step)
         return metrics.replica_versions(self.stack.versions(), step)
 
     def _evaluate(self, step: int) -> dict[str, float]:

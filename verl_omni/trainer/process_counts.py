@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, open_dict
 
+from verl_omni.trainer import pools
+
 # An agent-loop process takes about 7 ms of CPU time per image (docs/benchmarks.md, "Latency added by the agent loop"),
 # so one core serves eight engines that each generate up to 15 images a second.
 REPLICAS_PER_AGENT_LOOP_WORKER = 8
@@ -71,11 +73,11 @@ def fill_in(config: DictConfig, cpus: int) -> None:
     Raises:
         ValueError: one of the settings is not positive.
     """
-    rollout, nodes = config.actor_rollout_ref.rollout, config.trainer.nnodes
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     parallel = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     size = RunSize(
-        nodes=nodes,
-        replicas=max(1, nodes * config.trainer.n_gpus_per_node // parallel),
+        nodes=trainer.nnodes + rollout.nnodes,
+        replicas=pools.replicas(rollout) or max(1, trainer.nnodes * trainer.n_gpus_per_node // parallel),
         samples=max(1, config.data.train_batch_size * rollout.n),
         engine_batch=rollout.max_num_seqs,
         cpus=cpus,
@@ -107,7 +109,11 @@ def describe(config: DictConfig) -> str:
 def logical_cpus(config: DictConfig) -> int:
     """CPUs that Ray must have on the only node of a run, where each actor requests one."""
     rollout = config.actor_rollout_ref.rollout
-    # A trainer and at most one engine server for each accelerator.
-    return int(
-        2 * config.trainer.n_gpus_per_node + rollout.agent.num_workers + config.reward.num_workers + OTHER_ACTORS
-    )
+    # A trainer, or the worker of a standalone replica, and at most one engine server for each accelerator.
+    return int(2 * local_accelerators(config) + rollout.agent.num_workers + config.reward.num_workers + OTHER_ACTORS)
+
+
+def local_accelerators(config: DictConfig) -> int:
+    """Accelerators of a run whose pools are all on one node."""
+    rollout = config.actor_rollout_ref.rollout
+    return int(config.trainer.n_gpus_per_node + rollout.nnodes * rollout.n_gpus_per_node)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import machine, process_counts, run_length, sequence_split
+from verl_omni.trainer import machine, pools, process_counts, run_length, sequence_split
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.utils.model_folder import model_folder
 from verl_omni.workers.actor.setting_checks import check_fsdp_size, check_trained_dtype
@@ -24,6 +25,7 @@ ReportPhase = Callable[[str], None]
 # At least so many, and one for each actor (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are
 # logical: more than the cores is fine.
 LOGICAL_CPUS = 16
+NODE_POLL_SECONDS = 5.0
 STOP_SECONDS = 60.0  # timeout for an engine to shut down
 SECOND_EXPERT = "transformer_2"  # part of a diffusers pipeline
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
@@ -57,7 +59,7 @@ class Stack:
     workers: Any  # RayWorkerGroup of DiffusionActorRolloutWorker
     servers: Any  # LLMServerManager
     agent_loop: Any  # AgentLoopManager
-    weights: Any  # CheckpointEngineManager
+    weights: Any  # CheckpointEngineManager or ReplicaUpdates
     ray: Cluster
     deadline: float  # timeout in seconds for a replica to answer
 
@@ -71,9 +73,14 @@ class Stack:
 
         from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
 
-        requests = [server.get_global_steps.remote() for server in self.servers.server_handles]
+        serving = self.weights.replicas
+        requests = [replica.server_handle.get_global_steps.remote() for replica in serving]
         answered, _ = ray.wait(requests, num_returns=len(requests), timeout=self.deadline)
-        if silent := [str(replica) for replica, answer in enumerate(requests) if answer not in answered]:
+        if silent := [
+            str(replica.replica_rank)
+            for replica, answer in zip(serving, requests, strict=True)
+            if answer not in answered
+        ]:
             raise ReplicaCallFailed(
                 f"replica {', '.join(silent)} did not report its weight version within {self.deadline:g} s"
             )
@@ -178,6 +185,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
             ray_init = config.ray_kwargs.ray_init
             own_ray = ray_init.get("address", "local") == "local" and not ray_init.keys() - {"address", "num_cpus"}
             config.trainer.fork_workers = own_ray and not has_accelerator and can_fork_workers()
+        pools.fill_in(rollout)
         if rollout.enable_sleep_mode is None:
             rollout.enable_sleep_mode = has_accelerator
     process_counts.fill_in(config, machine.available_cpus() if cpus is None else cpus)
@@ -261,7 +269,7 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
     cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1, process_counts.logical_cpus(config))
     here = {
         "num_cpus": cpus,
-        "num_gpus": config.trainer.n_gpus_per_node,
+        "num_gpus": process_counts.local_accelerators(config),
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",  # one machine: listen on no other address
     }
@@ -324,22 +332,23 @@ def _import_everything() -> None:
 
 def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluster) -> Stack:
     import ray
-    from verl.checkpoint_engine import CheckpointEngineManager
     from verl.experimental.reward_loop import RewardLoopManager
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-    from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.llm_server import LLMServerManager
 
     from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+    from verl_omni.trainer.replica_updates import weight_updates
     from verl_omni.workers.engine_workers import DiffusionActorRolloutWorker
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     settings = config.actor_rollout_ref
+    _wait_for_nodes(config, report_phase)
     report_phase(f"starting the rollout engine and the workers ({process_counts.describe(config)})")
     rewards = RewardLoopManager(config, rm_resource_pool=None)
     pool = RayResourcePool(
         process_on_nodes=[config.trainer.n_gpus_per_node] * config.trainer.nnodes,
         use_gpu=True, name_prefix="actor", max_colocate_count=1,
+        accelerator_type=config.trainer.node_resource,
     )  # fmt: skip
     workers = RayWorkerGroup(
         resource_pool=pool,
@@ -347,18 +356,43 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         device_name=_device_name(),
     )
     with ThreadPoolExecutor(2, thread_name_prefix="startup") as threads:
-        servers_up = threads.submit(LLMServerManager.create, config, worker_group=workers)
+        servers_up = threads.submit(
+            LLMServerManager.create, config, worker_group=None if settings.rollout.nnodes else workers
+        )
         (device,) = set(workers.init_model())
         report_phase(f"waiting for the rollout engine; the policy is trained on {workers.world_size} x {device}")
         servers = servers_up.result()
     report_phase("starting the agent loop")
     client = servers.get_client(client_cls=DiffusionLLMServerClient)
     agent_loop = DiffusionAgentLoopManager.create(config, client, None, rewards.reward_loop_worker_handles)
-    weights = CheckpointEngineManager(
-        config=omega_conf_to_dataclass(settings.rollout.checkpoint_engine),
-        actor_wg=workers, replicas=servers.get_replicas(),
-    )  # fmt: skip
-    return Stack(workers, servers, agent_loop, weights, cluster, deadline=settings.rollout.deadline_seconds)
+    return Stack(
+        workers,
+        servers,
+        agent_loop,
+        weight_updates(settings.rollout, workers, servers),
+        cluster,
+        deadline=settings.rollout.deadline_seconds,
+    )
+
+
+def _wait_for_nodes(config: DictConfig, report_phase: ReportPhase) -> None:
+    """Wait until the Ray cluster has the nodes that the pools are pinned to: those of a pool may join late.
+
+    Raises:
+        ValueError: no node has one of the resources within `rollout.deadline_seconds`.
+    """
+    import ray
+
+    wanted, deadline = pools.resources(config), config.actor_rollout_ref.rollout.deadline_seconds
+    latest = time.monotonic() + deadline
+    while missing := sorted(wanted.keys() - ray.cluster_resources().keys()):
+        if time.monotonic() > latest:
+            raise ValueError(
+                f"{wanted[missing[0]]}: no node of the Ray cluster has the resource {missing[0]} after {deadline:g} s; "
+                f"start the nodes of this pool with --resources='{{\"{missing[0]}\": 1}}'"
+            )
+        report_phase(f"waiting for nodes with the Ray resource {' and '.join(missing)}")
+        time.sleep(NODE_POLL_SECONDS)
 
 
 def _device_name() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.scorer_signature import nearest_name
-from verl_omni.trainer import run_length
+from verl_omni.trainer import pools, run_length
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
 FSDP, OPTIM = "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.optim"
@@ -71,7 +71,9 @@ SUPPORTED = {
         (None,), f"no sample is rejected; {CORRECTION}.rollout_is=sequence gives the unlikely ones less weight"
     ),
     f"{CORRECTION}.rollout_rs_threshold": SupportedValues((None,), "no sample is rejected"),
-    "actor_rollout_ref.hybrid_engine": SupportedValues((True,), "trainer and engine share their accelerators"),
+    "actor_rollout_ref.hybrid_engine": SupportedValues(
+        (True,), f"{ROLLOUT}.nnodes > 0 gives the engine accelerators of its own"
+    ),
     f"{DATA}.return_raw_chat": SupportedValues((True,), "agent loops take the raw prompt"),
     f"{DATA}.truncation": SupportedValues(
         ("error", "right"), f"a prompt longer than {DATA}.max_prompt_length ends the run, or loses its end; drop it "
@@ -89,13 +91,14 @@ SUPPORTED = {
     f"{ROLLOUT}.dtype": SupportedValues((None, "bfloat16", "float32"), "engine and trainer share these dtypes"),
     f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
     f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
-    f"{ROLLOUT}.nnodes": SupportedValues((0,), "the engine has no nodes of its own"),
     f"{ROLLOUT}.load_format": SupportedValues(("auto", "safetensors"), "the engine loads the model's own weights"),
     f"{ROLLOUT}.disaggregation.enabled": SupportedValues((False,), "a diffusion model has no prefill"),
     f"{ROLLOUT}.prometheus.enable": SupportedValues(
         (False,), "the engine exports no metrics; the operator does, and trainer.logger takes trackers"
     ),
-    f"{ROLLOUT}.checkpoint_engine.backend": SupportedValues(("naive",), "weights reach the engine over IPC"),
+    f"{ROLLOUT}.checkpoint_engine.backend": SupportedValues(
+        (None, "naive", "omni_tcp"), f"weights reach the engine over IPC, or over TCP with {ROLLOUT}.nnodes > 0"
+    ),
     f"{ROLLOUT}.val_kwargs.n": SupportedValues((1,), "an evaluation draws one sample of each prompt"),
     "reward.reward_model.enable": SupportedValues(
         (False,), "verl's reward-model server is not started; serve the model yourself and write reward.scorer=http"
@@ -113,7 +116,11 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         installed: packages of `TRACKER_PACKAGES` that can be imported.
     """
     trackers = [*_trackers(config.trainer.logger, installed), *_pictures(config.trainer)]
-    own = [*run_length.find_problems(config), *_optimizer(config.actor_rollout_ref.actor.optim)]
+    own = [
+        *run_length.find_problems(config),
+        *pools.find_problems(config),
+        *_optimizer(config.actor_rollout_ref.actor.optim),
+    ]
     return [*own, *_values(config), *_open_groups(config), *_paths(config), *_resume(config), *trackers]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import collections
 import logging
 import time
+from collections.abc import Generator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from verl import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import (
     Dispatch,
+    Execute,
     make_nd_compute_dataproto_dispatch_fn,
     register,
 )
@@ -25,9 +27,12 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.utils import sample_store
 from verl_omni.weight_sync.errors import WeightSyncError
+from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
+from verl_omni.weight_sync.network.sender import WeightStream
 from verl_omni.workers.actor.background_write import BackgroundWrite
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omni` with verl in this process
+from verl_omni.workers.rollout.network_settings import network_deadline, network_key
 
 logger = logging.getLogger(__name__)
 ROWS = "rows"  # verl's name of the division of a batch over the ranks
@@ -35,6 +40,8 @@ ROWS = "rows"  # verl's name of the division of a batch over the ranks
 
 class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
     """One rank of the trained model, colocated with one rank of a rollout replica (verl's hybrid mode).
+
+    With standalone replicas (`rollout.nnodes` > 0) it has its accelerator for itself, and rank 0 sends the weights.
 
     Args:
         config: settings below `actor_rollout_ref`.
@@ -61,9 +68,10 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         self.actor = DiffusionActor(
             model, omega_conf_to_dataclass(self.config.actor), rollout.n, mesh=self._mesh(), device=_device()
         )
-        self.rollout = get_rollout_class(rollout.name, rollout.mode)(
-            config=rollout, model_config=model, device_mesh=None
-        )
+        if rollout.nnodes == 0:
+            self.rollout = get_rollout_class(rollout.name, rollout.mode)(
+                config=rollout, model_config=model, device_mesh=None
+            )
         self.rollout_config = rollout
         return self.actor.device.type
 
@@ -130,13 +138,50 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
             logger.warning("the engine casts weights sent in rollout.dtype=%s: %s", self.rollout_config.dtype, casts)
             self._casts = casts
 
-    async def _send_weights(self, global_steps: int | None) -> dict[str, Any] | None:
-        sleeping = self.rollout_config.free_cache_engine
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def open_weight_stream(self) -> StreamAddress:
+        """Listen, on this node's address, for the replicas of one update, which `send_to_replicas` sends.
+
+        Raises:
+            ValueError: other machines can reach the address, and there is no token.
+        """
+        host = ray.util.get_node_ip_address().strip("[]")
+        self._stream = WeightStream(host, network_key(host), network_deadline(self.rollout_config))
+        return self._stream.address
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def send_to_replicas(self, version: int, receivers: int) -> dict[int, str] | None:
+        """Send the policy that samples to `receivers` workers of standalone replicas.
+
+        Returns:
+            On rank 0, why each receiver that did not confirm the update failed; None on the other ranks, which gather.
+        """
+        config, weights = self._policy_weights()
+        bucket = self.rollout_config.checkpoint_engine.update_weights_bucket_megabytes << 20
+        try:
+            if self.rank != 0:
+                return None
+            return await self._stream.send(weights, HeaderMessage(version, config), receivers, bucket)
+        finally:
+            await self._finish(weights)
+
+    def _policy_weights(self) -> tuple[dict[str, Any] | None, Generator[tuple[str, torch.Tensor]]]:
+        """The settings of the adapter, None when all weights are trained, and the tensors to send."""
         config = self.actor.peft_config()
         kind: Literal["lora", "full"] = "lora" if config is not None else "full"
         # All weights leave in the engine's dtype; the engine casts an adapter itself, to the dtype of its layers.
         dtype = parse_dtype("rollout.dtype", self.rollout_config.dtype) if kind == "full" else None
-        weights = self.actor.weights(kind, self.rollout_config.rollout_adapter, dtype)
+        return config, self.actor.weights(kind, self.rollout_config.rollout_adapter, dtype)
+
+    async def _finish(self, weights: Generator[tuple[str, torch.Tensor]]) -> None:
+        # Gathering a sharded weight is a collective: after a failure on this rank, the others still wait for it.
+        if self.world_size > 1:
+            await asyncio.to_thread(collections.deque, weights, 0)
+        weights.close()  # offloads now; garbage collection might do it in the middle of an update
+
+    async def _send_weights(self, global_steps: int | None) -> dict[str, Any] | None:
+        sleeping = self.rollout_config.free_cache_engine
+        config, weights = self._policy_weights()
         try:
             if sleeping:
                 await self.rollout.resume(tags=["weights"])
@@ -144,10 +189,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
                 weights, peft_config=config, base_sync_done=config is not None, global_steps=global_steps
             )
         finally:
-            # Gathering a sharded weight is a collective: after a failure on this rank, the others still wait for it.
-            if self.world_size > 1:
-                await asyncio.to_thread(collections.deque, weights, 0)
-            weights.close()  # offloads now; garbage collection might do it in the middle of an update
+            await self._finish(weights)
         if sleeping:
             await self.rollout.resume(tags=["kv_cache"])
         return answer  # type: ignore[no-any-return]

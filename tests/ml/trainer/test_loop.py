@@ -80,8 +80,9 @@ def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> Diff
     process_counts.fill_in(config, cpus=2)
     published: list[int] = []
 
-    def publish(global_steps: int) -> None:
+    def publish(global_steps: int) -> dict[str, list[str]]:
         published.append(global_steps)
+        return {}
 
     weights = SimpleNamespace(update_weights=publish, sleep_replicas=lambda: None)
     stack = SimpleNamespace(

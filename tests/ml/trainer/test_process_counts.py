@@ -68,7 +68,8 @@ def config(**given: Any) -> Any:
         "reward": {"num_workers": None},
         "actor_rollout_ref": {"rollout": {
             "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 2, "data_parallel_size": 1,
-            "pipeline_model_parallel_size": 1, "agent": {"num_workers": None}, "max_concurrent_requests": None,
+            "pipeline_model_parallel_size": 1, "nnodes": 0, "n_gpus_per_node": 8,
+            "agent": {"num_workers": None}, "max_concurrent_requests": None,
         }},
     })  # fmt: skip
     for name, value in given.items():
@@ -85,6 +86,11 @@ def test_settings_that_are_null_are_filled_in_and_others_stay() -> None:
     assert config(reward__num_workers=3) == (2, 32, 3)
 
 
+def test_standalone_replicas_count_and_the_accelerators_of_the_trainer_do_not() -> None:
+    pool = {"actor_rollout_ref__rollout__nnodes": 2, "actor_rollout_ref__rollout__n_gpus_per_node": 4}
+    assert config(**pool) == (4, 8, 4), "four engines of two accelerators, four nodes: 2 x 4 x 4 requests"
+
+
 @pytest.mark.parametrize(
     "name",
     ["reward.num_workers", "actor_rollout_ref.rollout.agent.num_workers",
@@ -98,8 +104,12 @@ def test_a_number_that_is_not_positive_is_refused(name: str) -> None:
 def test_one_line_names_the_numbers_of_a_run() -> None:
     made = OmegaConf.create({
         "trainer": {"n_gpus_per_node": 8}, "reward": {"num_workers": 8},
-        "actor_rollout_ref": {"rollout": {"agent": {"num_workers": 2}, "max_concurrent_requests": 32}},
+        "actor_rollout_ref": {"rollout": {
+            "agent": {"num_workers": 2}, "max_concurrent_requests": 32, "nnodes": 0, "n_gpus_per_node": 8,
+        }},
     })  # fmt: skip
     said = "agent-loop workers: 2, each with up to 32 requests in flight; reward workers: 8"
     assert process_counts.describe(made) == said
     assert process_counts.logical_cpus(made) == 34
+    made.actor_rollout_ref.rollout.nnodes = 1
+    assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (16, 50)

@@ -34,7 +34,7 @@ OTHERS = {
     f"{FSDP}.mixed_precision.param_dtype": "float16", f"{FSDP}.mixed_precision.reduce_dtype": "bfloat16",
     f"{FSDP}.mixed_precision.buffer_dtype": "float64", f"{ROLLOUT}.dtype": "float16",
     "actor_rollout_ref.actor.strategy": "megatron", f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.mode": "sync",
-    f"{ROLLOUT}.nnodes": "1", f"{ROLLOUT}.load_format": "dummy", f"{ROLLOUT}.disaggregation.enabled": "true",
+    f"{ROLLOUT}.load_format": "dummy", f"{ROLLOUT}.disaggregation.enabled": "true",
     f"{ROLLOUT}.prometheus.enable": "true", f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
     f"{ROLLOUT}.val_kwargs.n": "2", "reward.reward_model.enable": "true",
     "reward.reward_model.enable_resource_pool": "true", "reward.aggregation": "product", "trainer.resume_mode": "never",

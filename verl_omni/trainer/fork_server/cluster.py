@@ -33,7 +33,7 @@ WORKERS_NEED = (
     "verl_omni.reward_loop.reward_manager",
     "verl_omni.reward_loop.rewards",
     "verl_omni.workers.engine_workers",
-    "verl_omni.workers.rollout.vllm_rollout.training_worker.server_adapter",
+    "verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker",
     "verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server",
 )
 # The head is the cluster's first job, this process its second.

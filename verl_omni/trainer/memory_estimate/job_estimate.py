@@ -38,7 +38,12 @@ def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
 
     Raises:
         FileNotFoundError, ValueError: a configuration file of the model is missing, or names an unknown class.
+        ValueError: the replicas are standalone.
     """
+    if config.actor_rollout_ref.rollout.nnodes > 0:
+        raise ValueError(
+            "actor_rollout_ref.rollout.nnodes: the estimate is for engines on the trainer's accelerators; write 0"
+        )
     model = read(Path(config.actor_rollout_ref.model.path))
     sample = training_sample(config, model)
     setup = _setup(config, stored_bytes(sample), accelerator=accelerator)

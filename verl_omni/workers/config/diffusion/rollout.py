@@ -114,6 +114,9 @@ class DiffusionRolloutConfig(RolloutConfig):
             must exceed the time for one batch of the engine; weight updates have their own deadline
             (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
 
+        node_resource: custom Ray resource of the nodes for standalone replicas; None: any node.
+        min_replicas: standalone replicas that every update must reach. None only until the trainer has filled it in.
+
     Raises:
         ValueError: `mode` is `sync`, `rollout_adapter` is unknown, or `deadline_seconds` is not positive.
         NotImplementedError: pipeline parallelism is requested.
@@ -132,6 +135,8 @@ class DiffusionRolloutConfig(RolloutConfig):
     max_prompt_embed_length: int | None = None
     max_concurrent_requests: int | None = 256
     deadline_seconds: float = REPLICA_DEADLINE_SECONDS
+    node_resource: str | None = None
+    min_replicas: int | None = None
     pipeline: DiffusionPipelineConfig = field(default_factory=DiffusionPipelineConfig)
     algo: DiffusionRolloutAlgoConfig = field(default_factory=DiffusionRolloutAlgoConfig)
     val_kwargs: DiffusionSamplingConfig = field(default_factory=DiffusionSamplingConfig)  # type: ignore[assignment]

@@ -7,10 +7,17 @@ from typing import Any
 
 import ray
 from typing_extensions import override
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.utils.device import get_device_name
+from verl.utils.import_utils import load_class_from_fqn
+from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from verl_omni.workers.rollout.replica_calls import await_reply
 from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import vLLMOmniHttpServer
+
+# By its name, as verl loads the colocated one: the driver's code does not import that of the training worker.
+REPLICA_WORKER = "verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker.ReplicaWorker"
 
 
 class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
@@ -36,6 +43,29 @@ class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
 
     def _validate_launch_requirements(self) -> None:
         """Nothing beyond what the parent checks."""
+
+    @override
+    async def init_standalone(self) -> None:
+        """Start the replica on accelerators of its own, on nodes with `rollout.node_resource` if there is one."""
+        self.rollout_mode = RolloutMode.STANDALONE
+        name = f"rollout_standalone_{self.replica_rank}{self.name_suffix}"
+        self.resource_pool = RayResourcePool(
+            process_on_nodes=[self.gpus_per_replica_node] * self.nnodes, use_gpu=True, name_prefix=name,
+            max_colocate_count=1, accelerator_type=self.config.node_resource,
+        )  # fmt: skip
+        group = RayWorkerGroup(
+            resource_pool=self.resource_pool, ray_cls_with_init=self.get_ray_class_with_init_args(),
+            bin_pack=False, name_prefix=name, use_gpu=True, device_name=get_device_name(),
+        )  # fmt: skip
+        self.workers = group.workers
+        await self.launch_servers()
+
+    @override
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        return RayClassWithInitArgs(
+            cls=ray.remote(load_class_from_fqn(REPLICA_WORKER)), rollout_config=self.config,
+            model_config=self.model_config, replica_rank=self.replica_rank,
+        )  # fmt: skip
 
     @override
     def _get_server_name_prefix(self) -> str:

@@ -1,1 +1,1 @@
-"""Runs in the process of the trained model: the sending end of a weight update."""
+"""Runs in the process of the trained model, or in the worker of a standalone replica: the sending end of an update."""

@@ -1,0 +1,67 @@
+"""Standalone replicas on the real engine: a run equals a colocated one, also after a replica is gone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_omni.models.tiny import make_tiny_sd3
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+STEPS = 3
+STANDALONE = (
+    "actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=2",
+    "actor_rollout_ref.rollout.min_replicas=1",
+)  # fmt: skip
+
+
+def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path, str]:
+    """Run a short training; its run folder and its output."""
+    prompts, pipeline = folder / "prompts.jsonl", "actor_rollout_ref.rollout.pipeline"
+    prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
+    settings = (
+        f"data.train_files='{prompts}'", f"trainer.default_local_dir='{folder / 'run'}'", "reward.scorer=brightness",
+        f"trainer.total_training_steps={STEPS}", "data.train_batch_size=2", "data.max_prompt_length=16",
+        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-2",
+        "actor_rollout_ref.rollout.n=4", f"{pipeline}.max_sequence_length=16", f"{pipeline}.height=64",
+        f"{pipeline}.width=64", f"{pipeline}.num_inference_steps=4",
+        # With a batch size of one, images are bit-identical.
+        "actor_rollout_ref.rollout.max_num_seqs=1",
+    )  # fmt: skip
+    command = [sys.executable, *program.split(), *settings, *overrides]
+    ended = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
+    )
+    assert ended.returncode == 0, ended.stdout
+    return folder / "run", ended.stdout
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """Metrics of each step without durations."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("timing_s/", "images_per_s"))}
+        for line in lines
+    ]
+
+
+def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is_gone(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    make_tiny_sd3(model)
+    for name in ("pools", "colocated"):
+        (tmp_path / name).mkdir()
+    pools, said = run(tmp_path / "pools", model, str(Path(__file__).with_name("pool_run.py")), *STANDALONE)
+    colocated, _ = run(tmp_path / "colocated", model, "-m verl_omni.trainer.main_diffusion")
+
+    assert [line["weights/version"] for line in metrics(pools)] == list(range(1, STEPS + 1))
+    assert metrics(pools) == metrics(colocated)
+    # Versions 0 and 1 reached both replicas.
+    (warning,) = (line for line in said.splitlines() if line.startswith("warning:"))
+    assert "version 2 did not reach replica 1, which serves no more" in warning

@@ -1,0 +1,176 @@
+"""Settings of standalone replicas, and the manager of their weight updates with actors that fail."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verl_omni.trainer import pools, settings, startup
+from verl_omni.trainer.replica_updates import ReplicaUpdates
+from verl_omni.weight_sync.errors import TooFewReplicas
+
+ROLLOUT = "actor_rollout_ref.rollout"
+REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+POOL = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
+
+
+def filled_in(*overrides: str) -> Any:
+    config = settings.load([*REQUIRED, *overrides])
+    pools.fill_in(config.actor_rollout_ref.rollout)
+    return config.actor_rollout_ref.rollout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([f"{ROLLOUT}.nnodes=-1"], "nnodes: must be a number of nodes"),
+        ([f"{ROLLOUT}.checkpoint_engine.backend=omni_tcp"], "omni_tcp is for standalone replicas; write"),
+        ([f"{ROLLOUT}.node_resource=pool"], f"node_resource: is not read with {ROLLOUT}.nnodes=0"),
+        ([f"{ROLLOUT}.min_replicas=1"], f"min_replicas: is not read with {ROLLOUT}.nnodes=0"),
+        ([*POOL, f"{ROLLOUT}.checkpoint_engine.backend=naive"], "naive is for engines on the trainer's accelerators"),
+        (
+            [*POOL, f"{ROLLOUT}.checkpoint_engine.backend=nccl"],
+            "nccl is not supported; write None or naive or omni_tcp",
+        ),
+        ([*POOL, f"{ROLLOUT}.free_cache_engine=true"], "free_cache_engine: a standalone replica never sleeps"),
+        ([*POOL, f"{ROLLOUT}.enable_sleep_mode=true"], "enable_sleep_mode: a standalone replica never sleeps"),
+        ([*POOL, f"{ROLLOUT}.tensor_model_parallel_size=3"], "4 is no multiple of the 3 accelerators of a replica"),
+        ([f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=0"], "n_gpus_per_node: must be at least 1: 0"),
+        ([*POOL, f"{ROLLOUT}.min_replicas=9"], "min_replicas: must be from 1 to the 8 replicas: 9"),
+        ([*POOL, f"{ROLLOUT}.min_replicas=0"], "min_replicas: must be from 1 to the 8 replicas: 0"),
+    ],
+)
+def test_what_does_not_work_with_or_without_standalone_replicas_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load([*REQUIRED, *overrides])
+    assert said in str(caught.value)
+
+
+def test_the_defaults_depend_on_the_nodes_of_the_rollout() -> None:
+    colocated = filled_in()
+    assert (colocated.checkpoint_engine.backend, colocated.free_cache_engine) == ("naive", True)
+    pool = filled_in(*POOL)
+    assert (pool.checkpoint_engine.backend, pool.free_cache_engine, pool.min_replicas) == ("omni_tcp", False, 8)
+    assert filled_in(*POOL, f"{ROLLOUT}.min_replicas=3").min_replicas == 3
+
+
+def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    overrides = (*POOL, f"{ROLLOUT}.node_resource=rollout_pool", "trainer.node_resource=trainer_pool")
+    config = settings.load([*REQUIRED, *overrides, f"{ROLLOUT}.deadline_seconds=0.01"])
+    monkeypatch.setattr(startup, "NODE_POLL_SECONDS", 0.01)
+    joining = iter([{"trainer_pool": 1.0}, {"trainer_pool": 1.0, "rollout_pool": 1.0}])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: next(joining))
+    said: list[str] = []
+    startup._wait_for_nodes(config, said.append)
+    assert said == ["waiting for nodes with the Ray resource rollout_pool"]
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    with pytest.raises(
+        ValueError, match=r"rollout.node_resource: no node of the Ray cluster has the resource rollout_"
+    ):
+        startup._wait_for_nodes(config, said.append)
+
+
+# --- the manager --------------------------------------------------------------------------------------------
+
+
+class FakeRay:
+    """Answers are values or errors that have arrived, or None for one that never does."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+    def get(self, answers: Any, timeout: float | None = None) -> Any:
+        if isinstance(answers, list):
+            return [self.get(each) for each in answers]
+        if isinstance(answers.value, Exception):
+            raise answers.value
+        return answers.value
+
+    def wait(self, answers: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        silent = [each for each in answers if each.value is None]
+        return [each for each in answers if each not in silent], silent
+
+
+class Calls:
+    """A method of an actor with prepared answers; records its arguments."""
+
+    def __init__(self, value: Any = "ok") -> None:
+        self.value, self.arguments = value, []
+
+    def remote(self, *arguments: Any) -> Any:
+        self.arguments.append(arguments)
+        return SimpleNamespace(value=self.value)
+
+
+GONE = FakeRay.exceptions.RayError("the actor died")
+
+
+def manager(
+    monkeypatch: pytest.MonkeyPatch,
+    *replicas: tuple[Any, Any],
+    least: int = 1,
+    unconfirmed: dict[int, str] | None = None,
+) -> Any:
+    """A manager of replicas with one worker each, whose answers to `ready` and to `receive_weights` are given."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "ray", FakeRay())
+    monkeypatch.setattr("verl_omni.trainer.replica_updates.describe_error", str)
+    made = [
+        SimpleNamespace(
+            replica_rank=rank, server_address=f"host:{rank}",
+            workers=[SimpleNamespace(ready=Calls(ready), receive_weights=Calls(received))],
+        )
+        for rank, (ready, received) in enumerate(replicas)
+    ]  # fmt: skip
+    workers = SimpleNamespace(
+        open_weight_stream=lambda: "address",
+        send_to_replicas=lambda version, receivers: [SimpleNamespace(value=unconfirmed or {})],
+    )
+    router = SimpleNamespace(remove_servers=Calls())
+    return ReplicaUpdates(workers, router, made, least=least, deadline=1.0)
+
+
+def ranks(updates: Any) -> list[int]:
+    return [each.replica_rank for each in updates.replicas]
+
+
+def test_an_update_that_reaches_all_removes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"), least=2)
+    assert updates.update_weights(4) == {"removed": []}
+    assert ranks(updates) == [0, 1] and updates.router.remove_servers.arguments == []
+    assert updates.replicas[1].workers[0].receive_weights.arguments == [("address", 1, 4)]
+
+
+def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [("ok", "ok"), (GONE, "ok"), (None, "ok"), ("ok", GONE), ("ok", None), ("ok", "ok"), ("ok", "ok")]
+    # Receivers 0 to 4 are replicas 0, 3, 4, 5 and 6: nothing is sent to those that do not answer.
+    updates = manager(monkeypatch, *answers, unconfirmed={3: "digest mismatch"})
+    before = list(updates.replicas)
+    removed = updates.update_weights(4)["removed"]
+    assert ranks(updates) == [0, 6]
+    assert updates.router.remove_servers.arguments == [([f"host:{rank}" for rank in range(1, 6)],)]
+    assert [each.workers[0].receive_weights.arguments for each in before[1:3]] == [[], []]
+    reasons = ["the actor died", "no answer within 1 s", "the actor died", "no answer within 1 s", "digest mismatch"]
+    assert removed == [
+        f"version 4 did not reach replica {rank}, which serves no more: {reason}"
+        for rank, reason in enumerate(reasons, start=1)
+    ]
+
+
+def test_a_run_stops_with_fewer_replicas_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = manager(monkeypatch, ("ok", "ok"), ("ok", GONE), least=2)
+    with pytest.raises(TooFewReplicas, match=r"1 rollout replicas are left, and rollout.min_replicas is 2: version 4"):
+        updates.update_weights(4)
+    assert updates.router.remove_servers.arguments == [(["host:1"],)], "it must not serve in any case"
+
+
+def test_a_run_stops_without_any_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = manager(monkeypatch, (GONE, "ok"))
+    with pytest.raises(TooFewReplicas, match="0 rollout replicas are left"):
+        updates.update_weights(4)

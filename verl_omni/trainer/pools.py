@@ -1,0 +1,76 @@
+"""PURE: standalone rollout replicas: derived settings, and what does not work with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+ROLLOUT = "actor_rollout_ref.rollout"
+NETWORK, COLOCATED = "omni_tcp", "naive"
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """What is not supported, a line for each setting."""
+    rollout = config.actor_rollout_ref.rollout
+    backend = rollout.checkpoint_engine.backend
+    if not isinstance(rollout.nnodes, int) or rollout.nnodes < 0:
+        yield f"{ROLLOUT}.nnodes: must be a number of nodes, or 0 for engines on the trainer's accelerators"
+    elif rollout.nnodes == 0:
+        if backend == NETWORK:
+            yield f"{ROLLOUT}.checkpoint_engine.backend: omni_tcp is for standalone replicas; write {ROLLOUT}.nnodes=1"
+        for name in ("node_resource", "min_replicas"):
+            if rollout[name] is not None:
+                yield f"{ROLLOUT}.{name}: is not read with {ROLLOUT}.nnodes=0; remove it"
+    else:
+        yield from _standalone(rollout)
+
+
+def _standalone(rollout: DictConfig) -> Iterator[str]:
+    if rollout.checkpoint_engine.backend == COLOCATED:
+        yield (
+            f"{ROLLOUT}.checkpoint_engine.backend: naive is for engines on the trainer's accelerators; "
+            f"remove it, or write {ROLLOUT}.nnodes=0"
+        )
+    for name in ("free_cache_engine", "enable_sleep_mode"):
+        if rollout[name]:
+            yield f"{ROLLOUT}.{name}: a standalone replica never sleeps; remove it, or write {ROLLOUT}.nnodes=0"
+    size = _replica_size(rollout)
+    if not isinstance(rollout.n_gpus_per_node, int) or rollout.n_gpus_per_node < 1:
+        yield f"{ROLLOUT}.n_gpus_per_node: must be at least 1: {rollout.n_gpus_per_node}"
+    elif rollout.n_gpus_per_node % size:
+        yield (
+            f"{ROLLOUT}.n_gpus_per_node: {rollout.n_gpus_per_node} is no multiple of the {size} accelerators of a "
+            "replica, which must be on one node"
+        )
+    elif rollout.min_replicas is not None and not 1 <= rollout.min_replicas <= replicas(rollout):
+        yield f"{ROLLOUT}.min_replicas: must be from 1 to the {replicas(rollout)} replicas: {rollout.min_replicas}"
+
+
+def fill_in(rollout: DictConfig) -> None:
+    """Replace null in the settings that depend on `rollout.nnodes`."""
+    standalone = rollout.nnodes > 0
+    if rollout.checkpoint_engine.backend is None:
+        rollout.checkpoint_engine.backend = NETWORK if standalone else COLOCATED
+    if rollout.free_cache_engine is None:
+        rollout.free_cache_engine = not standalone
+    if standalone:
+        rollout.enable_sleep_mode = False
+        if rollout.min_replicas is None:
+            rollout.min_replicas = replicas(rollout)
+
+
+def replicas(rollout: DictConfig) -> int:
+    """Number of standalone replicas."""
+    return int(rollout.nnodes * rollout.n_gpus_per_node // _replica_size(rollout))
+
+
+def resources(config: DictConfig) -> dict[str, str]:
+    """Custom Ray resources that pin the pools, each with the setting that names it."""
+    named = {"trainer.node_resource": config.trainer.node_resource}
+    named[f"{ROLLOUT}.node_resource"] = config.actor_rollout_ref.rollout.node_resource
+    return {resource: setting for setting, resource in named.items() if resource is not None}
+
+
+def _replica_size(rollout: DictConfig) -> int:
+    return int(rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size)
