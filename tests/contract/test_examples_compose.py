@@ -1,18 +1,28 @@
-"""Every example is valid, and its overrides load in the trainer's settings."""
+"""Every example is valid, its overrides load in the trainer's settings, and those of released models fit."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
+from typer.testing import CliRunner
 
 from omni_operator import plan
 from omni_operator.api import load_job
 from omni_operator.api.reward import BUILTIN
+from omni_operator.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+CLAIMS = {
+    claim["metadata"]["name"]
+    for path in (ROOT / "examples" / "claims").glob("*.yaml")
+    for claim in yaml.safe_load_all(path.read_text())
+}
+RELEASED = [path for path in EXAMPLES if "/" in load_job(path).job.spec.model.base]  # repositories of the hub
 
 
 def test_there_are_examples() -> None:
@@ -35,6 +45,34 @@ def test_the_trainer_loads_the_settings_of_an_example(path: Path) -> None:
         wanted = list(value) if isinstance(value, tuple) else value
         found = OmegaConf.select(config, name)
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == wanted, name
+
+
+@pytest.mark.parametrize("path", RELEASED, ids=lambda path: path.stem)
+def test_the_operator_takes_an_example_with_a_released_model(path: Path) -> None:
+    valid = CliRunner().invoke(app, ["validate", "--cluster", str(path)])
+    assert valid.exit_code == 0, valid.output
+    rendered = CliRunner().invoke(app, ["render", "--cluster", "--image", "example.com/rollout:1", str(path)])
+    assert rendered.exit_code == 0, rendered.output
+    (cluster,) = [one for one in yaml.safe_load_all(rendered.stdout) if one["kind"] == "RayJob"]
+    (group,) = cluster["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    spec = load_job(path).job.spec
+    assert group["replicas"] == spec.trainer.replicas
+    assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == spec.trainer.accelerator.count
+    mounted = {
+        volume.get("persistentVolumeClaim", {}).get("claimName") for volume in group["template"]["spec"]["volumes"]
+    }
+    assert spec.model.cache and {spec.model.cache.claim_name, spec.checkpoint.claim_name} <= mounted & CLAIMS
+
+
+@pytest.mark.slow  # half a minute each, so only the largest trained weights and the largest samples
+@pytest.mark.parametrize("name", ["qwen-image-full-grpo", "wan-dance-grpo"])
+def test_an_example_with_a_released_model_fits(name: str) -> None:
+    job = str(ROOT / "examples" / f"{name}.yaml")
+    found = CliRunner().invoke(app, ["fit", job, "--device", "h100-80g", "--json"])
+    assert found.exit_code == 0, found.output
+    estimate = json.loads(found.stdout)
+    assert estimate["fits"] and estimate["host_fits"]
 
 
 def test_reserved_settings_exist_in_the_trainer() -> None:

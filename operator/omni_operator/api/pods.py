@@ -28,7 +28,7 @@ class Resources(StrictModel):
     requests: Annotated[dict[ResourceKey, Quantity], NullFree] = Field(
         default_factory=dict,
         max_length=32,
-        description="Resources reserved for the container, e.g. cpu: 4, memory: 16Gi.",
+        description='Resources reserved for the container, e.g. cpu: "4", memory: 16Gi.',
     )
     limits: Annotated[dict[ResourceKey, Quantity], NullFree] = Field(
         default_factory=dict, max_length=32, description="Upper limit of each resource."
