@@ -13,6 +13,19 @@ def with_negative(batch: Mapping[str, Tensor], name: str) -> Tensor:
     return torch.cat([batch[name], batch[f"negative_{name}"]])
 
 
+def with_padded_negative(batch: Mapping[str, Tensor], name: str) -> Tensor:
+    """`with_negative` for tensors [B, tokens, ...] of any two lengths: the shorter ends in zeros.
+
+    For a mask and the embeddings that it masks: prompts and negative prompts are padded to their own longest.
+    """
+    positive, negative = batch[name], batch[f"negative_{name}"]
+    longest = max(positive.shape[1], negative.shape[1])
+    padded = [rows.new_zeros(len(rows), longest, *rows.shape[2:]) for rows in (positive, negative)]
+    for whole, rows in zip(padded, (positive, negative), strict=True):
+        whole[:, : rows.shape[1]] = rows
+    return torch.cat(padded)
+
+
 def twice(rows: Tensor) -> Tensor:
     """The rows [B, ...] once for each of the two prompts: [2 B, ...]."""
     return torch.cat([rows, rows])

@@ -88,7 +88,8 @@ def test_the_qwen_image_chat_template_equals_that_of_diffusers(prompt: str) -> N
     assert made.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n"), "a given system prompt stays"
 
 
-def test_qwen_image_guidance_keeps_the_norm_of_each_patch() -> None:
+@pytest.mark.parametrize("negative", [5, 2, 8])  # padded lengths of the negative prompts; those of the prompts are 5
+def test_qwen_image_guidance_keeps_the_norm_of_each_patch(negative: int) -> None:
     """The rescaling of the engine's guidance (vllm_omni/diffusion/distributed/cfg_parallel.py)."""
     generator = torch.Generator().manual_seed(0)
     called: list[int] = []
@@ -106,7 +107,8 @@ def test_qwen_image_guidance_keeps_the_norm_of_each_patch() -> None:
     batch = {
         "img_shapes": torch.tensor([[1, 2, 3]] * 2),
         "prompt_embeds": torch.ones(2, 5, 4), "prompt_embeds_mask": mask,
-        "negative_prompt_embeds": torch.zeros(2, 5, 4), "negative_prompt_embeds_mask": mask,
+        "negative_prompt_embeds": torch.zeros(2, negative, 4),
+        "negative_prompt_embeds_mask": torch.tensor([[1] + [0] * (negative - 1)] * 2),
     }  # fmt: skip
     timestep = torch.full((2,), 500.0)
     x, dtype = torch.zeros(2, 6, 8), torch.float32

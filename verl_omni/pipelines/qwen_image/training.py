@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.pipelines.guided_batch import guide, twice, with_negative
+from verl_omni.pipelines.guided_batch import guide, twice, with_padded_negative
 from verl_omni.pipelines.sequence_split import divisible_rows, sequence_ranks
 
 CONDITIONS = (
@@ -62,8 +62,8 @@ def velocity(
     guided = guidance_scale > 1
     if guided:
         x, timestep, shapes = twice(x), twice(timestep), 2 * shapes
-        embeds = with_negative(batch, "prompt_embeds")
-        mask = with_negative(batch, "prompt_embeds_mask").to(torch.bool)
+        embeds = with_padded_negative(batch, "prompt_embeds")
+        mask = with_padded_negative(batch, "prompt_embeds_mask").to(torch.bool)
     longest = int(mask.sum(dim=1).max())  # padding beyond the longest prompt of this batch is cut
     embeds, mask = divisible_rows(embeds[:, :longest], mask[:, :longest], sequence_ranks(transformer))
     predicted: Tensor = transformer(
