@@ -25,7 +25,8 @@ STAMP  := .venv/.ready-$(KEY)
 generated = $(BIN)/python -m omni_operator.api.crd $(1) \
   && $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files $(1) \
   && $(BIN)/python -m omni_operator.api.reference $(1) \
-  && $(BIN)/python -m verl_omni.trainer.setting_names $(1) && $(BIN)/python -m verl_omni.trainer.settings_page $(1)
+  && $(BIN)/python -m verl_omni.trainer.setting_names $(1) && $(BIN)/python -m verl_omni.trainer.settings_page $(1) \
+  && $(BIN)/python -m verl_omni.trainer.other_defaults $(1)
 # Without compiled modules each process imports torch, vLLM and verl in twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)

@@ -79,7 +79,7 @@ def configurations() -> list[DictConfig]:
 
 def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:
     """(kind, what becomes of the setting); None if the trainer does not know it."""
-    if found := [text for config in configs if (text := _default(config, name)) is not None]:
+    if found := [text for config in configs if (text := default_here(config, name)) is not None]:
         text = f"used; default {' or '.join(dict.fromkeys(found))}"
         if name in SUPPORTED:
             text += f"; only {_listed(SUPPORTED[name].values)}: {SUPPORTED[name].advice}"
@@ -98,7 +98,8 @@ def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None
     return None
 
 
-def _default(config: DictConfig, name: str) -> str | None:
+def default_here(config: DictConfig, name: str) -> str | None:
+    """Default of a setting, as code; None if the configuration does not have it."""
     parent, _, key = name.rpartition(".")
     node = OmegaConf.select(config, parent, throw_on_missing=False)
     if not isinstance(node, DictConfig) or node._is_none() or key not in node._content:

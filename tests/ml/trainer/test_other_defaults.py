@@ -1,0 +1,38 @@
+"""Every default that differs from the reference's has a reason in docs/switching.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from verl_omni.trainer import other_defaults
+from verl_omni.trainer.other_defaults import OtherDefault
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_page_has_every_default_that_differs_with_its_reason(tmp_path: Path) -> None:
+    page = ROOT / other_defaults.PAGE
+    assert other_defaults.main(["--out", str(page), "--check"]) == 0
+    stale = tmp_path / "switching.md"
+    stale.write_text(page.read_text().replace("| `trainer.logger` |", "| `trainer.log` |"))
+    assert other_defaults.main(["--out", str(stale), "--check"]) == 1
+
+
+def test_a_new_deviation_needs_a_reason_and_a_reason_a_deviation() -> None:
+    one = OtherDefault("data.shuffle", "True", ("false",))
+    with pytest.raises(LookupError, match=r"no reason for the default of data\.shuffle"):
+        other_defaults.render([one], {})
+    with pytest.raises(LookupError, match=r"reason for data\.seed, of which the default is the same"):
+        other_defaults.render([one], {"data.shuffle": "why", "data.seed": "why"})
+
+
+def test_the_same_value_in_another_notation_is_no_deviation() -> None:
+    found = {each.name: each for each in other_defaults.find()}
+    assert found["data.train_batch_size"] == OtherDefault("data.train_batch_size", "1024", ("8",))
+    same = (
+        "actor_rollout_ref.actor.optim.betas", "actor_rollout_ref.model.custom_chat_template", "data.shuffle",
+        "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold", "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
+    )  # fmt: skip
+    assert not found.keys() & set(same)
