@@ -28,11 +28,14 @@ class Family:
     Attributes:
         pre_process: name of the factory in `engine_pipeline.py` of the function that checks a request before it is
             queued; None: the engine's own for the architecture, if there is one.
+        encoder: name of the class in `encoding.py` that encodes prompts and images for training without the engine;
+            None: there is none.
     """
 
     folder: str
     pipeline: str
     pre_process: str | None = None
+    encoder: str | None = None
 
     @property
     def engine_module(self) -> str:
@@ -47,7 +50,7 @@ class Family:
 
 FAMILIES = {
     "QwenImagePipeline": Family("qwen_image", "QwenImageRolloutPipeline"),
-    "StableDiffusion3Pipeline": Family("sd3", "SD3RolloutPipeline", "get_pre_process_func"),
+    "StableDiffusion3Pipeline": Family("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
     "WanPipeline": Family("wan", "WanRolloutPipeline"),
 }
 
@@ -104,6 +107,28 @@ def family(architecture: str | None) -> Family:
     if architecture not in FAMILIES:
         raise ValueError(f"No model family for architecture {architecture!r}; one of {sorted(FAMILIES)}")
     return FAMILIES[architecture]
+
+
+def check_encoder(architecture: str | None) -> None:
+    """Refuse a model whose family has no encoder.
+
+    Raises:
+        ValueError: the message lists the architectures that have one.
+    """
+    if family(architecture).encoder is None:
+        known = ", ".join(name for name, each in FAMILIES.items() if each.encoder is not None)
+        raise ValueError(f"algorithm.sample_source: offline is supported for {known}, not for {architecture}")
+
+
+def encoder_class(architecture: str | None) -> Any:
+    """Import the class that encodes prompts and images of a model's family, whose interface is that of `SD3Encoder`.
+
+    Raises:
+        ValueError: no family has this architecture, or its family has no encoder.
+    """
+    check_encoder(architecture)
+    found = family(architecture)
+    return getattr(importlib.import_module(f"{__package__}.{found.folder}.encoding"), str(found.encoder))
 
 
 def training_adapter(architecture: str | None) -> TrainingAdapter:

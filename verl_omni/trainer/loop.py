@@ -13,6 +13,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_generation
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
+from verl_omni.trainer.preferences import PreferencePairs
 from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.trackers import Trackers
 from verl_omni.utils.seeds import hashed_seed, row_seed
@@ -41,9 +42,10 @@ class DiffusionTrainer:
         stop_requested: Callable[[], bool],
         checkpoint_wanted: Callable[[], bool] = lambda: False,
         tracking: Trackers | None = None,
+        pairs: PreferencePairs | None = None,
     ) -> None:
         self.config, self.stack, self.folder = config, stack, folder
-        self.train, self.held_out = train, held_out
+        self.train, self.held_out, self.pairs = train, held_out, pairs
         self.stop_requested, self.checkpoint_wanted, self.tracking = stop_requested, checkpoint_wanted, tracking
         self.checkpoints = folder.path / "checkpoints"
         self.saver = CheckpointSaver(
@@ -100,26 +102,33 @@ class DiffusionTrainer:
 
     def _step(self, step: int) -> None:
         began = time.perf_counter()
-        samples = self._generate(step)
-        self._drawn += len(samples.scores)
+        line: dict[str, Any] = {"step": step, "weights/version": step}
+        seed = hashed_seed("update", self.config.trainer.seed, step)
+        samples = None
+        if self.pairs is not None:
+            request = self.pairs.update_request(self.order.rows(step), seed)
+        else:
+            samples = self._generate(step)
+            batch = self.algorithm.training_batch(samples, self.loss, self.config, seed)
+            arguments = self.algorithm.update_arguments(self.config, step)
+            request = sample_generation.update_request(batch, samples.stored, arguments)
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.stack.weights.sleep_replicas()
-        line: dict[str, Any] = {
-            "step": step,
-            "weights/version": step,
-            **metrics.rewards(samples.scores, samples.extras),
-            **metrics.reward_spread(samples.scores, samples.groups),
-        }
+        if samples is not None:
+            self._drawn += len(samples.scores)
+            line |= metrics.rewards(samples.scores, samples.extras)
+            line |= metrics.reward_spread(samples.scores, samples.groups)
         with _Timer(line, "update"):
-            line |= self._update(samples, step)
+            line |= metrics.over_ranks(self.stack.workers.update_actor(request).meta_info["metrics"])
         self._optimizer_steps += line["actor/optimizer_steps"]
         with _Timer(line, "sync"):
             line |= self._publish(step)
-        line["timing_s/generate"] = samples.seconds
-        if samples.scoring_seconds is not None:
-            line["timing_s/reward"] = samples.scoring_seconds
         line["timing_s/step"] = time.perf_counter() - began
-        line["images_per_s"] = len(samples.scores) / line["timing_s/step"]
+        if samples is not None:
+            line["timing_s/generate"] = samples.seconds
+            line["images_per_s"] = len(samples.scores) / line["timing_s/step"]
+            if samples.scoring_seconds is not None:
+                line["timing_s/reward"] = samples.scoring_seconds
         self._seconds.append(line["timing_s/step"])
         if self._evaluates(step):
             line |= self._evaluate(step)
@@ -147,14 +156,6 @@ class DiffusionTrainer:
             drawn = [Sample(*each) for each in zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)]
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
-
-    def _update(self, samples: sample_generation.ScoredSamples, step: int) -> dict[str, float]:
-        seed = hashed_seed("update", self.config.trainer.seed, step)
-        batch = self.algorithm.training_batch(samples, self.loss, self.config, seed)
-        request = sample_generation.update_request(
-            batch, samples.stored, self.algorithm.update_arguments(self.config, step)
-        )
-        return metrics.over_ranks(self.stack.workers.update_actor(request).meta_info["metrics"])
 
     def _publish(self, step: int) -> dict[str, int]:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""

@@ -158,6 +158,7 @@ def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> No
     from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
 
     train, held_out = _prompts(run.config)
+    pairs = _pairs(run.config, train)
     stack = startup.start_actors(run.config, cluster, report_phase)
     resources.callback(stack.stop)
     from verl_omni.trainer.trackers import open_trackers
@@ -168,7 +169,7 @@ def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> No
     run.folder.event("phase", text="publishing the first weights, evaluating")
     trainer = DiffusionTrainer(
         run.config, stack, run.folder, train, held_out,
-        stop_requested=lambda: stop.requested, checkpoint_wanted=run.checkpoint_wanted, tracking=tracking,
+        stop_requested=lambda: stop.requested, checkpoint_wanted=run.checkpoint_wanted, tracking=tracking, pairs=pairs,
     )  # fmt: skip
     trainer.fit(run.checkpoint)
 
@@ -207,6 +208,17 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
             if dataset is not None:
                 data.check_lengths(dataset, tokenizer, config.actor_rollout_ref.rollout.prompt_length)
     return train, held_out
+
+
+def _pairs(config: Any, train: Any) -> Any | None:
+    """Pairs of images of the training data; None if the engine generates samples."""
+    if config.algorithm.sample_source == "online":
+        return None
+    from verl_omni.trainer.preferences import PreferencePairs
+
+    files, size = config.data.train_files, config.actor_rollout_ref.rollout.pipeline
+    first = files if isinstance(files, str) else files[0]
+    return PreferencePairs(train, Path(first).parent, height=size.height, width=size.width)
 
 
 def _reason(error: BaseException) -> str:

@@ -160,6 +160,10 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
         _fit_to_model(model, rollout)
+        if config.algorithm.sample_source == "offline":
+            from verl_omni.pipelines.registry import check_encoder
+
+            check_encoder(model.architecture)
         _fit_precision(config.actor_rollout_ref, has_accelerator)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)

@@ -61,6 +61,9 @@ class SupportedValues:
 
 SUPPORTED = {
     "algorithm.adv_estimator": SupportedValues(("flow_grpo",), "advantages are group-relative"),
+    "algorithm.sample_source": SupportedValues(
+        ("online", "offline"), "the engine generates the samples, or the training data have pairs of images"
+    ),
     f"{CORRECTION}.bypass_mode": SupportedValues((False, True), "true takes the engine's log-probabilities as old"),
     f"{CORRECTION}.loss_type": SupportedValues(("ppo_clip",), "the loss is PPO's clipped one"),
     f"{CORRECTION}.rollout_is": SupportedValues(

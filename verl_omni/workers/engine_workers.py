@@ -55,6 +55,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         group, place = divmod(self.rank, config.actor.fsdp_config.ulysses_sequence_parallel_size)
         self._register_dispatch_collect_info(ROWS, dp_rank=group, is_collect=place == 0)
         self._writing = BackgroundWrite()
+        self._encoder: Any = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> str:
@@ -96,7 +97,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
 
         Args:
             data: `batch` from the algorithm's `training_batch`, `meta_info["request"]` from its `update_arguments`;
-                of stored samples (`utils.sample_store`), their references in a column `stored`, [B] tuples.
+                of stored samples (`utils.sample_store`), their references in a column `stored`, [B] tuples; of
+                images that the engine did not generate, `pixels` uint8 [B, S, 3, H, W] and a column `prompts`.
 
         Returns:
             A proto without rows; `meta_info["metrics"]` has this rank's metrics. Of ranks that share a sequence, the
@@ -109,8 +111,22 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         if "stored" in data.non_tensor_batch:
             get = partial(ray.get, timeout=self.rollout_config.deadline_seconds)
             batch = {**sample_store.load(data.non_tensor_batch["stored"], get), **batch}
+        if "pixels" in batch:
+            batch |= self._encode(data.non_tensor_batch["prompts"], batch.pop("pixels"))
         metrics = self.actor.update(batch, **data.meta_info["request"])
         return DataProto(meta_info={"metrics": [metrics]})
+
+    def _encode(self, prompts: Any, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Tensors of images that the engine did not generate; the first call loads the encoders."""
+        if self._encoder is None:
+            from verl_omni.pipelines.registry import encoder_class
+
+            name = "actor.fsdp_config.mixed_precision.param_dtype"
+            dtype = parse_dtype(name, self.config.actor.fsdp_config.mixed_precision.param_dtype)
+            length = self.config.rollout.pipeline.max_sequence_length
+            self._encoder = encoder_class(self.config.model.architecture)(self.config.model.path, dtype, length)
+        found: dict[str, torch.Tensor] = self._encoder.encode(list(prompts), pixels, self.actor.device)
+        return found
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, Any]:

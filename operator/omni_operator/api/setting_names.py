@@ -90,12 +90,12 @@ COMMON = (
     "algorithm.rollout_correction.loss_type", "algorithm.rollout_correction.rollout_is",
     "algorithm.rollout_correction.rollout_is_batch_normalize", "algorithm.rollout_correction.rollout_is_threshold",
     "algorithm.rollout_correction.rollout_rs", "algorithm.rollout_correction.rollout_rs_threshold",
-    "algorithm.timestep_fraction", "data", "data.apply_chat_template_kwargs", "data.cache_dir", "data.custom_cls",
-    "data.custom_cls.name", "data.custom_cls.path", "data.filter_overlong_prompts", "data.max_prompt_length",
-    "data.mm_processor_kwargs", "data.prompt_key", "data.return_raw_chat", "data.seed", "data.shuffle",
-    "data.train_batch_size", "data.train_files", "data.train_max_samples", "data.truncation", "data.trust_remote_code",
-    "data.val_files", "data.val_max_samples", "ray_kwargs", "ray_kwargs.ray_init", "ray_kwargs.ray_init.address",
-    "ray_kwargs.ray_init.num_cpus", "reward", "reward.aggregation", "reward.batch_size",
+    "algorithm.sample_source", "algorithm.timestep_fraction", "data", "data.apply_chat_template_kwargs",
+    "data.cache_dir", "data.custom_cls", "data.custom_cls.name", "data.custom_cls.path", "data.filter_overlong_prompts",
+    "data.max_prompt_length", "data.mm_processor_kwargs", "data.prompt_key", "data.return_raw_chat", "data.seed",
+    "data.shuffle", "data.train_batch_size", "data.train_files", "data.train_max_samples", "data.truncation",
+    "data.trust_remote_code", "data.val_files", "data.val_max_samples", "ray_kwargs", "ray_kwargs.ray_init",
+    "ray_kwargs.ray_init.address", "ray_kwargs.ray_init.num_cpus", "reward", "reward.aggregation", "reward.batch_size",
     "reward.custom_reward_function", "reward.custom_reward_function.name", "reward.custom_reward_function.path",
     "reward.deadline_seconds", "reward.num_workers", "reward.reward_functions", "reward.reward_manager",
     "reward.reward_manager.module", "reward.reward_manager.module.path", "reward.reward_manager.name",
@@ -254,9 +254,6 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((None, 1), "write actor.diffusion_loss.old_decay_rate and actor.diffusion_loss.old_decay_max", (
         "algorithm.old_policy_decay", "algorithm.old_policy_decay_schedule", "algorithm.old_policy_update_interval",
     )),
-    (('online',), "samples are drawn by the engine; a data set of preferences is not supported", (
-        "algorithm.sample_source",
-    )),
     ((None,), "rows are read by data.custom_cls", (
         "data.custom_cls.collate_fn", "data.datagen.name", "data.datagen.path", "data.sampler.*", "data.tokenizer",
     )),
@@ -316,6 +313,9 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "algorithm.rollout_correction.rollout_rs",
     )),
     ((None,), "no sample is rejected", ("algorithm.rollout_correction.rollout_rs_threshold",)),
+    (('online', 'offline'), "the engine generates the samples, or the training data have pairs of images", (
+        "algorithm.sample_source",
+    )),
     ((True,), "agent loops take the raw prompt", ("data.return_raw_chat",)),
     (('error', 'right'), "a prompt longer than data.max_prompt_length ends the run, or loses its end; drop it with data.filter_overlong_prompts=true", (
         "data.truncation",

@@ -50,7 +50,7 @@ class Algorithm(StrictModel):
         default="FlowGRPO",
         description="FlowGRPO (arXiv:2505.05470; DanceGRPO and MixGRPO are settings of spec.rollout.sampler), "
         "GRPOGuard (arXiv:2510.22319), FlowDPPO (arXiv:2606.11025), DiffusionNFT (arXiv:2509.16117), "
-        "DiffusionDPO (arXiv:2311.12908, online pairs), or Custom: set by overrides. See docs/algorithms.md.",
+        "DiffusionDPO (arXiv:2311.12908), or Custom: set by overrides. See docs/algorithms.md.",
     )
     entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=ENTRYPOINT,

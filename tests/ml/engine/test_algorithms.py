@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,12 @@ OVERRIDES = {
 }
 
 
-def trained(folder: Path, scorer: str, algorithm: str, *assignments: str) -> tuple[list[float], list[dict[str, Any]]]:
+def trained(
+    folder: Path, scorer: str, algorithm: str, *assignments: str, more: Sequence[str] = ()
+) -> tuple[list[float], list[dict[str, Any]]]:
     """Redness of held-out images before and after a short job, and the metrics of its steps."""
     (folder / "scorers.py").write_text(SCORERS)
-    overrides = ["data.val_max_samples=64", *OVERRIDES.get(algorithm, [])]
+    overrides = ["data.val_max_samples=64", *OVERRIDES.get(algorithm, []), *more]
     function = {"path": str(folder / "scorers.py"), "name": scorer}
     settings = [
         f"spec.algorithm={json.dumps({'name': algorithm, 'overrides': overrides})}",
@@ -97,6 +100,29 @@ def test_an_algorithm_learns_and_a_random_reward_teaches_nothing(tmp_path: Path,
     assert [line["weights/version"] for line in steps] == list(range(1, UPDATES.get(algorithm, FEW) + 1))
     compared = ["rollout_corr/mean_abs_diff" in line for line in steps]
     assert all(compared) if algorithm in ("FlowGRPO", "GRPOGuard", "FlowDPPO") else not any(compared)
+
+
+def pairs_of_pictures(folder: Path) -> list[str]:
+    """Eight rows that prefer red pictures to blue ones; the assignments that train on them."""
+    from PIL import Image
+
+    for name, color in (("chosen", (220, 30, 30)), ("rejected", (30, 30, 220))):
+        Image.new("RGB", (80, 64), color).save(folder / f"{name}.png")
+    texts = (ROOT / "examples" / "prompts" / "shapes_train.jsonl").read_text().splitlines()[:8]
+    pictures = {"chosen": "chosen.png", "rejected": "rejected.png"}
+    (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(json.loads(text) | pictures)}\n" for text in texts))
+    return [f'spec.data.train=["{folder}/pairs.jsonl"]', "spec.rollout.sampler.noiseLevel=0"]
+
+
+def test_pairs_of_a_data_set_teach_without_samples(tmp_path: Path) -> None:
+    (before, after), steps = trained(
+        tmp_path, "red", "DiffusionDPO", *pairs_of_pictures(tmp_path), "spec.trainer.learningRate=0.01",
+        more=["algorithm.sample_source=offline"],
+    )  # fmt: skip
+    assert steps[0]["actor/margin"] == 0 < steps[len(steps) // 2]["actor/margin"]
+    assert sum(line["actor/accuracy"] for line in steps[-4:]) / 4 > 0.7
+    assert after > before + RISE
+    assert not any("reward/mean" in line or "timing_s/generate" in line for line in steps)
 
 
 @dataclass(frozen=True)
@@ -181,3 +207,19 @@ def test_recorded_clean_latents_decode_to_the_image(running: Running) -> None:
     assert torch.allclose(asked.extra_fields["clean_latents"], latent.diffusion_output, atol=1e-6)
     assert {"prompt_embeds", "pooled_prompt_embeds"} <= asked.extra_fields.keys()
     assert not {"all_latents", "clean_latents"} & plain.extra_fields.keys() and "all_latents" not in asked.extra_fields
+
+
+def test_encoded_prompts_are_those_that_the_engine_records(running: Running) -> None:
+    from transformers import AutoTokenizer
+
+    from verl_omni.pipelines.sd3.encoding import SD3Encoder
+
+    settings = running.config.actor_rollout_ref
+    text = AutoTokenizer.from_pretrained(settings.model.tokenizer_path).decode([3, 4, 5])
+    recorded = running.drawn("embeds", seed=1, clean_latents=True).extra_fields
+    pixels = torch.zeros(1, 2, 3, 64, 64, dtype=torch.uint8)
+    found = SD3Encoder(settings.model.path, torch.float32, 16).encode([text], pixels, torch.device("cpu"))
+    for name in ("prompt_embeds", "pooled_prompt_embeds"):
+        for sample in (0, 1):
+            assert torch.allclose(found[name][0, sample], recorded[name], atol=1e-5), name
+    assert found["clean_latents"].shape == (1, 2, *recorded["clean_latents"].shape)

@@ -29,6 +29,7 @@ OTHERS = {
     "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
     "algorithm.rollout_correction.rollout_rs_threshold": "2.0",
     "algorithm.adv_estimator": "gae", "actor_rollout_ref.hybrid_engine": "false", "data.return_raw_chat": "false",
+    "algorithm.sample_source": "replay",
     "data.truncation": "left", "actor_rollout_ref.model.lora": "{rank: 8}",
     "actor_rollout_ref.model.lora_dtype": "bfloat16", f"{FSDP}.model_dtype": "float16",
     f"{FSDP}.mixed_precision.param_dtype": "float16", f"{FSDP}.mixed_precision.reduce_dtype": "bfloat16",

@@ -1,0 +1,79 @@
+"""Preference data sets: pairs of images to requests of updates, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from verl_omni.pipelines import registry
+from verl_omni.trainer import data, settings
+from verl_omni.trainer.preferences import PreferencePairs
+
+REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+OFFLINE = "algorithm.sample_source=offline"
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def dataset(folder: Path, rows: list[dict[str, Any]]) -> Any:
+    """The rows in a file of the trainer's."""
+    (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = settings.load([*REQUIRED, f"data.cache_dir='{folder}'"]).data
+    return data.load(str(folder / "pairs.jsonl"), config, None)
+
+
+def test_a_request_has_the_images_in_their_order_at_the_size_of_samples(tmp_path: Path) -> None:
+    Image.new("RGB", (40, 16), RED).save(tmp_path / "red.png")
+    Image.new("L", (8, 8), 200).save(tmp_path / "gray.png")
+    rows = [
+        {"prompt": "a red wall", "chosen": "red.png", "rejected": "gray.png"},
+        {"prompt": "a gray wall", "chosen": str(tmp_path / "gray.png"), "rejected": "red.png"},
+    ]
+    pairs = PreferencePairs(dataset(tmp_path, rows), tmp_path, height=16, width=8)
+    request = pairs.update_request([1, 0], seed=3)
+    pixels = request.batch["pixels"]
+    assert pixels.shape == (2, 2, 3, 16, 8) and pixels.dtype == torch.uint8
+    assert list(request.non_tensor_batch["prompts"]) == ["a gray wall", "a red wall"]
+    assert pixels[0, 0].unique().tolist() == [200] and torch.equal(pixels[0, 1], pixels[1, 0])
+    assert pixels[1, 0].float().mean(dim=(1, 2)).tolist() == [255, 0, 0]
+    assert request.batch["preferred"].tolist() == [1, 1]
+    assert torch.equal(request.batch["draw_seeds"], pairs.update_request([0, 1], seed=3).batch["draw_seeds"])
+    assert not torch.equal(request.batch["draw_seeds"], pairs.update_request([1, 0], seed=4).batch["draw_seeds"])
+
+
+def test_images_may_be_in_the_data_set(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    def encoded(color: tuple[int, int, int]) -> dict[str, Any]:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8), color).save(file, format="PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
+    Dataset.from_list([{"prompt": "a", "chosen": encoded(RED), "rejected": encoded(BLUE)}]).to_parquet(
+        tmp_path / "pairs.parquet"
+    )
+    config = settings.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
+    rows = data.load(str(tmp_path / "pairs.parquet"), config, None)
+    (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
+    assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
+
+
+def test_a_missing_column_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no column rejected, needed by"):
+        PreferencePairs(dataset(tmp_path, [{"prompt": "a", "chosen": "x.png"}]), tmp_path, height=8, width=8)
+    rows = [{"prompt": "b", "chosen": "x.png", "rejected": "x.png"}]
+    with pytest.raises(FileNotFoundError, match=r"row 0 of data.train_files: chosen is .*x\.png"):
+        PreferencePairs(dataset(tmp_path, rows), tmp_path, height=8, width=8)
+
+
+def test_other_algorithms_and_families_refuse_a_data_set_of_preferences() -> None:
+    with pytest.raises(settings.SettingsError, match="offline does not go with flow_grpo"):
+        settings.load([*REQUIRED, OFFLINE])
+    registry.check_encoder("StableDiffusion3Pipeline")
+    with pytest.raises(ValueError, match="supported for StableDiffusion3Pipeline, not for WanPipeline"):
+        registry.check_encoder("WanPipeline")
