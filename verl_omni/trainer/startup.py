@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, open_dict
 
 from verl_omni.trainer import machine, pools, process_counts, run_length, sequence_split
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
+from verl_omni.trainer.pool_nodes import wait_for_nodes
 from verl_omni.utils.model_folder import model_folder
 from verl_omni.workers.actor.setting_checks import check_fsdp_size, check_trained_dtype
 from verl_omni.workers.algorithms import registry
@@ -25,7 +25,6 @@ ReportPhase = Callable[[str], None]
 # At least so many, and one for each actor (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are
 # logical: more than the cores is fine.
 LOGICAL_CPUS = 16
-NODE_POLL_SECONDS = 5.0
 STOP_SECONDS = 60.0  # timeout for an engine to shut down
 SECOND_EXPERT = "transformer_2"  # part of a diffusers pipeline
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
@@ -346,7 +345,7 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     settings = config.actor_rollout_ref
-    _wait_for_nodes(config, report_phase)
+    wait_for_nodes(config, report_phase)
     report_phase(f"starting the rollout engine and the workers ({process_counts.describe(config)})")
     rewards = RewardLoopManager(config, rm_resource_pool=None)
     pool = RayResourcePool(
@@ -377,26 +376,6 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         cluster,
         deadline=settings.rollout.deadline_seconds,
     )
-
-
-def _wait_for_nodes(config: DictConfig, report_phase: ReportPhase) -> None:
-    """Wait until the Ray cluster has the nodes that the pools are pinned to: those of a pool may join late.
-
-    Raises:
-        ValueError: no node has one of the resources within `rollout.deadline_seconds`.
-    """
-    import ray
-
-    wanted, deadline = pools.resources(config), config.actor_rollout_ref.rollout.deadline_seconds
-    latest = time.monotonic() + deadline
-    while missing := sorted(wanted.keys() - ray.cluster_resources().keys()):
-        if time.monotonic() > latest:
-            raise ValueError(
-                f"{wanted[missing[0]]}: no node of the Ray cluster has the resource {missing[0]} after {deadline:g} s; "
-                f"start the nodes of this pool with --resources='{{\"{missing[0]}\": 1}}'"
-            )
-        report_phase(f"waiting for nodes with the Ray resource {' and '.join(missing)}")
-        time.sleep(NODE_POLL_SECONDS)
 
 
 def _device_name() -> str:

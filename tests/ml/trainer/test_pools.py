@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.trainer import pools, settings, startup
+from verl_omni.trainer import pool_nodes, pools, settings
 from verl_omni.trainer.replica_updates import ReplicaUpdates
 from verl_omni.weight_sync.errors import TooFewReplicas
 
@@ -61,17 +61,17 @@ def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatc
 
     overrides = (*POOL, f"{ROLLOUT}.node_resource=rollout_pool", "trainer.node_resource=trainer_pool")
     config = settings.load([*REQUIRED, *overrides, f"{ROLLOUT}.deadline_seconds=0.01"])
-    monkeypatch.setattr(startup, "NODE_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
     joining = iter([{"trainer_pool": 1.0}, {"trainer_pool": 1.0, "rollout_pool": 1.0}])
     monkeypatch.setattr(ray, "cluster_resources", lambda: next(joining))
     said: list[str] = []
-    startup._wait_for_nodes(config, said.append)
+    pool_nodes.wait_for_nodes(config, said.append)
     assert said == ["waiting for nodes with the Ray resource rollout_pool"]
     monkeypatch.setattr(ray, "cluster_resources", dict)
     with pytest.raises(
         ValueError, match=r"rollout.node_resource: no node of the Ray cluster has the resource rollout_"
     ):
-        startup._wait_for_nodes(config, said.append)
+        pool_nodes.wait_for_nodes(config, said.append)
 
 
 # --- the manager --------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_a_receiver_without_the_token_or_of_another_update_gets_nothing_and_cost
 
 
 def test_a_trainer_without_the_token_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "same_proof", lambda expected, found: True)  # an impostor accepts anybody
+    monkeypatch.setattr(sending, "same_proof", lambda expected, found: True)  # an impostor accepts every proof
     failed, (refused,) = update(lambda address, number: take(address, number, key=b"another"))
     assert isinstance(refused, IncompleteUpdate) and "does not have this cluster's token" in str(refused)
     assert failed.keys() == {0}
