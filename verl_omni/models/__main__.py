@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shapes.add_argument("path", type=Path)
     shapes.add_argument("--steps", type=int, default=1000)
     shapes.add_argument("--seed", type=int, default=0)
+    shapes.add_argument("--wrong-colors", type=float, default=0.0)
     prompts = makers.add_parser("prompts", help="the example's prompts")
     prompts.add_argument("path", type=Path)
     chosen = parser.parse_args(arguments)
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             MAKERS[chosen.family](chosen.path, chosen.seed)
         case "shapes":
-            _shapes(chosen.path, chosen.steps, chosen.seed)
+            _shapes(chosen.path, chosen.steps, chosen.seed, chosen.wrong_colors)
         case _:
             from verl_omni.models.shapes.prompts import write
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _shapes(path: Path, steps: int, seed: int) -> None:
+def _shapes(path: Path, steps: int, seed: int, wrong_colors: float) -> None:
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -58,14 +59,16 @@ def _shapes(path: Path, steps: int, seed: int) -> None:
             if not shown and (step % 100 == 0 or step == steps):
                 print(f"step {step}/{steps}: loss {loss:.4f}", flush=True)
 
-        pipe = pretrain.pretrain(pretrain.Recipe(steps=steps, seed=seed), report)
+        pipe = pretrain.pretrain(pretrain.Recipe(steps=steps, seed=seed, wrong_colors=wrong_colors), report)
     pipe.save_pretrained(path)
     wanted = prompts.held_out()
     found, images, right = pretrain.accuracy(pipe, wanted)
     sample = slice(None, None, len(wanted) // 30)
     captions = [scene.text for scene in wanted]
     pretrain.grid(images[sample][:30], captions[sample][:30], right[sample][:30], path / "samples.png")
-    (path / "accuracy.json").write_text(json.dumps({"steps": steps, "seed": seed, **found}, indent=2) + "\n")
+    (path / "accuracy.json").write_text(
+        json.dumps({"steps": steps, "seed": seed, "wrong_colors": wrong_colors, **found}, indent=2) + "\n"
+    )
     print("held-out accuracy:", ", ".join(f"{name} {value:.1%}" for name, value in found.items()))
 
 

@@ -11,7 +11,7 @@ import typer
 from . import console, training_stack
 
 PROGRAM = "verl_omni.models"
-PROMPT_FILES = ("shapes_train.jsonl", "shapes_heldout.jsonl")
+PROMPT_FILES = tuple(f"{name}_{part}.jsonl" for name in ("shapes", "objects") for part in ("train", "heldout"))
 
 app = typer.Typer(help="Create small models and prompts, offline.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -46,17 +46,24 @@ def shapes(
     path: NewFolder,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1, metavar="N")] = 1000,
     seed: Seed = 0,
+    wrong_colors: Annotated[
+        float, typer.Option(help="Share of the captions' color words that are random.", min=0, max=1, metavar="SHARE")
+    ] = 0.0,
 ) -> None:
     """Train the model of the examples, a small SD3 that draws shapes. Takes minutes."""
     _refuse_non_empty(path)
-    training_stack.exec_module(PROGRAM, ["shapes", str(path), "--steps", str(steps), "--seed", str(seed)])
+    options = {"--steps": steps, "--seed": seed, "--wrong-colors": wrong_colors}
+    training_stack.exec_module(
+        PROGRAM, ["shapes", str(path), *(text for pair in options.items() for text in map(str, pair))]
+    )
 
 
 @app.command()
-def prompts(path: Annotated[Path, typer.Argument(help="Folder to write the two files to.", metavar="PATH")]) -> None:
+def prompts(path: Annotated[Path, typer.Argument(help="Folder to write the files to.", metavar="PATH")]) -> None:
     """Write the prompts of the examples.
 
-    Writes shapes_train.jsonl and shapes_heldout.jsonl.
+    Writes shapes_train.jsonl and shapes_heldout.jsonl, and objects_train.jsonl and objects_heldout.jsonl, whose prompts
+    name one kind of object.
     """
     if existing := [name for name in PROMPT_FILES if (path / name).exists()]:
         console.refuse(f"{path} already contains {' and '.join(existing)}; give another folder, or delete them first")

@@ -33,6 +33,8 @@ class Recipe:
         images: training images, drawn once.
         warm_up: steps of linear warm-up.
         average: decay of the weight average.
+        wrong_colors: probability that a color word of a caption is replaced by a random one, as captions from the web
+            are wrong: the model then draws clean images in colors that do not match their prompts.
     """
 
     steps: int = 1000
@@ -43,6 +45,7 @@ class Recipe:
     weight_decay: float = 0.01
     warm_up: int = 100
     average: float = 0.98
+    wrong_colors: float = 0.0
     seed: int = 0
 
 
@@ -62,6 +65,8 @@ def pretrain(recipe: Recipe, report: Report) -> Any:
     train, _ = scenes.split()
     sequences, pooled = build.embed(pipe, [scene.text for scene in train])
     latents, labels = _images(train, recipe.images, rng)
+    if recipe.wrong_colors:
+        labels = _wrong_captions(train, labels, recipe.wrong_colors, rng)
     average = copy.deepcopy(transformer)
     optimizers = _optimizers(transformer, recipe)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
@@ -123,6 +128,12 @@ def _images(train: list[scenes.Scene], number: int, rng: np.random.Generator) ->
         image = scenes.draw(scenes.place(train[label], rng))
         latents[place] = ((image - scenes.BACKGROUND) * 2).reshape(32, 2, 32, 2, 3).mean((1, 3))
     return torch.from_numpy(latents).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
+
+
+def _wrong_captions(train: list[scenes.Scene], labels: Tensor, share: float, rng: np.random.Generator) -> Tensor:
+    """Index of the prompt of each image, int64 [images], after some color words were replaced."""
+    index = {scene.text: place for place, scene in enumerate(train)}
+    return torch.tensor([index[scenes.recolored(train[label], share, rng).text] for label in labels.tolist()])
 
 
 @torch.no_grad()

@@ -9,43 +9,48 @@ import numpy as np
 
 from verl_omni.models.shapes.scenes import CATEGORIES, Scene, split
 
-TRAINING_SHARES = {"single": 0.10, "count": 0.25, "two": 0.45, "position": 0.20}
+# Shares of the categories among the training rows of each pair of files. `objects`: one kind of object in a prompt.
+SHARES = {
+    "shapes": {"single": 0.10, "count": 0.25, "two": 0.45, "position": 0.20},
+    "objects": {"single": 0.25, "count": 0.75},
+}
 TRAINING_ROWS = 2000
-HELD_OUT_PER_CATEGORY = 50
+HELD_OUT_ROWS = 200
 
 
-def held_out() -> list[Scene]:
-    """200 held-out prompts, 50 per category; categories with fewer prompts repeat them."""
+def held_out(name: str = "shapes") -> list[Scene]:
+    """200 held-out prompts, as many of each category; categories with fewer prompts repeat them."""
     _, held = split()
+    categories = [category for category in CATEGORIES if category in SHARES[name]]
     made: list[Scene] = []
-    for category in CATEGORIES:
+    for category in categories:
         own = [scene for scene in held if scene.category == category]
-        made += [own[place % len(own)] for place in range(HELD_OUT_PER_CATEGORY)]
+        made += [own[place % len(own)] for place in range(HELD_OUT_ROWS // len(categories))]
     return made
 
 
-def training(seed: int = 0) -> list[Scene]:
-    """2,000 training prompts, with `TRAINING_SHARES` of each category."""
+def training(name: str = "shapes", seed: int = 0) -> list[Scene]:
+    """2,000 training prompts, with `SHARES` of each category."""
     train, _ = split()
     rng = np.random.default_rng(seed)
     own = {category: [scene for scene in train if scene.category == category] for category in CATEGORIES}
-    drawn = rng.choice(list(TRAINING_SHARES), TRAINING_ROWS, p=list(TRAINING_SHARES.values()))
+    drawn = rng.choice(list(SHARES[name]), TRAINING_ROWS, p=list(SHARES[name].values()))
     return [own[category][rng.integers(len(own[category]))] for category in drawn]
 
 
 def write(folder: Path) -> None:
-    """Write `shapes_train.jsonl` and `shapes_heldout.jsonl`."""
+    """Write `<name>_train.jsonl` and `<name>_heldout.jsonl` for each name of `SHARES`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, chosen in (("shapes_train", training()), ("shapes_heldout", held_out())):
-        lines = [
-            json.dumps(
-                {
-                    "prompt": s.text,
-                    "data_source": "shapes",
-                    "ground_truth": s.text,
-                    "extra_info": {"category": s.category},
-                }
-            )
-            for s in chosen
-        ]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for name in SHARES:
+        _write(folder / f"{name}_train.jsonl", training(name))
+        _write(folder / f"{name}_heldout.jsonl", held_out(name))
+
+
+def _write(path: Path, chosen: list[Scene]) -> None:
+    lines = [
+        json.dumps({
+            "prompt": s.text, "data_source": "shapes", "ground_truth": s.text, "extra_info": {"category": s.category},
+        })
+        for s in chosen
+    ]  # fmt: skip
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

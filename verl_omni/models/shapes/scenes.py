@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +93,28 @@ def split() -> tuple[list[Scene], list[Scene]]:
         held += own[:cut]
         train += own[cut:]
     return train, held
+
+
+def recolored(scene: Scene, share: float, rng: np.random.Generator) -> Scene:
+    """A training scene with some of its color words replaced: a wrong caption for an image of `scene`.
+
+    Args:
+        share: probability that a color word is replaced, by a random color, which may be the same one.
+    """
+    train = _training_scenes()
+    while True:
+        count = 1 if scene.category == "count" else len(scene.objects)  # a count names its color once
+        colors = [
+            str(rng.choice(list(COLORS))) if rng.random() < share else color for color, _ in scene.objects[:count]
+        ]
+        objects = tuple((color, shape) for color, (_, shape) in zip(itertools.cycle(colors), scene.objects))
+        if found := train.get((scene.category, objects, scene.relation)):
+            return found
+
+
+@cache
+def _training_scenes() -> dict[tuple[str, tuple[Item, ...], str | None], Scene]:
+    return {(scene.category, scene.objects, scene.relation): scene for scene in split()[0]}
 
 
 def _hash(text: str) -> str:
