@@ -74,7 +74,7 @@ def decode_message(content: bytes | bytearray) -> Message:
     """
     try:
         message: Message = _decoder.decode(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter for a text that is not UTF-8
         raise IncompleteUpdate(f"malformed message of a weight update: {error}") from error
     return message
 

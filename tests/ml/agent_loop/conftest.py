@@ -125,7 +125,7 @@ def on_two_nodes() -> Settings:
             "actor_rollout_ref": {"model": {}, "rollout": {
                 "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 1, "data_parallel_size": 1,
                 "pipeline_model_parallel_size": 1, "agent": {"num_workers": None}, "max_concurrent_requests": None,
-                "nnodes": 0,
+                "nnodes": 0, "n_gpus_per_node": 1,
             }},
         })  # fmt: skip
         process_counts.fill_in(config, cpus=cpus)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerDisconnected, PeerFailed
@@ -270,6 +270,7 @@ def test_a_missing_tensor_is_found_before_the_last_tensors_reach_the_engine(monk
 
 
 @given(st.binary(max_size=200))
+@example(b"\x91\xa2\x00\x80")  # a text that is not UTF-8
 def test_bytes_that_are_no_message_raise_incomplete_update(content: bytes) -> None:
     try:
         messages.decode_as(HeaderMessage, content)

@@ -101,7 +101,7 @@ def decode_as(kind: type[M], content: bytes | bytearray) -> M:
     """
     try:
         message: Message = _decoder.decode(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter for a text that is not UTF-8
         raise IncompleteUpdate(f"malformed message of a weight update: {error}") from error
     if isinstance(message, AbortMessage):
         raise PeerFailed(f"the trainer aborted the update: {message.reason}")
