@@ -213,7 +213,9 @@ def test_messages_survive_encoding(message: messages.Message) -> None:
     assert messages.decode_message(messages.encode_message(message)) == message
 
 
-@pytest.mark.parametrize("content", [b"", b"\x93\x01\x02\x03", b"\x91\xa7Another", pickle.dumps({})])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x93\x01\x02\x03", b"\x91\xa7Another", b"\x91\xa2\x00\x80", pickle.dumps({})]
+)
 def test_malformed_messages_are_refused(content: bytes) -> None:
     with pytest.raises(IncompleteUpdate, match="malformed message"):
         messages.decode_message(content)
