@@ -6,7 +6,7 @@ tensors. Decoding executes nothing, except for the handle of device memory, whic
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -39,7 +39,7 @@ class BufferMessage(Message, frozen=True):
 
 
 class BucketMessage(Message, frozen=True):
-    """Tensors that are in the buffer; `last` lists the names of the whole update, in the last bucket only."""
+    """Tensors in the buffer, or whose bytes follow; in the last bucket only, `last` lists the names of the update."""
 
     entries: dict[str, Entry]
     last: list[str] | None = None
@@ -66,14 +66,17 @@ def encode_message(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_message(content: bytes | bytearray) -> Message:
+def decode_message(content: bytes | bytearray, decoder: msgspec.msgpack.Decoder[Any] = _decoder) -> Message:
     """Decode a message.
+
+    Args:
+        decoder: of the messages that are expected; default: those of a transfer on one machine.
 
     Raises:
         IncompleteUpdate: malformed message.
     """
     try:
-        message: Message = _decoder.decode(content)
+        message: Message = decoder.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter for a text that is not UTF-8
         raise IncompleteUpdate(f"malformed message of a weight update: {error}") from error
     return message

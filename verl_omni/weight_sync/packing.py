@@ -66,16 +66,12 @@ class Packer:
         if name in self._names:
             raise IncompleteUpdate(f"{name} was sent twice")
         self._names[name] = None
-        if _aligned(self._used) + tensor.nbytes > self._end:
+        if aligned(self._used) + tensor.nbytes > self._end:
             self._flush(None)
             self._start_part(tensor.nbytes)
-        begin = _aligned(self._used)
+        begin = aligned(self._used)
         self._used = begin + tensor.nbytes
-        target = self._buffer.tensor[begin : self._used]
-        # `view_as`, because `view` takes three times as long to read a shape.
-        target.view(tensor.dtype).view_as(tensor).copy_(tensor.detach())
-        # Computed now, while the CPU's cache still holds these bytes.
-        self._entries[name] = Entry(tensor.shape, dtype_name(tensor.dtype), begin, compute_digest(target))
+        self._entries[name] = pack(self._buffer.tensor, begin, tensor)
 
     def finish(self) -> list[str]:
         """Send the last bucket, with the names of all tensors, and wait for the receiver. Returns the names."""
@@ -119,6 +115,15 @@ class Packer:
         return size, size // 2 // ALIGNMENT * ALIGNMENT
 
 
+def pack(buffer: Tensor, begin: int, tensor: Tensor) -> Entry:
+    """Copy a tensor into the bytes of a buffer, uint8 [n], from `begin`."""
+    target = buffer[begin : begin + tensor.nbytes]
+    # `view_as`, because `view` takes three times as long to read a shape.
+    target.view(tensor.dtype).view_as(tensor).copy_(tensor.detach())
+    # Computed now, while the CPU's cache still holds these bytes.
+    return Entry(tensor.shape, dtype_name(tensor.dtype), begin, compute_digest(target))
+
+
 def unpack(buffer: Tensor, entries: dict[str, Entry], device: torch.device) -> Bucket:
     """Tensors of a bucket, as views into the buffer, on `device`.
 
@@ -137,5 +142,6 @@ def unpack(buffer: Tensor, entries: dict[str, Entry], device: torch.device) -> B
     return bucket
 
 
-def _aligned(offset: int) -> int:
+def aligned(offset: int) -> int:
+    """The next offset at which a tensor of any dtype may begin."""
     return (offset + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerDisconnected, PeerFailed
-from verl_omni.weight_sync.messages import Entry
+from verl_omni.weight_sync.messages import BucketMessage, Entry
 from verl_omni.weight_sync.network import buckets, handshake, messages
 from verl_omni.weight_sync.network import sender as sending
-from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress, StreamBucketMessage
+from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
 from verl_omni.weight_sync.network.receiver import WeightReceiver
 from verl_omni.weight_sync.network.sender import WeightStream
 
@@ -228,7 +228,7 @@ def test_proofs_depend_on_every_part_and_on_the_end(
 class Corrupting(buckets.BucketFiller):
     """Changes a byte of the first tensor after its digest was computed."""
 
-    def fill(self) -> tuple[StreamBucketMessage, torch.Tensor] | None:
+    def fill(self) -> tuple[BucketMessage, torch.Tensor] | None:
         found = super().fill()
         if found is not None and "a" in found[0].entries:
             found[1][5] ^= 1
@@ -255,11 +255,11 @@ def test_a_changed_byte_is_found_and_reported(monkeypatch: pytest.MonkeyPatch) -
 class Forgetting(buckets.BucketFiller):
     """Lists a tensor that it never sends."""
 
-    def fill(self) -> tuple[StreamBucketMessage, torch.Tensor] | None:
+    def fill(self) -> tuple[BucketMessage, torch.Tensor] | None:
         found = super().fill()
         if found is None or found[0].last is None:
             return found
-        return StreamBucketMessage(found[0].entries, [*found[0].last, "forgotten"]), found[1]
+        return BucketMessage(found[0].entries, [*found[0].last, "forgotten"]), found[1]
 
 
 def test_a_missing_tensor_is_found_before_the_last_tensors_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from verl_omni.weight_sync.digest import compute_digest
 from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.messages import Entry, dtype_name
-from verl_omni.weight_sync.network.messages import StreamBucketMessage
-from verl_omni.weight_sync.packing import ALIGNMENT
+from verl_omni.weight_sync.messages import BucketMessage, Entry
+from verl_omni.weight_sync.packing import aligned, pack
 
 
 class BucketFiller:
@@ -30,7 +28,7 @@ class BucketFiller:
         self._ended = False
 
     @torch.no_grad()  # grad mode is thread-local
-    def fill(self) -> tuple[StreamBucketMessage, Tensor] | None:
+    def fill(self) -> tuple[BucketMessage, Tensor] | None:
         """The next bucket and its bytes, uint8 [n], valid until the call after the next; None after the last.
 
         Raises:
@@ -43,20 +41,18 @@ class BucketFiller:
         used = 0
         while (item := self._take()) is not None:
             name, tensor = item
-            begin = -(-used // ALIGNMENT) * ALIGNMENT
+            begin = aligned(used)
             if entries and begin + tensor.nbytes > self._limit:
                 self._next = item
-                return StreamBucketMessage(entries), self._buffers[0][:used]
+                return BucketMessage(entries), self._buffers[0][:used]
             if name in self._names:
                 raise IncompleteUpdate(f"{name} was sent twice")
             self._names[name] = None
             used = begin + tensor.nbytes
             self._grow(used)
-            target = self._buffers[0][begin:used]
-            target.view(tensor.dtype).view_as(tensor).copy_(tensor.detach())
-            entries[name] = Entry(tuple(tensor.shape), dtype_name(tensor.dtype), begin, compute_digest(target))
+            entries[name] = pack(self._buffers[0], begin, tensor)
         self._ended = True
-        return StreamBucketMessage(entries, list(self._names)), self._buffers[0][:used]
+        return BucketMessage(entries, list(self._names)), self._buffers[0][:used]
 
     def _take(self) -> tuple[str, Tensor] | None:
         item, self._next = self._next, None

@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from verl_omni.weight_sync.errors import IncompleteUpdate, PeerFailed
-from verl_omni.weight_sync.messages import AbortMessage, Entry, Message, ReplyMessage, parse_dtype
+from verl_omni.weight_sync.messages import (
+    AbortMessage,
+    BucketMessage,
+    Entry,
+    Message,
+    ReplyMessage,
+    decode_message,
+    encode_message,
+    parse_dtype,
+)
 
 PREFIX = struct.Struct(">I")  # bytes of the message that follows
 HANDSHAKE_BYTES = 1024  # maximum size of a message before both ends have authenticated
@@ -62,22 +71,14 @@ class HeaderMessage(Message, frozen=True):
     peft_config: dict[str, Any] | None
 
 
-class StreamBucketMessage(Message, frozen=True):
-    """Tensors whose bytes follow; `last` lists the names of the whole update, in the last bucket only."""
-
-    entries: dict[str, Entry]
-    last: list[str] | None = None
-
-
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(
-    ChallengeMessage | ProofMessage | WelcomeMessage | HeaderMessage | StreamBucketMessage | AbortMessage | ReplyMessage
+    ChallengeMessage | ProofMessage | WelcomeMessage | HeaderMessage | BucketMessage | AbortMessage | ReplyMessage
 )
 
 
 def encode_frame(message: Message) -> bytes:
     """A message with its size in front."""
-    content = _encoder.encode(message)
+    content = encode_message(message)
     return PREFIX.pack(len(content)) + content
 
 
@@ -99,10 +100,7 @@ def decode_as(kind: type[M], content: bytes | bytearray) -> M:
     Raises:
         IncompleteUpdate: malformed, or another kind. PeerFailed: the other end reports a failure instead.
     """
-    try:
-        message: Message = _decoder.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter for a text that is not UTF-8
-        raise IncompleteUpdate(f"malformed message of a weight update: {error}") from error
+    message = decode_message(content, _decoder)
     if isinstance(message, AbortMessage):
         raise PeerFailed(f"the trainer aborted the update: {message.reason}")
     if not isinstance(message, kind):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerDisconnected
-from verl_omni.weight_sync.messages import Message, ReplyMessage
+from verl_omni.weight_sync.messages import BucketMessage, Message, ReplyMessage
 from verl_omni.weight_sync.network.handshake import NONCE_BYTES, receiver_proof, same_proof, sender_proof
 from verl_omni.weight_sync.network.messages import (
     CHUNK_BYTES,
@@ -24,7 +24,6 @@ from verl_omni.weight_sync.network.messages import (
     M,
     ProofMessage,
     StreamAddress,
-    StreamBucketMessage,
     WelcomeMessage,
     bucket_size,
     check_size,
@@ -88,17 +87,17 @@ class WeightReceiver:
         Raises:
             IncompleteUpdate: digest, names or sizes are not those that the trainer sent.
         """
-        found: list[str] = []
+        found: set[str] = set()
         buffer = torch.empty(0, dtype=torch.uint8)
         while True:
-            bucket = self._receive(StreamBucketMessage)
+            bucket = self._receive(BucketMessage)
             size = bucket_size(bucket.entries)
             if buffer.numel() < size:
                 buffer = torch.empty(size, dtype=torch.uint8)
             self._fill(memoryview(buffer.numpy())[:size])
-            found += bucket.entries
-            if len(found) != len(set(found)):
+            if found & bucket.entries.keys():
                 raise IncompleteUpdate("the name of a tensor arrived twice")
+            found |= bucket.entries.keys()
             if bucket.last is not None:
                 check_names(bucket.last, found)  # before the last tensors reach an engine
             yield from unpack(buffer[:size], bucket.entries, torch.device("cpu"))

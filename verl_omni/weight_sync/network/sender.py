@@ -19,7 +19,7 @@ from verl_omni.weight_sync.errors import (
     WeightSyncError,
     error_text,
 )
-from verl_omni.weight_sync.messages import AbortMessage, Message, ReplyMessage
+from verl_omni.weight_sync.messages import AbortMessage, BucketMessage, Message, ReplyMessage
 from verl_omni.weight_sync.network.buckets import BucketFiller
 from verl_omni.weight_sync.network.handshake import NONCE_BYTES, receiver_proof, same_proof, sender_proof
 from verl_omni.weight_sync.network.messages import (
@@ -32,7 +32,6 @@ from verl_omni.weight_sync.network.messages import (
     M,
     ProofMessage,
     StreamAddress,
-    StreamBucketMessage,
     WelcomeMessage,
     check_size,
     decode_as,
@@ -216,7 +215,7 @@ class WeightStream:
         return [(number, peer) for number, peer in self._peers.items() if number not in self._failed]
 
 
-async def _send_bucket(peer: _Peer, message: StreamBucketMessage, content: memoryview) -> None:
+async def _send_bucket(peer: _Peer, message: BucketMessage, content: memoryview) -> None:
     try:
         await peer.send(message)
         await peer.write(content)
