@@ -102,24 +102,16 @@ class DiffusionTrainer:
 
     def _step(self, step: int) -> None:
         began = time.perf_counter()
-        line: dict[str, Any] = {"step": step, "weights/version": step}
-        seed = hashed_seed("update", self.config.trainer.seed, step)
-        samples = None
-        if self.pairs is not None:
-            request = self.pairs.update_request(self.order.rows(step), seed)
-        else:
-            samples = self._generate(step)
-            batch = self.algorithm.training_batch(samples, self.loss, self.config, seed)
-            arguments = self.algorithm.update_arguments(self.config, step)
-            request = sample_generation.update_request(batch, samples.stored, arguments)
+        samples = self._generate(step) if self.pairs is None else None
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.stack.weights.sleep_replicas()
+        line: dict[str, Any] = {"step": step, "weights/version": step}
         if samples is not None:
             self._drawn += len(samples.scores)
             line |= metrics.rewards(samples.scores, samples.extras)
             line |= metrics.reward_spread(samples.scores, samples.groups)
         with _Timer(line, "update"):
-            line |= metrics.over_ranks(self.stack.workers.update_actor(request).meta_info["metrics"])
+            line |= self._update(samples, step)
         self._optimizer_steps += line["actor/optimizer_steps"]
         with _Timer(line, "sync"):
             line |= self._publish(step)
@@ -156,6 +148,16 @@ class DiffusionTrainer:
             drawn = [Sample(*each) for each in zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)]
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
+
+    def _update(self, samples: sample_generation.ScoredSamples | None, step: int) -> dict[str, float]:
+        seed = hashed_seed("update", self.config.trainer.seed, step)
+        if samples is None:
+            request = self.pairs.update_request(self.order.rows(step), seed)  # type: ignore[union-attr]
+        else:
+            batch = self.algorithm.training_batch(samples, self.loss, self.config, seed)
+            arguments = self.algorithm.update_arguments(self.config, step)
+            request = sample_generation.update_request(batch, samples.stored, arguments)
+        return metrics.over_ranks(self.stack.workers.update_actor(request).meta_info["metrics"])
 
     def _publish(self, step: int) -> dict[str, int]:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""
