@@ -35,7 +35,7 @@ def _standalone(rollout: DictConfig) -> Iterator[str]:
     for name in ("free_cache_engine", "enable_sleep_mode"):
         if rollout[name]:
             yield f"{ROLLOUT}.{name}: a standalone replica never sleeps; remove it, or write {ROLLOUT}.nnodes=0"
-    size = _replica_size(rollout)
+    size = replica_size(rollout)
     if not isinstance(rollout.n_gpus_per_node, int) or rollout.n_gpus_per_node < 1:
         yield f"{ROLLOUT}.n_gpus_per_node: must be at least 1: {rollout.n_gpus_per_node}"
     elif rollout.n_gpus_per_node % size:
@@ -62,7 +62,7 @@ def fill_in(rollout: DictConfig) -> None:
 
 def replicas(rollout: DictConfig) -> int:
     """Number of standalone replicas."""
-    return int(rollout.nnodes * rollout.n_gpus_per_node // _replica_size(rollout))
+    return int(rollout.nnodes * rollout.n_gpus_per_node // replica_size(rollout))
 
 
 def resources(config: DictConfig) -> dict[str, str]:
@@ -72,5 +72,6 @@ def resources(config: DictConfig) -> dict[str, str]:
     return {resource: setting for setting, resource in named.items() if resource is not None}
 
 
-def _replica_size(rollout: DictConfig) -> int:
+def replica_size(rollout: DictConfig) -> int:
+    """Accelerators of one replica."""
     return int(rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size)

@@ -74,10 +74,10 @@ def fill_in(config: DictConfig, cpus: int) -> None:
         ValueError: one of the settings is not positive.
     """
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    parallel = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     size = RunSize(
         nodes=trainer.nnodes + rollout.nnodes,
-        replicas=pools.replicas(rollout) or max(1, trainer.nnodes * trainer.n_gpus_per_node // parallel),
+        replicas=pools.replicas(rollout)
+        or max(1, trainer.nnodes * trainer.n_gpus_per_node // pools.replica_size(rollout)),
         samples=max(1, config.data.train_batch_size * rollout.n),
         engine_batch=rollout.max_num_seqs,
         cpus=cpus,

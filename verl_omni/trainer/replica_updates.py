@@ -1,4 +1,4 @@
-"""Weight updates of standalone replicas: one that fails leaves the router, and the others go on."""
+"""Weight updates of standalone replicas: one that fails leaves the router, and the others continue."""
 
 from __future__ import annotations
 
@@ -109,9 +109,11 @@ class ReplicaUpdates:
 def weight_updates(rollout: Any, workers: Any, servers: Any) -> Any:
     """What sends the trainer's weights to the replicas."""
     if rollout.nnodes > 0:
-        deadline = rollout.checkpoint_engine.engine_kwargs.omni_tcp.deadline_seconds
+        from verl_omni.workers.rollout.network_settings import network_deadline
+
         found = list(servers.get_replicas())
-        return ReplicaUpdates(workers, servers.global_load_balancer, found, rollout.min_replicas, deadline)
+        least, deadline = rollout.min_replicas, network_deadline(rollout)
+        return ReplicaUpdates(workers, servers.global_load_balancer, found, least, deadline)
     from verl.checkpoint_engine import CheckpointEngineManager
     from verl.utils.config import omega_conf_to_dataclass
 
