@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from verl_omni.trainer import settings_page
+from verl_omni.trainer.generated_file import write_or_check
 
 PAGE = Path("docs/switching.md")
 BEGIN, END = "<!-- other defaults: written by `make crds` -->", "<!-- end of other defaults -->"
@@ -101,25 +101,18 @@ def _value(text: str) -> Any:
         return value
 
 
+def _page(path: Path) -> str:
+    """The page with a new table; the rest stays."""
+    head, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{render(find(), reasons())}\n\n{END}{rest.partition(END)[2]}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the table. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m verl_omni.trainer.other_defaults", description="Write the table of defaults that differ."
-    )
-    parser.add_argument("--out", type=Path, default=PAGE, help="the page")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is stale")
-    options = parser.parse_args(arguments)
-    page: Path = options.out
-    text = page.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    made = f"{head}{BEGIN}\n\n{render(find(), reasons())}\n\n{END}{rest.partition(END)[2]}"
-    if not options.check:
-        page.write_text(made, encoding="utf-8")
-        return 0
-    if made == text:
-        return 0
-    sys.stderr.write(f"{page} does not show the defaults of the trainer: run `make crds` and commit it\n")
-    return 1
+    return write_or_check(
+        arguments, program="verl_omni.trainer.other_defaults", description="Write the table of defaults that differ.",
+        default=PAGE, render=_page, stale="does not show the defaults of the trainer",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from verl_omni.trainer.generated_file import write_or_check
 from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.trainer.settings import CONFIG_NAME, OPEN
 from verl_omni.trainer.supported_values import SUPPORTED
@@ -105,20 +105,10 @@ def _lines(values: Iterable[str], indent: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the file. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m verl_omni.trainer.setting_names", description="Write the names of the trainer's settings."
-    )
-    parser.add_argument("--out", type=Path, default=FILE, help="the file")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the file is stale")
-    options = parser.parse_args(arguments)
-    path: Path = options.out
-    if not options.check:
-        path.write_text(render(), encoding="utf-8")
-        return 0
-    if path.is_file() and path.read_text(encoding="utf-8") == render():
-        return 0
-    sys.stderr.write(f"{path} does not list the settings of verl_omni/trainer/config: run `make crds` and commit it\n")
-    return 1
+    return write_or_check(
+        arguments, program="verl_omni.trainer.setting_names", description="Write the names of the trainer's settings.",
+        default=FILE, render=lambda _: render(), stale="does not list the settings of verl_omni/trainer/config",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

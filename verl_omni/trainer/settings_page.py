@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 from collections import Counter
@@ -20,6 +19,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.trainer.generated_file import write_or_check
 from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
 from verl_omni.trainer.settings import CONFIG_NAME, OPEN
 from verl_omni.trainer.supported_values import SUPPORTED
@@ -156,20 +156,11 @@ def _parts(found: Sequence[Row]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m verl_omni.trainer.settings_page", description="Write the page of the reference's settings."
-    )
-    parser.add_argument("--out", type=Path, default=PAGE, help="the page")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is stale")
-    options = parser.parse_args(arguments)
-    path: Path = options.out
-    if not options.check:
-        path.write_text(render(), encoding="utf-8")
-        return 0
-    if path.is_file() and path.read_text(encoding="utf-8") == render():
-        return 0
-    sys.stderr.write(f"{path} does not show the settings of the trainer: run `make crds` and commit it\n")
-    return 1
+    return write_or_check(
+        arguments, program="verl_omni.trainer.settings_page",
+        description="Write the page of the reference's settings.", default=PAGE, render=lambda _: render(),
+        stale="does not show the settings of the trainer",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
