@@ -1,4 +1,4 @@
-"""`drl list`, `get`, `why`, `suspend` and `resume`: jobs on a cluster."""
+"""`drl list`, `get`, `why`, `suspend`, `resume`, `cancel` and `wait`: jobs on a cluster."""
 
 from __future__ import annotations
 

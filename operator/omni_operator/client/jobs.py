@@ -91,7 +91,7 @@ class Client:
             client = new_client_from_config(
                 kubeconfig, context, persist_config=False, client_configuration=configuration
             )
-        except (ConfigException, OSError, YAMLError) as error:
+        except (ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError) as error:
             raise UnusableKubeconfig(
                 f"cannot use the kubeconfig: {error}; set KUBECONFIG, or give --kubeconfig FILE"
             ) from error

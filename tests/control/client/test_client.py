@@ -157,6 +157,15 @@ def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path
     assert (context.exit_code, "did you mean 'main'?" in context.stderr) == (2, True)
     absent = drl(tmp_path / "none", "list")
     assert (absent.exit_code, "cannot use the kubeconfig" in absent.stderr) == (2, True)
+    malformed = tmp_path / "malformed"
+    for text in (
+        "contexts: 3",
+        "- a",
+        "{current-context: a, contexts: [{name: a, context: 5}], clusters: [], users: []}",
+    ):
+        malformed.write_text(text)
+        refused = drl(malformed, "list")
+        assert (refused.exit_code, "cannot use the kubeconfig" in refused.stderr) == (2, True), text
     server.refusal = 404, {}
     assert (drl(kubeconfig, "list").exit_code, "not installed" in drl(kubeconfig, "list").stderr) == (2, True)
     server.refusal = 403, {"message": "User u cannot list"}
