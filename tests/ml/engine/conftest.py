@@ -148,6 +148,23 @@ class RunningFamily:
         answers: list[dict[str, Any]] = ray.get(self.stack.workers.update_weights(global_steps=version), timeout=300)
         return answers[0]
 
+    def check_agreement(self, samples: Any, before: Any, modules: int) -> Any:
+        """Engine and trainer agree before and after an update that changes the images of `evaluate`, which it returns.
+
+        Args:
+            samples: those of version 0.
+            before: what `evaluate` returned before the update.
+            modules: number of modules that the adapter binds.
+        """
+        found = self.update(samples)
+        assert found["actor/grad_norm"] > 0 and found["rollout_corr/max_abs_diff"] < 1e-4
+
+        assert self.publish(1)["bound"] == modules
+        changed = self.evaluate()
+        assert changed.versions == [1, 1] and not torch.equal(before.images, changed.images)
+        assert self.update(self.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4
+        return changed
+
     def send_base(self, scale: float) -> int:
         """Send the base weights times `scale`, by the names in the model file; the number of tensors."""
         import ray

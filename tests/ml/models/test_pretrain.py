@@ -36,9 +36,9 @@ def test_wrong_colors_change_only_the_color_words_of_captions() -> None:
     for scene, wrong in pairs:
         assert (wrong.category, wrong.relation) == (scene.category, scene.relation)
         assert [shape for _, shape in wrong.objects] == [shape for _, shape in scene.objects]
-    single = [scene.objects == wrong.objects for scene, wrong in pairs if scene.category == "count"]
+    same = [scene.objects == wrong.objects for scene, wrong in pairs if scene.category == "count"]
     # One color in six is drawn again: 0.4 + 0.6 / 6, and a little more, because held-out captions are drawn again.
-    assert 0.3 < np.mean(single) < 0.75
+    assert 0.3 < np.mean(same) < 0.75
 
 
 def test_wrong_captions_give_another_model() -> None:
