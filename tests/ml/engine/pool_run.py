@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -24,6 +25,9 @@ def main() -> int:
 
                 (worker,) = stack.weights.replicas[1].workers
                 ray.kill(worker)
+                with contextlib.suppress(ray.exceptions.RayActorError):
+                    while True:  # until it is gone
+                        ray.get(worker.ready.remote(), timeout=60)
             return update(global_steps=global_steps)
 
         stack.weights.update_weights = killing

@@ -174,3 +174,14 @@ def test_a_run_stops_without_any_replica(monkeypatch: pytest.MonkeyPatch) -> Non
     updates = manager(monkeypatch, (GONE, "ok"))
     with pytest.raises(TooFewReplicas, match="0 rollout replicas are left"):
         updates.update_weights(4)
+
+
+def test_the_engine_of_a_replica_waits_for_weights_that_are_late_on_the_network() -> None:
+    from verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker import RelayAdapter
+
+    adapter = RelayAdapter.__new__(RelayAdapter)
+    adapter.config = filled_in(
+        *POOL, *(f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{end}.deadline_seconds={seconds}" for end, seconds in
+                 (("naive", 5), ("omni_tcp", 7))),
+    )  # fmt: skip
+    assert adapter._deadline() == 12

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from verl_omni.weight_sync.network.receiver import WeightReceiver
 from verl_omni.weight_sync.network.sender import WeightStream
 
 KEY, HOST, BUCKET = b"token", "127.0.0.1", 4096
+SHORT = 1.0  # seconds; a deadline that a test waits for
 FULL = HeaderMessage(3, None)
 LORA = HeaderMessage(3, {"r": 4, "target_modules": ["to_q"], "lora_alpha": 8.0, "layers_pattern": None})
 Weights = dict[str, torch.Tensor]
@@ -117,6 +120,35 @@ def test_a_receiver_that_is_never_there_or_stops_reading_hits_its_deadline_and_t
     assert failed.keys() == {1, 2}
     assert "too little within 0.5 s" in failed[1] and "did not connect" in failed[2]
     assert torch.equal(first[1]["w"], large["w"])
+
+
+@pytest.mark.parametrize("rest", ["never there", "stops reading"])
+def test_a_receiver_waits_for_the_others_longer_than_the_deadline_that_both_ends_have(rest: str) -> None:
+    held: list[WeightReceiver] = []
+
+    def fails(address: StreamAddress, number: int) -> None:
+        if rest == "stops reading":
+            held.append(WeightReceiver(address, number, KEY, SHORT))
+            held[0].connect()
+
+    large = {name: torch.full((8 << 20,), float(place)) for place, name in enumerate("abc")}
+    failed, (first, _) = update(partial(take, deadline=SHORT), fails, weights=iter(large.items()), deadline=SHORT)
+    for receiver in held:
+        receiver.close()
+    assert failed.keys() == {1}
+    assert all(torch.equal(first[1][name], tensor) for name, tensor in large.items())
+
+
+def test_receivers_wait_for_weights_that_take_longer_than_the_deadline() -> None:
+    def slow() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in make_weights().items():
+            time.sleep(0.75 * SHORT)
+            yield name, tensor
+
+    failed, results = update(*[partial(take, deadline=SHORT)] * 2, weights=slow(), deadline=SHORT)
+    assert failed == {}
+    for result in results:
+        check_taken(result)
 
 
 def test_a_receiver_that_cannot_use_the_weights_says_why() -> None:

@@ -7,5 +7,6 @@ challenge {nonce}                   ->
 welcome {proof}                     ->   the trainer has the token too
 header {version, peft_config}       ->
 bucket {entries, last}, its bytes   ->   checks shape, dtype and digest; passes the tensors on to its engine
+wait, between messages that are late -> so that one receiver's delay is not the deadline of another
                                     <-   reply {failed}, once the engine has confirmed all tensors
 """

@@ -71,9 +71,23 @@ class HeaderMessage(Message, frozen=True):
     peft_config: dict[str, Any] | None
 
 
+class WaitMessage(Message, frozen=True):
+    """The next message is late, because the trainer gathers weights or waits for another receiver."""
+
+
 _decoder = msgspec.msgpack.Decoder(
-    ChallengeMessage | ProofMessage | WelcomeMessage | HeaderMessage | BucketMessage | AbortMessage | ReplyMessage
+    ChallengeMessage
+    | ProofMessage
+    | WelcomeMessage
+    | WaitMessage
+    | HeaderMessage
+    | BucketMessage
+    | AbortMessage
+    | ReplyMessage
 )
+
+
+_WAIT = encode_message(WaitMessage())
 
 
 def encode_frame(message: Message) -> bytes:
@@ -106,6 +120,11 @@ def decode_as(kind: type[M], content: bytes | bytearray) -> M:
     if not isinstance(message, kind):
         raise IncompleteUpdate(f"unexpected message of a weight update: {type(message).__name__}")
     return message
+
+
+def is_wait(content: bytes | bytearray) -> bool:
+    """Whether this is a `WaitMessage`, after which the expected message is still to come."""
+    return content == _WAIT
 
 
 def bucket_size(entries: dict[str, Entry]) -> int:

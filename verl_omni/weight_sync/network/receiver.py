@@ -29,6 +29,7 @@ from verl_omni.weight_sync.network.messages import (
     check_size,
     decode_as,
     encode_frame,
+    is_wait,
 )
 from verl_omni.weight_sync.packing import unpack
 from verl_omni.weight_sync.staging import check_names
@@ -123,11 +124,13 @@ class WeightReceiver:
             raise PeerDisconnected(f"the trainer is gone: {error}") from error
 
     def _receive(self, kind: type[M], limit: int = MESSAGE_BYTES) -> M:
-        prefix = bytearray(PREFIX.size)
-        self._fill(memoryview(prefix))
-        content = bytearray(check_size(prefix, limit))
-        self._fill(memoryview(content))
-        return decode_as(kind, content)
+        while True:
+            prefix = bytearray(PREFIX.size)
+            self._fill(memoryview(prefix))
+            content = bytearray(check_size(prefix, limit))
+            self._fill(memoryview(content))
+            if not is_wait(content):
+                return decode_as(kind, content)
 
     def _fill(self, target: memoryview) -> None:
         while target:

@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -32,6 +32,7 @@ from verl_omni.weight_sync.network.messages import (
     M,
     ProofMessage,
     StreamAddress,
+    WaitMessage,
     WelcomeMessage,
     check_size,
     decode_as,
@@ -40,25 +41,44 @@ from verl_omni.weight_sync.network.messages import (
 
 logger = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 10.0
+WAIT_SHARE = 0.25  # of the deadline, which both ends have: after so long, a receiver that waits is told to
 
 
 @dataclass(slots=True)
 class _Peer:
     """A connection; its methods raise `DeadlineExceeded` and `PeerDisconnected`."""
 
-    socket: socket.socket
+    connection: socket.socket
     deadline: float
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)  # nothing more will be sent
 
-    async def send(self, message: Message) -> None:
-        await self.write(memoryview(encode_frame(message)))
+    async def send(self, message: Message, content: memoryview | None = None) -> None:
+        """Send a message, and the tensors of a bucket after it."""
+        async with self.sending:
+            await self._write(memoryview(encode_frame(message)))
+            if content is not None:
+                await self._write(content)
+            if isinstance(message, BucketMessage) and message.last is not None:
+                self.complete.set()
 
-    async def write(self, content: memoryview) -> None:
+    async def keep_waiting(self) -> None:
+        """Tell the receiver to wait, whenever it has got nothing for a while, until everything is sent."""
+        while not self.complete.is_set():
+            try:
+                async with asyncio.timeout(self.deadline * WAIT_SHARE):
+                    await self.complete.wait()
+            except TimeoutError:
+                if not self.sending.locked():
+                    await self.send(WaitMessage())
+
+    async def _write(self, content: memoryview) -> None:
         loop = asyncio.get_running_loop()
         while content:
             chunk, content = content[:CHUNK_BYTES], content[CHUNK_BYTES:]
             try:
                 async with asyncio.timeout(self.deadline):
-                    await loop.sock_sendall(self.socket, chunk)
+                    await loop.sock_sendall(self._connected(), chunk)
             except TimeoutError as error:
                 raise DeadlineExceeded(f"it took too little within {self.deadline:g} s") from error
             except OSError as error:
@@ -75,11 +95,16 @@ class _Peer:
             raise PeerDisconnected(f"it is gone: {error}") from error
         return decode_as(kind, content)
 
+    def _connected(self) -> socket.socket:
+        if self.connection.fileno() < 0:  # another task found that it is gone
+            raise PeerDisconnected("it is gone")
+        return self.connection
+
     async def _read(self, size: int) -> bytearray:
         content, loop = bytearray(size), asyncio.get_running_loop()
         left = memoryview(content)
         while left:
-            count = await loop.sock_recv_into(self.socket, left)
+            count = await loop.sock_recv_into(self._connected(), left)
             if count == 0:
                 raise PeerDisconnected("it closed the connection without reporting a failure")
             left = left[count:]
@@ -103,12 +128,13 @@ class WeightStream:
         self._key, self._deadline = key, deadline
         self._peers: dict[int, _Peer] = {}
         self._failed: dict[int, str] = {}
+        self._waits: list[asyncio.Task[None]] = []
 
     def close(self) -> None:
         """Close all connections; safe to repeat."""
         self._listener.close()
         for peer in self._peers.values():
-            peer.socket.close()
+            peer.connection.close()
 
     async def send(
         self, weights: Iterator[tuple[str, Tensor]], header: HeaderMessage, receivers: int, bucket_bytes: int
@@ -129,17 +155,18 @@ class WeightStream:
             await self._accept(receivers)
             for number in set(range(receivers)) - self._peers.keys():
                 self._failed[number] = error_text(DeadlineExceeded(f"it did not connect within {self._deadline:g} s"))
-            await asyncio.gather(*(self._guarded(number, peer.send(header)) for number, peer in self._alive()))
+            await self._send_to_all(header)
             try:
                 await self._send_buckets(BucketFiller(weights, bucket_bytes))
             except Exception as error:
-                abort = AbortMessage(error_text(error))
-                await asyncio.gather(*(self._guarded(number, peer.send(abort)) for number, peer in self._alive()))
+                await self._send_to_all(AbortMessage(error_text(error)))
                 raise
             await asyncio.gather(*(self._guarded(number, _confirmed(peer)) for number, peer in self._alive()))
             return self._failed
         finally:
             self.close()
+            for wait in self._waits:
+                wait.cancel()
 
     async def _accept(self, receivers: int) -> None:
         """Accept connections until all receivers are here, or until the deadline. Strangers do not count."""
@@ -158,7 +185,8 @@ class WeightStream:
             except asyncio.CancelledError:
                 connection.close()
                 raise
-            self._peers[number] = _Peer(connection, self._deadline)
+            peer = self._peers[number] = _Peer(connection, self._deadline)
+            self._waits.append(asyncio.create_task(self._guarded(number, _explained(peer, peer.keep_waiting()))))
             if len(self._peers) == receivers:
                 complete.set()
 
@@ -198,30 +226,35 @@ class WeightStream:
                 filling = asyncio.create_task(asyncio.to_thread(filler.fill))
                 message, content = bucket
                 raw = memoryview(content.numpy())
-                sending = (self._guarded(number, _send_bucket(peer, message, raw)) for number, peer in self._alive())
-                await asyncio.gather(*sending)
+                await self._send_to_all(message, raw)
         finally:
             if not filling.done():
                 await asyncio.wait({filling})  # its thread reads the weights, which the caller closes
+
+    async def _send_to_all(self, message: Message, content: memoryview | None = None) -> None:
+        sending = (
+            self._guarded(number, _explained(peer, peer.send(message, content))) for number, peer in self._alive()
+        )
+        await asyncio.gather(*sending)
 
     async def _guarded(self, number: int, sending: Awaitable[None]) -> None:
         try:
             await sending
         except WeightSyncError as error:
-            self._failed[number] = error_text(error)
-            self._peers[number].socket.close()
+            self._failed.setdefault(number, error_text(error))
+            self._peers[number].connection.close()
 
     def _alive(self) -> list[tuple[int, _Peer]]:
         return [(number, peer) for number, peer in self._peers.items() if number not in self._failed]
 
 
-async def _send_bucket(peer: _Peer, message: BucketMessage, content: memoryview) -> None:
+async def _explained(peer: _Peer, sending: Awaitable[None]) -> None:
     try:
-        await peer.send(message)
-        await peer.write(content)
+        await sending
     except PeerDisconnected:
-        with contextlib.suppress(PeerDisconnected, DeadlineExceeded, IncompleteUpdate):
-            await _confirmed(peer)  # its last message says why it left
+        async with peer.sending:
+            with contextlib.suppress(PeerDisconnected, DeadlineExceeded, IncompleteUpdate):
+                await _confirmed(peer)  # its last message says why it left
         raise
 
 

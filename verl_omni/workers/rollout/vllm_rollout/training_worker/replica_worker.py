@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+from typing_extensions import override
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 
@@ -17,13 +18,21 @@ from verl_omni.workers.rollout.network_settings import network_deadline, network
 from verl_omni.workers.rollout.vllm_rollout.training_worker.server_adapter import ServerAdapter
 
 
+class RelayAdapter(ServerAdapter):
+    """The engine waits for weights that may be late by the deadline of their way over the network."""
+
+    @override
+    def _deadline(self) -> float:
+        return super()._deadline() + network_deadline(self.config)
+
+
 class ReplicaWorker(Worker):  # type: ignore[misc]
     """Passes weights from the trainer's node on to the engine on its own node, over the engine's IPC."""
 
     def __init__(self, rollout_config: DiffusionRolloutConfig, model_config: Any, replica_rank: int) -> None:
         super().__init__()
         self._config = rollout_config
-        self._engine = ServerAdapter(rollout_config, model_config, device_mesh=None, replica_rank=replica_rank)
+        self._engine = RelayAdapter(rollout_config, model_config, device_mesh=None, replica_rank=replica_rank)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def ready(self) -> None:
