@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 
+from e2e.cluster.api import NOT_FOUND, ApiError
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import ToolMissing
@@ -87,4 +88,8 @@ def own_namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterat
         api.post("/api/v1/namespaces", {"metadata": {"name": name}})
         plane.await_account(name)
         yield name
-        api.delete(f"/api/v1/namespaces/{name}")
+        try:
+            api.delete(f"/api/v1/namespaces/{name}")
+        except ApiError as error:
+            if error.code != NOT_FOUND:  # the test may have deleted it
+                raise
