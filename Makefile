@@ -24,7 +24,7 @@ STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`; the chart has a copy of the CRD, which Helm installs.
 generated = $(BIN)/python -m omni_operator.api.crd $(1) \
   && $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files $(1) \
-  && $(BIN)/python -m omni_operator.api.reference $(1) \
+  && $(BIN)/python -m omni_operator.api.reference $(1) && $(BIN)/python -m omni_operator.status.troubleshooting $(1) \
   && $(BIN)/python -m verl_omni.trainer.setting_names $(1) && $(BIN)/python -m verl_omni.trainer.settings_page $(1) \
   && $(BIN)/python -m verl_omni.trainer.other_defaults $(1)
 # Without compiled modules each process imports torch, vLLM and verl in twice the time.
@@ -101,7 +101,7 @@ bench: setup ## every figure in the docs; one of them alone: .venv/bin/python be
 	@for name in $(BENCHES); do echo "measuring: benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py; done
 	@$(BIN)/python benchmarks/page.py
 
-crds: setup ## write again what is generated: crds/, docs/job.md, docs/settings.md, and the names of settings
+crds: setup ## write again what is generated: crds/, docs/job.md, docs/settings.md, docs/troubleshooting.md, and the names of settings
 	@$(call generated,)
 
 pod-schema: setup ## write again the schema of pod templates, from the pinned KubeRay

@@ -12,24 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from architecture.reasons import reasons_of_conditions
 from omni_operator import metrics, settings
 from omni_operator.api.status import CONDITION_TYPES, RECONCILE_ERROR
-from omni_operator.status.events import _TROUBLES
 from omni_operator.status.reasons import EventReason, FailureReason
 
 PAGE = "docs/failure-modes.md"
 COLUMNS = ["Fault", "What happens", "How it shows", "How long", "What to do", "Tests"]
 CODE = re.compile(r"`([^`]+)`")
 REASON = re.compile(r"[A-Z][A-Za-z]+")
-# Position of the reason in the calls that make one.
-MAKERS = {
-    "true_because": 0,
-    "false_because": 0,
-    "unknown_because": 0,
-    "ConditionValue": 1,
-    "Suspending": 0,
-    "InProgress": 1,
-}
 
 
 def rows(text: str) -> list[list[str]]:
@@ -37,21 +28,6 @@ def rows(text: str) -> list[list[str]]:
     lines = [line for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in cells if row != COLUMNS and not set("".join(row)) <= {"-", ":", " "}]
-
-
-def reasons_of_conditions(root: Path) -> set[str]:
-    """Reasons in the calls that make conditions and refusals."""
-    package = root / "operator" / "omni_operator"
-    found = set(_TROUBLES)
-    for path in [*(package / "status").glob("*.py"), package / "cluster" / "refusals.py"]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                continue
-            at = MAKERS.get(node.func.id)
-            given = [node.args[at]] if at is not None and len(node.args) > at else []
-            given += [word.value for word in node.keywords if (node.func.id, word.arg) == ("Refusal", "kind")]
-            found |= {one.value for one in given if isinstance(one, ast.Constant) and one.value}
-    return found
 
 
 def words_of_code(root: Path) -> set[str]:

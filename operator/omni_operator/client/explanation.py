@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from omni_operator.api.status import Condition, Status
+from omni_operator.status.explained_reasons import REASONS
 
-ADVICE = {
-    "InvalidSpec": "correct the spec; drl validate --cluster reports every problem",
-    "Queued": "the queue decides; ask for less, or see the Workload of the RayJob",
-    "Unschedulable": "ask for less, or add nodes that have the resource",
-    "QuotaExceeded": "ask for less, or raise the ResourceQuota of the namespace",
-    "ImagePullBackOff": "check the name of the image and the pull secrets",
-    "ClaimNotFound": "create the PersistentVolumeClaim in the namespace of the job",
-    "KubeRayNotInstalled": "install KubeRay; the operator finds it within a minute",
-    "HeartbeatStopped": "read the log of the trainer pod",
-}
 # Conditions that tell why a job in this state is there; the first that is not as wanted counts.
 _WANTED = (("Admitted", "False"), ("Ready", "False"), ("ProgressStalled", "True"), ("WeightsInSync", "False"))
 _ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "Suspending": "Suspended"}
@@ -41,7 +32,7 @@ def explain(name: str, status: Status, created: str | None, deleted: str | None 
     parts.append(f"{found.type} is {found.status}{since}: {found.reason}")
     if found.message:
         parts[-1] += f": {found.message}"
-    if advice := _REQUESTED.get(status.state) or ADVICE.get(found.reason):
+    if advice := _REQUESTED.get(status.state) or _advice(found.reason):
         parts.append(f"What to do: {advice}")
     return ". ".join(part.rstrip(".") for part in parts) + "."
 
@@ -55,3 +46,9 @@ def _cause(status: Status) -> Condition | None:
         if condition is not None and condition.status == held:
             return condition
     return None
+
+
+def _advice(reason: str) -> str:
+    """What to do about a reason, as the end of a sentence; empty if there is nothing to do."""
+    known = REASONS.get(reason)
+    return (known.action[:1].lower() + known.action[1:]).replace("`", "") if known else ""

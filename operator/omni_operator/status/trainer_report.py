@@ -34,7 +34,10 @@ TRAINER_REASONS = frozenset({
 })  # fmt: skip
 _KINDS = {reason.value: reason for reason in TRAINER_REASONS}
 # Each reason of a warning is an entry in the status and an event.
-WARNING_REASONS = frozenset({"SamplesCollapsed", "CheckpointsSetAside", "ReportNotWritten"})
+WARNING_REASONS = frozenset({
+    "SamplesCollapsed", "CheckpointsSetAside", "CheckpointDropped", "ReplicaRemoved", "SettingsWithoutEffect",
+    "ReportNotWritten",
+})  # fmt: skip
 OTHER_WARNING = "Warning"
 NAME_LIMIT = 255
 

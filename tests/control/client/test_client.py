@@ -194,6 +194,7 @@ def holding(state: Any, kind: str, value: Any, reason: str) -> Status:
         (holding("Running", "ProgressStalled", "True", "HeartbeatStopped"), "log of the trainer pod"),
         (holding("Suspended", "Suspended", "True", "Suspended"), "drl resume"),
         (holding("Failed", "Failed", "True", "OutOfMemory"), "Failed is True since 2026-01-01T00:00:00Z: OutOfMemory"),
+        (holding("Failed", "Failed", "True", "OutOfMemory"), "What to do: raise the memory or lower the batch"),
         (holding("Running", "Ready", "True", "Serving"), "Nothing holds it"),
         (Status(), "no operator has seen it"),
     ],

@@ -1,0 +1,369 @@
+"""PURE: what each reason of a condition, failure, event or warning means, and what to do."""
+
+from __future__ import annotations
+
+from .explanations import EVENTS, LOG, PODS, STATUS, Explanation
+
+_REFUSED = ("Admitted=False", "Ready=False", "event")
+_FAILED = ("Failed=True", "failure")
+
+# The job waits until the job, the cluster or the operator's permissions are changed.
+WAITING: dict[str, Explanation] = {
+    "InvalidSpec": Explanation(
+        shown=("Admitted=False", "Ready=False", "Updated=False", "Succeeded=Unknown", "event"),
+        meaning="The spec is invalid, or this cluster's policy refuses it. The message names each field. A running "
+        "attempt continues with the spec that it was created from.",
+        look="drl validate --cluster JOB.yaml",
+        action="Correct the spec; `drl validate --cluster` reports every problem.",
+    ),
+    "Queued": Explanation(
+        shown=("Admitted=False", "Ready=False", "Succeeded=Unknown"),
+        meaning="The queue has not admitted the attempt: `spec.suspend` of its RayJob is true.",
+        look="kubectl get workloads.kueue.x-k8s.io --output=wide",
+        action="The queue decides; ask for less, or see the Workload of the RayJob.",
+    ),
+    "KubeRayNotInstalled": Explanation(
+        shown=_REFUSED,
+        meaning="The cluster has no RayJobs, because KubeRay is not installed.",
+        look="kubectl get crd rayjobs.ray.io",
+        action="Install KubeRay; the operator finds it within a minute, and the job starts.",
+    ),
+    "Forbidden": Explanation(
+        shown=("Admitted=False", "Ready=False"),
+        meaning="The operator's service account lacks a permission, which the message names. The event is "
+        "`ChildRefused`.",
+        look="kubectl get clusterroles,roles --all-namespaces --selector=app.kubernetes.io/name=omni-operator",
+        action="Install the chart with `rbac.create=true`, or grant what docs/install.md lists; the operator tries "
+        "again.",
+    ),
+    "ChildRefused": Explanation(
+        shown=_REFUSED,
+        meaning="The API server refused an object of the job; the message quotes it. Usually a policy or a webhook.",
+        look=EVENTS,
+        action="Change what the message names, in the job or in the policy; the operator tries again.",
+    ),
+    "QuotaExceeded": Explanation(
+        shown=(*_REFUSED, *_FAILED),
+        meaning="A ResourceQuota of the namespace refuses the RayJob or its pods. It is a failure if "
+        "`spec.preRunningDeadlineSeconds` passes meanwhile.",
+        look="kubectl describe resourcequota",
+        action="Ask for less, or raise the ResourceQuota of the namespace.",
+    ),
+    "NameTaken": Explanation(
+        shown=_REFUSED,
+        meaning="An object of another owner has the name of an object of this job. The operator never changes it.",
+        look=EVENTS,
+        action="Rename the job, or delete the object that the message names.",
+    ),
+    "ServerFailed": Explanation(
+        shown=_REFUSED,
+        meaning="The API server answered 500 three times in a row to the same request, as when a webhook cannot be "
+        "called.",
+        look="kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
+        action="Repair or remove the webhook that the message names, or change the job.",
+    ),
+    "NamespaceTerminating": Explanation(
+        shown=("Admitted=False", "Ready=False"),
+        meaning="The namespace is being deleted, and the job with it.",
+        look="kubectl get namespace",
+        action="Create the job in another namespace.",
+    ),
+    "Unschedulable": Explanation(
+        shown=("Ready=False", "event", *_FAILED),
+        meaning="The scheduler finds no node for a pod: too few accelerators, or selectors and taints that no node "
+        "meets. It is a failure if `spec.preRunningDeadlineSeconds` passes meanwhile.",
+        look=PODS,
+        action="Ask for less, correct the selectors, or add nodes that have the resource.",
+    ),
+    "ImagePullBackOff": Explanation(
+        shown=("Ready=False", "event"),
+        meaning="A node cannot pull the image. After 60 s the attempt fails with `ImagePullFailed`.",
+        look=PODS,
+        action="Check the name of the image and the pull secrets.",
+    ),
+    "ClaimNotFound": Explanation(
+        shown=("Ready=False", "event"),
+        meaning="A PersistentVolumeClaim that the job names does not exist; the pods start when it does.",
+        look="kubectl get persistentvolumeclaims",
+        action="Create the PersistentVolumeClaim in the namespace of the job, or correct its name.",
+    ),
+    "CreateContainerConfigError": Explanation(
+        shown=("Ready=False", "event"),
+        meaning="The kubelet cannot create a container, usually because a Secret or ConfigMap is missing.",
+        look=PODS,
+        action="Create what the message names; the pod then starts.",
+    ),
+    "PodsRefused": Explanation(
+        shown=("Ready=False",),
+        meaning="KubeRay cannot create pods, because a policy or webhook refuses them. The event is `ChildRefused`.",
+        look="kubectl describe rayclusters",
+        action="Change the job or the policy that the message names; KubeRay tries again.",
+    ),
+    "HeadNotReady": Explanation(
+        shown=("Ready=False",),
+        meaning="The pod of the Ray head was ready and is not. After 60 s the attempt fails with `HeadLost`.",
+        look=PODS,
+        action="Wait; if it recurs, look for restarts and probes in the description of the head's pod.",
+    ),
+    "PodsNotReady": Explanation(
+        shown=("Ready=False",),
+        meaning="Ray runs the job, but not all of its pods are ready; the message counts them.",
+        look=PODS,
+        action="Wait; if it lasts, look for the pod that is not ready.",
+    ),
+    "ReconcileError": Explanation(
+        shown=("ReconcileError=True", "event"),
+        meaning="An error in the operator, or a status that the API server refuses. Other jobs are not affected.",
+        look="kubectl logs deployment/omni-omni-operator --namespace=omni-system",
+        action="Report the message; changing the spec, or deleting the job, ends it.",
+    ),
+}
+
+FAILURES: dict[str, Explanation] = {
+    "ImagePullFailed": Explanation(
+        shown=_FAILED,
+        meaning="An image could not be pulled for 60 s, or its name is invalid.",
+        look=STATUS,
+        action="Correct the image, or name a pull secret (`spec.runtime.imagePullSecrets`).",
+    ),
+    "InvalidConfig": Explanation(
+        shown=_FAILED,
+        meaning="KubeRay refused the RayJob, or the trainer refused its settings (exit code 2).",
+        look=LOG,
+        action="Correct the setting that the message names; `drl validate` finds most of them.",
+    ),
+    "StartFailed": Explanation(
+        shown=_FAILED,
+        meaning="A container restarted 4 times before the job ran.",
+        look=PODS,
+        action="Read the message and the log of the container that restarts.",
+    ),
+    "HeadLost": Explanation(
+        shown=_FAILED,
+        meaning="The pod of the Ray head was lost. The next attempt resumes from the newest checkpoint.",
+        look=PODS,
+        action="Set `spec.backoffLimit`, so that another attempt follows; look for a node that was lost.",
+    ),
+    "WorkerLost": Explanation(
+        shown=_FAILED,
+        meaning="A container of a running job restarted 4 times.",
+        look=PODS,
+        action="Read the message and the log of the container that restarts.",
+    ),
+    "Preempted": Explanation(
+        shown=_FAILED,
+        meaning="A pod was preempted or evicted, or its node was drained or lost.",
+        look="kubectl get events --field-selector=reason=Preempted",
+        action="Set `spec.backoffLimit` and a checkpoint interval; raise `spec.scheduling.priorityClassName`.",
+    ),
+    "OutOfMemory": Explanation(
+        shown=_FAILED,
+        meaning="A container ran out of memory, or an accelerator did.",
+        look=LOG,
+        action="Raise the memory or lower the batch; `drl fit JOB.yaml` says which settings fit on a device.",
+    ),
+    "AcceleratorFault": Explanation(
+        shown=_FAILED,
+        meaning="The driver reported a fault of an accelerator, e.g. an Xid or an uncorrectable memory error.",
+        look=LOG,
+        action="Drain the node that the message names and check its accelerators.",
+    ),
+    "CollectiveTimeout": Explanation(
+        shown=_FAILED,
+        meaning="A collective operation (NCCL, HCCL, Gloo) timed out: a rank or a network link is gone.",
+        look=LOG,
+        action="Look for another failure at the same time; check the network between the nodes.",
+    ),
+    "WeightSyncFailed": Explanation(
+        shown=_FAILED,
+        meaning="An engine did not get all weights, or a sample came from old ones. No sample was used after that.",
+        look=LOG,
+        action="Read the message; it names the replica and the version.",
+    ),
+    "ApplicationError": Explanation(
+        shown=_FAILED,
+        meaning="The trainer ended with an error that has no reason of its own.",
+        look=LOG,
+        action="Read the message; it is the trainer's error.",
+    ),
+    "DeadlineExceeded": Explanation(
+        shown=_FAILED,
+        meaning="`spec.activeDeadlineSeconds` is over, for all attempts together.",
+        look=STATUS,
+        action="Raise the deadline, and create the job again under another name.",
+    ),
+    "PreRunningDeadlineExceeded": Explanation(
+        shown=_FAILED,
+        meaning="The trainer did not start within `spec.preRunningDeadlineSeconds`.",
+        look=PODS,
+        action="Read in the message what the pods waited for; raise the deadline if they need longer.",
+    ),
+    "ChildDeleted": Explanation(
+        shown=("failure",),
+        meaning="A user or another controller deleted the RayJob. Another attempt follows; it is not counted.",
+        look="kubectl get rayjobs",
+        action="Suspend or delete the job instead of its RayJob.",
+    ),
+}
+
+# The job runs, but its results may not be what its author wants.
+WARNINGS: dict[str, Explanation] = {
+    "HeartbeatStopped": Explanation(
+        shown=("ProgressStalled=True",),
+        meaning="The trainer has not reported for 10 minutes, or for 5 steps if they take longer. The job continues.",
+        look=LOG,
+        action="Read the log of the trainer pod; suspend the job if it hangs.",
+    ),
+    "ReplicaBehind": Explanation(
+        shown=("WeightsInSync=False",),
+        meaning="An engine is more versions behind the trainer than `spec.rollout.staleness` allows.",
+        look=LOG,
+        action="Read the log of the engine; the trainer refuses its samples.",
+    ),
+    "WeightsOld": Explanation(
+        shown=("WeightsInSync=False",),
+        meaning="The last weight sync was longer ago than `spec.rollout.staleness` allows.",
+        look=LOG,
+        action="Read the log of the trainer pod; raise the limit if steps take that long.",
+    ),
+    "ResultsOnEmptyDir": Explanation(
+        shown=("ResultsKept=False", "event"),
+        meaning="No claim is named: checkpoints, adapter and report are deleted with the pods.",
+        look="drl validate --cluster JOB.yaml",
+        action="Name a PersistentVolumeClaim in `spec.checkpoint.claimName`.",
+    ),
+    "NoVendor": Explanation(
+        shown=("AcceleratorChosen=False", "event"),
+        meaning="No accelerator is named: the pods request none and train on the CPU.",
+        look="drl validate --cluster JOB.yaml",
+        action="Write NVIDIA or Ascend in `spec.trainer.accelerator.vendor`, or CPU to confirm.",
+    ),
+    "NextAttempt": Explanation(
+        shown=("Updated=False",),
+        meaning="The spec changed, and the running attempt keeps the old one.",
+        look=STATUS,
+        action="Nothing; suspend and resume the job to use the new spec now.",
+    ),
+    "SamplesCollapsed": Explanation(
+        shown=("event", "warning"),
+        meaning="Samples of different prompts, or the rewards of one prompt's samples, have become alike: the policy "
+        "has collapsed, or the reward is saturated.",
+        look=STATUS,
+        action="Look at the images in the report; lower the learning rate, or hold the policy to the base model "
+        "(`actor.use_kl_loss`).",
+    ),
+    "CheckpointsSetAside": Explanation(
+        shown=("warning",),
+        meaning="`trainer.resume_mode=disable` found checkpoints of an earlier run, and renamed their folder.",
+        look=STATUS,
+        action="Nothing; delete the folder that the message names when you do not need it.",
+    ),
+    "CheckpointDropped": Explanation(
+        shown=("warning",),
+        meaning="The run failed while a checkpoint was being written; the one before is the newest.",
+        look=STATUS,
+        action="Nothing; the next attempt resumes from the checkpoint that the message names.",
+    ),
+    "ReplicaRemoved": Explanation(
+        shown=("warning",),
+        meaning="A rollout replica did not take an update of the weights and is used no more.",
+        look=LOG,
+        action="Read why in the message; the run continues with the other replicas.",
+    ),
+    "SettingsWithoutEffect": Explanation(
+        shown=("warning",),
+        meaning="The job sets trainer settings that have no effect here; the message says why for each.",
+        look="drl validate JOB.yaml",
+        action="Remove them from `spec.algorithm.overrides`.",
+    ),
+    "ReportNotWritten": Explanation(
+        shown=("warning",),
+        meaning="The training finished, but report.html could not be written.",
+        look=LOG,
+        action="Read the message; `drl report` writes the report again from the run folder.",
+    ),
+    "Warning": Explanation(
+        shown=("warning",),
+        meaning="A warning that this version of the operator has no reason for; the message begins with the trainer's.",
+        look=STATUS,
+        action="Read the message.",
+    ),
+    "TrainerWarning": Explanation(
+        shown=("event",),
+        meaning="The event of every warning of the trainer but `SamplesCollapsed`; it begins with the reason.",
+        look=STATUS,
+        action="Read `status.warnings`.",
+    ),
+    "WeightsBehind": Explanation(
+        shown=("event",),
+        meaning="`WeightsInSync` became False, with the reason `ReplicaBehind` or `WeightsOld`.",
+        look=STATUS,
+        action="See those reasons.",
+    ),
+    "ProgressStalled": Explanation(
+        shown=("event",),
+        meaning="The condition of that name became True, with the reason `HeartbeatStopped`.",
+        look=LOG,
+        action="See that reason.",
+    ),
+    "AttemptFailed": Explanation(
+        shown=("event",),
+        meaning="An attempt failed; the event has the reason of the failure.",
+        look=STATUS,
+        action="See that reason.",
+    ),
+    "Failed": Explanation(
+        shown=("event",),
+        meaning="The job failed finally; the event has the reason of the last failure.",
+        look=STATUS,
+        action="See that reason; `drl why NAME` prints it with its remedy.",
+    ),
+}
+
+# Nothing is wrong.
+NORMAL: dict[str, Explanation] = {
+    name: Explanation(shown=shown, meaning=meaning)
+    for name, shown, meaning in (
+        ("ChildUnsuspended", ("Admitted=True",), "The attempt may run."),
+        ("TrainerAndRolloutsServing", ("Ready=True",), "All pods are ready."),
+        ("InSync", ("WeightsInSync=True",), "All engines have weights that are new enough."),
+        ("AsRequested", ("Updated=True",), "The running attempt has the current spec."),
+        ("StepAdvancing", ("ProgressStalled=False",), "The trainer reports."),
+        ("NotRequested", ("Suspended=False",), "`spec.suspend` is false."),
+        ("NoFailure", ("Failed=False",), "The job has not failed."),
+        ("VolumeMounted", ("ResultsKept=True",), "Results are on a volume that outlives the pods."),
+        ("AttemptSucceeded", ("Succeeded=True",), "The training finished."),
+        ("Finished", ("Admitted=False", "Ready=False"), "The job succeeded; nothing is waiting to be admitted."),
+        ("AttemptCreated", ("Admitted=Unknown", "Succeeded=Unknown", "event"), "The RayJob of an attempt was created."),
+        ("Starting", ("Ready=False", "Succeeded=Unknown"), "The pods of the attempt start."),
+        ("Running", ("Succeeded=Unknown", "event"), "Ray runs the trainer; the message has its phase."),
+        (
+            "BetweenAttempts",
+            ("Admitted=Unknown", "Ready=False", "Succeeded=Unknown"),
+            "Objects of the last attempt are being deleted, or the pause before the next one lasts.",
+        ),
+        ("NotRunning", ("WeightsInSync=Unknown", "ProgressStalled=Unknown"), "Known only while the trainer runs."),
+        (
+            "NoReports",
+            ("WeightsInSync=Unknown", "ProgressStalled=Unknown"),
+            "The trainer has not reported yet. It never does with `reports.enabled=false` of the chart.",
+        ),
+        ("ReplicasUnknown", ("WeightsInSync=Unknown",), "No engine has reported its version yet."),
+        ("CheckpointRequested", ("Suspended=Unknown",), "The trainer saves a checkpoint before it is suspended."),
+        ("Stopping", ("Suspended=Unknown",), "The pods are being deleted."),
+        ("Suspending", ("Admitted=False", "Ready=False", "Succeeded=Unknown", "event"), "The job is being suspended."),
+        (
+            "Suspended",
+            ("Suspended=True", "Admitted=False", "Ready=False", "Succeeded=Unknown", "event"),
+            "The job is suspended; `drl resume NAME` continues from the last checkpoint.",
+        ),
+        ("Resumed", ("event",), "`spec.suspend` became false."),
+        ("CheckpointSaved", ("event",), "The checkpoint for a suspension is complete."),
+        ("ProgressResumed", ("event",), "The trainer reports again."),
+        ("WeightsInSync", ("event",), "All engines have the trainer's weights again."),
+        ("Succeeded", ("event",), "The job succeeded."),
+        ("LeaderElected", ("event",), "Another replica of the operator leads; the event is about the Lease."),
+    )
+}
+
+REASONS: dict[str, Explanation] = {**WAITING, **FAILURES, **WARNINGS, **NORMAL}
