@@ -24,6 +24,7 @@ STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`; the chart has a copy of the CRD, which Helm installs.
 generated = $(BIN)/python -m omni_operator.api.crd $(1) \
   && $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files $(1) \
+  && PYTHONPATH=operator:. $(BIN)/python -m e2e.chart_values $(1) \
   && $(BIN)/python -m omni_operator.api.reference $(1) && $(BIN)/python -m omni_operator.status.troubleshooting $(1) \
   && $(BIN)/python -m verl_omni.trainer.setting_names $(1) && $(BIN)/python -m verl_omni.trainer.settings_page $(1) \
   && $(BIN)/python -m verl_omni.trainer.other_defaults $(1)

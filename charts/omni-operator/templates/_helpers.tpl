@@ -17,6 +17,12 @@ app.kubernetes.io/name: {{ include "omni.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{/* Labels of the pod of `helm test`: other ones, because the Service selects the operator's. */}}
+{{- define "omni.testSelector" -}}
+app.kubernetes.io/name: {{ include "omni.name" . }}-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
 {{/* managed-by stays Helm's: objects of jobs have another value of that label. */}}
 {{- define "omni.labels" -}}
 {{ include "omni.selector" . }}

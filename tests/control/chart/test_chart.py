@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def test_default_objects(chart: Render) -> None:
         ("ClusterRoleBinding", "omni-omni-operator-omni-system"),
         ("CustomResourceDefinition", CRD),
         ("Deployment", "omni-omni-operator"),
+        ("Pod", "omni-omni-operator-test"),
         ("Role", "omni-omni-operator-own"),
         ("RoleBinding", "omni-omni-operator-own"),
         ("Service", "omni-omni-operator"),
@@ -197,7 +199,7 @@ def test_values_reach_the_operator(chart: Render, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "image"),
     [
-        ([], "omni-operator:0.1.0"),
+        ([], f"omni-operator:{version('omni-operator')}"),
         (["--set=image.repository=mirror/omni,image.tag=abc"], "mirror/omni:abc"),
         (["--set=image.tag=abc,image.digest=sha256:" + "0" * 64], "omni-operator@sha256:" + "0" * 64),
     ],
@@ -261,14 +263,6 @@ def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:
 def test_invalid_values_are_refused_with_an_explanation(helm: Path, option: str, words: str) -> None:
     # Versions of Helm format a list index differently.
     assert words in tool.refusal(helm, f"--set={option}").replace("/watch/namespaces.0", "/watch/namespaces/0")
-
-
-def test_every_value_has_a_schema_and_a_description() -> None:
-    schema = json.loads((tool.CHART / "values.schema.json").read_text())
-    values = YAML().load(tool.CHART / "values.yaml")
-    assert set(values) == set(schema["properties"]) - {"global"}
-    closed = [schema, *(part for part in schema["properties"].values() if "properties" in part)]
-    assert all(part["additionalProperties"] is False for part in closed)
 
 
 def test_an_old_cluster_is_refused_with_an_explanation(helm: Path) -> None:

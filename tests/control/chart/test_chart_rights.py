@@ -144,6 +144,6 @@ def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:
 
 def test_an_existing_service_account_is_used(chart: Render) -> None:
     bodies = chart("--set=serviceAccount.create=false,serviceAccount.name=given,rbac.create=false")
-    assert {body["kind"] for body in bodies} == {"CustomResourceDefinition", "Deployment", "Service"}
+    assert {body["kind"] for body in bodies} == {"CustomResourceDefinition", "Deployment", "Pod", "Service"}
     (deployment,) = (body for body in bodies if body["kind"] == "Deployment")
     assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == "given"

@@ -1,0 +1,137 @@
+"""Tests of the operator's pod as the chart renders it, with values of a cluster's admin, and of `helm test`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e import helm as tool
+from e2e.cluster import deadlines
+from e2e.cluster.processes import run
+from omni_operator.settings import SettingsError, from_environ
+
+pytestmark = pytest.mark.cluster
+
+Body = dict[str, Any]
+Render = Callable[..., list[Body]]
+
+
+def one(bodies: list[Body], kind: str) -> Body:
+    (found,) = (body for body in bodies if body["kind"] == kind)
+    return found
+
+
+def pod_of(bodies: list[Body]) -> Body:
+    return one(bodies, "Deployment")["spec"]["template"]["spec"]
+
+
+def given(folder: Path, values: Body) -> str:
+    path = folder / "values.json"
+    path.write_text(json.dumps(values))
+    return f"--values={path}"
+
+
+def test_the_chart_has_no_warning(helm: Path) -> None:
+    said = run([str(helm), "lint", "--strict", str(tool.CHART)], deadline=deadlines.COMMAND)
+    assert "1 chart(s) linted, 0 chart(s) failed" in said
+    assert "WARNING" not in said
+
+
+def test_where_the_pod_runs_is_as_given(chart: Render, tmp_path: Path) -> None:
+    spread = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    other = {**spread, "labelSelector": {"matchLabels": {"team": "a"}}}
+    values = {
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"key": "control", "operator": "Exists", "effect": "NoSchedule"}],
+        "topologySpreadConstraints": [spread, other],
+        "priorityClassName": "system-cluster-critical",
+    }
+    bodies = chart(given(tmp_path, values))
+    pod = pod_of(bodies)
+    for name in ("nodeSelector", "tolerations", "priorityClassName"):
+        assert pod[name] == values[name], name
+    first, second = pod["topologySpreadConstraints"]
+    assert first == {**spread, "labelSelector": one(bodies, "Deployment")["spec"]["selector"]}
+    assert second == other
+    assert not {*values} & {*pod_of(chart())}
+
+
+def test_variables_volumes_and_mounts_are_added(chart: Render, tmp_path: Path) -> None:
+    values = {
+        "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/etc/ca/ca.crt"}],
+        "extraEnvFrom": [{"configMapRef": {"name": "proxy"}}],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
+    }
+    pod = pod_of(chart(given(tmp_path, values)))
+    (container,) = pod["containers"]
+    assert container["env"][-1] == values["extraEnv"][0]
+    assert container["envFrom"] == values["extraEnvFrom"]
+    assert container["volumeMounts"] == values["extraVolumeMounts"]
+    assert pod["volumes"] == values["extraVolumes"]
+    names = [item["name"] for item in container["env"]]
+    assert len(names) == len(set(names))
+
+
+def test_a_misspelt_variable_of_the_operator_is_refused_by_the_operator(chart: Render, tmp_path: Path) -> None:
+    values = {"extraEnv": [{"name": "OMNI_OPERATOR_PASES", "value": "3"}]}
+    (container,) = pod_of(chart(given(tmp_path, values)))["containers"]
+    variables = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+    with pytest.raises(SettingsError, match="OMNI_OPERATOR_PASES is unknown"):
+        from_environ(variables, "omni-system")
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Pod"])
+def test_without_fixed_users_the_platform_chooses_them(chart: Render, kind: str) -> None:
+    bodies = chart("--set=podSecurityContext.runAsUser=null,podSecurityContext.runAsGroup=null")
+    pod = pod_of(bodies) if kind == "Deployment" else one(bodies, kind)["spec"]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    (container,) = pod["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_security_contexts_can_be_left_out(chart: Render) -> None:
+    pod = pod_of(chart("--set=podSecurityContext=null,securityContext=null"))
+    assert "securityContext" not in pod
+    assert "securityContext" not in pod["containers"][0]
+
+
+def test_helm_test_asks_the_operator_through_its_service(chart: Render) -> None:
+    bodies = chart("--set=metrics.port=9001,networkPolicy.enabled=true", "--set-json=networkPolicy.metricsFrom=[{}]")
+    pod, service = one(bodies, "Pod"), one(bodies, "Service")
+    (container,) = pod["spec"]["containers"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert container["args"] == [f"http://{service['metadata']['name']}.omni-system.svc:9001"]
+    assert {"name": "metrics", "port": 9001, "targetPort": "metrics"} in service["spec"]["ports"]
+    _, _, module = container["command"]
+    assert container["command"] == ["python", "-m", module]
+    assert importlib.util.find_spec(module) is not None
+    assert container["image"] == pod_of(bodies)["containers"][0]["image"], "no other image needs to be pulled"
+    assert pod["spec"]["securityContext"] == pod_of(bodies)["securityContext"]
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    # Neither the Service nor the Deployment may select this pod; the network policy lets it in.
+    labels = pod["metadata"]["labels"]
+    assert not service["spec"]["selector"].items() <= labels.items()
+    peers = one(bodies, "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    assert any(peer.get("podSelector", {}).get("matchLabels", {}).items() <= labels.items() for peer in peers if peer)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"extraEnv": [{"nme": "A"}]}, "/extraEnv/0"),
+        ({"extraEnv": [{"name": "A-B"}]}, "/extraEnv/0/name"),
+        ({"extraVolumes": [{"configMap": {"name": "a"}}]}, "/extraVolumes/0"),
+        ({"extraVolumeMounts": [{"name": "a"}]}, "/extraVolumeMounts/0"),
+        ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "/topologySpreadConstraints/0"),
+        ({"podSecurityContext": "none"}, "/podSecurityContext"),
+        ({"tuning": {"passes": "many"}}, "/tuning/passes"),
+    ],
+)
+def test_invalid_values_of_the_pod_are_refused(helm: Path, tmp_path: Path, values: Body, words: str) -> None:
+    assert words in tool.refusal(helm, given(tmp_path, values))

@@ -1,0 +1,93 @@
+"""Values of the chart: each is described, in the schema and in the README, and the generated files are up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from e2e import chart_values
+from e2e.helm import CHART
+from omni_operator.settings import _TIMEOUTS, Settings
+from omni_operator.status.timeouts import Timeouts
+
+Schema = dict[str, Any]
+
+
+@pytest.fixture
+def schema() -> Schema:
+    return json.loads((CHART / "values.schema.json").read_text())
+
+
+@pytest.fixture
+def values() -> list[chart_values.Value]:
+    return chart_values.read_values((CHART / "values.yaml").read_text())
+
+
+def properties(part: Schema, at: str = "") -> Iterator[tuple[str, Schema]]:
+    for name, inner in part.get("properties", {}).items():
+        path = f"{at}.{name}".removeprefix(".")
+        yield path, inner
+        yield from properties(inner, path)
+
+
+def test_every_value_has_a_description(values: list[chart_values.Value]) -> None:
+    data = YAML(typ="safe").load(CHART / "values.yaml")
+    described = {value.path for value in values}
+    missing = [
+        path
+        for path in chart_values.leaves(data)
+        if not any(path == known or path.startswith(f"{known}.") for known in described)
+    ]
+    assert len(described) > 40
+    assert missing == [], "values without a line `# -- ...` above them"
+
+
+def test_every_property_of_the_schema_has_a_description_and_objects_are_closed(schema: Schema) -> None:
+    found = dict(properties(schema))
+    assert len(found) > 70
+    assert [path for path, part in found.items() if not part.get("description", "").endswith(".")] == []
+    closed = [
+        path for path, part in found.items() if "properties" in part and part["additionalProperties"] is not False
+    ]
+    assert (closed, schema["additionalProperties"]) == ([], False)
+
+
+def test_schema_and_values_have_the_same_names(schema: Schema, values: list[chart_values.Value]) -> None:
+    data = YAML(typ="safe").load(CHART / "values.yaml")
+    assert set(data) == set(schema["properties"]) - {"global"}
+    in_values = {value.path for value in values}
+    # Values that are empty by default have their names in the schema only; Kubernetes' own objects have none there.
+    only = {path for path, part in properties(schema) if "properties" not in part} - in_values - {"global"}
+    assert {path.rpartition(".")[0] for path in only} == {"jobs.podPolicy", "tuning", "jobs.resourceNames", "resources"}
+
+
+def test_the_defaults_of_tuning_are_those_of_the_operator(schema: Schema) -> None:
+    settings, timeouts = Settings(), Timeouts()
+    for name, part in schema["properties"]["tuning"]["properties"].items():
+        setting = re.sub(r"(?<=[a-z])([A-Z])", r"_\1", name).lower()
+        if setting.upper() in _TIMEOUTS:
+            default = getattr(timeouts, _TIMEOUTS[setting.upper()]).total_seconds()
+        else:
+            default = getattr(settings, setting)
+        assert part["description"].endswith(f" Default: {default:g}."), name
+
+
+def test_the_generated_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chart_values.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_description_ends_at_its_value() -> None:
+    text = "a:\n  # -- One\n  # line.\n  b: 1\n  c: 2\n# Not a description.\nd: {e: 3}\n# -- Last.\nf: {g: 4}\n"
+    assert chart_values.read_values(text) == [
+        chart_values.Value("a.b", 1, "One line."), chart_values.Value("f", {"g": 4}, "Last."),
+    ]  # fmt: skip
+
+
+def test_a_described_value_that_the_schema_does_not_have_is_an_error() -> None:
+    with pytest.raises(KeyError, match="no x"):
+        chart_values.with_descriptions({"properties": {}}, [chart_values.Value("x", 1, "Text.")])
