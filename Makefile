@@ -134,6 +134,10 @@ clean-cache: setup ## remove all of that
 clean: ## remove what the commands made here (not the cache outside)
 	@rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
+release: setup ## VERSION=1.4.0: set the version, write the changelog, build wheel, chart, images and checksums into dist/
+	@PYTHONPATH=operator:. $(BIN)/python -m e2e.release $(VERSION) $(if $(IMAGES),--images $(IMAGES))
+.PHONY: release
+
 changelog: setup ## what CHANGELOG.md would gain from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 

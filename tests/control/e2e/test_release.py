@@ -1,0 +1,161 @@
+"""A release: the version is the same everywhere, the changelog gets its section, and every file has its checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from datetime import date
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from e2e import helm as tool
+from e2e import release
+from e2e.cluster.errors import ToolMissing
+from e2e.conftest import leave_out
+
+ROOT = release.ROOT
+DAY = date(2026, 1, 2)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what a release reads and changes."""
+    copy = tmp_path / "tree"
+    copy.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("charts", "crds", "changelog.d", "operator", "verl_omni"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    found = release.read_versions(ROOT)
+    assert len(found) == 3
+    assert set(found.values()) == {installed_version("omni-operator")}
+
+
+def test_no_other_committed_file_names_the_version_of_the_chart_or_the_package() -> None:
+    """A place that `set_version` does not know would keep the old version."""
+    version = release.read_versions(ROOT)["pyproject.toml: version"]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: the committed files are unknown")
+    names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
+    shipped = [name for name in names if name.parts[0] in ("charts", "images", "crds", "operator", "verl_omni", "docs")]
+    assert len(shipped) > 200
+    texts = {name.as_posix(): (ROOT / name).read_bytes() for name in shipped if (ROOT / name).is_file()}
+    named = {name for name, text in texts.items() if f"omni-operator:{version}".encode() in text}
+    named |= {name for name, text in texts.items() if f"omni-operator-{version}".encode() in text}
+    assert named == set()
+
+
+def test_a_release_sets_the_version_and_writes_the_changelog(tree: Path) -> None:
+    release.set_version(tree, "7.8.9")
+    assert set(release.read_versions(tree).values()) == {"7.8.9"}
+    changed = [name for name in release.PLACES if (tree / name).read_text() != (ROOT / name).read_text()]
+    assert changed == list(release.PLACES)
+    for name in changed:
+        lines = zip((tree / name).read_text().splitlines(), (ROOT / name).read_text().splitlines(), strict=True)
+        assert all("7.8.9" in new for new, old in lines if new != old), name
+    release.write_changelog(tree, "7.8.9", DAY)
+    assert "# Omni Operator 7.8.9 (2026-01-02)\n\n## Added\n" in (tree / "CHANGELOG.md").read_text()
+    assert list((tree / "changelog.d").glob("*.md")) == []
+    with pytest.raises(release.NotReleasable, match=r"has 7\.8\.9 already"):
+        release.check_releasable(tree, "7.8.9")
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("1.2", "is not a version"),
+        ("v1.2.3", "is not a version"),
+        ("1.2.3rc1", "is not a version"),
+        ("1.02.3", "is not a version"),
+        ("0.0.1", "is older than"),
+    ],
+)
+def test_a_version_that_cannot_be_released_is_refused(version: str, words: str) -> None:
+    with pytest.raises(release.NotReleasable, match=words):
+        release.check_releasable(ROOT, version)
+
+
+def test_a_release_without_changes_is_refused(tree: Path) -> None:
+    shutil.rmtree(tree / "changelog.d")
+    with pytest.raises(release.NotReleasable, match="no fragment"):
+        release.check_releasable(tree, "7.8.9")
+
+
+def test_every_fragment_is_in_a_section_of_the_changelog() -> None:
+    drafted = subprocess.run(
+        [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "7.8.9", "--date", "2026-01-02"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    fragments = sorted((ROOT / "changelog.d").glob("*.md"))
+    assert fragments
+    words = " ".join(drafted.split())
+    missing = [path.name for path in fragments if " ".join(path.read_text().split())[:60] not in words]
+    assert missing == []
+
+
+def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("two")
+    (tmp_path / "a.txt").write_text("one")
+    release.write_checksums(tmp_path)
+    assert (tmp_path / release.CHECKSUMS).read_text() == "".join(
+        f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in (("a.txt", "one"), ("b.txt", "two"))
+    )
+    release.write_checksums(tmp_path)
+    checked = subprocess.run(
+        ["sha256sum", "--check", release.CHECKSUMS], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert checked.returncode == 0
+
+
+@pytest.mark.cluster
+def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
+    try:
+        program = tool.helm()
+    except ToolMissing as error:
+        leave_out(error)
+    out = tmp_path / "out" / "7.8.9"
+    release.release("7.8.9", tree, out, (), DAY, program)
+    wheel, chart = out / "omni_operator-7.8.9-py3-none-any.whl", out / "omni-operator-7.8.9.tgz"
+    assert {path.name for path in out.iterdir()} == {
+        wheel.name, chart.name, release.CHECKSUMS, *(path.name for path in (ROOT / "crds").glob("*.yaml")),
+    }  # fmt: skip
+    with zipfile.ZipFile(wheel) as packed:
+        names = packed.namelist()
+        assert {"omni_operator/main.py", "verl_omni/trainer/main_diffusion.py"} <= set(names)
+        assert "omni_operator/api/pod_template_schema.json" in names
+        assert not [name for name in names if "tests" in name.split("/")]
+    with tarfile.open(chart) as packed:
+        described = packed.extractfile("omni-operator/Chart.yaml")
+        assert described is not None
+        found = YAML(typ="safe").load(described)
+    assert (found["version"], found["appVersion"]) == ("7.8.9", "7.8.9")
+    bodies = tool.rendered(program, chart=chart)
+    images = {
+        container["image"]
+        for body in bodies
+        if body["kind"] == "Deployment"
+        for container in body["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {"omni-operator:7.8.9"}
+    with pytest.raises(release.NotReleasable, match="already"):
+        release.release("7.8.9", tree, out, (), DAY, program)
+
+
+def test_an_existing_folder_is_refused_before_anything_changes(tree: Path, tmp_path: Path) -> None:
+    before = (tree / "pyproject.toml").read_text()
+    with pytest.raises(release.NotReleasable, match="exists: remove it"):
+        release.release("7.8.9", tree, tmp_path, (), DAY, Path("helm"))
+    assert (tree / "pyproject.toml").read_text() == before
+    assert list((tree / "changelog.d").glob("*.md"))
