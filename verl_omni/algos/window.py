@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-DEFAULT_HIGH = 5  # steps that a window with a size and without a range may lie in
+from verl_omni.algos import window_bounds
 
 
 def place(
@@ -21,25 +21,17 @@ def place(
 ) -> tuple[int, int]:
     """First step and number of steps of the window.
 
-    Without a size it has every step but the last, because noise added in the last step is never denoised. The seed
-    places a `random` window; a `progressive` one moves by one step every `iters_per_group` training steps and starts
-    over at the end.
+    The seed places a `random` window; a `progressive` one moves by one step every `iters_per_group` training steps and
+    starts over at the end.
 
     Args:
         steps: number of denoising steps.
-        size: length of the window; None: all of `bounds`.
-        bounds: steps [low, high) that the window lies in; None: all but the last, and with a size the first
-            `DEFAULT_HIGH` of them, as in verl-omni.
+        size, bounds: as `window_bounds.resolve` takes them.
 
     Raises:
         ValueError: the window does not fit, or the strategy is unknown.
     """
-    most = steps - 1 if size is None else min(DEFAULT_HIGH, steps - 1)
-    low, high = (int(bounds[0]), int(bounds[1])) if bounds is not None else (0, most)
-    if size is None:
-        size = high - low if bounds is not None else steps - 1
-    if not (0 <= low < high <= steps and 0 < size <= high - low):
-        raise ValueError(f"an SDE window of {size} steps does not fit into [{low}, {high}) of {steps} steps")
+    low, high, size = window_bounds.resolve(steps, size, bounds)
     places = high - low - size + 1
     match strategy:
         case "random":

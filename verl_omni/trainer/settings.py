@@ -20,10 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_omni.trainer import supported_values
 from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
 from verl_omni.workers.algorithms import registry
+from verl_omni.workers.algorithms.other_names import LOSS, resolve
 
 CONFIG_NAME = "diffusion_trainer"
-# Selects a file of config/loss.
-LOSS, SAMPLED_FOR = "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
 # Groups whose keys the user chooses; supported_values.py and reward_settings.py check some of them.
 OPEN = (
     "data.apply_chat_template_kwargs",
@@ -144,15 +143,12 @@ def _known(loss: str) -> tuple[str, ...]:
 
 
 def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
-    """The algorithm's name, and the overrides without it. Each algorithm has settings of its own."""
-    loss, others = registry.DEFAULT, []
-    for override in overrides:
-        name, _, value = override.partition("=")
-        value = registry.OTHER_NAMES.get(value, value)
-        if name.lstrip("+") == LOSS:
-            loss = value
-        else:
-            others.append(f"{name}={value}" if name.lstrip("+") == SAMPLED_FOR else override)
+    """The algorithm's name, which selects a file of config/loss, and the overrides without it.
+
+    Raises:
+        SettingsError: there is no such algorithm.
+    """
+    loss, others = resolve(overrides, registry.DEFAULT)
     try:
         registry.check_name(loss)
     except ValueError as error:

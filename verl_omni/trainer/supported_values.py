@@ -60,7 +60,9 @@ class SupportedValues:
 
 
 SUPPORTED = {
-    "algorithm.adv_estimator": SupportedValues(("flow_grpo",), "advantages are group-relative"),
+    "algorithm.adv_estimator": SupportedValues(
+        ("flow_grpo", "dance_grpo", "mix_grpo"), "advantages are group-relative"
+    ),
     "algorithm.sample_source": SupportedValues(
         ("online", "offline"), "the engine generates the samples, or the training data have pairs of images"
     ),

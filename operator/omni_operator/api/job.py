@@ -21,7 +21,7 @@ from .policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPol
 from .reward import Reward
 from .rollout import Rollout
 from .status import Status
-from .training import Algorithm, Checkpoint, Trainer
+from .training import ESTIMATORS, Algorithm, Checkpoint, Trainer
 
 API_VERSION = "diffusionrl.io/v1alpha1"
 KIND = "DiffusionRLJob"
@@ -36,7 +36,10 @@ NO_VENDOR = (
 )
 NO_CLAIM = "needs spec.checkpoint.claimName: another attempt resumes from a checkpoint that must outlive the pods"
 COMPARES = "must be at least 2: the algorithm compares samples of one prompt"
-NO_NOISE = "must be more than 0: FlowGRPO, GRPOGuard and FlowDPPO learn from the sampler's noise"
+NO_NOISE = f"must be more than 0: {', '.join(ESTIMATORS)} learn from the sampler's noise"
+NO_WINDOW = "must be given: MixGRPO trains on a window of the steps"
+NOT_DANCE = "must be dance_sde, or absent: DanceGRPO is trained on that sampler; write FlowGRPO with another"
+GUARD_CPS = "must be sde or dance_sde: GRPOGuard divides by the noise of each step, and cps does not"
 NO_BASE = "must be true: DiffusionDPO compares with the base model, which is the model without its adapter"
 PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
 ENGINES = (
@@ -167,9 +170,26 @@ class Spec(StrictModel):
             ".rollout.samplesPerPrompt",
         ),
         Cel(
-            "!(self.algorithm.name in ['FlowGRPO', 'GRPOGuard', 'FlowDPPO']) || self.rollout.sampler.noiseLevel > 0.0",
+            f"!(self.algorithm.name in {list(ESTIMATORS)}) || self.rollout.sampler.noiseLevel > 0.0",
             NO_NOISE,
             ".rollout.sampler.noiseLevel",
+        ),
+        Cel(
+            "self.algorithm.name != 'MixGRPO' || has(self.rollout.sampler.window)",
+            NO_WINDOW,
+            ".rollout.sampler",
+        ),
+        Cel(
+            "self.algorithm.name != 'DanceGRPO' || !has(self.rollout.sampler.type) || "
+            "self.rollout.sampler.type == 'dance_sde'",
+            NOT_DANCE,
+            ".rollout.sampler.type",
+        ),
+        Cel(
+            "self.algorithm.name != 'GRPOGuard' || !has(self.rollout.sampler.type) || "
+            "self.rollout.sampler.type != 'cps'",
+            GUARD_CPS,
+            ".rollout.sampler.type",
         ),
         Cel(
             "self.algorithm.name != 'DiffusionDPO' || self.model.lora.enabled",
@@ -219,8 +239,15 @@ class Spec(StrictModel):
         name = self.algorithm.name
         if name != "Custom" and self.rollout.samples_per_prompt < 2:
             yield Violation(("rollout", "samplesPerPrompt"), COMPARES)
-        if name in ("FlowGRPO", "GRPOGuard", "FlowDPPO") and self.rollout.sampler.noise_level == 0:
+        sampler = self.rollout.sampler
+        if name in ESTIMATORS and sampler.noise_level == 0:
             yield Violation(("rollout", "sampler", "noiseLevel"), NO_NOISE)
+        if name == "MixGRPO" and sampler.window is None:
+            yield Violation(("rollout", "sampler", "window"), NO_WINDOW)
+        if name == "DanceGRPO" and sampler.type not in (None, "dance_sde"):
+            yield Violation(("rollout", "sampler", "type"), NOT_DANCE)
+        if name == "GRPOGuard" and sampler.type == "cps":
+            yield Violation(("rollout", "sampler", "type"), GUARD_CPS)
         if name == "DiffusionDPO":
             if not self.model.lora.enabled:
                 yield Violation(("model", "lora", "enabled"), NO_BASE)

@@ -79,10 +79,10 @@ class Window(StrictModel):
         le=1000,
         description="The window ends before this step. If start to end is longer than size, see placement.",
     )
-    placement: Literal["Random", "Progressive"] = Field(
-        default="Random",
+    placement: Literal["Random", "Progressive"] | None = Field(
+        default=None,
         description="Random: a random place for each sample. Progressive: one place for all samples, which moves from "
-        "start to end and begins again (MixGRPO, arXiv:2507.21802).",
+        "start to end and begins again. Default: Progressive with MixGRPO, Random otherwise.",
     )
     steps_per_place: int = Field(
         default=25, ge=1, le=10_000_000, description="Training steps before a Progressive window moves on."
@@ -99,15 +99,17 @@ class Window(StrictModel):
 class Sampler(StrictModel):
     """How the sampler adds noise between denoising steps."""
 
-    type: Literal["sde", "cps", "dance_sde"] = Field(
-        default="sde",
-        description="sde: Flow-GRPO (arXiv:2505.05470). cps: coefficient-preserving sampling. dance_sde: DanceGRPO.",
+    type: Literal["sde", "cps", "dance_sde"] | None = Field(
+        default=None,
+        description="sde: Flow-GRPO (arXiv:2505.05470). cps: coefficient-preserving sampling. dance_sde: DanceGRPO. "
+        "Default: dance_sde with DanceGRPO, sde otherwise.",
     )
     noise_level: float = Field(
         default=0.7,
         ge=0,
         le=10,
-        description="Scale of the noise. 0: none, which FlowGRPO, GRPOGuard and FlowDPPO refuse: they learn from it.",
+        description="Scale of the noise. 0: none, which FlowGRPO, DanceGRPO, MixGRPO, GRPOGuard and FlowDPPO refuse: "
+        "they learn from it.",
     )
     window: Window | None = Field(
         default=None, description="Steps that add noise. Default: all but the last step, whose noise is never denoised."

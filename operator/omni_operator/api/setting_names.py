@@ -302,7 +302,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "actor_rollout_ref.rollout.prometheus.enable",
     )),
     ((1,), "an evaluation draws one sample of each prompt", ("actor_rollout_ref.rollout.val_kwargs.n",)),
-    (('flow_grpo',), "advantages are group-relative", ("algorithm.adv_estimator",)),
+    (('flow_grpo', 'dance_grpo', 'mix_grpo'), "advantages are group-relative", ("algorithm.adv_estimator",)),
     ((False, True), "true takes the engine's log-probabilities as old", ("algorithm.rollout_correction.bypass_mode",)),
     (('ppo_clip',), "the loss is PPO's clipped one", ("algorithm.rollout_correction.loss_type",)),
     ((None, 'token', 'sequence'), "weights are of a recorded step (token), or of a sample (sequence)", (

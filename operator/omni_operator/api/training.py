@@ -20,10 +20,20 @@ ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
 # Algorithm -> the trainer's `loss_mode`, which selects its settings.
 LOSSES = {
     "FlowGRPO": "flow_grpo",
+    "DanceGRPO": "flow_grpo",
+    "MixGRPO": "flow_grpo",
     "GRPOGuard": "grpo_guard",
     "FlowDPPO": "flow_dppo",
     "DiffusionNFT": "diffusion_nft",
     "DiffusionDPO": "diffusion_dpo",
+}
+# Algorithm that trains on recorded steps -> the trainer's estimator of advantages.
+ESTIMATORS = {
+    "FlowGRPO": "flow_grpo",
+    "DanceGRPO": "dance_grpo",
+    "MixGRPO": "mix_grpo",
+    "GRPOGuard": "flow_grpo",
+    "FlowDPPO": "flow_grpo",
 }
 _OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
 _RESERVED_MESSAGE = (
@@ -46,9 +56,11 @@ class Algorithm(StrictModel):
 
     not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
 
-    name: Literal["FlowGRPO", "GRPOGuard", "FlowDPPO", "DiffusionNFT", "DiffusionDPO", "Custom"] = Field(
+    name: Literal[
+        "FlowGRPO", "DanceGRPO", "MixGRPO", "GRPOGuard", "FlowDPPO", "DiffusionNFT", "DiffusionDPO", "Custom"
+    ] = Field(
         default="FlowGRPO",
-        description="FlowGRPO (arXiv:2505.05470; DanceGRPO and MixGRPO are settings of spec.rollout.sampler), "
+        description="FlowGRPO (arXiv:2505.05470), DanceGRPO (arXiv:2505.07818), MixGRPO (arXiv:2507.21802), "
         "GRPOGuard (arXiv:2510.22319), FlowDPPO (arXiv:2606.11025), DiffusionNFT (arXiv:2509.16117), "
         "DiffusionDPO (arXiv:2311.12908), or Custom: set by overrides. See docs/algorithms.md.",
     )

@@ -7,7 +7,7 @@ from typing import cast
 
 from omni_operator.api import DiffusionRLJob, Spec
 from omni_operator.api.reward import Scorer
-from omni_operator.api.training import ENTRYPOINT, LOSSES
+from omni_operator.api.training import ENTRYPOINT, ESTIMATORS, LOSSES
 
 from .hydra import Value, format_assignment
 from .run_layout import RunLayout
@@ -58,8 +58,8 @@ def _model(spec: Spec) -> Settings:
             "actor_rollout_ref.model.target_modules": lora.target_modules or None,
         }
     made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
-    if spec.algorithm.name in ("FlowGRPO", "GRPOGuard", "FlowDPPO"):
-        made |= {"algorithm.adv_estimator": "flow_grpo"}
+    if estimator := ESTIMATORS.get(spec.algorithm.name):
+        made["algorithm.adv_estimator"] = estimator
     if loss := LOSSES.get(spec.algorithm.name):
         made |= {f"{ACTOR}.diffusion_loss.loss_mode": loss, "actor_rollout_ref.model.algorithm": loss}
     return made
@@ -87,7 +87,7 @@ def _rollout(spec: Spec) -> Settings:
         f"{ROLLOUT}.pipeline.num_inference_steps": pipeline.steps,
         f"{ROLLOUT}.pipeline.guidance_scale": pipeline.guidance,
         f"{ROLLOUT}.pipeline.max_sequence_length": pipeline.max_sequence_length,
-        f"{ROLLOUT}.algo.sde_type": sampler.type,
+        f"{ROLLOUT}.algo.sde_type": sampler.type or ("dance_sde" if spec.algorithm.name == "DanceGRPO" else "sde"),
         f"{ROLLOUT}.algo.noise_level": sampler.noise_level,
     }
     if requests := rollout.engine.max_concurrent_requests:
@@ -99,7 +99,8 @@ def _rollout(spec: Spec) -> Settings:
     if window := sampler.window:
         made[f"{ROLLOUT}.algo.sde_window_size"] = window.size
         made[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
-        made[f"{ROLLOUT}.algo.sample_strategy"] = window.placement.lower()
+        placement = window.placement or ("Progressive" if spec.algorithm.name == "MixGRPO" else "Random")
+        made[f"{ROLLOUT}.algo.sample_strategy"] = placement.lower()
         made[f"{ROLLOUT}.algo.iters_per_group"] = window.steps_per_place
     return made
 

@@ -13,13 +13,16 @@ from omni_operator.api.scorers import BUILTIN as BUILTIN_SCORERS
 from omni_operator.api.scorers import UNAVAILABLE as UNAVAILABLE_SCORERS
 from omni_operator.api.scorers import JudgeSettings
 from omni_operator.api.setting_names import ELSEWHERE
-from omni_operator.api.training import LOSSES
+from omni_operator.api.training import ESTIMATORS, LOSSES
 
 from .fields import (
     ACTOR,
+    ALGO,
     ALGORITHM_NAMES,
     BUILTIN,
+    ESTIMATOR,
     FIELDS,
+    GLOBAL_STD,
     IMPLIED,
     LORA,
     LOSS,
@@ -97,11 +100,17 @@ def convert(arguments: Sequence[str]) -> Conversion:
         given[name] = f"{name}={match['value']}"
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
     values = {name: parse_value(text) for name, text in texts_given.items()}
-    algorithm = ALGORITHM_NAMES.get(values.get(LOSS, values.get(f"{MODEL}.algorithm", "flow_grpo")))
+    algorithm = _algorithm(values)
     made.put("algorithm.name", algorithm or "FlowGRPO")
     for name, text in texts_given.items():
         _collect(made, given[name], lambda name=name, text=text: _place(made, name, values[name], text, algorithm))
-    for settings, put in ((LORA, _lora), (WINDOW, _window), ((SCORER, SCORERS), _scorers), ((BATCH,), _sizes)):
+    for settings, put in (
+        (LORA, _lora),
+        (WINDOW, _window),
+        ((ESTIMATOR,), _estimator),
+        ((SCORER, SCORERS), _scorers),
+        ((BATCH,), _sizes),
+    ):
         named = next((given[name] for name in settings if name in given), settings[0])
         _collect(made, named, lambda put=put: put(made, values))
     if TOTAL_STEPS not in values:
@@ -128,7 +137,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         Refusal: it belongs nowhere.
     """
     if name in (LOSS, f"{MODEL}.algorithm"):
-        if ALGORITHM_NAMES.get(value) is None or ALGORITHM_NAMES[value] != algorithm:
+        named = ALGORITHM_NAMES.get(value)
+        if named is None or algorithm is None or LOSSES[named] != LOSSES[algorithm]:
             raise Refusal(f"{value} is not supported; algorithms are {', '.join(ALGORITHM_NAMES)}")
     elif name in IMPLIED:
         if value not in IMPLIED[name]:
@@ -148,6 +158,35 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} "))
     else:
         made.overrides.append(f"{name}={text}")
+
+
+def _named(values: Mapping[str, Any]) -> str | None:
+    """The algorithm that the script names; None if it does not exist."""
+    return ALGORITHM_NAMES.get(values.get(LOSS, values.get(f"{MODEL}.algorithm", "flow_grpo")))
+
+
+def _algorithm(values: Mapping[str, Any]) -> str | None:
+    """The job's algorithm: the one that the script names, or that its estimator and sampler make of Flow-GRPO."""
+    named, estimator, sampler = _named(values), values.get(ESTIMATOR), values.get(f"{ALGO}.sde_type")
+    if named == "DanceGRPO" and sampler not in (None, "dance_sde"):
+        return "FlowGRPO"
+    if named == "FlowGRPO" and (estimator, sampler) == ("dance_grpo", "dance_sde"):
+        return "DanceGRPO"
+    if named == "FlowGRPO" and estimator == "mix_grpo":
+        return "MixGRPO"
+    return named
+
+
+def _estimator(made: _Made, values: Mapping[str, Any]) -> None:
+    """Advantages other than those of the job's algorithm are a setting of their standard deviation."""
+    algorithm = made.spec["algorithm"]["name"]
+    default = "dance_grpo" if _named(values) == "DanceGRPO" else ESTIMATORS.get(algorithm, "flow_grpo")
+    estimator = values.get(ESTIMATOR, default)
+    if estimator not in ESTIMATORS.values():
+        raise Refusal(f"{estimator} is not supported; write {' or '.join(dict.fromkeys(ESTIMATORS.values()))}")
+    by_group = estimator == "dance_grpo"
+    if by_group != (algorithm == "DanceGRPO") and GLOBAL_STD not in values:
+        made.overrides.append(f"{GLOBAL_STD}={str(not by_group).lower()}")
 
 
 def _lora(made: _Made, values: Mapping[str, Any]) -> None:
@@ -171,8 +210,10 @@ def _window(made: _Made, values: Mapping[str, Any]) -> None:
     steps = values.get(f"{ROLLOUT}.pipeline.num_inference_steps", 10)
     start, end = bounds or (0, min(5, number(steps) - 1))
     window = {"size": end - start if size is None else number(size), "start": number(start), "end": number(end)}
-    if strategy == "progressive":
+    if (strategy or ("progressive" if _named(values) == "MixGRPO" else "random")) == "progressive":
         window |= {"placement": "Progressive", "stepsPerPlace": number(places)}
+    elif made.spec["algorithm"]["name"] == "MixGRPO":
+        window["placement"] = "Random"
     made.put("rollout.sampler.window", window)
 
 

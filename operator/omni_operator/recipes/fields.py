@@ -10,10 +10,11 @@ from typing import Any
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ALGO = f"{ROLLOUT}.algo"
 ALGORITHM_NAMES = {
-    "flow_grpo": "FlowGRPO", "grpo_guard": "GRPOGuard", "flow_dppo": "FlowDPPO",
-    "diffusion_nft": "DiffusionNFT", "diffusion_dpo": "DiffusionDPO", "dpo": "DiffusionDPO",
+    "flow_grpo": "FlowGRPO", "dance_grpo": "DanceGRPO", "mix_grpo": "MixGRPO", "grpo_guard": "GRPOGuard",
+    "flow_dppo": "FlowDPPO", "diffusion_nft": "DiffusionNFT", "diffusion_dpo": "DiffusionDPO", "dpo": "DiffusionDPO",
 }  # fmt: skip
 LOSS = f"{ACTOR}.diffusion_loss.loss_mode"
+ESTIMATOR, GLOBAL_STD = "algorithm.adv_estimator", "algorithm.global_std"
 # Settings that several fields follow from.
 LORA = (f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
 WINDOW = (f"{ALGO}.sde_window_size", f"{ALGO}.sde_window_range", f"{ALGO}.sample_strategy", f"{ALGO}.iters_per_group")
@@ -22,6 +23,7 @@ BUILTIN, SETTINGS = "reward.scorer", "reward.scorer_kwargs"  # of this project
 TOGETHER = (
     *LORA,
     *WINDOW,
+    ESTIMATOR,
     f"{SCORER}.path",
     f"{SCORER}.name",
     f"{ACTOR}.ppo_mini_batch_size",
@@ -31,7 +33,6 @@ TOGETHER = (
 # Settings that the job sets by itself, with the values that agree with it.
 IMPLIED: dict[str, tuple[Any, ...]] = {
     f"{ROLLOUT}.name": ("vllm_omni",),
-    "algorithm.adv_estimator": ("flow_grpo",),
     "reward.reward_manager.name": ("VisualRewardManager", "MultiVisualRewardManager"),
     "reward.reward_manager.module.path": ("pkg://verl_omni.reward_loop.reward_manager",),
 }

@@ -132,6 +132,22 @@ def test_an_invalid_value_is_explained(change: tuple[str, str], said: str) -> No
             "spec.trainer.batch.prompts",
             "one pair of samples per prompt",
         ),
+        (
+            ["spec.algorithm.name=GRPOGuard", "spec.rollout.sampler.type=cps"],
+            "spec.rollout.sampler.type",
+            "must be sde or dance_sde: GRPOGuard divides by the noise",
+        ),
+        (
+            ["spec.algorithm.name=DanceGRPO", "spec.rollout.sampler.type=sde"],
+            "spec.rollout.sampler.type",
+            "must be dance_sde, or absent",
+        ),
+        (["spec.algorithm.name=MixGRPO"], "spec.rollout.sampler.window", "trains on a window of the steps"),
+        (
+            ["spec.algorithm.name=DanceGRPO", "spec.rollout.sampler.noiseLevel=0"],
+            "spec.rollout.sampler.noiseLevel",
+            "FlowGRPO, DanceGRPO, MixGRPO, GRPOGuard, FlowDPPO learn",
+        ),
         (["spec.rollout.pipeline.steps=1"], "spec.rollout.pipeline.steps", "adds no noise to train on"),
         (["spec.trainer.batch={prompts: 8, miniBatchPrompts: 3}"], "spec.trainer.batch.miniBatchPrompts", "divide"),
         (["spec.algorithm.overrides=[verbose]"], "spec.algorithm.overrides[0]", "is not in the form name=value"),

@@ -140,6 +140,7 @@ def test_without_an_adapter_all_weights_are_trained() -> None:
     ("name", "loss"),
     [
         ("FlowGRPO", "flow_grpo"),
+        ("DanceGRPO", "flow_grpo"),
         ("GRPOGuard", "grpo_guard"),
         ("FlowDPPO", "flow_dppo"),
         ("DiffusionNFT", "diffusion_nft"),
@@ -150,6 +151,26 @@ def test_an_algorithm_is_rendered_as_the_trainers_name(name: str, loss: str) -> 
     made = settings(f"spec.algorithm.name={name}")
     assert made["actor_rollout_ref.actor.diffusion_loss.loss_mode"] == loss
     assert made["actor_rollout_ref.model.algorithm"] == loss
+
+
+def test_dance_grpo_has_its_sampler_and_its_advantages() -> None:
+    made = settings("spec.algorithm.name=DanceGRPO")
+    assert made["actor_rollout_ref.rollout.algo.sde_type"] == "dance_sde"
+    assert made["algorithm.adv_estimator"] == "dance_grpo"
+    assert settings()["actor_rollout_ref.rollout.algo.sde_type"] == "sde"
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "strategy"),
+    [
+        ("MixGRPO", "", "progressive"), ("MixGRPO", ", placement: Random", "random"), ("FlowGRPO", "", "random"),
+    ],
+)  # fmt: skip
+def test_the_window_of_mix_grpo_moves_unless_it_is_random(name: str, placement: str, strategy: str) -> None:
+    made = settings(f"spec.algorithm.name={name}", f"spec.rollout.sampler.window={{size: 2, end: 4{placement}}}")
+    assert made["actor_rollout_ref.rollout.algo.sample_strategy"] == strategy
+    assert made["actor_rollout_ref.actor.diffusion_loss.loss_mode"] == "flow_grpo"
+    assert made["algorithm.adv_estimator"] == ("mix_grpo" if name == "MixGRPO" else "flow_grpo")
 
 
 def test_a_custom_algorithm_is_left_to_the_overrides() -> None:

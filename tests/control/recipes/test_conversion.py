@@ -125,6 +125,34 @@ def test_windows(arguments: tuple[str, ...], window: dict[str, Any]) -> None:
     assert spec(*(f"{ROLLOUT}.algo.{each}" for each in arguments))["rollout"]["sampler"]["window"] == window
 
 
+FLOW, DANCE, MIX = (f"algorithm.adv_estimator={name}_grpo" for name in ("flow", "dance", "mix"))
+DANCE_SDE, LOSS_MODE = f"{ROLLOUT}.algo.sde_type=dance_sde", f"{ACTOR}.diffusion_loss.loss_mode"
+SIZE = f"{ROLLOUT}.algo.sde_window_size=2"
+BY_GROUP = ["algorithm.global_std=false"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "placement", "std"),
+    [
+        ([DANCE, DANCE_SDE], "DanceGRPO", None, []),
+        ([f"{LOSS_MODE}=dance_grpo"], "DanceGRPO", None, []),
+        ([DANCE], "FlowGRPO", None, BY_GROUP),
+        ([f"{LOSS_MODE}=dance_grpo", f"{ROLLOUT}.algo.sde_type=sde"], "FlowGRPO", None, BY_GROUP),
+        ([DANCE, "algorithm.global_std=true"], "FlowGRPO", None, ["algorithm.global_std=true"]),
+        ([f"{LOSS_MODE}=dance_grpo", FLOW], "DanceGRPO", None, ["algorithm.global_std=true"]),
+        ([f"{LOSS_MODE}=mix_grpo", SIZE], "MixGRPO", "Progressive", []),
+        ([MIX, SIZE], "MixGRPO", "Random", []),
+        ([MIX, SIZE, f"{ROLLOUT}.algo.sample_strategy=progressive"], "MixGRPO", "Progressive", []),
+        ([f"{LOSS_MODE}=flow_grpo", DANCE, DANCE_SDE], "DanceGRPO", None, []),
+    ],
+)  # fmt: skip
+def test_names_of_algorithms(arguments: list[str], name: str, placement: str | None, std: list[str]) -> None:
+    found = spec(*arguments)
+    assert found["algorithm"]["name"] == name
+    assert found["rollout"].get("sampler", {}).get("window", {}).get("placement") == placement
+    assert [each for each in found["algorithm"].get("overrides", []) if "global_std" in each] == std
+
+
 def test_several_rewards() -> None:
     found = spec(
         "reward.reward_functions.ocr.path=pkg://my.ocr", "+reward.reward_functions.ocr.name=score",
@@ -194,6 +222,7 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
     ("argument", "said"),
     [
         (f"{ACTOR}.diffusion_loss.loss_mode=awm", "awm is not supported; algorithms are flow_grpo, "),
+        ("algorithm.adv_estimator=gae", "gae is not supported; write flow_grpo or dance_grpo or mix_grpo"),
         (f"{ROLLOUT}.name=sglang", "sglang is not supported; write vllm_omni"),
         ("trainer.resume_mode=resume_path", "resume_path is not supported; write auto or disable"),
         (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not a range [first, end]"),

@@ -91,6 +91,49 @@ def test_dpo_is_another_name_of_diffusion_dpo() -> None:
     assert settings.load([*REQUIRED, "trainer.project_name=dpo"]).trainer.project_name == "dpo"
 
 
+SAMPLED_FOR = "actor_rollout_ref.model.algorithm"
+DANCE = (f"{ROLLOUT}.algo.sde_type=dance_sde", "algorithm.adv_estimator=dance_grpo")
+MIX = (f"{ROLLOUT}.algo.sample_strategy=progressive", "algorithm.adv_estimator=mix_grpo")
+
+
+@pytest.mark.parametrize("setting", [f"{ACTOR}.diffusion_loss.loss_mode", SAMPLED_FOR])
+@pytest.mark.parametrize(("name", "meaning"), [("dance_grpo", DANCE), ("mix_grpo", MIX)])
+def test_an_algorithm_that_is_flow_grpo_with_other_settings_has_a_name(
+    setting: str, name: str, meaning: tuple[str, ...]
+) -> None:
+    window = f"{ROLLOUT}.algo.sde_window_size=2"
+    named = settings.load([*REQUIRED, window, f"{setting}={name}"])
+    assert named == settings.load([*REQUIRED, window, *meaning])
+    assert named != settings.load([*REQUIRED, window])
+    assert named.actor_rollout_ref.actor.diffusion_loss.loss_mode == named.actor_rollout_ref.model.algorithm
+
+
+def test_the_users_own_settings_come_after_those_that_a_name_stands_for() -> None:
+    given = [f"{ROLLOUT}.algo.sde_type=sde", f"{ACTOR}.diffusion_loss.loss_mode=dance_grpo"]
+    assert settings.load([*REQUIRED, *given]).actor_rollout_ref.rollout.algo.sde_type == "sde"
+
+
+def test_without_loss_mode_the_algorithm_is_that_of_the_samples() -> None:
+    """The reference's default of `loss_mode` is `model.algorithm`."""
+    found = settings.load([*REQUIRED, f"{SAMPLED_FOR}=flow_dppo"]).actor_rollout_ref
+    assert found.actor.diffusion_loss.loss_mode == "flow_dppo"
+
+
+def test_mix_grpo_needs_a_window_that_fits() -> None:
+    name, size = f"{ACTOR}.diffusion_loss.loss_mode=mix_grpo", f"{ROLLOUT}.algo.sde_window_size"
+    assert refusal(name) == f"{size}: mix_grpo trains on a window of the steps; write how many it has"
+    assert refusal("algorithm.adv_estimator=mix_grpo") == refusal(name)
+    assert refusal(f"{size}=6") == f"{size}: an SDE window of 6 steps does not fit into [0, 5) of 10 steps"
+    settings.load([*REQUIRED, f"{size}=5"])
+    settings.load([*REQUIRED, f"{size}=6", f"{ROLLOUT}.algo.sde_window_range=[2,8]"])
+
+
+def test_an_unknown_estimator_of_advantages_is_refused() -> None:
+    assert refusal("algorithm.adv_estimator=gae").startswith(
+        "algorithm.adv_estimator: gae is not supported; write flow_grpo or dance_grpo or mix_grpo: "
+    )
+
+
 def test_a_copy_must_have_the_value_of_the_original() -> None:
     copy = "actor_rollout_ref.model.pipeline.guidance_scale"
     settings.load([*REQUIRED, f"{copy}=4.0", f"{ROLLOUT}.pipeline.guidance_scale=4.0"])

@@ -101,6 +101,7 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([DPPO, f"{LOSS}.clip_ratio=0.1"], "clip_ratio: unknown setting"),
         ([DPPO, f"{LOSS}.add_kl_coefficient=false"], "is always the KL of the step's densities"),
         ([NFT, "actor_rollout_ref.model.algorithm=flow_grpo"], "must sample for the algorithm that is trained"),
+        ([DPO, "algorithm.adv_estimator=dance_grpo"], "it orders samples without advantages; it needs flow_grpo"),
         ([DPO, "actor_rollout_ref.rollout.n=1"], "at least 2 are needed"),
         ([DPO, "trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 8 pairs evenly"),
         (["trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 64 samples evenly"),
@@ -164,6 +165,20 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
         "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
         "timestep_fraction": 1.0, "bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 1.5,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "by_group"),
+    [
+        ([], False), (["algorithm.adv_estimator=dance_grpo"], True), ([f"{LOSS}.loss_mode=dance_grpo"], True),
+        (["algorithm.global_std=false"], True),
+        (["algorithm.adv_estimator=dance_grpo", "algorithm.global_std=true"], False),
+    ],
+)  # fmt: skip
+def test_dance_grpo_divides_advantages_by_the_deviation_of_each_prompt(overrides: list[str], by_group: bool) -> None:
+    made = batch(load(*overrides), scored([0.0, 0.0, 1.0, 9.0]), seed=1)
+    first, second = made["advantages"][2:].tolist()
+    assert (first == pytest.approx(second, rel=1e-3)) is by_group, "rewards of one prompt spread nine times as far"
 
 
 def test_each_step_draws_other_steps_of_a_sample() -> None:

@@ -142,12 +142,16 @@ def training_algorithm(name: str) -> TrainingAlgorithm[Any]:
 
 
 def group_advantages(samples: Samples, config: DictConfig) -> Tensor:
-    """Advantages [B], normalised as `algorithm.norm_adv_by_std_in_grpo` and `algorithm.global_std` say."""
+    """Advantages [B], normalised as `algorithm.norm_adv_by_std_in_grpo` and `algorithm.global_std` say.
+
+    Unless `global_std` is given, DanceGRPO divides by the standard deviation of each group, the others by the batch's.
+    """
+    given = config.algorithm.global_std
     return advantages.group_advantages(
         samples.scores,
         samples.groups,
         normalize=config.algorithm.norm_adv_by_std_in_grpo,
-        global_std=config.algorithm.global_std,
+        global_std=config.algorithm.adv_estimator != "dance_grpo" if given is None else given,
     )
 
 

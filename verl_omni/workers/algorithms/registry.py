@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.algos import window_bounds
 from verl_omni.workers.actor.setting_checks import SEQUENCE_PARALLEL, sequence_groups
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
 DEFAULT = "flow_grpo"
 UNREAD_THRESHOLD = 2.0  # default of rollout_is_threshold
-OTHER_NAMES = {"dpo": "diffusion_dpo"}  # of the reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,21 @@ def _noise_conflicts(config: DictConfig) -> Sequence[str]:
     return found
 
 
+def _window_conflicts(config: DictConfig) -> Sequence[str]:
+    algo, steps = config.actor_rollout_ref.rollout.algo, config.actor_rollout_ref.rollout.pipeline.num_inference_steps
+    if algo.noise_level <= 0:
+        return []  # no step has noise
+    if algo.sde_window_size is None and algo.sde_window_range is None:
+        name = f"{ROLLOUT}.algo.sde_window_size"
+        text = f"{name}: mix_grpo trains on a window of the steps; write how many it has"
+        return [text] if config.algorithm.adv_estimator == "mix_grpo" else []
+    try:
+        window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
+    except ValueError as error:
+        return [f"{ROLLOUT}.algo.sde_window_size: {error}"]
+    return []
+
+
 def _rank_conflicts(config: DictConfig, entry: RegisteredAlgorithm) -> Sequence[str]:
     """Rows that the ranks cannot share evenly, of a training step and of a mini-batch."""
     ranks, found = config.trainer.nnodes * config.trainer.n_gpus_per_node, []
@@ -158,6 +173,7 @@ _WITHOUT_LIKELIHOOD = (
     RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{CORRECTION}.rollout_is_threshold", UNREAD_THRESHOLD, "it is not read"),
 )
+_WITHOUT_ADVANTAGES = RequiredSetting("algorithm.adv_estimator", "flow_grpo", "it orders samples without advantages")
 _LIKELIHOOD = (
     RequiredSetting(f"{ROLLOUT}.calculate_log_probs", True, "it compares log-probabilities"),
     _TRAINED_POLICY_SAMPLES,
@@ -176,7 +192,7 @@ ALGORITHMS = {
         _diffusion_nft_conflicts,
     ),
     "diffusion_dpo": RegisteredAlgorithm(
-        (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES), _diffusion_dpo_conflicts, row="pair"
+        (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES, _WITHOUT_ADVANTAGES), _diffusion_dpo_conflicts, row="pair"
     ),
     "grpo_guard": RegisteredAlgorithm(
         (*_LIKELIHOOD, _RECOMPUTED_MEANS),
@@ -217,5 +233,5 @@ def setting_conflicts(config: DictConfig) -> list[str]:
             )
     if name != "diffusion_dpo" and config.algorithm.sample_source == "offline":
         found.append(f"algorithm.sample_source: offline does not go with {name}, which needs samples; write online")
-    shared = (*_rank_conflicts(config, entry), *_noise_conflicts(config))
+    shared = (*_rank_conflicts(config, entry), *_noise_conflicts(config), *_window_conflicts(config))
     return [*found, *shared, *entry.conflicts(config)]
