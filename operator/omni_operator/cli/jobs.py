@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated, get_args
 
 import typer
 
@@ -13,45 +11,15 @@ from omni_operator.api.status import JobState
 from omni_operator.api.suggestions import did_you_mean
 
 from . import console
+from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
 from .options import Json
-
-if TYPE_CHECKING:
-    from omni_operator.client import Client
-
-Name = Annotated[str, typer.Argument(help="Name of the job.", metavar="NAME")]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace; default: that of the context.", metavar="NAME")
-]
-Context = Annotated[
-    str | None, typer.Option("--context", help="Context of the kubeconfig; default: the current one.", metavar="NAME")
-]
-Kubeconfig = Annotated[
-    str | None,
-    typer.Option("--kubeconfig", help="Kubeconfig; default: KUBECONFIG, else ~/.kube/config.", metavar="FILE"),
-]
-
-
-@contextmanager
-def _client(namespace: str | None, context: str | None, kubeconfig: str | None) -> Iterator[Client]:
-    """A client of the cluster; its errors are printed and end the command."""
-    try:
-        from omni_operator.client import Client, JobNotFound, UnusableKubeconfig
-        from omni_operator.cluster.errors import ClusterError, KindAbsent
-    except ModuleNotFoundError as error:
-        console.refuse(f"not installed: {error.name}; install omni-operator[operator]")
-    try:
-        yield Client.from_kubeconfig(kubeconfig, context, namespace)
-    except (UnusableKubeconfig, JobNotFound, KindAbsent) as error:
-        console.refuse(str(error))
-    except ClusterError as error:
-        console.refuse(str(error), console.FAILED)
 
 
 def list_jobs(
     as_json: Json = False, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None
 ) -> None:
     """List the jobs of a namespace on a cluster."""
-    with _client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig) as client:
         jobs = client.list()
         if as_json:
             console.say(json.dumps([job.body for job in jobs], indent=2, ensure_ascii=False))
@@ -75,7 +43,7 @@ def get(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Print the conditions of a job on a cluster, or with --json the whole object."""
-    with _client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig) as client:
         job = client.get(name)
         if as_json:
             console.say(json.dumps(job.body, indent=2, ensure_ascii=False))
@@ -88,7 +56,7 @@ def get(
 
 def why(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
     """Say what holds a job on a cluster, since when, and what to do."""
-    with _client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.explanation import explain
 
         job = client.get(name)
@@ -97,14 +65,14 @@ def why(name: Name, namespace: Namespace = None, context: Context = None, kubeco
 
 def suspend(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
     """Suspend a job on a cluster: the operator follows spec.suspendPolicy, then deletes the pods."""
-    with _client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name)
         console.say(f"{name}: suspension requested" if changed else f"{name}: spec.suspend is already true")
 
 
 def resume(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
     """Resume a suspended job on a cluster from its last checkpoint."""
-    with _client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name, suspended=False)
         console.say(f"{name}: resumed" if changed else f"{name}: not suspended")
 
@@ -117,7 +85,7 @@ def cancel(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Delete a job and its pods from a cluster, after confirmation."""
-    with _client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig) as client:
         checkpoint = client.get(name).body["spec"].get("checkpoint") or {}
         claim = checkpoint.get("claimName")
         kept = f"the run folder on the claim {claim} is kept" if claim else "the job names no claim for its run folder"
@@ -139,7 +107,7 @@ def wait(
     states = get_args(JobState)
     if state not in states:
         console.refuse(f"--for {state}: no such state{did_you_mean(state, states)}; one of {', '.join(states)}")
-    with _client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig) as client:
         try:
             found = client.wait(name, state, timeout).status.state
         except TimeoutError as error:

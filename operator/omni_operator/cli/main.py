@@ -14,6 +14,7 @@ from .fit import fit
 from .render import render
 from .report import report
 from .run import run
+from .submit import submit
 from .training_stack import DISTRIBUTION
 from .validate import validate
 
@@ -47,7 +48,7 @@ def drl(
 
 for command in (run, render, validate, fit, report, doctor):
     app.command()(command)
-for job_command in (jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
+for job_command in (submit, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
     app.command()(job_command)
 app.command("list")(jobs.list_jobs)
 app.command("convert")(convert_recipe)

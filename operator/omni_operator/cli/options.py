@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +12,16 @@ from pydantic import ValidationError
 
 from omni_operator import plan
 from omni_operator.api import JobError, LoadedJob
+from omni_operator.api.base import Violation
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.api.yaml_document import Document, Problem
+from omni_operator.plan.policy_refusals import find_policy_refusals
 
 from . import console
 
 PLACEHOLDER_IMAGE = "example.com/omni-rollout:replace-me"
 CLUSTER_ONLY = "without --cluster"
+NO_IMAGE = "no image given: the operator must have a default image (jobs.image of the chart)"
 
 JobFile = Annotated[Path, typer.Argument(help="File with a DiffusionRLJob; - is standard input.", metavar="JOB.yaml")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that contains the run folders.", metavar="DIR")]
@@ -57,16 +60,28 @@ class ClusterView:
 
     def problems(self, loaded: LoadedJob) -> Iterator[Problem]:
         """Why the cluster would refuse the job."""
-        for violation in plan.find_refusals(loaded.job, self.settings):
-            yield Problem(loaded.document.where(violation.at), violation.text, format_path(violation.at))
+        return _located(loaded, plan.find_refusals(loaded.job, self.settings))
+
+    def policy_problems(self, loaded: LoadedJob) -> Iterator[Problem]:
+        """Those of them that are due to the operator's policy for pods."""
+        return _located(loaded, find_policy_refusals(loaded.job, self.settings))
 
     def warnings(self, loaded: LoadedJob) -> list[str]:
         """What the author should know before the job runs on a cluster."""
         return [f"{format_path(found.at)} {found.text}" for found in plan.find_warnings(loaded.job)]
 
+    def notes(self, loaded: LoadedJob) -> list[str]:
+        """The warnings, and that no option names the image."""
+        return [*([NO_IMAGE] if self.lacks_image(loaded) else ()), *self.warnings(loaded)]
+
     def lacks_image(self, loaded: LoadedJob) -> bool:
         """Whether the job would run the operator's default image, which no option names."""
         return self.placeholder and loaded.job.spec.runtime.image is None
+
+
+def _located(loaded: LoadedJob, violations: Iterable[Violation]) -> Iterator[Problem]:
+    for violation in violations:
+        yield Problem(loaded.document.where(violation.at), violation.text, format_path(violation.at))
 
 
 def cluster_view(path: Path | None, image: str | None) -> ClusterView:

@@ -73,20 +73,13 @@ def _check(path: Path, view: ClusterView | None) -> Verdict:
         return Verdict(source_name(path), None, error.problems)
     job = loaded.job
     found = tuple(view.problems(loaded) if view else _local_problems(loaded, path))
-    notes = tuple(_notes(loaded, view))
+    notes = tuple(view.notes(loaded) if view else ())
     return Verdict(source_name(path), job.metadata.name, found, notes, has_image=job.spec.runtime.image is not None)
 
 
 def _local_problems(loaded: LoadedJob, path: Path) -> list[Problem]:
     job = plan.resolve_paths(loaded.job, str(job_folder(path)))
     return list(preflight.file_problems(job, loaded.document))
-
-
-def _notes(loaded: LoadedJob, view: ClusterView | None) -> list[str]:
-    if view is None:
-        return []
-    no_image = ["no image given: the operator must have a default image (jobs.image of the chart)"]
-    return [*(no_image if view.lacks_image(loaded) else ()), *view.warnings(loaded)]
 
 
 def _print(verdicts: list[Verdict]) -> None:

@@ -1,5 +1,6 @@
 """Python client of jobs on a cluster, for notebooks and the command `drl`."""
 
-from .jobs import Client, Job, JobNotFound, UnusableKubeconfig
+from .connection import UnusableKubeconfig
+from .jobs import Client, Job, JobExists, JobNotFound, Submitted
 
-__all__ = ["Client", "Job", "JobNotFound", "UnusableKubeconfig"]
+__all__ = ["Client", "Job", "JobExists", "JobNotFound", "Submitted", "UnusableKubeconfig"]

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kubernetes.client import ApiClient, ApiException, Configuration
-from kubernetes.config import ConfigException, list_kube_config_contexts, new_client_from_config
-from urllib3.exceptions import HTTPError
-from yaml import YAMLError
-
 from omni_operator.api.status import Status
 from omni_operator.api.suggestions import did_you_mean
-from omni_operator.cluster.errors import ClusterError, KindAbsent, NotFound, Unavailable, error_of
+from omni_operator.cluster.errors import AlreadyExists, ClusterError, Conflict, KindAbsent, NotFound
 from omni_operator.cluster.kinds import JOBS
 
-TIMEOUT_SECONDS = 30.0
+from .connection import Connection, connect
+from .submission import find_differences
+
 POLL_SECONDS = 5.0
-MERGE = "application/merge-patch+json"
-
-
-class UnusableKubeconfig(RuntimeError):
-    """There is no kubeconfig, or it cannot be used, or it has no such context."""
 
 
 class JobNotFound(ClusterError):
     """The namespace has no job of that name."""
+
+
+class JobExists(Conflict):
+    """The namespace has another job of that name, or one that is being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +52,19 @@ class Job:
         return self.body["metadata"].get("deletionTimestamp")
 
 
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A submitted job, and whether the request created it or it was there already."""
+
+    job: Job
+    created: bool
+
+
 class Client:
     """Jobs of one namespace. Every method raises a ClusterError if the API server refuses or does not answer."""
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
-        self._client, self.namespace = client, namespace
+    def __init__(self, connection: Connection, namespace: str) -> None:
+        self.connection, self.namespace = connection, namespace
 
     @classmethod
     def from_kubeconfig(
@@ -77,25 +80,7 @@ class Client:
         Raises:
             UnusableKubeconfig: the message says why.
         """
-        configuration = Configuration()
-        configuration.retries = False
-        try:
-            contexts, current = list_kube_config_contexts(config_file=kubeconfig)
-            names = [found["name"] for found in contexts]
-            if context is not None and context not in names:
-                raise UnusableKubeconfig(
-                    f"no context {context!r} in the kubeconfig{did_you_mean(context, names)}; "
-                    f"it has: {', '.join(names)}"
-                )
-            chosen = next(found for found in contexts if found["name"] == (context or current["name"]))
-            client = new_client_from_config(
-                kubeconfig, context, persist_config=False, client_configuration=configuration
-            )
-        except (ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError) as error:
-            raise UnusableKubeconfig(
-                f"cannot use the kubeconfig: {error}; set KUBECONFIG, or give --kubeconfig FILE"
-            ) from error
-        return cls(client, namespace or chosen["context"].get("namespace") or "default")
+        return cls(*connect(kubeconfig, context, namespace))
 
     def list(self) -> tuple[Job, ...]:
         """All jobs of the namespace, by name."""
@@ -112,6 +97,34 @@ class Client:
             return _job(self._send("GET", JOBS.path(self.namespace, name)))
         except NotFound as error:
             raise self._not_found(name) from error
+
+    def submit(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Submitted:
+        """Create a job, unless the same job is there already.
+
+        Args:
+            body: the whole object; its namespace must be the client's, or absent.
+            dry_run: the API server checks the job and stores nothing.
+
+        Raises:
+            JobExists: another job has the name; the message has the fields that differ.
+        """
+        name = str(body["metadata"]["name"])
+        sent = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
+        # Strict: a cluster with an older format of jobs would drop fields that it does not have.
+        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        try:
+            return Submitted(_job(self._send("POST", JOBS.path(self.namespace), sent, **query)), created=True)
+        except AlreadyExists:
+            found = self.get(name)
+        if found.deleted:
+            raise JobExists(f"{name} is being deleted since {found.deleted}; submit it again when it is gone")
+        if differences := find_differences(sent, found.body):
+            raise JobExists(
+                f"namespace {self.namespace} has another job {name}: it differs in {', '.join(differences)}; "
+                "submit this one under another name (--set metadata.name=NAME), or first delete the other one "
+                f"(drl cancel {name})"
+            )
+        return Submitted(found, created=False)
 
     def suspend(self, name: str, *, suspended: bool = True) -> bool:
         """Set `spec.suspend` of a job, and return whether that changed it.
@@ -159,29 +172,13 @@ class Client:
         near = did_you_mean(name, [job.name for job in self.list()])
         return JobNotFound(f"no job {name!r} in namespace {self.namespace}{near}")
 
-    def _send(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        what = f"{method} {path}"
-        headers = {"Accept": "application/json", "Content-Type": MERGE if method == "PATCH" else "application/json"}
-        request = self._client.param_serialize(
-            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
-        )
+    def _send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
         try:
-            answer = self._client.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
-            code, text = answer.status, answer.read()
-        except (HTTPError, ApiException) as error:  # the package reports errors of TLS as an ApiException
-            raise Unavailable(f"no answer from the cluster: {what}: {error}") from error
-        try:
-            content: dict[str, Any] = json.loads(text)
-        except ValueError:
-            content = {}
-        if code < 300:
-            return content
-        failure = error_of(code, content, what)
-        if isinstance(failure, KindAbsent):
+            return self.connection.send(method, path, body, **query)
+        except KindAbsent as error:
             raise KindAbsent(
                 "the cluster has no DiffusionRLJob: the operator is not installed (docs/install.md)"
-            ) from failure
-        raise failure
+            ) from error
 
 
 def _job(body: dict[str, Any]) -> Job:

@@ -3,104 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
+from control.client.fake_server import PATH, FakeServer, drl, make_job
 from omni_operator.api.status import Condition, Status
 from omni_operator.cli.main import app
 from omni_operator.client.explanation import explain
-
-PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/team/diffusionrljobs"
-
-
-def make_job(name: str) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": "False", "reason": "ClaimNotFound", "message": "no claim runs"}]
-    status = {"state": "Starting", "conditions": conditions, "progress": {"summary": "3/10", "rewardSummary": "0.5"}}
-    return {
-        "metadata": {"name": name, "uid": f"uid-{name}"},
-        "spec": {"suspend": False, "checkpoint": {"claimName": "runs"}},
-        "status": status,
-    }
-
-
-class FakeServer(ThreadingHTTPServer):
-    """Jobs of the namespace `team`; `refusal` is the answer to everything, if set."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.jobs = {name: make_job(name) for name in ("red-grpo", "blue")}
-        self.patches: list[Any] = []
-        self.deletions: list[Any] = []
-        self.refusal: tuple[int, dict[str, Any]] | None = None
-
-    def reply(self, path: str) -> tuple[int, dict[str, Any]]:
-        if self.refusal:
-            return self.refusal
-        if path == PATH:
-            return 200, {"items": list(self.jobs.values())}
-        name = path.removeprefix(f"{PATH}/")
-        found = self.jobs.get(name)
-        return (200, found) if found else (404, {"message": "not found", "details": {"name": name}})
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: FakeServer
-
-    def do_GET(self) -> None:
-        code, body = self.server.reply(self.path)
-        data = json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def do_PATCH(self) -> None:
-        patch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.patches.append((self.path, self.headers["Content-Type"], patch))
-        self.server.jobs[self.path.rpartition("/")[2]]["spec"].update(patch["spec"])
-        self.do_GET()
-
-    def do_DELETE(self) -> None:
-        options = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.deletions.append((self.path, options))
-        self.do_GET()
-
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        return
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    made = FakeServer()
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
-
-
-@pytest.fixture
-def kubeconfig(server: FakeServer, tmp_path: Path) -> Path:
-    config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "main",
-        "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }  # fmt: skip
-    path = tmp_path / "kubeconfig"
-    path.write_text(json.dumps(config))
-    return path
-
-
-def drl(kubeconfig: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, f"--kubeconfig={kubeconfig}"])
 
 
 def test_list_and_get_print_what_the_cluster_has(kubeconfig: Path) -> None:

@@ -1,0 +1,68 @@
+"""`drl` as a user of a cluster whose kubeconfig runs an exec plug-in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from e2e import helm
+from e2e.cluster import deadlines, pki
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.control_plane import ControlPlane
+from e2e.exec_plugin import ExecPlugin
+from omni_operator.cli.main import app
+
+ROLES = "templates/user-roles.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Drl:
+    """The command with a kubeconfig; the context's namespace is that of the user."""
+
+    kubeconfig: Path
+    plugin: ExecPlugin
+
+    def __call__(self, *arguments: str | Path, stdin: str | None = None) -> Result:
+        words = [str(word) for word in arguments]
+        return CliRunner().invoke(app, [*words, f"--kubeconfig={self.kubeconfig}"], input=stdin)
+
+
+def drl_of(plane: ControlPlane, namespace: str, role: str, folder: Path) -> Drl:
+    """`drl` of a service account with one of the roles view, edit and admin, which have the chart's rules."""
+    with plane.api("e2e-user") as api:
+        install_user_roles(api)
+        core = f"/api/v1/namespaces/{namespace}"
+        api.post(f"{core}/serviceaccounts", {"metadata": {"name": role}})
+        api.post(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings", {
+            "metadata": {"name": role},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": role, "namespace": namespace}],
+        })  # fmt: skip
+        token = api.post(f"{core}/serviceaccounts/{role}/token", {"spec": {}})["status"]["token"]
+    plugin = ExecPlugin(folder)
+    plugin.print_token(token)
+    config = pki.kubeconfig(plane.layout.server, plane.authority.certificate.read_bytes(), plugin.user)
+    config["contexts"][0]["context"]["namespace"] = namespace
+    path = folder / f"kubeconfig-{role}"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return Drl(path, plugin)
+
+
+def install_user_roles(api: Api) -> None:
+    """The chart's roles, once, and with them the rules of view and edit, which a controller adds."""
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+    for body in helm.rendered(helm.helm(), f"--show-only={ROLES}"):
+        try:
+            api.post(path, body)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+
+    def added() -> bool:
+        roles = (api.get(f"{path}/{name}")["rules"] or () for name in ("view", "edit"))
+        return all(any("diffusionrl.io" in rule.get("apiGroups", ()) for rule in rules) for rules in roles)
+
+    deadlines.wait_until("the chart's rules in view and edit", deadlines.API_READY, added)

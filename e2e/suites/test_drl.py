@@ -1,0 +1,154 @@
+"""`drl` on a real API server, as users with the roles of Kubernetes and an exec plug-in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from e2e import helm
+from e2e.cluster.api import Api
+from e2e.cluster.control_plane import ControlPlane
+from e2e.drl import Drl, drl_of
+from e2e.jobs import JobOnPlane
+from e2e.operator_process import RunningOperator
+
+pytestmark = pytest.mark.cluster
+JOB = """\
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: red}
+spec:
+  model: {base: /models/shapes-sd3}
+  data: {train: [/data/prompts.jsonl]}
+  reward: {scorers: [{name: color}]}
+  trainer: {totalSteps: 10, accelerator: {vendor: NVIDIA}}
+  rollout: {replicas: 1}
+  checkpoint: {claimName: ckpt}
+"""
+POLICY = {"serviceAccounts": ["default"]}
+
+
+@pytest.fixture
+def drl(installed: ControlPlane, namespace: str, tmp_path: Path) -> Drl:
+    return drl_of(installed, namespace, "edit", tmp_path)
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def test_the_life_of_a_job_from_the_terminal(
+    running: RunningOperator, api: Api, namespace: str, drl: Drl, job_file: Path
+) -> None:
+    job = JobOnPlane(api, namespace)
+    assert (drl("list").stderr, drl("get", "red").exit_code) == (f"note: no jobs in namespace {namespace}\n", 2)
+    made = drl("submit", job_file)
+    assert (made.exit_code, made.stdout) == (0, f"red created in namespace {namespace}\n"), made.output
+    job.run(1)
+    job.await_condition("Ready", "True")
+    assert drl("list").stdout.splitlines()[1].split()[:2] == ["red", "Running"]
+    assert json.loads(drl("list", "--json").stdout)[0]["metadata"]["name"] == "red"
+    assert json.loads(drl("get", "red", "--json").stdout)["metadata"]["uid"] == api.get(job.own_path)["metadata"]["uid"]
+    assert "Ready             True    TrainerAndRolloutsServing" in drl("get", "red").stdout
+    assert "Nothing holds it" in drl("why", "red").stdout
+    assert drl("suspend", "red").stdout == "red: suspension requested\n"
+    assert drl("wait", "red", "--for=Suspended", "--timeout=60").stdout == "red is Suspended\n"
+    assert "drl resume continues" in drl("why", "red").stdout
+    assert drl("resume", "red").stdout == "red: resumed\n"
+    job.run(2)
+    job.end(2)
+    assert drl("wait", "red", "--timeout=60").stdout == "red is Succeeded\n"
+    assert drl("cancel", "red", "--yes").stdout == "red: deletion requested; the run folder on the claim ckpt is kept\n"
+    job.await_gone()
+    assert drl.plugin.runs > 0
+
+
+def test_a_job_is_created_once_and_another_one_of_its_name_is_refused(
+    installed: ControlPlane, api: Api, namespace: str, drl: Drl, job_file: Path
+) -> None:
+    tried = drl("submit", job_file, "--dry-run")
+    assert (tried.exit_code, tried.stdout) == (0, f"red would be created in namespace {namespace}\n"), tried.output
+    assert api.get(JobOnPlane(api, namespace).path)["items"] == []
+    first = json.loads(drl("submit", job_file, "--json").stdout)
+    again = drl("submit", job_file)
+    assert (first["created"], again.exit_code) == (True, 0)
+    assert again.stdout == (
+        f"red exists in namespace {namespace} with the same spec: not seen by an operator; nothing was created\n"
+    )
+    assert json.loads(drl("submit", job_file, "--json").stdout) == {"created": False, "job": first["job"]}
+    drl("suspend", "red")
+    assert "nothing was created" in drl("submit", job_file).stdout, "a suspended job is the same job"
+    other = drl("submit", job_file, "--set=spec.trainer.totalSteps=20", "--set=spec.seed=7")
+    assert (other.exit_code, other.stdout) == (2, "")
+    assert "differs in spec.seed (0 there, 7 here), spec.trainer.totalSteps (10 there, 20 here)" in other.stderr
+    assert "--set metadata.name=NAME" in other.stderr
+    assert drl("submit", job_file, "--set=metadata.name=blue", "--set=spec.seed=7").exit_code == 0
+    assert [found["metadata"]["name"] for found in api.get(JobOnPlane(api, namespace).path)["items"]] == ["blue", "red"]
+
+
+def test_a_job_is_checked_before_it_is_created(
+    installed: ControlPlane, api: Api, namespace: str, drl: Drl, job_file: Path, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(JOB.replace("totalSteps", "totalStep"))
+    said = drl("submit", wrong)
+    assert (said.exit_code, f"{wrong}:8: spec.trainer.totalStep: unknown field" in said.stderr) == (2, True)
+    refused = drl("submit", job_file, "-n", "other", "--set=metadata.namespace=team")
+    assert (refused.exit_code, refused.stderr) == (
+        2, f"{job_file}: metadata.namespace is team, and --namespace is other\n",
+    )  # fmt: skip
+    forbidden = drl("submit", job_file, "-n", "kube-system")
+    assert (forbidden.exit_code, "cannot create resource" in forbidden.stderr) == (1, True)
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("image: rollout:1\npodPolicy: {serviceAccounts: [default]}\n")
+    account = drl("submit", job_file, "--set=spec.runtime.serviceAccountName=admin", f"--settings={settings}")
+    assert (account.exit_code, "spec.runtime.serviceAccountName" in account.stderr) == (2, True), account.output
+    assert api.get(JobOnPlane(api, namespace).path)["items"] == []
+
+
+def test_the_policy_of_the_operator_is_read_where_the_user_may(
+    installed: ControlPlane, api: Api, namespace: str, drl: Drl, job_file: Path
+) -> None:
+    (deployment,) = helm.rendered(
+        helm.helm(), "--show-only=templates/deployment.yaml", "--set=replicas=1,jobs.image=rollout:1",
+        f"--set-json=jobs.podPolicy={json.dumps(POLICY)}", f"--set=watch.namespaces={{{namespace}}}",
+        namespace=namespace,
+    )  # fmt: skip
+    api.post(f"/apis/apps/v1/namespaces/{namespace}/deployments", deployment)
+    given = "--set=spec.runtime.serviceAccountName=admin"
+    unread = drl("submit", job_file, given, "--dry-run")
+    assert unread.exit_code == 0
+    assert "checked without the operator's policy" in unread.stderr
+    admin = Drl(installed.kubeconfig, drl.plugin)
+    read = admin("submit", job_file, given, "--dry-run", "-n", namespace)
+    assert read.exit_code == 2
+    assert (
+        read.stderr.startswith(f"{job_file}: spec.runtime.serviceAccountName: ") or "serviceAccountName" in read.stderr
+    )
+    good = admin("submit", job_file, "--dry-run", "-n", namespace)
+    assert (good.exit_code, good.stderr) == (0, "")
+
+
+def test_a_user_who_may_only_look_is_told_what_is_missing(
+    installed: ControlPlane, api: Api, namespace: str, job_file: Path, tmp_path: Path
+) -> None:
+    JobOnPlane(api, namespace).submit()
+    viewer = drl_of(installed, namespace, "view", tmp_path)
+    assert viewer("list").stdout.splitlines()[1].split()[0] == "red"
+    for command in (("submit", job_file, "--set=metadata.name=blue"), ("suspend", "red"), ("cancel", "red", "--yes")):
+        refused = viewer(*command)
+        assert (refused.exit_code, "is forbidden" in refused.stderr.splitlines()[-1]) == (1, True), refused.output
+
+
+def test_an_exec_plugin_that_fails_is_an_unusable_kubeconfig(drl: Drl) -> None:
+    drl.plugin.fail()
+    said = drl("list")
+    assert said.exit_code == 2
+    assert said.stderr.splitlines()[-1].startswith(
+        "cannot use the kubeconfig: user 'e2e' has no credentials; if it has"
+    )

@@ -1,0 +1,42 @@
+"""Options of the commands for jobs on a cluster, and the client that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import console
+
+if TYPE_CHECKING:
+    from omni_operator.client import Client
+
+Name = Annotated[str, typer.Argument(help="Name of the job.", metavar="NAME")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace; default: that of the context.", metavar="NAME")
+]
+Context = Annotated[
+    str | None, typer.Option("--context", help="Context of the kubeconfig; default: the current one.", metavar="NAME")
+]
+Kubeconfig = Annotated[
+    str | None,
+    typer.Option("--kubeconfig", help="Kubeconfig; default: KUBECONFIG, else ~/.kube/config.", metavar="FILE"),
+]
+
+
+@contextmanager
+def cluster_client(namespace: str | None, context: str | None, kubeconfig: str | None) -> Iterator[Client]:
+    """A client of the cluster; its errors are printed and end the command."""
+    try:
+        from omni_operator.client import Client, JobExists, JobNotFound, UnusableKubeconfig
+        from omni_operator.cluster.errors import ClusterError, KindAbsent
+    except ModuleNotFoundError as error:
+        console.refuse(f"not installed: {error.name}; install omni-operator[operator]")
+    try:
+        yield Client.from_kubeconfig(kubeconfig, context, namespace)
+    except (UnusableKubeconfig, JobNotFound, JobExists, KindAbsent) as error:
+        console.refuse(str(error))
+    except ClusterError as error:
+        console.refuse(str(error), console.FAILED)

@@ -1,0 +1,86 @@
+"""Requests to the API server with the credentials of a kubeconfig."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kubernetes.client import ApiClient, ApiException, Configuration
+from kubernetes.config import ConfigException, list_kube_config_contexts, new_client_from_config
+from urllib3.exceptions import HTTPError
+from yaml import YAMLError
+
+from omni_operator.api.suggestions import did_you_mean
+from omni_operator.cluster.errors import Unavailable, error_of
+
+TIMEOUT_SECONDS = 30.0
+MERGE = "application/merge-patch+json"
+
+
+class UnusableKubeconfig(RuntimeError):
+    """There is no kubeconfig, or it cannot be used, or it has no such context."""
+
+
+class Connection:
+    """Requests as one user. Every method raises a ClusterError if the API server refuses or does not answer."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.client = client
+
+    def send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
+        """The object in the answer to a request; empty if the answer has none."""
+        what = f"{method} {path}"
+        headers = {"Accept": "application/json", "Content-Type": MERGE if method == "PATCH" else "application/json"}
+        request = self.client.param_serialize(
+            method, path, query_params=list(query.items()), header_params=headers, body=body,
+            auth_settings=["BearerToken"],
+        )  # fmt: skip
+        try:
+            answer = self.client.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
+            code, text = answer.status, answer.read()
+        except (HTTPError, ApiException) as error:  # the package reports errors of TLS as an ApiException
+            raise Unavailable(f"no answer from the cluster: {what}: {error}") from error
+        try:
+            content: dict[str, Any] = json.loads(text)
+        except ValueError:
+            content = {}
+        if code < 300:
+            return content
+        raise error_of(code, content, what)
+
+
+def connect(
+    kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
+) -> tuple[Connection, str]:
+    """A connection with the credentials of a kubeconfig, and the namespace to use.
+
+    Args:
+        kubeconfig: default: KUBECONFIG, else ~/.kube/config.
+        context: default: the current one.
+        namespace: default: that of the context, else `default`.
+
+    Raises:
+        UnusableKubeconfig: the message says why.
+    """
+    configuration = Configuration()
+    configuration.retries = False
+    try:
+        contexts, current = list_kube_config_contexts(config_file=kubeconfig)
+        names = [found["name"] for found in contexts]
+        if context is not None and context not in names:
+            raise UnusableKubeconfig(
+                f"no context {context!r} in the kubeconfig{did_you_mean(context, names)}; it has: {', '.join(names)}"
+            )
+        chosen = next(found for found in contexts if found["name"] == (context or current["name"]))
+        client = new_client_from_config(kubeconfig, context, persist_config=False, client_configuration=configuration)
+        user = chosen["context"].get("user")
+    except (ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError) as error:
+        raise UnusableKubeconfig(
+            f"cannot use the kubeconfig: {error}; set KUBECONFIG, or give --kubeconfig FILE"
+        ) from error
+    if user and not configuration.api_key and not configuration.cert_file:
+        raise UnusableKubeconfig(
+            f"cannot use the kubeconfig: user {user!r} has no credentials; if it has an exec plug-in, run its command "
+            "to see why it fails"
+        )
+    return Connection(client), namespace or chosen["context"].get("namespace") or "default"

@@ -1,0 +1,97 @@
+"""A small API server with jobs, and `drl` on it."""
+
+from __future__ import annotations
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from typer.testing import CliRunner, Result
+
+from omni_operator.cli.main import app
+
+PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/team/diffusionrljobs"
+
+
+def make_job(name: str) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": "False", "reason": "ClaimNotFound", "message": "no claim runs"}]
+    status = {"state": "Starting", "conditions": conditions, "progress": {"summary": "3/10", "rewardSummary": "0.5"}}
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}"},
+        "spec": {"suspend": False, "checkpoint": {"claimName": "runs"}},
+        "status": status,
+    }
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Jobs of the namespace `team`; `refusal` is the answer to everything, if set."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.jobs = {name: make_job(name) for name in ("red-grpo", "blue")}
+        self.patches: list[Any] = []
+        self.deletions: list[Any] = []
+        self.refusal: tuple[int, dict[str, Any]] | None = None
+
+        self.objects: dict[str, tuple[int, dict[str, Any]]] = {}  # other answers, by path
+        self.queries: list[dict[str, str]] = []
+        self.posts: list[Any] = []
+
+    def reply(self, target: str) -> tuple[int, dict[str, Any]]:
+        path = urlsplit(target).path
+        self.queries.append(dict(parse_qsl(urlsplit(target).query)))
+        if self.refusal:
+            return self.refusal
+        if path in self.objects:
+            return self.objects[path]
+        if path == PATH:
+            return 200, {"items": list(self.jobs.values())}
+        name = path.removeprefix(f"{PATH}/")
+        found = self.jobs.get(name)
+        return (200, found) if found else (404, {"message": "not found", "details": {"name": name}})
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_GET(self) -> None:
+        self.answer(*self.server.reply(self.path))
+
+    def answer(self, code: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.posts.append(body)
+        name = body["metadata"]["name"]
+        if name in self.server.jobs:
+            self.answer(409, {"reason": "AlreadyExists", "message": f"{name} exists"})
+        elif "dryRun" in urlsplit(self.path).query:
+            self.answer(201, body)
+        else:
+            self.server.jobs[name] = body
+            self.answer(201, body)
+
+    def do_PATCH(self) -> None:
+        patch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.patches.append((self.path, self.headers["Content-Type"], patch))
+        self.server.jobs[self.path.rpartition("/")[2]]["spec"].update(patch["spec"])
+        self.do_GET()
+
+    def do_DELETE(self) -> None:
+        options = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.deletions.append((self.path, options))
+        self.do_GET()
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        return
+
+
+def drl(kubeconfig: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, f"--kubeconfig={kubeconfig}"])

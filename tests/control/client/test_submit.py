@@ -1,0 +1,109 @@
+"""`drl submit` against a small API server, and the comparison of two jobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control.client.fake_server import FakeServer, drl
+from omni_operator.api import load_job
+from omni_operator.client.operator_settings import SettingsUnreadable, select_settings
+from omni_operator.client.submission import UNREADABLE, find_differences
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
+
+
+def document() -> dict[str, Any]:
+    return load_job(EXAMPLE).document.plain()
+
+
+def deployment(namespace: str, **settings: str) -> dict[str, Any]:
+    env = [{"name": f"OMNI_OPERATOR_{name}", "value": value} for name, value in settings.items()]
+    env.append({"name": "OMNI_OPERATOR_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+    containers = [{"name": "sidecar"}, {"name": "operator", "env": env}]
+    return {"metadata": {"namespace": namespace}, "spec": {"template": {"spec": {"containers": containers}}}}
+
+
+def test_a_job_is_created_as_it_is_written(server: FakeServer, kubeconfig: Path) -> None:
+    server.jobs.clear()
+    made = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (made.exit_code, made.stdout) == (0, "red-grpo-cluster created in namespace team\n"), made.output
+    written = document()
+    assert server.posts == [{**written, "metadata": {**written["metadata"], "namespace": "team"}}]
+    again = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (again.exit_code, "nothing was created" in again.stdout) == (0, True)
+
+
+def test_a_dry_run_creates_nothing(server: FakeServer, kubeconfig: Path) -> None:
+    server.jobs.clear()
+    tried = drl(kubeconfig, "submit", str(EXAMPLE), "--dry-run", "--json")
+    assert json.loads(tried.stdout)["created"] is False
+    assert (len(server.posts), server.jobs) == (1, {})
+
+
+def test_a_job_that_is_being_deleted_is_not_the_same_job(server: FakeServer, kubeconfig: Path) -> None:
+    at = "2026-01-01T00:00:00Z"
+    server.jobs["red-grpo-cluster"] = {**document(), "metadata": {"name": "red-grpo-cluster", "deletionTimestamp": at}}
+    said = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (said.exit_code, said.stderr.splitlines()[-1]) == (
+        2, f"red-grpo-cluster is being deleted since {at}; submit it again when it is gone",
+    )  # fmt: skip
+
+
+def test_the_policy_of_the_operator_refuses_before_the_job_is_sent(server: FakeServer, kubeconfig: Path) -> None:
+    server.jobs.clear()
+    policy = json.dumps({"serviceAccounts": ["default"]})
+    there = [
+        deployment("omni", POD_POLICY=policy, NAMESPACES="other"),
+        deployment("omni2", POD_POLICY=policy, IMAGE="a:1"),
+    ]
+    server.objects["/apis/apps/v1/deployments"] = 200, {"items": there}
+    refused = drl(kubeconfig, "submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
+    assert (refused.exit_code, "spec.runtime.serviceAccountName" in refused.stderr) == (2, True), refused.output
+    assert server.posts == []
+    assert drl(kubeconfig, "submit", str(EXAMPLE)).stderr == ""
+
+
+def test_without_the_policy_the_job_is_sent_with_a_note(server: FakeServer, kubeconfig: Path) -> None:
+    server.jobs.clear()
+    server.objects["/apis/apps/v1/deployments"] = 403, {"message": "User u cannot list deployments"}
+    said = drl(kubeconfig, "submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
+    assert (said.exit_code, len(server.posts)) == (0, 1)
+    assert "note: refused unless the operator's policy allows it: --set spec.runtime.serviceAccountName" in said.stderr
+    assert "checked without the operator's policy" in said.stderr
+    assert "User u cannot list deployments" in said.stderr
+
+
+def test_a_deployment_of_another_version_or_namespace_has_no_settings() -> None:
+    with pytest.raises(SettingsUnreadable, match="watches namespace team"):
+        select_settings([deployment("omni", NAMESPACES="a,b")], "team")
+    assert select_settings([deployment("omni", NAMESPACES="a,team", IMAGE="i:1")], "team").image == "i:1"
+
+
+def test_defaults_that_the_api_server_adds_make_no_difference() -> None:
+    job = load_job(EXAMPLE).job
+    found = {
+        **document(),
+        "spec": job.spec.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "status": {"x": 1},
+    }
+    found["metadata"] = {**found["metadata"], "uid": "u", "managedFields": [], "labels": {"added": "later"}}
+    assert find_differences(document(), found) == ()
+    found["spec"]["suspend"] = True
+    assert find_differences(document(), found) == ()
+
+
+def test_differences_name_field_and_both_values() -> None:
+    found = document()
+    found["spec"]["seed"] = 9
+    found["spec"]["trainer"]["totalSteps"] = 1
+    made = find_differences(document(), found)
+    assert made[0] == f"spec.seed (9 there, {load_job(EXAMPLE).job.spec.seed} here)"
+    assert len(made) == 2
+    labelled = document()
+    labelled["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "a"}
+    assert find_differences(labelled, document()) == ("metadata.labels.kueue.x-k8s.io/queue-name (none there, a here)",)
+    assert find_differences(document(), {**document(), "spec": {"old": 1}}) == (UNREADABLE,)
