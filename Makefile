@@ -27,7 +27,8 @@ generated = $(BIN)/python -m omni_operator.api.crd $(1) \
   && PYTHONPATH=operator:. $(BIN)/python -m e2e.chart_values $(1) \
   && $(BIN)/python -m omni_operator.api.reference $(1) && $(BIN)/python -m omni_operator.status.troubleshooting $(1) \
   && $(BIN)/python -m verl_omni.trainer.setting_names $(1) && $(BIN)/python -m verl_omni.trainer.settings_page $(1) \
-  && $(BIN)/python -m verl_omni.trainer.other_defaults $(1)
+  && $(BIN)/python -m verl_omni.trainer.other_defaults $(1) \
+  && PYTHONPATH=. $(BIN)/python -m e2e.metrics_page $(1)
 # Without compiled modules each process imports torch, vLLM and verl in twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)
@@ -102,7 +103,7 @@ bench: setup ## every figure in the docs; one of them alone: .venv/bin/python be
 	@for name in $(BENCHES); do echo "measuring: benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py; done
 	@$(BIN)/python benchmarks/page.py
 
-crds: setup ## write again what is generated: crds/, docs/job.md, docs/settings.md, docs/troubleshooting.md, and the names of settings
+crds: setup ## write again what is generated: crds/, the chart's README, pages of docs/, and the names of settings
 	@$(call generated,)
 
 pod-schema: setup ## write again the schema of pod templates, from the pinned KubeRay

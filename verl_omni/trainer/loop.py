@@ -13,6 +13,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_generation
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
+from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.preferences import PreferencePairs
 from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.trackers import Trackers
@@ -63,6 +64,7 @@ class DiffusionTrainer:
         self._optimizer_steps = 0.0  # taken since this process started
         self._drawn = 0  # training samples since this process started
         self._collapse = collapse.CollapseState()
+        self.exported = TrainerMetrics()
 
     def fit(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint if there is one.
@@ -85,6 +87,7 @@ class DiffusionTrainer:
 
     def _train_from(self, step: int) -> None:
         self._restore_collapse()
+        self.exported.started(step, self.total)
         served = self._publish(step)
         if self._evaluates(step) and not self.folder.has_evaluation(step):
             self._record({"step": step, "weights/version": step, **served, **self._evaluate(step)})
@@ -108,6 +111,7 @@ class DiffusionTrainer:
         line: dict[str, Any] = {"step": step, "weights/version": step}
         if samples is not None:
             self._drawn += len(samples.scores)
+            self.exported.generated(len(samples.scores))
             line |= metrics.rewards(samples.scores, samples.extras)
             line |= metrics.reward_spread(samples.scores, samples.groups)
         with _Timer(line, "update"):
@@ -153,14 +157,19 @@ class DiffusionTrainer:
         seed = hashed_seed("update", self.config.trainer.seed, step)
         if samples is None:
             request = self.pairs.update_request(self.order.rows(step), seed)  # type: ignore[union-attr]
+            count = 2 * len(request)
         else:
             batch = self.algorithm.training_batch(samples, self.loss, self.config, seed)
             arguments = self.algorithm.update_arguments(self.config, step)
             request = sample_generation.update_request(batch, samples.stored, arguments)
-        return metrics.over_ranks(self.stack.workers.update_actor(request).meta_info["metrics"])
+            count = sample_generation.samples_in(batch)
+        found = metrics.over_ranks(self.stack.workers.update_actor(request).meta_info["metrics"])
+        self.exported.trained(count)
+        return found
 
     def _publish(self, step: int) -> dict[str, int]:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""
+        self.exported.publishing(step)
         answer = self.stack.weights.update_weights(global_steps=step)
         for message in answer.get("removed", ()):
             self.folder.event("warning", reason="ReplicaRemoved", message=message, step=step)
@@ -194,6 +203,7 @@ class DiffusionTrainer:
         if self.tracking is not None:
             self.tracking.log(data=line, step=line["step"])
         self._collapse, warning = collapse.observe(self._collapse, line)
+        self.exported.step(line, collapsed=self._collapse.collapsed)
         if warning is not None:
             self.folder.event("warning", reason=collapse.REASON, message=warning, step=line["step"])
 

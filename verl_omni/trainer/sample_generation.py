@@ -129,6 +129,13 @@ def update_request(
     return DataProto.from_dict(tensors=tensors, non_tensors=columns, meta_info={"request": dict(arguments)})
 
 
+def samples_in(batch: Mapping[str, torch.Tensor]) -> int:
+    """Number of different samples in an algorithm's training batch; of samples that are not stored, its rows."""
+    if SAMPLE in batch:
+        return len(torch.unique(batch[SAMPLE]))
+    return len(next(iter(batch.values())))
+
+
 def _pixels(responses: torch.Tensor | None, output_type: str) -> torch.Tensor | None:
     return None if responses is None or output_type == "latent" else as_pixels(responses)
 

@@ -133,8 +133,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         """Send the policy that samples (`rollout.rollout_adapter`) to the replica, whose workers all confirm it.
 
         Returns:
-            `seconds`, and on the rank that owns the server the worker's reply: `tensors`, `buckets`, `lora`, `bound`,
-            `casts`.
+            `seconds`, and on the rank that owns the server the worker's reply: `tensors`, `buckets`, `bytes`, `lora`,
+            `bound`, `casts`.
 
         Raises:
             WeightSyncError: a worker of the replica did not apply the weights. The message names replica and version.

@@ -233,7 +233,8 @@ def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:
     labels = operator_pod(bodies)["metadata"]["labels"]
     assert monitor["metadata"]["labels"]["release"] == "prom"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]] == ["metrics"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["honorLabels"]) == ("metrics", True), "a job's namespace is not the operator's"
     (policy,) = of_kind(bodies, "NetworkPolicy")
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]

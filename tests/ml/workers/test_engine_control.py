@@ -290,3 +290,37 @@ async def test_a_control_call_without_reply_raises_and_names_the_replica() -> No
         with pytest.raises(ReplicaCallFailed, match=rf"replica 3, {name}: no reply within 0\.05 s"):
             async with asyncio.timeout(5):
                 await getattr(replica, name)(*arguments)
+
+
+async def test_requests_in_flight_versions_and_bytes_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_omni.utils.metrics_writer import MetricsWriter
+
+    seen: list[tuple[str, float, str]] = []
+
+    def record(self: Any, metric: Any, value: float, **labels: str) -> None:
+        seen.append((metric.name.removeprefix("omni_"), value, self.labels["replica"]))
+
+    monkeypatch.setattr(MetricsWriter, "set", record)
+    monkeypatch.setattr(MetricsWriter, "add", record)
+    server = made(Engine())
+    server._awake.clear()
+    tasks = [asking(server, name) for name in "ab"]
+    await turn()
+    requests = "rollout_requests_in_flight"
+    assert seen == [(requests, 1, "1"), (requests, 2, "1")], "those that wait while it sleeps count too"
+    server._awake.set()
+    await turn()
+    await server.abort_all_requests()
+    for task in tasks:
+        await task
+    assert seen[2:] == [(requests, 1, "1"), (requests, 0, "1")]
+    seen.clear()
+
+    async def reply(**call: Any) -> list[Any]:
+        return [[{"tensors": 2, "bytes": 640, "bound": 1}]]
+
+    server.engine.collective_rpc, server._mode.check_update_replies = reply, lambda method, replies: replies[0]
+    await server.collective_rpc("update_weights_from_ipc", kwargs={"global_steps": 4})
+    assert seen == [("weight_update_bytes_total", 640, "1")], "the version is served once the adapter publishes it"
+    await server.set_global_steps(4)
+    assert seen[1:] == [("weight_version_served", 4, "1"), (requests, 0, "1")]

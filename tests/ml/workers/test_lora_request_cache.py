@@ -26,7 +26,7 @@ class Engine:
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = (), **call: Any) -> list[Any]:
         self.calls.append((method, args))
-        return [{"tensors": 2, "lora": True}]
+        return [{"tensors": 2, "bytes": 64, "lora": True}]
 
     async def sleep(self, level: int) -> list[Any]:
         return [SimpleNamespace(status="SUCCESS")]
@@ -43,7 +43,7 @@ def server() -> Any:
     made: Any = object.__new__(vLLMOmniHttpServer)
     made._lora_loaded, made._asleep, made._awake, made.engine = None, {"weights"}, asyncio.Event(), Engine()
     made.model_config = SimpleNamespace(lora_rank=4, lora={})
-    made.node_rank, made.rollout_mode, made._worker_version = 0, None, None
+    made.node_rank, made.rollout_mode, made._worker_version, made.replica_rank = 0, None, None, 0
     made._mode, made._submission_paused = DiffusionMode(), False
     return made
 

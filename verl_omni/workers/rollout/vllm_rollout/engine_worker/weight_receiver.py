@@ -49,10 +49,10 @@ class WeightReceiver:
 
     def _receive_adapter(self, handle: str, config: dict[str, Any], deadline: float) -> dict[str, Any]:
         staged = StagedTensors()
-        sent, buckets = self._receive_buckets(staged.add, handle, deadline)
+        sent, counts = self._receive_buckets(staged.add, handle, deadline)
         check_names(sent, staged.tensors)
         bound = self._swap_adapter(staged.tensors, config)
-        return {"tensors": len(sent), "buckets": buckets, "lora": True, "bound": bound}
+        return {"tensors": len(sent), **counts, "lora": True, "bound": bound}
 
     def _receive_full(self, handle: str, deadline: float) -> dict[str, Any]:
         raise NotImplementedError
@@ -62,17 +62,18 @@ class WeightReceiver:
 
     def _receive_buckets(
         self, consume: Callable[[transfer.Bucket], None], handle: str, deadline: float
-    ) -> tuple[list[str], int]:
-        """Returns the names that were sent and the number of buckets."""
-        buckets = 0
+    ) -> tuple[list[str], dict[str, int]]:
+        """Returns the names that were sent, and the numbers of `buckets` and of `bytes` of the tensors."""
+        counts = {"buckets": 0, "bytes": 0}
 
         def consume_and_count(bucket: transfer.Bucket) -> None:
-            nonlocal buckets
+            size = sum(tensor.nbytes for _, tensor in bucket)
             consume(bucket)
-            buckets += 1
+            counts["buckets"] += 1
+            counts["bytes"] += size
 
         sent = transfer.receive(consume_and_count, handle=handle, device=self.device, deadline=deadline)
-        return sent, buckets
+        return sent, counts
 
     def _get_zmq_handle(self) -> str:
         job, replica = os.environ.get("VERL_RAY_JOB_ID", "0"), os.environ.get("VERL_REPLICA_RANK", "0")

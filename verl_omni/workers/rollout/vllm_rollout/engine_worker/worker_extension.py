@@ -46,8 +46,8 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
             global_steps: version of the weights, for later samples; None if only the server tracks it.
 
         Returns:
-            `tensors` (number sent), `buckets`, `lora` (bool), `bound` (number of modules that the adapter was bound
-            to, or of parameters that were written), and for full weights `casts` (see `FullUpdate`).
+            `tensors` (number sent), `buckets`, `bytes`, `lora` (bool), `bound` (number of modules that the adapter was
+            bound to, or of parameters that were written), and for full weights `casts` (see `FullUpdate`).
 
         Raises:
             WeightSyncError: the update did not take effect. An adapter is swapped as a whole, so the old one keeps
@@ -85,7 +85,7 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
     def _receive_full(self, handle: str, deadline: float) -> dict[str, Any]:
         update = FullUpdate(self.model_runner.pipeline)
         try:
-            sent, buckets = self._receive_buckets(update.load, handle, deadline)
+            sent, counts = self._receive_buckets(update.load, handle, deadline)
             written = update.finish()
         except BaseException as error:
             if update.started:
@@ -93,7 +93,7 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
             raise
         self._base_synced, self._failed_update = True, None
         casts = dict(update.casts)
-        return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written, "casts": casts}
+        return {"tensors": len(sent), **counts, "lora": False, "bound": written, "casts": casts}
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         """Run vLLM-Omni's method, unless the weights are partly written."""

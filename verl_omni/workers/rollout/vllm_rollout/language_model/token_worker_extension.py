@@ -52,8 +52,8 @@ class TokenWorkerExtension(WeightReceiver):
             global_steps: version of the weights; ignored, because the server tracks it.
 
         Returns:
-            `tensors` (number sent), `buckets`, `lora` (bool), `bound` (number of modules that the adapter was bound
-            to, or of parameters that were written).
+            `tensors` (number sent), `buckets`, `bytes`, `lora` (bool), `bound` (number of modules that the adapter was
+            bound to, or of parameters that were written).
 
         Raises:
             PartialWeights: old and new weights are mixed until a full update succeeds.
@@ -75,7 +75,7 @@ class TokenWorkerExtension(WeightReceiver):
         model = self.model_runner.get_model()
         update = LanguageModelUpdate(model)
         try:
-            sent, buckets = self._receive_buckets(update.load, handle, deadline)
+            sent, counts = self._receive_buckets(update.load, handle, deadline)
             written = update.finish()
             process_weights_after_loading(model, self.model_config, self.device)
         except BaseException as error:
@@ -85,7 +85,7 @@ class TokenWorkerExtension(WeightReceiver):
                 ) from error
             raise
         self._base_synced = True
-        return {"tensors": len(sent), "buckets": buckets, "lora": False, "bound": written}
+        return {"tensors": len(sent), **counts, "lora": False, "bound": written}
 
 
 def swap_language_model_adapter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import cached_property
 from typing import Any
 
 from typing_extensions import override
@@ -16,6 +17,7 @@ from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import (
     wait_until,
 )
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode
+from verl_omni.workers.rollout.vllm_rollout.server.replica_metrics import ReplicaMetrics
 
 DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
@@ -34,6 +36,11 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         self._asleep: set[str] = set()
         self._awake = asyncio.Event()
         self._awake.set()
+
+    @cached_property
+    def exported(self) -> ReplicaMetrics:
+        """The metrics of this replica."""
+        return ReplicaMetrics(self.replica_rank)
 
     @override
     def _get_wake_up_tags(self) -> list[str]:
@@ -67,6 +74,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
             flat = self._mode.check_update_replies(UPDATE, replies)
             self._worker_version = (kwargs or {}).get("global_steps")
             await self.clear_kv_cache()
+            self.exported.received(flat)
             return flat
 
     @override
@@ -77,6 +85,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
             self._worker_version = global_steps
         self.global_steps = global_steps
         self._lora_loaded = None
+        self.exported.serves(global_steps)
 
     async def get_global_steps(self) -> int | None:
         """Version of the weights of new samples; None before the first update."""

@@ -151,6 +151,12 @@ class vLLMOmniHttpServer(EngineControlServer):
             image_data=image_data, video_data=video_data, audio_data=audio_data, prompt_text=prompt_text,
             negative_prompt_text=negative_prompt_text, mm_processor_kwargs=mm_processor_kwargs,
         )  # fmt: skip
+        with self.exported.in_flight():
+            return await self._generate(request, sampling_params, request_id)
+
+    async def _generate(
+        self, request: RolloutRequest, sampling_params: dict[str, Any], request_id: str
+    ) -> DiffusionOutput | TokenOutput:
         # The engine admits requests while only a part of it is awake, and then refuses them.
         await self._awake.wait()
         if await self._park_until_admitted(request_id) is not None:
@@ -175,9 +181,10 @@ class vLLMOmniHttpServer(EngineControlServer):
     @asynccontextmanager
     async def _policy(self) -> AsyncIterator[Any]:
         """The policy's adapter for one HTTP request, which waits while the replica sleeps."""
-        await self._awake.wait()
-        async with self._mode.hold_weights():
-            yield await self._lora_request()
+        with self.exported.in_flight():
+            await self._awake.wait()
+            async with self._mode.hold_weights():
+                yield await self._lora_request()
 
     async def _lora_request(self) -> Any:
         """The adapter's request once it is loaded. Cached, because `list_loras` waits for the running forward pass."""

@@ -1,0 +1,79 @@
+"""PURE: the Prometheus metrics of trainer and rollout replicas. docs/metrics.md is generated from them.
+
+Ray exports them on the metrics port of each node, with the prefix `ray_`. Values of labels come from closed lists: the
+phases below, and the numbers of the replicas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "ray_"
+PHASES = ("generate", "reward", "update", "sync", "eval")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedMetric:
+    """A metric.
+
+    Attributes:
+        name: without `PREFIX`.
+        unit: seconds or bytes; empty for other values.
+        text: the help text.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    unit: Literal["", "seconds", "bytes"]
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+STEP = ExportedMetric("omni_step", "gauge", "", "Last completed step of the run.")
+STEPS = ExportedMetric("omni_steps", "gauge", "", "Steps of the whole run.")
+REWARD = ExportedMetric("omni_reward_mean", "gauge", "", "Mean reward of the samples of the last step.")
+VALIDATION_REWARD = ExportedMetric(
+    "omni_validation_reward_mean", "gauge", "", "Mean reward of the held-out prompts at the last evaluation."
+)
+COLLAPSED = ExportedMetric(
+    "omni_samples_collapsed", "gauge", "", "1 while the samples count as collapsed (warning SamplesCollapsed), else 0."
+)
+GENERATED = ExportedMetric("omni_samples_generated_total", "counter", "", "Samples generated and scored for training.")
+TRAINED = ExportedMetric(
+    "omni_samples_trained_total", "counter", "",
+    "Samples in training batches. DPO trains on two samples of each prompt.",
+)  # fmt: skip
+OPTIMIZER_STEPS = ExportedMetric("omni_optimizer_steps_total", "counter", "", "Optimizer steps taken.")
+SKIPPED_STEPS = ExportedMetric(
+    "omni_optimizer_steps_skipped_total", "counter", "",
+    "Optimizer steps skipped because the gradient was not finite.",
+)  # fmt: skip
+PHASE_SECONDS = ExportedMetric(
+    "omni_phase_seconds_total", "counter", "seconds",
+    "Wall time of the phases of steps. generate includes scoring; reward is the part of it in which the batch waited "
+    "for its slowest reward; sync is the weight update of the replicas.",
+    ("phase",),
+)  # fmt: skip
+PUBLISHED = ExportedMetric(
+    "omni_weight_version_published", "gauge", "",
+    "Weight version that the trainer last began to send to the replicas: the number of the step that made it.",
+)  # fmt: skip
+SERVED = ExportedMetric(
+    "omni_weight_version_served", "gauge", "", "Weight version that a replica's workers have all confirmed.",
+    ("replica",),
+)  # fmt: skip
+RECEIVED_BYTES = ExportedMetric(
+    "omni_weight_update_bytes_total", "counter", "bytes",
+    "Bytes of the weights that the first worker of a replica received in updates that took effect.", ("replica",),
+)  # fmt: skip
+IN_FLIGHT = ExportedMetric(
+    "omni_rollout_requests_in_flight", "gauge", "",
+    "Requests that a replica has accepted and not answered, with those that wait while it sleeps.", ("replica",),
+)  # fmt: skip
+
+TRAINER = (
+    STEP, STEPS, REWARD, VALIDATION_REWARD, COLLAPSED, GENERATED, TRAINED, OPTIMIZER_STEPS, SKIPPED_STEPS,
+    PHASE_SECONDS, PUBLISHED,
+)  # fmt: skip
+ROLLOUT = (SERVED, RECEIVED_BYTES, IN_FLIGHT)

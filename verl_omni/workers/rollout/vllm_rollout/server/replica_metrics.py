@@ -1,0 +1,43 @@
+"""`ReplicaMetrics`: the exported metrics of one rollout replica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from verl_omni.utils.exported_metrics import IN_FLIGHT, RECEIVED_BYTES, SERVED
+from verl_omni.utils.metrics_writer import MetricsWriter
+
+
+class ReplicaMetrics:
+    """Writes what a replica's server sees of requests and weight updates.
+
+    Args:
+        replica: number of the replica.
+    """
+
+    def __init__(self, replica: int) -> None:
+        self._writer, self._requests = MetricsWriter({"replica": str(replica)}), 0
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Count a request while it is in the block."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._requests += change
+        self._writer.set(IN_FLIGHT, self._requests)
+
+    def received(self, replies: Sequence[Mapping[str, Any]]) -> None:
+        """Record an update from the workers' replies."""
+        self._writer.add(RECEIVED_BYTES, replies[0]["bytes"])
+
+    def serves(self, version: int) -> None:
+        """Record the version of the weights that later samples have."""
+        self._writer.set(SERVED, version)
+        self._count(0)  # a series from the first version on
