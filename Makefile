@@ -19,7 +19,7 @@ fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml >.venv/ml.log 2>&1 & ml=
   $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml || { wait $$ml || cat .venv/ml.log; exit 1; }; \
   wait $$ml && cat .venv/ml.log || { cat .venv/ml.log; exit 1; }
 # Short benchmarks first.
-BENCHES := prompt_order batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up example_job
+BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up example_job
 STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`; the chart has a copy of the CRD, which Helm installs.
 generated = $(BIN)/python -m omni_operator.api.crd $(1) \

@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from example_job import gain
-from formatting import Data, Rows, Section, number, percent, table
+from formatting import Data, Rows, Section, number, percent, table, verdict
 
 GIB = 2**30
 
@@ -95,3 +95,27 @@ def start_up(data: Data) -> Section:
                    cells("peak memory", "peak_bytes", GIB, "GiB")]),
         ]
     )  # fmt: skip
+
+
+OVERLAP_TARGET = 1.1
+
+
+def generation_ahead(data: Data) -> Section:
+    """Steps of the asynchronous loop over those of the synchronous one."""
+    rows: Rows = data["runs"]
+    worst = max(row["ratio"] / row["ideal"] for row in rows)
+    met = worst <= OVERLAP_TARGET
+    cells = [
+        [f"{row['generation_s']} s", f"{row['update_s']} s", f"{row['ideal']:.3f}", f"{row['ratio']:.3f}"]
+        for row in rows
+    ]
+    return Section(
+        [
+            f"Runs of {data['steps']} steps whose generation and update only sleep, with `trainer.v1.trainer_mode="
+            "separate_async` and without. Ideally, a step takes the longer of both, except for the first batch and the "
+            "last update.",
+            table(["generation", "update", "ideal ratio", "ratio of the seconds"], cells),
+            verdict(met, f"within 10% of the ideal; the largest is {number(worst)} times it"),
+        ],
+        missed=[] if met else [f"An asynchronous step takes {number(worst)} times the ideal; the target is 1.1."],
+    )

@@ -1,4 +1,7 @@
-"""Training loop: generate, score, update, publish; evaluate and save at intervals."""
+"""Training loop: generate, score, update, publish; evaluate and save at intervals.
+
+The batches of the next steps may be generated while the trainer updates (`generation_ahead`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import checkpoints, collapse, data, metrics, sample_generation
+from verl_omni.trainer import checkpoints, collapse, data, generation_ahead, metrics, sample_generation
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.preferences import PreferencePairs
@@ -29,7 +32,7 @@ class DiffusionTrainer:
     """Runs the steps from a checkpoint, or from 0, to `trainer.total_training_steps`.
 
     Version 0 of the weights is the initial one, and step s publishes version s. So the samples of step s must have
-    version s - 1; otherwise the run stops.
+    version s - 1, or the earlier one that `GenerationAhead` says; otherwise the run stops.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class DiffusionTrainer:
         self._drawn = 0  # training samples since this process started
         self._collapse = collapse.CollapseState()
         self.exported = TrainerMetrics()
+        self._ahead: generation_ahead.GenerationAhead[sample_generation.ScoredSamples] | None = None
 
     def fit(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint if there is one.
@@ -83,6 +87,8 @@ class DiffusionTrainer:
             self._train_from(step)
         except BaseException:
             self.saver.drop()
+            if self._ahead is not None:
+                self._ahead.stop()
             raise
 
     def _train_from(self, step: int) -> None:
@@ -91,6 +97,8 @@ class DiffusionTrainer:
         served = self._publish(step)
         if self._evaluates(step) and not self.folder.has_evaluation(step):
             self._record({"step": step, "weights/version": step, **served, **self._evaluate(step)})
+        if ahead := generation_ahead.batches_ahead(self.config):
+            self._ahead = generation_ahead.GenerationAhead(self._generate, ahead=ahead, first=step, last=self.total)
         while step < self.total:
             if self.stop_requested():
                 self._save_and_wait(step)
@@ -105,18 +113,21 @@ class DiffusionTrainer:
 
     def _step(self, step: int) -> None:
         began = time.perf_counter()
-        samples = self._generate(step) if self.pairs is None else None
+        line: dict[str, Any] = {"step": step, "weights/version": step}
+        samples, version = self._samples(step, line)
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.stack.weights.sleep_replicas()
-        line: dict[str, Any] = {"step": step, "weights/version": step}
         if samples is not None:
             self._drawn += len(samples.scores)
             self.exported.generated(len(samples.scores))
             line |= metrics.rewards(samples.scores, samples.extras)
             line |= metrics.reward_spread(samples.scores, samples.groups)
         with _Timer(line, "update"):
-            line |= self._update(samples, step)
+            line |= self._update(samples, step, fresh=version == step - 1)
         self._optimizer_steps += line["actor/optimizer_steps"]
+        if self._ahead is not None:
+            with _Timer(line, "wait"):
+                self._ahead.drain()  # before the weights of their engines change
         with _Timer(line, "sync"):
             line |= self._publish(step)
         line["timing_s/step"] = time.perf_counter() - began
@@ -135,17 +146,29 @@ class DiffusionTrainer:
         elif self._due(self.config.trainer.save_freq, step):
             self.saver.save(step)
 
-    def _generate(self, step: int) -> sample_generation.ScoredSamples:
+    def _samples(self, step: int, line: dict[str, Any]) -> tuple[sample_generation.ScoredSamples | None, int]:
+        """The samples of a step, and the version of the weights that generated them."""
+        if self.pairs is not None:
+            return None, step - 1
+        if self._ahead is None:
+            return self._generate(step, step - 1), step - 1
+        version = self._ahead.version(step)
+        line["weights/staleness"] = step - 1 - version
+        with _Timer(line, "wait"):
+            self._ahead.start(step - 1)
+            return self._ahead.take(step), version
+
+    def _generate(self, step: int, version: int) -> sample_generation.ScoredSamples:
         prompts = sample_generation.training_prompts(
             [self.train[row] for row in self.order.rows(step)],
-            n=self.config.actor_rollout_ref.rollout.n, step=step, version=step - 1, seed=self.config.trainer.seed,
+            n=self.config.actor_rollout_ref.rollout.n, step=step, version=version, seed=self.config.trainer.seed,
         )  # fmt: skip
         trainer = self.config.trainer
         saved = trainer.rollout_data_dir is not None and self._due(trainer.rollout_data_save_freq, step)
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
         prompts.meta_info |= {"carry_responses": saved, "store_samples": True}
         samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
-        metrics.check_versions(samples.versions, step - 1)
+        metrics.check_versions(samples.versions, version)
         if saved and samples.images is not None:
             texts = [info["prompt"] for info in prompts.non_tensor_batch["extra_info"]]
             seeds = [row_seed(prompts.meta_info["rollout_seed"], row) for row in range(len(texts))]
@@ -153,7 +176,7 @@ class DiffusionTrainer:
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
 
-    def _update(self, samples: sample_generation.ScoredSamples | None, step: int) -> dict[str, float]:
+    def _update(self, samples: sample_generation.ScoredSamples | None, step: int, *, fresh: bool) -> dict[str, float]:
         seed = hashed_seed("update", self.config.trainer.seed, step)
         if samples is None:
             request = self.pairs.update_request(self.order.rows(step), seed)  # type: ignore[union-attr]
@@ -161,6 +184,8 @@ class DiffusionTrainer:
         else:
             batch = self.algorithm.training_batch(samples, self.loss, self.config, seed)
             arguments = self.algorithm.update_arguments(self.config, step)
+            if not fresh:
+                arguments = self.algorithm.for_older_samples(arguments)
             request = sample_generation.update_request(batch, samples.stored, arguments)
             count = sample_generation.samples_in(batch)
         found = metrics.over_ranks(self.stack.workers.update_actor(request).meta_info["metrics"])
@@ -245,4 +270,4 @@ class _Timer(AbstractContextManager[None]):
         self.began = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self.line[self.name] = time.perf_counter() - self.began
+        self.line[self.name] = self.line.get(self.name, 0.0) + time.perf_counter() - self.began

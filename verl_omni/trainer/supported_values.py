@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.scorer_signature import nearest_name
-from verl_omni.trainer import pools, run_length
+from verl_omni.trainer import generation_ahead, pools, run_length
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
 FSDP, OPTIM = "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.optim"
@@ -124,6 +124,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
     own = [
         *run_length.find_problems(config),
         *pools.find_problems(config),
+        *generation_ahead.find_problems(config),
         *_optimizer(config.actor_rollout_ref.actor.optim),
     ]
     return [*own, *_values(config), *_open_groups(config), *_paths(config), *_resume(config), *trackers]

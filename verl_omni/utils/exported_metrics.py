@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PREFIX = "ray_"
-PHASES = ("generate", "reward", "update", "sync", "eval")
+PHASES = ("generate", "reward", "wait", "update", "sync", "eval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ SKIPPED_STEPS = ExportedMetric(
 PHASE_SECONDS = ExportedMetric(
     "omni_phase_seconds_total", "counter", "seconds",
     "Wall time of the phases of steps. generate includes scoring; reward is the part of it in which the batch waited "
-    "for its slowest reward; sync is the weight update of the replicas.",
+    "for its slowest reward; wait is without samples, if they are generated ahead; sync is the weight update of the "
+    "replicas.",
     ("phase",),
 )  # fmt: skip
 PUBLISHED = ExportedMetric(

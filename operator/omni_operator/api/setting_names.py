@@ -106,8 +106,12 @@ COMMON = (
     "trainer.nnodes", "trainer.node_resource", "trainer.project_name", "trainer.resume_from_path",
     "trainer.resume_mode", "trainer.rollout_data_dir", "trainer.rollout_data_max_samples",
     "trainer.rollout_data_save_freq", "trainer.sample_prompts", "trainer.save_freq", "trainer.seed",
-    "trainer.test_freq", "trainer.total_epochs", "trainer.total_training_steps", "trainer.val_before_train",
-    "trainer.validation_data_dir", "trainer.validation_data_max_samples",
+    "trainer.test_freq", "trainer.total_epochs", "trainer.total_training_steps", "trainer.use_v1", "trainer.v1",
+    "trainer.v1.sampler", "trainer.v1.sampler.max_off_policy_strategy", "trainer.v1.sampler.max_off_policy_threshold",
+    "trainer.v1.separate_async", "trainer.v1.separate_async.num_warmup_batches",
+    "trainer.v1.separate_async.parameter_sync_step", "trainer.v1.separate_async.sync_compatible",
+    "trainer.v1.trainer_mode", "trainer.val_before_train", "trainer.validation_data_dir",
+    "trainer.validation_data_max_samples",
 )
 # Settings of one algorithm, by the trainer's name of it.
 BY_LOSS = {
@@ -186,7 +190,8 @@ WITHOUT_EFFECT = (
     "global_profiler.*", "reward.reward_model.*", "reward.sandbox_fusion.*", "skip.async_rollout.action",
     "skip.async_rollout.dump_dir", "skip.async_rollout.steps", "skip.rollout.action", "skip.rollout.dump_dir",
     "skip.rollout.steps", "trainer.device", "trainer.ray_master_port_range", "trainer.ray_wait_register_center_timeout",
-    "trainer.v1.*", "trainer.video_fps", "transfer_queue.backend.*", "transfer_queue.metrics.*",
+    "trainer.v1.colocate_async.*", "trainer.v1.sampler.max_incomplete_group_refill_rounds", "trainer.v1.sync",
+    "trainer.video_fps", "transfer_queue.backend.*", "transfer_queue.metrics.*",
 )
 # Settings with the only values that are accepted, and what to write instead of others.
 REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
@@ -198,8 +203,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     ((False,), "this trainer does not have it", (
         "actor_rollout_ref.actor.fsdp_config.forward_only", "actor_rollout_ref.actor.fsdp_config.full_determinism",
-        "skip.async_rollout.enable", "skip.rollout.enable", "trainer.use_v1", "trainer.val_only",
-        "transfer_queue.enable",
+        "skip.async_rollout.enable", "skip.rollout.enable", "trainer.val_only", "transfer_queue.enable",
     )),
     ((False,), "param_offload=true and optimizer_offload=true keep both in host memory during generation", (
         "actor_rollout_ref.actor.fsdp_config.offload_policy",
@@ -269,7 +273,16 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "trainer.del_local_ckpt_after_load",
     )),
     ((0,), "a run that is interrupted saves a checkpoint after its step", ("trainer.esi_redundant_time",)),
-    (('sync',), "a step generates, scores and updates one after another", ("trainer.v1.trainer_mode",)),
+    ((None,), "a step trains on the prompts of its batch, in their order", (
+        "trainer.v1.sampler.custom_sampler.name", "trainer.v1.sampler.custom_sampler.path",
+    )),
+    ((False,), "a sample that fails ends the run, and the next attempt draws it again", (
+        "trainer.v1.sampler.drop_incomplete_groups", "trainer.v1.sampler.sync_refill_failed_groups",
+    )),
+    (({},), "a step trains on the prompts of its batch, in their order", ("trainer.v1.sampler.sampler_kwargs",)),
+    ((False,), "the trainer's accelerators generate no samples while the replicas have their own", (
+        "trainer.v1.separate_async.hybrid_rollout.enable_switch",
+    )),
     ((None, 'float32', 'bfloat16', 'fp32', 'bf16'), "the model runs in no other dtype", (
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
     )),

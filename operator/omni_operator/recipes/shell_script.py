@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MODULE = "verl_omni.trainer.main_diffusion"
+# Entry points, each with the settings that it stands for.
+ENTRY_POINTS: dict[str, tuple[str, ...]] = {"main_diffusion": (), "main_diffusion_v1": ("trainer.use_v1=true",)}
 _SEPARATORS = "();<>|&\n"
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*|\d)")
@@ -51,11 +53,13 @@ def read_script(text: str) -> TrainerCall:
         if not words or _assign(words, variables):
             continue
         for place, word in enumerate(words):
-            if (match := _TRAINER.fullmatch(word)) and (match[1] or match[2]) != "main_diffusion":
-                raise RecipeError(f"the script starts {word}; only {MODULE} is supported")
-            if match:
-                calls.append(words[place + 1 :])
-                break
+            if not (match := _TRAINER.fullmatch(word)):
+                continue
+            implied = ENTRY_POINTS.get(match[1] or match[2])
+            if implied is None:
+                raise RecipeError(f"the script starts {word}; only {MODULE} and {MODULE}_v1 are supported")
+            calls.append([*implied, *words[place + 1 :]])
+            break
     if not calls:
         raise RecipeError(f"the script does not start {MODULE}")
     if len(calls) > 1:

@@ -62,6 +62,10 @@ def test_a_path_of_the_trainer_is_a_call_too() -> None:
     assert read_script("python verl_omni/trainer/main_diffusion.py a=1").arguments == ("a=1",)
 
 
+def test_the_trainer_v1_is_the_trainer_with_a_setting() -> None:
+    assert read_script(f"{CALL}_v1 a=1").arguments == ("trainer.use_v1=true", "a=1")
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -71,10 +75,6 @@ def test_a_path_of_the_trainer_is_a_call_too() -> None:
             "the script starts verl.trainer.main_ppo; only verl_omni.trainer.main_d",
         ),
         ("python3 -m verl_omni.trainer.main_omni a=1", "the script starts verl_omni.trainer.main_omni; only"),
-        (
-            "python3 -m verl_omni.trainer.main_diffusion_v1",
-            "the script starts verl_omni.trainer.main_diffusion_v1; only",
-        ),
         (f"{CALL} a=1\n{CALL} a=2", "the script starts the trainer 2 times; keep one call"),
         (f"{CALL} a='1", "not a shell script: no closing quotation"),
     ],

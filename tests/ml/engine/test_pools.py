@@ -1,4 +1,4 @@
-"""Standalone replicas on the real engine: a run equals a colocated one, also after a replica is gone."""
+"""Standalone replicas on the real engine: a run equals a colocated one, also after a replica is gone; or is ahead."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ STANDALONE = (
     "actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=2",
     "actor_rollout_ref.rollout.min_replicas=1",
 )  # fmt: skip
+ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 
 
 def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path, str]:
@@ -55,9 +56,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is_gone(tmp_path: Path) -> None:
     model = tmp_path / "model"
     make_tiny_sd3(model)
-    for name in ("pools", "colocated"):
+    for name in ("pools", "colocated", "ahead"):
         (tmp_path / name).mkdir()
-    pools, said = run(tmp_path / "pools", model, str(Path(__file__).with_name("pool_run.py")), *STANDALONE)
+    compatible = (*ASYNC, "trainer.v1.separate_async.sync_compatible=true")
+    killing = str(Path(__file__).with_name("pool_run.py"))
+    pools, said = run(tmp_path / "pools", model, killing, *STANDALONE, *compatible)
     colocated, _ = run(tmp_path / "colocated", model, "-m verl_omni.trainer.main_diffusion")
 
     assert [line["weights/version"] for line in metrics(pools)] == list(range(1, STEPS + 1))
@@ -65,3 +68,11 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     # Versions 0 and 1 reached both replicas.
     (warning,) = (line for line in said.splitlines() if line.startswith("warning:"))
     assert "version 2 did not reach replica 1, which serves no more" in warning
+
+    # The batch of step s + 1 is generated while the trainer updates with that of step s.
+    ahead, _ = run(tmp_path / "ahead", model, "-m verl_omni.trainer.main_diffusion_v1", *STANDALONE, ASYNC[1])
+    asynchronous, synchronous = metrics(ahead), metrics(colocated)
+    assert [line.pop("weights/staleness") for line in asynchronous] == [0, 1, 1]
+    assert asynchronous[0] == synchronous[0], "the samples of the first step have the current weights"
+    assert asynchronous[1]["reward/mean"] != synchronous[1]["reward/mean"], "version 0 generated them, not version 1"
+    assert [line["weights/min_replica_version"] for line in asynchronous] == list(range(1, STEPS + 1))

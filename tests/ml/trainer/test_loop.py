@@ -125,8 +125,8 @@ def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path
 
 def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(tmp_path: Path) -> None:
     made = trainer(tmp_path, f"trainer.rollout_data_dir={tmp_path / 'drawn'}", "trainer.rollout_data_save_freq=2")
-    assert made._generate(1).images is None
-    assert made._generate(2).images is not None
+    assert made._generate(1, 0).images is None
+    assert made._generate(2, 1).images is not None
 
 
 def test_maxima_are_maxima_over_the_ranks(tmp_path: Path) -> None:

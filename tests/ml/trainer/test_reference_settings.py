@@ -143,8 +143,8 @@ def test_a_copy_must_have_the_value_of_the_original() -> None:
 
 
 def test_the_longest_name_of_a_group_counts() -> None:
-    assert isinstance(find_rule("trainer.v1.trainer_mode"), Rejected)
-    assert isinstance(find_rule("trainer.v1.separate_async.num_warmup_batches"), WithoutEffect)
+    assert isinstance(find_rule("actor_rollout_ref.ref.veomni_config.seed"), Rejected)
+    assert isinstance(find_rule("actor_rollout_ref.ref.log_prob_use_dynamic_bsz"), WithoutEffect)
     assert find_rule("trainer.no_such_setting") is None
 
 

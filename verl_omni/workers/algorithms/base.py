@@ -119,6 +119,10 @@ class TrainingAlgorithm(ABC, Generic[Loss]):
         """Arguments of `objective` for the update of training step `step`, from 1; plain values."""
         return {}
 
+    def for_older_samples(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments for samples of earlier weights than those that the update starts from."""
+        return arguments
+
     @abstractmethod
     def objective(
         self, policy: Policy, loss: Loss, actor: DiffusionActorConfig, arguments: Mapping[str, Any]

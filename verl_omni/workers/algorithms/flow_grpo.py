@@ -249,6 +249,11 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
         }
 
     @override
+    def for_older_samples(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        # Between different weights, the difference of log-probabilities says nothing about the engine.
+        return {**arguments, "tolerance": float("inf")}
+
+    @override
     def objective(
         self, policy: Policy, loss: Settings, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
     ) -> Objective:

@@ -1,0 +1,237 @@
+"""Generation of batches ahead of the trainer: schedule, overlap, failures, settings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from verl import DataProto
+
+from verl_omni.trainer import checkpoints, generation_ahead, process_counts, settings
+from verl_omni.trainer.generation_ahead import GenerationAhead
+from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
+from verl_omni.trainer.run_folder import RunFolder
+
+REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
+AHEAD = "trainer.v1.separate_async.num_warmup_batches"
+THRESHOLD = "trainer.v1.sampler.max_off_policy_threshold"
+WAIT = 30.0  # seconds until a thread that should have run is missed
+
+
+@given(ahead=st.integers(0, 4), first=st.integers(0, 5), steps=st.integers(0, 12))
+def test_every_batch_is_generated_once_by_the_version_of_the_schedule(ahead: int, first: int, steps: int) -> None:
+    served, drawn = first, []
+
+    def generate(step: int, version: int) -> tuple[int, int]:
+        assert version == served, "the engines have other weights than the schedule says"
+        drawn.append(step)
+        return step, version
+
+    generation = GenerationAhead(generate, ahead=ahead, first=first, last=first + steps)
+    for step in range(first + 1, first + steps + 1):
+        generation.start(step - 1)
+        assert generation.take(step) == (step, max(first, step - 1 - ahead))
+        generation.drain()
+        served = step
+    assert drawn == list(range(first + 1, first + steps + 1))
+
+
+def test_the_next_batch_is_generated_while_the_trainer_updates() -> None:
+    begun = {step: threading.Event() for step in range(1, 4)}
+    generation = GenerationAhead(lambda step, version: begun[step].set(), ahead=1, first=0, last=3)
+    for step in range(1, 4):
+        generation.start(step - 1)
+        generation.take(step)
+        assert step == 3 or begun[step + 1].wait(WAIT), "waits for the update"
+        generation.drain()
+
+
+def test_no_batch_is_generated_before_the_weights_that_it_needs() -> None:
+    drawn: list[int] = []
+    generation = GenerationAhead(lambda step, version: drawn.append(step), ahead=1, first=0, last=5)
+    generation.start(0)
+    generation.drain()
+    assert drawn == [1, 2]
+
+
+def test_an_error_of_the_generation_is_raised_for_its_batch_and_those_after_it() -> None:
+    def generate(step: int, version: int) -> int:
+        if step == 2:
+            raise ConnectionError("replica 1 is gone")
+        return step
+
+    generation = GenerationAhead(generate, ahead=2, first=0, last=3)
+    generation.start(0)
+    assert generation.take(1) == 1
+    for get in (generation.drain, lambda: generation.take(2), lambda: generation.take(3)):
+        with pytest.raises(ConnectionError, match="replica 1 is gone"):
+            get()
+
+
+def test_a_stopped_generation_makes_no_further_batch() -> None:
+    drawn, stopped = [], threading.Event()
+
+    def generate(step: int, version: int) -> None:
+        drawn.append(step)
+        assert stopped.wait(WAIT)
+
+    generation = GenerationAhead(generate, ahead=3, first=0, last=4)
+    generation.start(0)
+    generation.stop()
+    stopped.set()
+    with pytest.raises(RuntimeError, match="the run has ended"):
+        generation.drain()
+    assert drawn == [1]
+
+
+@pytest.mark.slow  # composes all settings for each
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["trainer.v1.trainer_mode=separate_async"], "is not read with trainer.use_v1=false"),
+        (["trainer.use_v1=true", "trainer.v1.trainer_mode=colocate_async"], "colocate_async is not supported; write"),
+        ([*ASYNC[:2]], "separate_async needs replicas on accelerators of their own; write"),
+        ([*ASYNC, "algorithm.sample_source=offline"], "nothing is generated with algorithm.sample_source=offline"),
+        ([f"{AHEAD}=2"], f"{AHEAD}: is not read with trainer.v1.trainer_mode=sync"),
+        ([*ASYNC, f"{AHEAD}=1.5"], "must be a whole number of batches, from 0: 1.5"),
+        ([*ASYNC, f"{AHEAD}=8"], "samples generated 8 batches ahead span 9 versions, more than 8"),
+        ([*ASYNC, f"{THRESHOLD}=0"], "must be at least 1, or null: 0"),
+        ([*ASYNC, "trainer.v1.sampler.max_off_policy_strategy=drop"], "drop is not supported; write wait"),
+        ([*ASYNC, "trainer.v1.separate_async.parameter_sync_step=4", "data.train_batch_size=8",
+          "actor_rollout_ref.actor.ppo_mini_batch_size=4"], "has data.train_batch_size=8 /"),
+        (["trainer.v1.sampler.drop_incomplete_groups=true"], "a sample that fails ends the run"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(settings.SettingsError) as refused:
+        settings.load([*REQUIRED, *overrides])
+    assert said in str(refused.value)
+
+
+@pytest.mark.slow
+def test_the_number_of_batches_ahead() -> None:
+    for overrides, ahead in (
+        ((), 0), (ASYNC, 1), ((*ASYNC, f"{AHEAD}=2"), 2), ((*ASYNC, f"{AHEAD}=9", f"{THRESHOLD}=null"), 9),
+        ((*ASYNC, "trainer.v1.separate_async.sync_compatible=true"), 0),
+        (("trainer.use_v1=true",), 0),
+    ):  # fmt: skip
+        assert generation_ahead.batches_ahead(settings.load([*REQUIRED, *overrides])) == ahead
+
+
+class Trained:
+    """Replicas and ranks of the loop: remembers which prompts each update got, and the versions that generated them."""
+
+    def __init__(self) -> None:
+        self.served = 0
+        self.updates: list[tuple[str, ...]] = []
+        self.versions: list[int] = []
+        self.tolerances: list[float] = []
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        rows = len(prompts)
+        tensors = {"rm_scores": torch.arange(rows).float()[:, None], "rollout_log_probs": torch.zeros(rows, 1)}
+        version = np.full(rows, self.served, dtype=object)
+        columns = {**prompts.non_tensor_batch, "global_steps": version}
+        place = torch.tensor([int(info["prompt"]) for info in prompts.non_tensor_batch["extra_info"]])
+        return DataProto(
+            batch=TensorDict({**tensors, "all_timesteps": place[:, None]}, batch_size=rows), non_tensor_batch=columns
+        )
+
+    def update_actor(self, data: DataProto) -> DataProto:
+        self.updates.append(tuple(data.batch["all_timesteps"].flatten().tolist()))
+        self.tolerances.append(data.meta_info["request"]["tolerance"])
+        return DataProto(meta_info={"metrics": {"actor/optimizer_steps": [1.0]}})
+
+    def update_weights(self, global_steps: int) -> dict[str, list[str]]:
+        self.served = global_steps
+        return {}
+
+    def save_checkpoint(self, folder: str) -> None:
+        (Path(folder) / "weights").write_text("w")
+
+    def load_checkpoint(self, folder: str) -> None:
+        assert (Path(folder) / "weights").is_file()
+
+
+def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionTrainer:
+    config = settings.load(
+        [
+            "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={steps}",
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", "trainer.save_freq=1",
+            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null", *ASYNC, *overrides,
+        ]
+    )  # fmt: skip
+    process_counts.fill_in(config, cpus=2)
+    rows = [
+        {"raw_prompt": [{"role": "user", "content": str(row)}], "data_source": "brightness",
+         "reward_model": {"ground_truth": ""}, "extra_info": {"prompt": str(row)}} for row in range(7)
+    ]  # fmt: skip
+    made = SimpleNamespace(
+        agent_loop=stack, workers=stack, versions=lambda: [stack.served],
+        weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
+    )  # fmt: skip
+    return DiffusionTrainer(config, made, RunFolder(folder), rows, None, stop_requested=lambda: False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_path: Path, ahead: int) -> None:
+    steps, draw = 12, random.Random(ahead)
+    whole = Trained()
+    trainer(tmp_path / "whole", whole, steps, f"{AHEAD}={ahead}").fit(None)
+    lines = RunFolder(tmp_path / "whole").metrics()
+    assert [line["weights/staleness"] for line in lines] == [min(step, ahead) for step in range(steps)]
+    assert all("timing_s/wait" in line for line in lines)
+
+    trained: dict[int, tuple[str, ...]] = {}
+    attempts = 0
+    while len(trained) < steps:
+        attempts += 1
+        stack, newest = Trained(), checkpoints.latest(tmp_path / "run" / "checkpoints")
+        first = 0 if newest is None else checkpoints.step_of(newest)
+        made = trainer(tmp_path / "run", stack, steps, f"{AHEAD}={ahead}")
+        last, kill = first + draw.randint(1, 2), draw.random() < 0.5
+        if kill:
+            fail_after(stack, last - first)
+        else:
+            made.stop_requested = lambda stack=stack, count=last - first: len(stack.updates) == count
+        with contextlib.suppress(Interrupted, ConnectionError):
+            made.fit(newest)
+        trained |= {first + place: update for place, update in enumerate(stack.updates, 1)}
+    assert [trained[step] for step in range(1, steps + 1)] == whole.updates
+    assert attempts > 5
+
+
+def fail_after(stack: Trained, updates: int) -> None:
+    """The update after that many fails, as if a rank had been killed."""
+    update = stack.update_actor
+
+    def failing(data: DataProto) -> DataProto:
+        if len(stack.updates) == updates:
+            raise ConnectionError("the rank is gone")
+        return update(data)
+
+    stack.update_actor = failing  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_log_probabilities_are_compared_for_samples_of_the_current_weights_only(tmp_path: Path) -> None:
+    stack = Trained()
+    made = trainer(tmp_path, stack, 3)
+    made.fit(None)
+    tolerance = made.config.trainer.max_log_prob_difference
+    assert stack.tolerances == [tolerance, float("inf"), float("inf")]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[2])["weights/staleness"] == 1

@@ -1,0 +1,145 @@
+"""Generation of the next batches while the trainer updates, on a schedule that does not depend on timing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from omegaconf import DictConfig
+
+V1, ROLLOUT = "trainer.v1", "actor_rollout_ref.rollout"
+ASYNC, MODES = "separate_async", ("sync", "separate_async")
+UNUSED = {"num_warmup_batches": 1, "parameter_sync_step": None, "sync_compatible": False}  # the defaults
+Batch = TypeVar("Batch")
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """What is not supported of `trainer.use_v1` and `trainer.v1`, a line for each setting. PURE."""
+    v1 = config.trainer.v1
+    if v1.trainer_mode not in MODES:
+        advice = (
+            f"; {ROLLOUT}.nnodes > 0 and separate_async overlap them" if v1.trainer_mode == "colocate_async" else ""
+        )
+        yield f"{V1}.trainer_mode: {v1.trainer_mode} is not supported; write {' or '.join(MODES)}{advice}"
+    elif v1.trainer_mode == ASYNC:
+        yield from _asynchronous(config)
+    else:
+        for name, default in UNUSED.items():
+            if v1.separate_async[name] != default:
+                yield f"{V1}.separate_async.{name}: is not read with {V1}.trainer_mode=sync; remove it"
+    ahead, threshold = v1.separate_async.num_warmup_batches, v1.sampler.max_off_policy_threshold
+    if not _is_int(ahead) or ahead < 0:
+        yield f"{V1}.separate_async.num_warmup_batches: must be a whole number of batches, from 0: {ahead}"
+    elif threshold is not None and (not _is_int(threshold) or threshold < 1):
+        yield f"{V1}.sampler.max_off_policy_threshold: must be at least 1, or null: {threshold}"
+    elif threshold is not None and ahead >= threshold:
+        yield (
+            f"{V1}.sampler.max_off_policy_threshold: samples generated {ahead} batches ahead span {ahead + 1} "
+            f"versions, more than {threshold}; raise it, or lower {V1}.separate_async.num_warmup_batches"
+        )
+    if v1.sampler.max_off_policy_strategy != "wait":
+        yield (
+            f"{V1}.sampler.max_off_policy_strategy: {v1.sampler.max_off_policy_strategy} is not supported; write wait: "
+            "a batch has the version that its schedule says, and no sample of it is dropped"
+        )
+
+
+def _asynchronous(config: DictConfig) -> Iterator[str]:
+    if not config.trainer.use_v1:
+        yield f"{V1}.trainer_mode: is not read with trainer.use_v1=false; write trainer.use_v1=true"
+    if config.algorithm.sample_source != "online":
+        yield f"{V1}.trainer_mode: nothing is generated with algorithm.sample_source=offline; write sync"
+    elif config.actor_rollout_ref.rollout.nnodes == 0:
+        yield (
+            f"{V1}.trainer_mode: separate_async needs replicas on accelerators of their own; "
+            f"write {ROLLOUT}.nnodes=1, or sync"
+        )
+    step = config.trainer.v1.separate_async.parameter_sync_step
+    rows, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    if step is not None and step * mini != rows:
+        yield (
+            f"{V1}.separate_async.parameter_sync_step: the weights are sent after each training step, which has "
+            f"data.train_batch_size={rows} / actor_rollout_ref.actor.ppo_mini_batch_size={mini} optimizer steps, not "
+            f"{step}; remove it, or change one of these"
+        )
+
+
+def batches_ahead(config: DictConfig) -> int:
+    """How many batches are generated ahead of the step that trains on them; 0: none. PURE."""
+    v1 = config.trainer.v1
+    if v1.trainer_mode != ASYNC or v1.separate_async.sync_compatible:
+        return 0
+    return int(v1.separate_async.num_warmup_batches)
+
+
+class GenerationAhead(Generic[Batch]):
+    """Generates the batch of each step `ahead` steps before the trainer needs it, in a thread, one after another.
+
+    The batch of step s has the weights after step s - 1 - `ahead`: each sample comes from one version, the age of every
+    sample is known, and the same run has the same samples on a slow machine and on a fast one. The weights may change
+    only between `drain` and `start`.
+
+    Args:
+        generate: makes the batch of a step with the weights of a version; called in the thread.
+        first: step of the checkpoint that the run starts from, whose weights are the oldest there are.
+        last: last step of the run.
+    """
+
+    def __init__(self, generate: Callable[[int, int], Batch], *, ahead: int, first: int, last: int) -> None:
+        self._generate, self._ahead, self._first, self._last = generate, ahead, first, last
+        self._started = first
+        self._batches: dict[int, Future[Batch]] = {}
+        self._stopping = threading.Event()
+
+    def version(self, step: int) -> int:
+        """Version of the weights that generate the batch of a step."""
+        return max(self._first, step - 1 - self._ahead)
+
+    def start(self, version: int) -> None:
+        """Start to generate the batches of the published version. Those of earlier versions must have been drained."""
+        made: dict[int, Future[Batch]] = {}
+        while self._started < self._last and self.version(self._started + 1) <= version:
+            self._started += 1
+            made[self._started] = Future()
+        self._batches |= made
+        if made:
+            # Not of an executor, which the interpreter joins at its exit, also after the engines are gone.
+            threading.Thread(target=self._run, args=(made,), name="generation", daemon=True).start()
+
+    def take(self, step: int) -> Batch:
+        """The batch of a step; waits for it.
+
+        Raises:
+            Exception: what `generate` raised for this batch, or for an earlier one.
+        """
+        return self._batches.pop(step).result()
+
+    def drain(self) -> None:
+        """Wait for all batches that were started.
+
+        Raises:
+            Exception: what `generate` raised.
+        """
+        for batch in list(self._batches.values()):
+            batch.result()
+
+    def stop(self) -> None:
+        """Generate no further batch; the one that is being generated is left to the end of its engine."""
+        self._stopping.set()
+
+    def _run(self, batches: dict[int, Future[Batch]]) -> None:
+        failure: BaseException | None = None
+        for step, batch in batches.items():
+            if failure is None and not self._stopping.is_set():
+                try:
+                    batch.set_result(self._generate(step, self.version(step)))
+                    continue
+                except BaseException as error:  # noqa: BLE001  raised again where the batch is taken
+                    failure = error
+            batch.set_exception(failure or RuntimeError("the run has ended"))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
