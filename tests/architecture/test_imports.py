@@ -18,7 +18,7 @@ HEAVY = (
 )  # fmt: skip
 # Allowed top-level statements with an effect, and the reasons.
 ACTING = {
-    "verl_omni/workers/rollout/replica.py": "verl imports this module by name in each of its processes, to register",
+    "verl_omni/__init__.py": "verl finds the rollout vllm_omni after `import verl_omni` (docs/adr/0017)",
     "operator/omni_operator/cli/main.py": "the commands are put together where the program is defined",
     "operator/omni_operator/cli/__main__.py": "runs as a program only",
 }

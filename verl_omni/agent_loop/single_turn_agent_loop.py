@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from typing_extensions import override
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, register
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 from verl.utils.tokenizer import normalize_token_ids
 
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput
@@ -25,7 +25,6 @@ class PromptTooLong(ValueError):
     """A prompt has more tokens than `data.max_prompt_length`, and `data.truncation` is `error`."""
 
 
-@register("diffusion_single_turn_agent")
 class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Tokenizes the prompt, requests one sample, and returns all fields of the server's output.
 

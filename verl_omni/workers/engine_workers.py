@@ -31,7 +31,6 @@ from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
 from verl_omni.weight_sync.network.sender import WeightStream
 from verl_omni.workers.actor.background_write import BackgroundWrite
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
-from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omni` with verl in this process
 from verl_omni.workers.rollout.network_settings import network_deadline, network_key
 
 logger = logging.getLogger(__name__)

@@ -131,10 +131,8 @@ async def test_headless_mode_is_refused() -> None:
 def test_verl_finds_our_replica_which_starts_our_server() -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    from verl_omni.workers.rollout import replica
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer, vLLMOmniReplica
 
-    replica.register_vllm_omni()
     assert RolloutReplicaRegistry.get("vllm_omni") is vLLMOmniReplica
     config = SimpleNamespace(rollout=rollout(), model=OmegaConf.create({"path": str(MODEL)}))
     made = vLLMOmniReplica(1, config.rollout, config.model, gpus_per_node=1)
@@ -146,8 +144,6 @@ def test_verl_finds_our_replica_which_starts_our_server() -> None:
 def test_verl_finds_our_weight_sender() -> None:
     from verl.workers.rollout.base import get_rollout_class
 
-    from verl_omni.workers.rollout import base
     from verl_omni.workers.rollout.vllm_rollout.training_worker.server_adapter import ServerAdapter
 
-    base.register_vllm_omni()
     assert get_rollout_class("vllm_omni", "async") is ServerAdapter

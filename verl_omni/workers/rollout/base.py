@@ -1,7 +1,7 @@
-"""Re-export: programs written for verl-omni import the registration of the weight sender from this path."""
+"""Re-export: programs written for verl-omni look for the weight sender's registration at this path."""
 
 from __future__ import annotations
 
-from verl_omni.workers.rollout.replica import SERVER_ADAPTER, register_vllm_omni
+from verl_omni.verl_names import SERVER_ADAPTER
 
-__all__ = ["SERVER_ADAPTER", "register_vllm_omni"]
+__all__ = ["SERVER_ADAPTER"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from verl_omni.workers.rollout import replica  # noqa: F401  registers `vllm_omni` with verl in this process
 from verl_omni.workers.rollout.vllm_rollout.driver.replica_handle import vLLMOmniReplica
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import DiffusionWholeSampleRetryLLMServerClient
 from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import vLLMOmniHttpServer
