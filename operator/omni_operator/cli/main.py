@@ -17,6 +17,7 @@ from .run import run
 from .submit import submit
 from .training_stack import DISTRIBUTION
 from .validate import validate
+from .watch import watch
 
 app = typer.Typer(
     name="drl",
@@ -48,7 +49,7 @@ def drl(
 
 for command in (run, render, validate, fit, report, doctor):
     app.command()(command)
-for job_command in (submit, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
+for job_command in (submit, watch, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
     app.command()(job_command)
 app.command("list")(jobs.list_jobs)
 app.command("convert")(convert_recipe)

@@ -126,7 +126,7 @@ class BarDisplay(Display):
             for name in run_text.PHASES
             if state.last.get(key := f"timing_s/{name}") is not None
         ]
-        return f"step {state.step}: " + ", ".join(times)
+        return f"step {state.step}: {', '.join(times)}" if times else state.phase
 
     @staticmethod
     def _figures(last: Mapping[str, Any]) -> str:

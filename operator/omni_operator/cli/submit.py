@@ -13,6 +13,7 @@ from omni_operator.api import LoadedJob
 from . import console
 from .cluster_options import Context, Kubeconfig, Namespace, cluster_client
 from .options import Assignments, ClusterView, JobFile, Json, cluster_view
+from .watch import watch_job
 
 if TYPE_CHECKING:
     from omni_operator.client import Client, Submitted
@@ -32,6 +33,7 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="The API server checks the job and stores nothing.")
     ] = False,
+    and_watch: Annotated[bool, typer.Option("--watch", help="Then follow the job, as drl watch does.")] = False,
     as_json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
@@ -42,6 +44,8 @@ def submit(
     Checks it first, as drl validate --cluster does. The same job again changes nothing; another job of that name is
     refused.
     """
+    if and_watch and dry_run:
+        console.refuse("--watch has no effect with --dry-run, which creates no job")
     loaded = console.load_or_refuse(file, assignments or ())
     own = loaded.job.metadata.namespace
     if own and namespace and own != namespace:
@@ -53,6 +57,8 @@ def submit(
             console.say(json.dumps({"created": done.created and not dry_run, "job": done.job.body}, ensure_ascii=False))
         else:
             console.say(_describe(done, client.namespace, dry_run=dry_run))
+        if and_watch:
+            watch_job(client, done.job.name, as_json=as_json)
 
 
 def _read_view(client: Client) -> ClusterView:

@@ -24,7 +24,7 @@ def explain(name: str, status: Status, created: str | None, deleted: str | None 
             f"{name} was created at {created or 'an unknown time'}, and no operator has seen it. "
             "What to do: check that the operator runs and watches this namespace."
         )
-    found = _cause(status)
+    found = find_cause(status)
     parts = [f"{name} is {status.state}" + (f", step {status.progress.summary}" if status.progress.summary else "")]
     if found is None:
         return f"{parts[0]}. Nothing holds it."
@@ -37,7 +37,7 @@ def explain(name: str, status: Status, created: str | None, deleted: str | None 
     return ". ".join(part.rstrip(".") for part in parts) + "."
 
 
-def _cause(status: Status) -> Condition | None:
+def find_cause(status: Status) -> Condition | None:
     """The condition behind the state; None if nothing holds the job."""
     if status.state in _ENDS:
         return status.condition(_ENDS[status.state])

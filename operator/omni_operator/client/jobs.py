@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api.status import Status
 from omni_operator.api.suggestions import did_you_mean
-from omni_operator.cluster.errors import AlreadyExists, ClusterError, Conflict, KindAbsent, NotFound
-from omni_operator.cluster.kinds import JOBS
+from omni_operator.cluster.errors import AlreadyExists, ClusterError, Conflict, KindAbsent, NotFound, Unavailable
+from omni_operator.cluster.kinds import JOBS, Kind
 
 from .connection import Connection, connect
+from .events import Event, sort_events
 from .submission import find_differences
 
 POLL_SECONDS = 5.0
+PATIENCE_SECONDS = 300.0
+# The built-in role `view` grants events of the core group; they are the same objects as those of events.k8s.io.
+CORE_EVENTS = Kind("", "v1", "events", "Event")
 
 
 class JobNotFound(ClusterError):
     """The namespace has no job of that name."""
+
+
+class JobDeleted(ClusterError):
+    """The job was deleted while it was followed."""
 
 
 class JobExists(Conflict):
@@ -40,6 +49,11 @@ class Job:
     @property
     def name(self) -> str:
         return str(self.body["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        """What tells it from a later job of the same name."""
+        return str(self.body["metadata"].get("uid"))
 
     @property
     def created(self) -> str | None:
@@ -137,25 +151,47 @@ class Client:
         self._send("PATCH", JOBS.path(self.namespace, name), {"spec": {"suspend": suspended}})
         return True
 
-    def wait(self, name: str, state: str, seconds: float, poll: float = POLL_SECONDS) -> Job:
-        """The job, once it is in the state or has succeeded or finally failed.
+    def follow(self, name: str, *, poll: float = POLL_SECONDS, seconds: float | None = None) -> Iterator[Job]:
+        """The job, read again every `poll` seconds; the last one has succeeded or finally failed.
+
+        Once the job was read, requests that the cluster does not answer are repeated for 5 minutes.
 
         Args:
-            seconds: time limit. poll: seconds between two requests.
+            seconds: time limit; None: none.
 
         Raises:
             JobNotFound: the message has the nearest name.
+            JobDeleted: the job was deleted meanwhile.
             TimeoutError: the message has the state of the job.
         """
-        end = time.monotonic() + seconds
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        job = self.get(name)
         while True:
-            job = self.get(name)
-            if job.status.state == state or job.status.finished:
-                return job
+            yield job
+            if job.status.finished:
+                return
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"{name} is {job.status.state or 'not seen by an operator'} after {seconds:g} s")
             time.sleep(min(poll, left))
+            job = self._read_again(job, poll)
+
+    def wait(self, name: str, state: str, seconds: float, poll: float = POLL_SECONDS) -> Job:
+        """The job, once it is in the state or has succeeded or finally failed; raises what `follow` raises.
+
+        Args:
+            seconds: time limit. poll: seconds between two requests.
+        """
+        for job in self.follow(name, poll=poll, seconds=seconds):
+            if job.status.state == state:
+                break
+        return job
+
+    def events(self, job: Job) -> tuple[Event, ...]:
+        """The events about a job itself, the oldest first; the cluster keeps them for an hour by default."""
+        about = f"involvedObject.name={job.name},involvedObject.uid={job.uid}"
+        found = self.connection.send("GET", CORE_EVENTS.path(self.namespace), fieldSelector=about)["items"]
+        return sort_events(found)
 
     def cancel(self, name: str) -> None:
         """Delete a job; its pods go too, and what is on a claim stays.
@@ -167,6 +203,22 @@ class Client:
         uid = self.get(name).body["metadata"].get("uid")
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         self._send("DELETE", JOBS.path(self.namespace, name), options)
+
+    def _read_again(self, job: Job, poll: float) -> Job:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                found = _job(self._send("GET", JOBS.path(self.namespace, job.name)))
+            except NotFound as error:
+                raise JobDeleted(f"{job.name} was deleted") from error
+            except Unavailable:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(poll)
+                continue
+            if found.uid != job.uid:
+                raise JobDeleted(f"{job.name} was deleted, and created again")
+            return found
 
     def _not_found(self, name: str) -> JobNotFound:
         near = did_you_mean(name, [job.name for job in self.list()])

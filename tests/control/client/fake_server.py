@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from omni_operator.cli.main import app
 
 PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/team/diffusionrljobs"
+EVENTS = "/api/v1/namespaces/team/events"
 
 
 def make_job(name: str) -> dict[str, Any]:
@@ -35,7 +36,8 @@ class FakeServer(ThreadingHTTPServer):
         self.deletions: list[Any] = []
         self.refusal: tuple[int, dict[str, Any]] | None = None
 
-        self.objects: dict[str, tuple[int, dict[str, Any]]] = {}  # other answers, by path
+        # Other answers, by path.
+        self.objects: dict[str, tuple[int, dict[str, Any]]] = {EVENTS: (200, {"items": []})}
         self.queries: list[dict[str, str]] = []
         self.posts: list[Any] = []
 

@@ -1,0 +1,54 @@
+"""PURE: Kubernetes events, as those who read them need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event.
+
+    Attributes:
+        uid: identifies the event; an event that happens again keeps it.
+        time: when it last happened, as Kubernetes writes it; empty if the event does not say.
+        kind, name: the object that it is about.
+        count: how often it happened.
+    """
+
+    uid: str
+    time: str
+    type: str
+    reason: str
+    message: str
+    kind: str
+    name: str
+    count: int
+
+
+def parse_event(body: Mapping[str, Any]) -> Event:
+    """An event of the core API, whichever API it was written by."""
+    series, about, meta = body.get("series") or {}, body.get("involvedObject") or {}, body["metadata"]
+    times = (series.get("lastObservedTime"), body.get("lastTimestamp"), body.get("eventTime"))
+    return Event(
+        uid=str(meta.get("uid") or meta.get("name")),
+        time=_whole_seconds(next((time for time in times if time), None) or meta.get("creationTimestamp") or ""),
+        type=str(body.get("type") or "Normal"),
+        reason=str(body.get("reason") or ""),
+        message=" ".join(str(body.get("message") or "").split()),
+        kind=str(about.get("kind") or ""),
+        name=str(about.get("name") or ""),
+        count=int(series.get("count") or body.get("count") or 1),
+    )
+
+
+def sort_events(bodies: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
+    """Events, the oldest first."""
+    return tuple(sorted(map(parse_event, bodies), key=lambda event: event.time))
+
+
+def _whole_seconds(time: str) -> str:
+    """`2026-01-01T00:00:00.123456Z` without the fraction, as other times of Kubernetes."""
+    return time.partition(".")[0] + "Z" if "." in time else time

@@ -1,0 +1,187 @@
+"""`drl watch` against a small API server whose job changes with every request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from control.client.fake_server import EVENTS, PATH, FakeServer, drl, make_job
+from omni_operator.cli import watch
+from omni_operator.cli.progress_display import make_display
+from omni_operator.client import Client
+from omni_operator.client import jobs as jobs_module
+from omni_operator.client.events import parse_event
+from omni_operator.client.jobs import _job
+
+
+def event(uid: str, reason: str, count: int = 1) -> dict[str, Any]:
+    about = {"kind": "DiffusionRLJob", "name": "blue"}
+    return {
+        "metadata": {"uid": uid}, "type": "Warning", "reason": reason, "message": "a\n b", "count": count,
+        "lastTimestamp": "2026-01-01T00:00:00Z", "involvedObject": about,
+    }  # fmt: skip
+
+
+def status(state: str, step: int | None = None, attempts: int = 1) -> dict[str, Any]:
+    made: dict[str, Any] = {"state": state, "attempts": attempts, "conditions": []}
+    if step is not None:
+        made["progress"] = {"globalStep": step, "totalSteps": 3, "reward": 0.5, "estimatedRemainingSeconds": 9}
+    if state in ("Succeeded", "Failed"):
+        made["conditions"] = [{"type": state, "status": "True", "reason": "OutOfMemory"}]
+    return made
+
+
+class Story:
+    """Answers to requests for a job, one after the other; the last one stays."""
+
+    def __init__(self, server: FakeServer, *answers: dict[str, Any] | int) -> None:
+        self._answers: Iterator[dict[str, Any] | int] = iter(answers)
+        self._server, self._reply = server, server.reply
+
+    def reply(self, target: str) -> tuple[int, dict[str, Any]]:
+        if target == f"{PATH}/blue":
+            answer = next(self._answers, None)
+            if isinstance(answer, int):
+                return answer, {"message": f"answer {answer}", "details": {"name": "blue"}}
+            if answer is not None:
+                self._server.jobs["blue"] = {**make_job("blue"), "status": answer}
+        return self._reply(target)
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0.01)
+
+
+def tell(server: FakeServer, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | int) -> None:
+    monkeypatch.setattr(server, "reply", Story(server, *answers).reply)
+
+
+def test_a_job_is_followed_by_lines_to_its_end(
+    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.objects[EVENTS] = 200, {"items": [event("u", "Unschedulable"), event("v", "Retried")]}
+    running, retrying = status("Running", 1), status("Retrying", 1, attempts=2)
+    tell(
+        server,
+        monkeypatch,
+        status("Pending"),
+        running,
+        running,
+        retrying,
+        status("Running", 2, 2),
+        status("Succeeded", 3, 2),
+    )
+    said = drl(kubeconfig, "watch", "blue")
+    assert said.exit_code == 0, said.output
+    assert said.stdout.splitlines() == [
+        "2026-01-01T00:00:00Z  Unschedulable: a b",
+        "2026-01-01T00:00:00Z  Retried: a b",
+        "Pending ...",
+        "Running ...",
+        "step 1/3  reward 0.500  weights v?  ETA 9s",
+        "Retrying, attempt 2 ...",
+        "Running, attempt 2 ...",
+        "step 2/3  reward 0.500  weights v?  ETA 9s",
+        "step 3/3  reward 0.500  weights v?  ETA 9s",
+        "blue is Succeeded",
+    ]
+
+
+def test_json_has_a_line_for_each_change(server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.objects[EVENTS] = 200, {"items": [event(str(number), "Old") for number in range(9)]}
+    tell(server, monkeypatch, status("Running", 1), status("Running", 1), status("Failed", 1))
+    said = drl(kubeconfig, "watch", "blue", "--json")
+    lines = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [line["kind"] for line in lines] == ["event"] * 5 + ["status", "status"], (
+        "nine events, of which only the last are news"
+    )
+    assert (lines[5]["state"], lines[5]["step"], lines[5]["reward"], lines[-1]["state"]) == (
+        "Running",
+        1,
+        0.5,
+        "Failed",
+    )
+    assert (said.exit_code, said.stderr) == (1, "blue is Failed; run drl why blue\n")
+
+
+def test_events_that_may_not_be_read_are_named_once(
+    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.objects[EVENTS] = 403, {"message": "User u cannot list events"}
+    tell(server, monkeypatch, status("Running", 1), status("Running", 2), status("Succeeded", 3))
+    said = drl(kubeconfig, "watch", "blue")
+    assert said.exit_code == 0
+    assert said.stderr.splitlines() == [
+        "note: events are not shown: GET /api/v1/namespaces/team/events: User u cannot list events"
+    ]
+
+
+def test_a_cluster_that_does_not_answer_for_a_while_is_asked_again(
+    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(server, monkeypatch, status("Running", 1), 503, 429, 500, status("Succeeded", 3))
+    assert drl(kubeconfig, "watch", "blue").exit_code == 0
+    monkeypatch.setattr(jobs_module, "PATIENCE_SECONDS", 0.0)
+    tell(server, monkeypatch, status("Running", 1), *[503] * 50)
+    given_up = drl(kubeconfig, "watch", "blue")
+    assert (given_up.exit_code, "answer 503" in given_up.stderr) == (1, True)
+    tell(server, monkeypatch, 503)
+    assert drl(kubeconfig, "watch", "blue").exit_code == 1, "the first request is not repeated"
+
+
+def test_a_job_that_is_deleted_meanwhile_ends_the_watch(
+    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(server, monkeypatch, status("Running", 1), 404)
+    gone = drl(kubeconfig, "watch", "blue")
+    assert (gone.exit_code, gone.stderr.splitlines()[-1]) == (1, "blue was deleted")
+
+
+def test_ctrl_c_leaves_the_job_alone(server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "follow", interrupt)
+    stopped = drl(kubeconfig, "watch", "blue")
+    assert (stopped.exit_code, stopped.stderr) == (130, "note: blue goes on; drl watch blue shows it again\n")
+    assert server.deletions == []
+
+
+def test_the_bar_shows_state_and_numbers(server: FakeServer) -> None:
+    file = StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    body = {**make_job("blue"), "status": status("Running", 2)}
+    with make_display("blue", console, plain=False) as display:
+        view = watch.DisplayView(display)
+        view.job(_job(body))
+        view.event(parse_event(event("u", "Retried")))
+    text = file.getvalue()
+    assert "Running" in text
+    assert "2/3" in text
+    assert "reward 0.500" in text
+    assert "ETA 9s" in text
+    assert "Retried: a b" in text
+
+
+def test_submit_can_watch(server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[str] = []
+    monkeypatch.setattr("omni_operator.cli.submit.watch_job", lambda _, name, *, as_json: watched.append(name))
+    example = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
+    assert drl(kubeconfig, "submit", str(example), "--watch").exit_code == 0
+    assert watched == ["red-grpo-cluster"]
+    refused = drl(kubeconfig, "submit", str(example), "--watch", "--dry-run")
+    assert (refused.exit_code, "--watch has no effect" in refused.stderr) == (2, True)
+
+
+def test_times_of_events_come_from_either_api() -> None:
+    new = {"metadata": {"name": "n"}, "eventTime": "2026-01-01T00:00:01.123456Z", "lastTimestamp": None}
+    assert parse_event(new).time == "2026-01-01T00:00:01Z"
+    again = {**new, "series": {"count": 4, "lastObservedTime": "2026-01-01T00:00:09.5Z"}}
+    assert (parse_event(again).time, parse_event(again).count) == ("2026-01-01T00:00:09Z", 4)
