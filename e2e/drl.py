@@ -30,15 +30,15 @@ class Drl:
         return CliRunner().invoke(app, [*words, f"--kubeconfig={self.kubeconfig}"], input=stdin)
 
 
-def drl_of(plane: ControlPlane, namespace: str, role: str, folder: Path) -> Drl:
-    """`drl` of a service account with one of the roles view, edit and admin, which have the chart's rules."""
+def drl_of(plane: ControlPlane, namespace: str, role: str, folder: Path, kind: str = "ClusterRole") -> Drl:
+    """`drl` of a service account with a role: view, edit or admin, which have the chart's rules, or one of its own."""
     with plane.api("e2e-user") as api:
         install_user_roles(api)
         core = f"/api/v1/namespaces/{namespace}"
         api.post(f"{core}/serviceaccounts", {"metadata": {"name": role}})
         api.post(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings", {
             "metadata": {"name": role},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
             "subjects": [{"kind": "ServiceAccount", "name": role, "namespace": namespace}],
         })  # fmt: skip
         token = api.post(f"{core}/serviceaccounts/{role}/token", {"spec": {}})["status"]["token"]

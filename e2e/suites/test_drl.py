@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from e2e import helm
+from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.drl import Drl, drl_of
-from e2e.jobs import JobOnPlane
+from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.operator_process import RunningOperator
 
 pytestmark = pytest.mark.cluster
@@ -152,3 +153,40 @@ def test_an_exec_plugin_that_fails_is_an_unusable_kubeconfig(drl: Drl) -> None:
     assert said.stderr.splitlines()[-1].startswith(
         "cannot use the kubeconfig: user 'e2e' has no credentials; if it has"
     )
+
+
+def test_why_names_a_pod_that_no_node_can_run_and_the_right_that_is_missing(
+    running: RunningOperator, installed: ControlPlane, api: Api, namespace: str, drl: Drl, tmp_path: Path
+) -> None:
+    job = JobOnPlane(api, namespace)
+    job.start()
+    labels = api.get(job.ray("rayclusters", f"{job.attempt(1)}-x1"))["metadata"]["labels"]
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "99"}}}
+    api.post(f"/api/v1/namespaces/{namespace}/pods", {
+        "metadata": {"name": f"{job.attempt(1)}-x1-big", "labels": labels},
+        "spec": {"containers": [{"name": "ray", "image": "rollout:1", **limits}]},
+    })  # fmt: skip
+    deadlines.wait_until("the scheduler's verdict", JOB_SEEN, lambda: "Unschedulable: " in drl("why", "red").stdout)
+    said = drl("why", "red").stdout
+    assert f"Pod {job.attempt(1)}-x1-big (created " in said
+    assert "Insufficient nvidia.com/gpu" in said
+    assert "Not read" not in said
+    rules = [{"apiGroups": ["diffusionrl.io"], "resources": ["diffusionrljobs"], "verbs": ["get", "list"]}]
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    api.post(f"{roles}/roles", {"metadata": {"name": "jobs-only"}, "rules": rules})
+    few = drl_of(installed, namespace, "jobs-only", tmp_path, kind="Role")("why", "red").stdout
+    assert 'cannot list resource "pods"' in few
+    assert 'cannot list resource "events"' in few
+    assert few.startswith("red is Running")
+
+
+def test_watch_shows_events_and_ends_with_the_job(running: RunningOperator, api: Api, namespace: str, drl: Drl) -> None:
+    job = JobOnPlane(api, namespace)
+    job.start()
+    job.await_events("Running")
+    job.end(1)
+    job.await_condition("Succeeded", "True")
+    job.await_events("Succeeded")
+    lines = [json.loads(line) for line in drl("watch", "red", "--json").stdout.splitlines()]
+    assert [line["reason"] for line in lines if line["kind"] == "event"] == ["Running", "Succeeded"]
+    assert lines[-1]["state"] == "Succeeded"

@@ -58,9 +58,11 @@ def why(name: Name, namespace: Namespace = None, context: Context = None, kubeco
     """Say what holds a job on a cluster, since when, and what to do."""
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.explanation import explain
+        from omni_operator.client.surroundings import read_surroundings
 
         job = client.get(name)
-        console.say(explain(job.name, job.status, job.created, job.deleted))
+        around = read_surroundings(client, job)
+        console.say(explain(job.name, job.status, job.created, job.deleted, around))
 
 
 def suspend(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:

@@ -1,17 +1,76 @@
-"""PURE: what holds a job, since when, and what to do, from its conditions."""
+"""PURE: what holds a job, since when, and what to do: from its conditions, its pods, its queue and their events."""
 
 from __future__ import annotations
 
-from omni_operator.api.status import Condition, Status
-from omni_operator.status.explained_reasons import REASONS
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
 
+from omni_operator.api.status import Condition, Status
+from omni_operator.status.evidence import PULL_ERRORS, shorten
+from omni_operator.status.explained_reasons import REASONS
+from omni_operator.status.observation import ObservedPod
+from omni_operator.status.timestamps import format_timestamp
+
+from .events import Event
+
+# Of reasons that Kubernetes gives, and the operator does not repeat.
+ADVICE = {
+    **dict.fromkeys(sorted(PULL_ERRORS), "check the name of the image and the pull secrets"),
+    "CrashLoopBackOff": "read the log of the pod: drl logs NAME",
+    "FailedMount": "check that the volume exists and that the pod's node can mount it",
+    "FailedAttachVolume": "check that no other node holds the volume, which may be ReadWriteOnce",
+}
 # Conditions that tell why a job in this state is there; the first that is not as wanted counts.
 _WANTED = (("Admitted", "False"), ("Ready", "False"), ("ProgressStalled", "True"), ("WeightsInSync", "False"))
 _ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "Suspending": "Suspended"}
 _REQUESTED = {"Suspended": "drl resume continues from the last checkpoint"}
+_STARTING = frozenset({"ContainerCreating", "PodInitializing"})
+WARNINGS_SHOWN = 3
+NAMES_SHOWN = 3
 
 
-def explain(name: str, status: Status, created: str | None, deleted: str | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What Kueue says of the Workload of a job's RayJob.
+
+    Attributes:
+        condition: the condition that keeps the RayJob from running; None if none does.
+    """
+
+    workload: str
+    queue: str
+    condition: Condition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What was read besides the job.
+
+    Attributes:
+        pods: pods of the running attempt. queue: None without Kueue.
+        warnings: warning events of the job and of its attempt's objects, the oldest first.
+        unread: what could not be read, each with the reason.
+    """
+
+    pods: tuple[ObservedPod, ...] = ()
+    queue: QueueState | None = None
+    warnings: tuple[Event, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodTrouble:
+    """Why pods do not run."""
+
+    reason: str
+    text: str
+    pods: tuple[ObservedPod, ...]
+
+
+def explain(
+    name: str, status: Status, created: str | None, deleted: str | None = None, around: Surroundings = Surroundings()
+) -> str:
     """One paragraph about a job.
 
     Args:
@@ -20,21 +79,33 @@ def explain(name: str, status: Status, created: str | None, deleted: str | None 
     if deleted:
         return f"{name} is being deleted since {deleted}."
     if status.state is None:
-        return (
-            f"{name} was created at {created or 'an unknown time'}, and no operator has seen it. "
-            "What to do: check that the operator runs and watches this namespace."
-        )
-    found = find_cause(status)
+        return _join([
+            f"{name} was created at {created or 'an unknown time'}, and no operator has seen it",
+            "What to do: check that the operator runs and watches this namespace",
+            *_unread(around),
+        ])  # fmt: skip
+    found, troubles = find_cause(status), find_pod_troubles(around.pods)
+    waits = around.queue.condition if around.queue else None
     parts = [f"{name} is {status.state}" + (f", step {status.progress.summary}" if status.progress.summary else "")]
-    if found is None:
-        return f"{parts[0]}. Nothing holds it."
-    since = f" since {found.last_transition_time}" if found.last_transition_time else ""
-    parts.append(f"{found.type} is {found.status}{since}: {found.reason}")
-    if found.message:
-        parts[-1] += f": {found.message}"
-    if advice := _REQUESTED.get(status.state) or _advice(found.reason):
-        parts.append(f"What to do: {advice}")
-    return ". ".join(part.rstrip(".") for part in parts) + "."
+    if found is None and not troubles and waits is None:
+        return _join([*parts, "Nothing holds it", *_unread(around)])
+    if found is not None:
+        parts.append(_describe_condition(found))
+    if around.queue and waits is not None:
+        parts.append(
+            f"Kueue's Workload {around.queue.workload} in queue {around.queue.queue}: {_describe_condition(waits)}"
+        )
+    told = " ".join(parts)
+    parts += [_describe_trouble(trouble, told) for trouble in troubles]
+    told = " ".join(parts)
+    warnings = [event for event in around.warnings if event.message not in told][-WARNINGS_SHOWN:]
+    if warnings and status.state not in ("Succeeded", "Suspended"):
+        parts.append("Last warnings: " + "; ".join(map(_describe_event, warnings)))
+    reasons = [*([found.reason] if found else ()), *(trouble.reason for trouble in troubles)]
+    reasons += [event.reason for event in reversed(warnings)]
+    if advice := _REQUESTED.get(status.state) or next(filter(None, map(_advice, reasons)), None):
+        parts.append(f"What to do: {advice.replace('NAME', name)}")
+    return _join([*parts, *_unread(around)])
 
 
 def find_cause(status: Status) -> Condition | None:
@@ -48,7 +119,60 @@ def find_cause(status: Status) -> Condition | None:
     return None
 
 
+def find_pod_troubles(pods: tuple[ObservedPod, ...]) -> list[PodTrouble]:
+    """Why pods do not run, each reason once."""
+    found = sorted(
+        ((*said, pod) for pod in pods if not pod.deleting for said in _troubles_of(pod)),
+        key=lambda entry: (entry[0], entry[1], entry[2].name),
+    )
+    return [
+        PodTrouble(*key, tuple(pod for _, _, pod in group))
+        for key, group in groupby(found, key=lambda entry: (entry[0], entry[1]))
+    ]
+
+
+def _troubles_of(pod: ObservedPod) -> Iterator[tuple[str, str]]:
+    if pod.unschedulable:
+        yield "Unschedulable", pod.unschedulable
+    for waiting in pod.waiting:
+        if waiting.reason not in _STARTING:
+            yield waiting.reason, waiting.message
+    if pod.disrupted:
+        yield "Disrupted", pod.disrupted
+    for ended in pod.ended:
+        if ended.exit_code:
+            said = f"container {ended.container} ended with exit code {ended.exit_code}"
+            yield ended.reason or "Error", f"{said}: {shorten(ended.message)}" if ended.message else said
+
+
+def _describe_condition(found: Condition) -> str:
+    since = f" since {found.last_transition_time}" if found.last_transition_time else ""
+    return f"{found.type} is {found.status}{since}: {found.reason}" + (f": {found.message}" if found.message else "")
+
+
+def _describe_trouble(trouble: PodTrouble, told: str) -> str:
+    """The reason with the pods; the message only if it was not told before."""
+    names = [pod.name for pod in trouble.pods]
+    shown = ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")
+    oldest = format_timestamp(min(pod.created for pod in trouble.pods))
+    said = f": {trouble.text}" if trouble.text and trouble.text not in told else ""
+    return f"{'Pod' if len(names) == 1 else 'Pods'} {shown} (created {oldest}): {trouble.reason}{said}"
+
+
+def _describe_event(event: Event) -> str:
+    often = f" ({event.count} times)" if event.count > 1 else ""
+    return f"{event.time} {event.reason} of {event.kind} {event.name}{often}: {shorten(event.message)}"
+
+
+def _unread(around: Surroundings) -> list[str]:
+    return [f"Not read: {'; '.join(around.unread)}"] if around.unread else []
+
+
+def _join(parts: list[str]) -> str:
+    return ". ".join(part.rstrip(".") for part in parts) + "."
+
+
 def _advice(reason: str) -> str:
     """What to do about a reason, as the end of a sentence; empty if there is nothing to do."""
     known = REASONS.get(reason)
-    return (known.action[:1].lower() + known.action[1:]).replace("`", "") if known else ""
+    return (known.action[:1].lower() + known.action[1:]).replace("`", "") if known else ADVICE.get(reason, "")

@@ -137,7 +137,10 @@ def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:
     }
     assert f"{label}view" not in edit["metadata"]["labels"]
     assert {verb for _, _, verb in granted(view["rules"])} == {"get", "list", "watch"}
-    assert {group for group, _, _ in granted(view["rules"]) | granted(edit["rules"])} == {"diffusionrl.io"}
+    assert {group for group, _, _ in granted(edit["rules"])} == {"diffusionrl.io"}
+    # Besides jobs, only what drl why reads of a queue.
+    queues = {right for right in granted(view["rules"]) if right[0] != "diffusionrl.io"}
+    assert queues == {("kueue.x-k8s.io", "workloads", "get"), ("kueue.x-k8s.io", "workloads", "list")}
     # Only the operator writes the status.
     assert {verb for _, resource, verb in granted(edit["rules"]) if resource.endswith("/status")} == set()
 

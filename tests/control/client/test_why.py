@@ -1,0 +1,128 @@
+"""`drl why`: pods, Kueue and events next to the conditions, and rights that are missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from control.client.fake_server import EVENTS, FakeServer, drl, make_job
+from omni_operator.api.status import Condition, Status
+from omni_operator.client.explanation import PodTrouble, QueueState, Surroundings, explain, find_pod_troubles
+from omni_operator.client.surroundings import find_queue_state, select_warnings
+from omni_operator.cluster.object_parser import parse_pod
+
+PODS = "/api/v1/namespaces/team/pods"
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"
+AT = "2026-01-01T00:00:00Z"
+NO_NODE = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+
+
+def pod(name: str, **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": name, "creationTimestamp": AT}, "status": status}
+
+
+def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
+    state = {"name": "ray", "state": {"waiting": {"reason": reason, "message": message}}}
+    return pod(name, containerStatuses=[state])
+
+
+def unscheduled(name: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_NODE}
+    return pod(name, conditions=[condition])
+
+
+def event(reason: str, kind: str, name: str, message: str) -> dict[str, Any]:
+    about = {"kind": kind, "name": name}
+    return {
+        "metadata": {"uid": reason}, "type": "Warning", "reason": reason, "message": message, "lastTimestamp": AT,
+        "involvedObject": about,
+    }  # fmt: skip
+
+
+def workload(owner: str, *conditions: tuple[str, str, str]) -> dict[str, Any]:
+    made = [{"type": kind, "status": value, "reason": why, "message": "no quota"} for kind, value, why in conditions]
+    return {
+        "metadata": {"name": "w", "ownerReferences": [{"name": owner}]}, "spec": {"queueName": "team-queue"},
+        "status": {"conditions": made},
+    }  # fmt: skip
+
+
+def test_pods_with_the_same_trouble_are_told_once() -> None:
+    bodies = [unscheduled(f"p{number}") for number in range(5)]
+    bodies += [waiting("q", "ImagePullBackOff", "no image"), waiting("r", "ContainerCreating")]
+    found = find_pod_troubles(tuple(map(parse_pod, bodies)))
+    assert [(trouble.reason, trouble.text, len(trouble.pods)) for trouble in found] == [
+        ("ImagePullBackOff", "no image", 1), ("Unschedulable", NO_NODE, 5),
+    ]  # fmt: skip
+    said = explain("red", Status(state="Running"), AT, around=Surroundings(tuple(map(parse_pod, bodies))))
+    assert f"Pods p0, p1, p2 and 2 more (created {AT}): Unschedulable: {NO_NODE}" in said
+    assert "What to do: check the name of the image" in said
+    assert "Nothing holds it" not in said
+    assert isinstance(found[0], PodTrouble)
+
+
+def test_a_message_of_the_condition_is_not_repeated() -> None:
+    held = Condition(type="Ready", status="False", reason="Unschedulable", message=NO_NODE)
+    around = Surroundings((parse_pod(unscheduled("p")),), warnings=select_warnings(
+        [event("FailedScheduling", "Pod", "red-a01-x", NO_NODE)], "red", "red-a01"
+    ))  # fmt: skip
+    said = explain("red", Status(state="Pending", conditions=(held,)), AT, around=around)
+    assert said.count("0/3 nodes") == 1
+    assert said.endswith("What to do: ask for less, or add nodes that have the resource.")
+
+
+def test_warnings_are_those_of_the_job_and_of_its_attempt() -> None:
+    bodies = [
+        event("A", "DiffusionRLJob", "red", "a"), event("B", "Pod", "red-a01-x-head", "b"),
+        event("C", "Pod", "red", "c"), event("D", "RayJob", "red-a01", "d"),
+        event("E", "Pod", "red-a010-x", "e"), event("F", "Pod", "red-b", "f"),
+    ]  # fmt: skip
+    assert [found.reason for found in select_warnings(bodies, "red", "red-a01")] == ["A", "B", "D"]
+
+
+def test_a_volume_that_cannot_be_mounted_is_known_from_events_only() -> None:
+    held = Condition(type="Ready", status="False", reason="Starting", message="waiting for pods")
+    mount = event("FailedMount", "Pod", "red-a01-x", "volume runs is not there")
+    around = Surroundings(warnings=select_warnings([mount], "red", "red-a01"))
+    said = explain("red", Status(state="Starting", conditions=(held,)), AT, around=around)
+    assert f"Last warnings: {AT} FailedMount of Pod red-a01-x: volume runs is not there" in said
+    assert "What to do: check that the volume exists" in said
+
+
+def test_the_queue_says_what_it_waits_for() -> None:
+    assert find_queue_state([workload("other", ("QuotaReserved", "False", "Pending"))], "red-a01") is None
+    waits = find_queue_state([workload("red-a01", ("QuotaReserved", "False", "Pending"))], "red-a01")
+    assert waits == QueueState(
+        "w", "team-queue", Condition(type="QuotaReserved", status="False", reason="Pending", message="no quota")
+    )
+    admitted = [
+        workload("red-a01", ("QuotaReserved", "True", "Q"), ("Admitted", "True", "A"), ("Evicted", "True", "E"))
+    ]
+    assert find_queue_state(admitted, "red-a01") == QueueState("w", "team-queue")
+    evicted = find_queue_state(
+        [workload("red-a01", ("QuotaReserved", "False", "Pending"), ("Evicted", "True", "Preempted"))], "red-a01"
+    )
+    assert evicted is not None
+    assert evicted.condition is not None
+    assert evicted.condition.reason == "Preempted"
+    said = explain("red", Status(state="Queued"), AT, around=Surroundings(queue=waits))
+    assert "Kueue's Workload w in queue team-queue: QuotaReserved is False: Pending: no quota" in said
+
+
+def test_rights_that_are_missing_are_named_and_the_rest_is_told(server: FakeServer, kubeconfig: Path) -> None:
+    job = make_job("blue")
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-queue"}
+    job["status"]["attempts"] = 1
+    server.jobs["blue"] = job
+    server.objects[PODS] = 403, {"message": "User u cannot list pods"}
+    server.objects[EVENTS] = 200, {"items": [event("FailedMount", "Pod", "blue-a01-x", "no volume")]}
+    server.objects[WORKLOADS] = 200, {"items": [workload("blue-a01", ("QuotaReserved", "False", "Pending"))]}
+    said = drl(kubeconfig, "why", "blue").stdout
+    assert "Not read: pods (GET /api/v1/namespaces/team/pods: User u cannot list pods)" in said
+    assert "ClaimNotFound: no claim runs" in said
+    assert "FailedMount of Pod blue-a01-x: no volume" in said
+    assert "Workload w in queue team-queue" in said
+    assert len(said.splitlines()) == 1
+    assert {"labelSelector": "diffusionrl.io/job=blue,diffusionrl.io/attempt=1"} in server.queries
+    server.objects[PODS] = 200, {"items": [waiting("blue-a01-x", "ErrImagePull", "no such image")]}
+    assert "Pod blue-a01-x" in drl(kubeconfig, "why", "blue").stdout
