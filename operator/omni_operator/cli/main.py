@@ -11,6 +11,7 @@ from . import console, jobs, model
 from .convert import convert_recipe
 from .doctor import doctor
 from .fit import fit
+from .logs import logs
 from .render import render
 from .report import report
 from .run import run
@@ -49,7 +50,7 @@ def drl(
 
 for command in (run, render, validate, fit, report, doctor):
     app.command()(command)
-for job_command in (submit, watch, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
+for job_command in (submit, watch, logs, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
     app.command()(job_command)
 app.command("list")(jobs.list_jobs)
 app.command("convert")(convert_recipe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kubernetes.client import ApiClient, ApiException, Configuration
@@ -14,6 +15,7 @@ from omni_operator.api.suggestions import did_you_mean
 from omni_operator.cluster.errors import Unavailable, error_of
 
 TIMEOUT_SECONDS = 30.0
+CHUNK_BYTES = 64 * 1024
 MERGE = "application/merge-patch+json"
 
 
@@ -29,24 +31,62 @@ class Connection:
 
     def send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
         """The object in the answer to a request; empty if the answer has none."""
-        what = f"{method} {path}"
         headers = {"Accept": "application/json", "Content-Type": MERGE if method == "PATCH" else "application/json"}
+        answer = self._open(method, path, query, TIMEOUT_SECONDS, headers, body)
+        return _parse(self._read(answer, path))
+
+    def lines(self, path: str, silence: float, **query: str) -> Iterator[str]:
+        """The lines of a text, as they arrive; a last one without an end is a line too.
+
+        Args:
+            silence: seconds after which a text that does not go on is Unavailable.
+        """
+        answer = self._open("GET", path, query, (TIMEOUT_SECONDS, silence), {"Accept": "*/*"})
+        rest = b""
+        try:
+            for chunk in answer.response.stream(CHUNK_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield line.decode("utf-8", "replace")
+        except HTTPError as error:
+            raise Unavailable(f"the answer broke off: GET {path}: {error}") from error
+        finally:
+            answer.response.close()
+        if rest:
+            yield rest.decode("utf-8", "replace")
+
+    def _open(
+        self, method: str, path: str, query: Mapping[str, str], timeout: Any, headers: dict[str, str], body: Any = None
+    ) -> Any:
+        """The answer, whose content is not read yet, if it is a success."""
+        what = f"{method} {path}"
         request = self.client.param_serialize(
             method, path, query_params=list(query.items()), header_params=headers, body=body,
             auth_settings=["BearerToken"],
         )  # fmt: skip
         try:
-            answer = self.client.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
-            code, text = answer.status, answer.read()
+            answer = self.client.call_api(*request, _request_timeout=timeout)
         except (HTTPError, ApiException) as error:  # the package reports errors of TLS as an ApiException
             raise Unavailable(f"no answer from the cluster: {what}: {error}") from error
+        if answer.status < 300:
+            return answer
+        raise error_of(answer.status, _parse(self._read(answer, what)), what)
+
+    @staticmethod
+    def _read(answer: Any, what: str) -> bytes:
         try:
-            content: dict[str, Any] = json.loads(text)
-        except ValueError:
-            content = {}
-        if code < 300:
-            return content
-        raise error_of(code, content, what)
+            return bytes(answer.read())
+        except HTTPError as error:
+            raise Unavailable(f"the answer broke off: {what}: {error}") from error
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    """The JSON object in an answer; empty if it is something else."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def connect(

@@ -38,6 +38,8 @@ class FakeServer(ThreadingHTTPServer):
 
         # Other answers, by path.
         self.objects: dict[str, tuple[int, dict[str, Any]]] = {EVENTS: (200, {"items": []})}
+        # Answers that are text, by path, in the order of requests; the last one stays.
+        self.texts: dict[str, list[list[str | None]]] = {}
         self.queries: list[dict[str, str]] = []
         self.posts: list[Any] = []
 
@@ -57,9 +59,27 @@ class FakeServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: FakeServer
+    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        if texts := self.server.texts.get(urlsplit(self.path).path):
+            self.server.queries.append(dict(parse_qsl(urlsplit(self.path).query)))
+            self.answer_text(texts.pop(0) if len(texts) > 1 else texts[0])
+            return
         self.answer(*self.server.reply(self.path))
+
+    def answer_text(self, lines: list[str | None]) -> None:
+        """The lines in chunks, as API servers send logs; None at the end: the connection breaks."""
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for line in lines:
+            if line is None:
+                self.close_connection = True
+                return
+            data = f"{line}\n".encode()
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.wfile.write(b"0\r\n\r\n")
 
     def answer(self, code: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()

@@ -1,0 +1,142 @@
+"""Output of a job's pods."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from omni_operator.api.names import JOB_LABEL
+from omni_operator.api.suggestions import did_you_mean
+from omni_operator.cluster.errors import ClusterError, NotFound, Refused, Unavailable
+from omni_operator.cluster.kinds import PODS
+from omni_operator.plan.containers import CONTAINER
+from omni_operator.status.observation import HEAD
+
+from .jobs import Client
+from .pods import JobPod, latest_pods
+
+SILENCE_SECONDS = 300.0
+POLL_SECONDS = 2.0
+
+
+class PodNotFound(ClusterError):
+    """The job has no such pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of a pod's output, or a note about the pod."""
+
+    pod: str
+    text: str
+    is_note: bool = False
+
+
+def find_pods(client: Client, name: str) -> tuple[JobPod, ...]:
+    """The pods of the newest attempt of a job that has any."""
+    path, selector = PODS.path(client.namespace), f"{JOB_LABEL}={name}"
+    return latest_pods(client.connection.send("GET", path, labelSelector=selector)["items"])
+
+
+def select_pods(pods: tuple[JobPod, ...], wanted: str | None) -> tuple[JobPod, ...]:
+    """The trainer pods; or the pod of a name, or of the role `head`.
+
+    Raises:
+        PodNotFound: there are pods, and none is of that name.
+    """
+    if wanted is None:
+        return tuple(pod for pod in pods if pod.role != HEAD)
+    found = tuple(pod for pod in pods if wanted in (pod.name, pod.role))
+    if pods and not found:
+        names = [pod.name for pod in pods]
+        raise PodNotFound(f"no pod {wanted!r}{did_you_mean(wanted, names)}; the job has: {', '.join(names)}")
+    return found
+
+
+def read_logs(client: Client, pods: tuple[JobPod, ...], tail: int | None = None) -> Iterator[LogLine]:
+    """The output of pods so far, one pod after the other.
+
+    Args:
+        tail: only as many last lines of each pod.
+    """
+    for pod in pods:
+        query = {"container": CONTAINER} | ({"tailLines": str(tail)} if tail is not None else {})
+        try:
+            for text in client.connection.lines(_log_path(client, pod), SILENCE_SECONDS, **query):
+                yield LogLine(pod.name, text)
+        except (Refused, NotFound) as error:
+            yield LogLine(pod.name, str(error), is_note=True)
+
+
+def follow_logs(client: Client, name: str, wanted: str | None = None, tail: int | None = None) -> Iterator[LogLine]:
+    """The output of a job's pods as it appears, of pods of later attempts too, until the job has ended.
+
+    Raises:
+        PodNotFound: there are pods, and none is of the wanted name.
+    """
+    lines: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
+    stop, started = threading.Event(), set[str]()
+    try:
+        for job in client.follow(name, poll=POLL_SECONDS / 4):
+            for pod in select_pods(find_pods(client, name), wanted):
+                if pod.name not in started and pod.phase != "Pending":
+                    started.add(pod.name)
+                    reader = _Reader(client, pod, tail, lines.put, stop)
+                    threading.Thread(target=reader.run, daemon=True, name=f"log of {pod.name}").start()
+            yield from _drain(lines, until_silent=job.status.finished)
+    finally:
+        stop.set()
+
+
+def _drain(lines: queue.SimpleQueue[LogLine], *, until_silent: bool) -> Iterator[LogLine]:
+    """What arrives within the interval between two looks at the job, or until nothing does for as long."""
+    end = time.monotonic() + POLL_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        try:
+            yield lines.get(timeout=left)
+        except queue.Empty:
+            return
+        if until_silent:
+            end = time.monotonic() + POLL_SECONDS
+
+
+class _Reader:
+    """Reads one pod's output in a thread, and continues where it was if the connection breaks."""
+
+    def __init__(
+        self, client: Client, pod: JobPod, tail: int | None, put: Callable[[LogLine], None], stop: threading.Event
+    ) -> None:
+        self._client, self._pod, self._tail, self._put, self._stop = client, pod, tail, put, stop
+        self._last = ""  # time of the last line
+
+    def run(self) -> None:
+        while not self._stop.is_set() and not self._read():
+            self._stop.wait(POLL_SECONDS)
+
+    def _read(self) -> bool:
+        """Whether the output has ended."""
+        query, resumed = {"container": CONTAINER, "follow": "true", "timestamps": "true"}, self._last
+        if resumed:
+            query["sinceTime"] = resumed
+        elif self._tail is not None:
+            query["tailLines"] = str(self._tail)
+        try:
+            for line in self._client.connection.lines(_log_path(self._client, self._pod), SILENCE_SECONDS, **query):
+                if self._stop.is_set():
+                    break
+                at, _, text = line.partition(" ")
+                self._last = max(at, self._last)
+                if at > resumed:  # kubelets write all times with nine decimals; sinceTime repeats those of its second
+                    self._put(LogLine(self._pod.name, text))
+        except Unavailable:
+            return False
+        except ClusterError as error:
+            self._put(LogLine(self._pod.name, str(error), is_note=True))
+        return True
+
+
+def _log_path(client: Client, pod: JobPod) -> str:
+    return PODS.path(client.namespace, pod.name, "log")

@@ -1,0 +1,87 @@
+"""PURE: the pods of a job and its run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import ATTEMPT_LABEL
+from omni_operator.plan.entrypoint import LOG
+from omni_operator.plan.storage import run_folder_path
+from omni_operator.status.observation import HEAD
+
+TRAINER = "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPod:
+    """A pod of a job.
+
+    Attributes:
+        role: `head` or `trainer`. attempt: number of the attempt. phase: as in the pod's status.
+        body: the whole object.
+    """
+
+    name: str
+    role: str
+    attempt: int
+    phase: str
+    body: Mapping[str, Any]
+
+    @property
+    def ready(self) -> bool:
+        """Whether its condition `Ready` is True."""
+        conditions = (self.body.get("status") or {}).get("conditions") or ()
+        return any((found.get("type"), found.get("status")) == ("Ready", "True") for found in conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where a job's run folder is.
+
+    Attributes:
+        path: of the run folder, in the trainer pods. claim: None if the job names none.
+        mount: where the pods mount the claim.
+    """
+
+    path: str
+    claim: str | None
+    mount: str
+
+    def describe_log(self) -> str:
+        """Where the trainer's output is once the pods are gone."""
+        if self.claim is None:
+            return "the job names no claim: the run folder, with the trainer's output, went with the pods"
+        return f"the trainer's output is in {self.path}/{LOG} on the claim {self.claim}"
+
+
+def latest_pods(bodies: Iterable[Mapping[str, Any]]) -> tuple[JobPod, ...]:
+    """The pods of the newest attempt that has any, the head last."""
+    pods = [_pod(body) for body in bodies]
+    newest = max((pod.attempt for pod in pods), default=0)
+    return tuple(sorted((pod for pod in pods if pod.attempt == newest), key=lambda pod: (pod.role == HEAD, pod.name)))
+
+
+def run_place(job: Mapping[str, Any]) -> RunPlace | None:
+    """Where the run folder is; None if this version cannot read the job."""
+    try:
+        parsed = DiffusionRLJob.model_validate({**job, "status": {}})
+    except ValidationError:
+        return None
+    return RunPlace(run_folder_path(parsed), parsed.spec.checkpoint.claim_name, parsed.spec.checkpoint.path)
+
+
+def _pod(body: Mapping[str, Any]) -> JobPod:
+    labels = body["metadata"].get("labels") or {}
+    number = str(labels.get(ATTEMPT_LABEL) or "")
+    return JobPod(
+        name=str(body["metadata"]["name"]),
+        role=HEAD if labels.get("ray.io/node-type") == "head" else TRAINER,
+        attempt=int(number) if number.isascii() and number.isdigit() else 0,
+        phase=str((body.get("status") or {}).get("phase") or "Pending"),
+        body=body,
+    )

@@ -1,0 +1,117 @@
+"""`drl logs` against a small API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control.client.fake_server import FakeServer, drl, make_job
+from omni_operator.api import load_job
+from omni_operator.client import logs as logs_module
+from omni_operator.client.pods import latest_pods, run_place
+
+PODS = "/api/v1/namespaces/team/pods"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
+DONE = {"state": "Succeeded", "attempts": 1, "conditions": [{"type": "Succeeded", "status": "True", "reason": "R"}]}
+
+
+def pod(name: str, node_type: str = "worker", attempt: int = 1, phase: str = "Running") -> dict[str, Any]:
+    labels = {"ray.io/node-type": node_type, "diffusionrl.io/attempt": str(attempt)}
+    return {"metadata": {"name": name, "labels": labels}, "status": {"phase": phase}}
+
+
+def full_job(status: dict[str, Any]) -> dict[str, Any]:
+    body = load_job(EXAMPLE).document.plain()
+    return {**body, "metadata": {**body["metadata"], "name": "blue", "uid": "u"}, "status": status}
+
+
+@pytest.fixture
+def pods(server: FakeServer) -> FakeServer:
+    """Two trainer pods and a head with output."""
+    server.jobs["blue"] = full_job({"state": "Running", "attempts": 1})
+    bodies = [pod("blue-a01-h", "head"), pod("blue-a01-w1"), pod("blue-a01-w0")]
+    server.objects[PODS] = 200, {"items": bodies}
+    server.texts = {
+        f"{PODS}/{body['metadata']['name']}/log": [[f"I am {body['metadata']['name'][-2:]}"]] for body in bodies
+    }
+    return server
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs_module, "POLL_SECONDS", 0.2)
+
+
+def test_the_output_of_all_trainer_pods_is_printed_with_their_names(pods: FakeServer, kubeconfig: Path) -> None:
+    assert drl(kubeconfig, "logs", "blue").stdout == "[blue-a01-w0] I am w0\n[blue-a01-w1] I am w1\n"
+    assert drl(kubeconfig, "logs", "blue", "--pod=blue-a01-w1", "--tail=3").stdout == "I am w1\n"
+    assert pods.queries[-1] == {"container": "ray", "tailLines": "3"}
+    assert drl(kubeconfig, "logs", "blue", "--pod=head").stdout == "I am -h\n"
+    unknown = drl(kubeconfig, "logs", "blue", "--pod=blue-a01-w2")
+    assert (unknown.exit_code, "did you mean 'blue-a01-w" in unknown.stderr) == (2, True)
+
+
+def test_a_pod_without_output_is_named_and_the_others_are_read(pods: FakeServer, kubeconfig: Path) -> None:
+    del pods.texts[f"{PODS}/blue-a01-w0/log"]
+    pods.objects[f"{PODS}/blue-a01-w0/log"] = 400, {"message": 'container "ray" is waiting to start: ErrImagePull'}
+    said = drl(kubeconfig, "logs", "blue")
+    assert (said.exit_code, said.stdout) == (0, "[blue-a01-w1] I am w1\n")
+    assert said.stderr.startswith("note: blue-a01-w0: ")
+    assert "ErrImagePull" in said.stderr
+
+
+def test_after_the_pods_are_gone_the_place_of_the_log_is_told(server: FakeServer, kubeconfig: Path) -> None:
+    server.objects[PODS] = 200, {"items": []}
+    server.jobs["blue"] = full_job(DONE)
+    for options in ((), ("--follow",)):
+        gone = drl(kubeconfig, "logs", "blue", *options)
+        assert (gone.exit_code, gone.stderr) == (1, (
+            "blue is Succeeded and has no pods; the trainer's output is in /runs/blue/train.log on the claim runs\n"
+        ))  # fmt: skip
+    del server.jobs["blue"]["spec"]["checkpoint"]["claimName"]
+    server.jobs["blue"]["spec"]["backoffLimit"] = 0
+    assert "went with the pods" in drl(kubeconfig, "logs", "blue").stderr
+    server.jobs["blue"]["status"] = {"state": "Queued"}
+    assert "run drl why blue" in drl(kubeconfig, "logs", "blue").stderr
+
+
+def test_following_continues_after_a_broken_connection_without_repeating_lines(
+    pods: FakeServer, kubeconfig: Path
+) -> None:
+    first, same, last = (f"2026-01-01T00:00:00.00000000{digit}Z" for digit in "122")  # two lines of the same time
+    path = f"{PODS}/blue-a01-w0/log"
+    pods.texts[path] = [
+        [f"{first} one", f"{same} two", f"{last} three", None],
+        [f"{same} two", f"{last} three", "2026-01-01T00:00:00.000000003Z four", None], [],
+    ]  # fmt: skip
+    pods.objects[PODS] = 200, {"items": [pod("blue-a01-w0")]}
+
+    class Ends(list[Any]):
+        """The job ends when the last answer was read."""
+
+        def pop(self, _: Any = 0) -> Any:
+            if len(self) == 2:
+                pods.jobs["blue"] = full_job(DONE)
+            return super().pop(0)
+
+    pods.texts[path] = Ends(pods.texts[path])
+    said = drl(kubeconfig, "logs", "blue", "--follow", "--tail=9")
+    assert said.stdout.splitlines() == ["one", "two", "three", "four"], said.output
+    follows = [query for query in pods.queries if query.get("follow")]
+    assert [query.get("sinceTime") for query in follows] == [None, same, "2026-01-01T00:00:00.000000003Z"]
+    assert [query.get("tailLines") for query in follows] == ["9", None, None]
+
+
+def test_only_pods_of_the_newest_attempt_count() -> None:
+    bodies = [pod("a", attempt=1), pod("h", "head", attempt=10), pod("b", attempt=10), pod("c", attempt=9)]
+    assert [found.name for found in latest_pods(bodies)] == ["b", "h"]
+    assert latest_pods([]) == ()
+
+
+def test_a_job_of_another_version_has_no_known_place() -> None:
+    assert run_place(make_job("blue")) is None
+    place = run_place(full_job({}))
+    assert place is not None
+    assert (place.path, place.claim, place.mount) == ("/runs/blue", "runs", "/runs")
