@@ -1,0 +1,106 @@
+"""The chart's alert rules: what each has, whether it fires, and the object that Helm makes of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from e2e import helm as tool
+from e2e import metrics_page, prometheus
+from e2e.cluster import deadlines
+from e2e.cluster.errors import ToolMissing
+from e2e.conftest import leave_out
+
+Rule = dict[str, Any]
+RULES = tool.CHART / "monitoring" / "alerts.yaml"
+PAGE = Path(__file__).parents[3] / "docs" / "alerts.md"
+UNIT_TESTS = Path(__file__).with_name("alerts.test.yaml")
+WANTED = {
+    "AttemptsExhausted",
+    "OperatorWatchStale",
+    "ProgressStalled",
+    "RewardCollapsed",
+    "RolloutsNotReady",
+    "WeightLagHigh",
+}
+
+
+def rules() -> list[Rule]:
+    return [rule for group in YAML(typ="safe").load(RULES)["groups"] for rule in group["rules"]]
+
+
+@pytest.fixture(scope="module")
+def promtool() -> Path:
+    try:
+        return prometheus.ensure().promtool
+    except ToolMissing as error:
+        leave_out(error)
+        raise
+
+
+def run(program: Path, *arguments: str | Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=deadlines.COMMAND, check=False
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_severity_a_summary_and_a_section() -> None:
+    headings = [line.removeprefix("## ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "## "]
+    assert {rule["alert"] for rule in rules()} == WANTED == set(headings)
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"].endswith(".")
+        assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
+
+
+def test_every_alert_uses_metrics_of_the_reference_only() -> None:
+    for rule in rules():
+        assert metrics_page.NAME.search(rule["expr"])
+        assert metrics_page.unknown_names(rule["expr"]) == set(), rule["alert"]
+
+
+def test_every_alert_has_a_unit_test_in_which_it_fires() -> None:
+    cases = [case for test in YAML(typ="safe").load(UNIT_TESTS)["tests"] for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in cases if case.get("exp_alerts")} == WANTED
+    assert {case["alertname"] for case in cases if not case.get("exp_alerts")} == WANTED, "and one in which it does not"
+
+
+@pytest.mark.cluster
+def test_prometheus_accepts_the_rules_and_they_fire_when_they_should(promtool: Path, tmp_path: Path) -> None:
+    code, said = run(promtool, "check", "rules", RULES)
+    assert (code, "6 rules found" in said) == (0, True), said
+    code, said = run(promtool, "test", "rules", UNIT_TESTS)
+    assert code == 0, said
+    # The tests do notice a wrong rule.
+    text = RULES.read_text(encoding="utf-8")
+    (tmp_path / "alerts.yaml").write_text(text.replace("and changes(", "or changes("), encoding="utf-8")
+    shutil.copy(UNIT_TESTS, tmp_path)
+    copied = tmp_path / UNIT_TESTS.name
+    name = "../../../charts/omni-operator/monitoring/alerts.yaml"
+    copied.write_text(copied.read_text(encoding="utf-8").replace(name, "alerts.yaml"), encoding="utf-8")
+    code, said = run(promtool, "test", "rules", copied)
+    assert code != 0 and "WeightLagHigh" in said
+
+
+@pytest.mark.cluster
+def test_the_prometheus_rule_is_optional_and_has_the_rules(chart: Callable[..., list[Rule]]) -> None:
+    assert not any(body["kind"] == "PrometheusRule" for body in chart())
+    url = "https://example.org/alerts"
+    values = {"enabled": "true", "labels.release": "prom", "runbookUrl": url}
+    options = [f"--set=metrics.alerts.{name}={value}" for name, value in values.items()]
+    (made,) = (body for body in chart(*options) if body["kind"] == "PrometheusRule")
+    assert made["metadata"]["labels"]["release"] == "prom"
+    found = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
+    links = [rule["annotations"].pop("runbook_url") for rule in found]
+    assert links == [f"{url}#{rule['alert'].lower()}" for rule in found]
+    wanted = rules()
+    for rule in wanted:
+        del rule["annotations"]["runbook_url"]
+    assert found == wanted
