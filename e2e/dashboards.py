@@ -1,0 +1,49 @@
+"""The queries of the chart's Grafana dashboards."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e.helm import CHART
+
+FOLDER = CHART / "monitoring" / "dashboards"
+VARIABLE = re.compile(r"\$(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query of a panel, with variables of Grafana."""
+
+    panel: str
+    expression: str
+
+    def with_values(self, values: Mapping[str, str]) -> str:
+        """The query in PromQL.
+
+        Raises:
+            KeyError: a variable has no value.
+        """
+        return VARIABLE.sub(lambda match: values[match[1]], self.expression)
+
+
+def load(name: str) -> dict[str, Any]:
+    """A dashboard: `omni-operator` or `omni-job`."""
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def paths() -> list[Path]:
+    """The files of all dashboards."""
+    return sorted(FOLDER.glob("*.json"))
+
+
+def queries(name: str) -> Iterator[Query]:
+    """Every query of every panel of a dashboard."""
+    for panel in load(name)["panels"]:
+        for target in panel["targets"]:
+            yield Query(panel["title"], target["expr"])
