@@ -68,7 +68,7 @@ def test_a_message_of_the_condition_is_not_repeated() -> None:
     ))  # fmt: skip
     said = explain("red", Status(state="Pending", conditions=(held,)), AT, around=around)
     assert said.count("0/3 nodes") == 1
-    assert said.endswith("What to do: ask for less, or add nodes that have the resource.")
+    assert said.endswith("What to do: ask for less, correct the selectors, or add nodes that have the resource.")
 
 
 def test_warnings_are_those_of_the_job_and_of_its_attempt() -> None:
