@@ -16,7 +16,7 @@ from .labels import find_bad_annotations, find_bad_labels
 from .model import Model
 from .platform import Observability, Scheduling, Security
 from .pod_template import drop_nulls
-from .pods import Head, Runtime
+from .pods import Accelerator, Head, Runtime
 from .policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPolicy
 from .reward import Reward
 from .rollout import Rollout
@@ -46,6 +46,12 @@ ENGINES = (
     "must be all accelerators of the trainer (spec.trainer.replicas x spec.trainer.accelerator.count) divided by "
     "spec.rollout.engine.tensorParallelSize: engines and trainer share them"
 )
+ENGINE_IN_POD = "must divide the accelerators of a rollout pod, because those of an engine must be in one pod"
+ONE_VENDOR = (
+    "must be that of spec.trainer.accelerator: replicas of another vendor do not exist yet, because both pools use the "
+    "trainer's kind of device"
+)
+TOKEN_NEEDED = "must be Token with spec.rollout.placement Separate: trainer and replicas prove by it who they are"
 UNEVEN = "x spec.rollout.samplesPerPrompt must be a multiple of"
 _ACCELERATORS = "self.trainer.replicas * self.trainer.accelerator.count"
 _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
@@ -94,8 +100,8 @@ class Spec(StrictModel):
     """A training run."""
 
     not_yet = MappingProxyType({
-        "weightSync": "there is nothing to choose yet: weights reach the engines over IPC, as an adapter where "
-        "spec.model.lora.enabled is true and whole where it is false",
+        "weightSync": "there is nothing to choose yet: weights reach the engines over IPC (with spec.rollout.placement "
+        "Separate over TCP first), as an adapter where spec.model.lora.enabled is true and whole where it is false",
     })  # fmt: skip
 
     model: Model = Field(description="Model to train.")
@@ -150,9 +156,28 @@ class Spec(StrictModel):
     cel = (
         Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
         Cel(
+            "self.rollout.placement == 'Separate' || "
             f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {_ACCELERATORS}",
             ENGINES,
             ".rollout.replicas",
+        ),
+        Cel(
+            "self.rollout.placement != 'Separate' || (has(self.rollout.accelerator) ? self.rollout.accelerator.count "
+            ": self.trainer.accelerator.count) % self.rollout.engine.tensorParallelSize == 0",
+            ENGINE_IN_POD,
+            ".rollout.engine.tensorParallelSize",
+        ),
+        Cel(
+            "!has(self.rollout.accelerator) || (has(self.rollout.accelerator.vendor) == "
+            "has(self.trainer.accelerator.vendor) && (!has(self.trainer.accelerator.vendor) || "
+            "self.rollout.accelerator.vendor == self.trainer.accelerator.vendor))",
+            ONE_VENDOR,
+            ".rollout.accelerator",
+        ),
+        Cel(
+            "self.rollout.placement != 'Separate' || self.security.rayAuth == 'Token'",
+            TOKEN_NEEDED,
+            ".security.rayAuth",
         ),
         Cel(
             f"{_SAMPLES} % ({_ACCELERATORS}) == 0",
@@ -204,6 +229,16 @@ class Spec(StrictModel):
     )
 
     @property
+    def rollout_accelerator(self) -> Accelerator:
+        """Accelerators of one rollout pod, where engines have pods of their own."""
+        return self.rollout.accelerator or self.trainer.accelerator
+
+    @property
+    def rollout_accelerators(self) -> int:
+        """Accelerators of all rollout pods; 0 where engines share those of the trainer."""
+        return self.rollout.replicas * self.rollout_accelerator.count if self.rollout.separate else 0
+
+    @property
     def keeps_results(self) -> bool:
         """Whether the run folder outlives the pods: it is on a claim, or on a volume of the user's."""
         if self.checkpoint.claim_name:
@@ -221,7 +256,9 @@ class Spec(StrictModel):
 
     def _size_rules(self) -> Iterator[Violation]:
         accelerators, parallel = self.trainer.accelerators, self.rollout.engine.tensor_parallel_size
-        if self.rollout.replicas * parallel != accelerators:
+        if self.rollout.separate:
+            yield from self._pool_rules()
+        elif self.rollout.replicas * parallel != accelerators:
             yield Violation(
                 ("rollout", "replicas"),
                 f"is {self.rollout.replicas}: {ENGINES} ({accelerators} / {parallel})",
@@ -234,6 +271,18 @@ class Spec(StrictModel):
                     ("trainer", "batch", "prompts"),
                     f"{UNEVEN} {what}: {samples} is not a multiple of {parts}",
                 )
+
+    def _pool_rules(self) -> Iterator[Violation]:
+        parallel, device = self.rollout.engine.tensor_parallel_size, self.rollout_accelerator
+        if device.count % parallel:
+            yield Violation(
+                ("rollout", "engine", "tensorParallelSize"), f"is {parallel}: {ENGINE_IN_POD} ({device.count})"
+            )
+        if device.vendor != self.trainer.accelerator.vendor:
+            given, other = device.vendor or "not given", self.trainer.accelerator.vendor or "not given"
+            yield Violation(("rollout", "accelerator", "vendor"), f"is {given}: {ONE_VENDOR} ({other})")
+        if self.security.ray_auth != "Token":
+            yield Violation(("security", "rayAuth"), TOKEN_NEEDED)
 
     def _algorithm_rules(self) -> Iterator[Violation]:
         name = self.algorithm.name

@@ -16,7 +16,7 @@ WANDB_UNUSED = "has no effect unless spec.observability.tracking.loggers contain
 PROJECT_UNUSED = "has no effect unless spec.observability.tracking.loggers names a tracker"
 IMAGES_UNUSED = "has no effect unless spec.observability.tracking.loggers contains tensorboard, wandb or mlflow"
 WITH_IMAGES = ("tensorboard", "wandb", "mlflow")
-ONE_LEVEL = "must not be given with spec.scheduling.topology.required: choose one of them"
+ONE_LEVEL = "must not be given with topology.required: choose one of them"
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
@@ -47,6 +47,18 @@ class Toleration(StrictModel):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         default=None, description="Effect of the taint. Default: every effect."
     )
+
+
+class PoolScheduling(StrictModel):
+    """Nodes for the rollout pods."""
+
+    node_selector: Annotated[dict[LabelKey, LabelValue], NullFree] = Field(
+        default_factory=dict, max_length=32, description="Labels that a node needs to run the rollout pods."
+    )
+    tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = Field(
+        default=(), max_length=32, description="Node taints that the rollout pods tolerate."
+    )
+    topology: Topology = Field(default=Topology(), description="Topology-aware scheduling of these pods by Kueue.")
 
 
 class Scheduling(StrictModel):

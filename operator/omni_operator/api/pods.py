@@ -17,7 +17,7 @@ Vendor: TypeAlias = Literal["NVIDIA", "Ascend", "Mock", "CPU"]
 CPU_HAS_NO_RESOURCE = (
     "must not be given with vendor CPU, which requests no accelerator; Mock requests one and runs on the CPU"
 )
-VENDOR_NEEDED = "must be given with spec.trainer.accelerator.resourceName: NVIDIA, Ascend or Mock"
+VENDOR_NEEDED = "must be given with accelerator.resourceName: NVIDIA, Ascend or Mock"
 RAY_VERSION_NEEDED = "must be given with spec.runtime.image: probes and token authentication depend on it"
 Preset: TypeAlias = Literal["NVIDIA", "Atlas-A2", "Atlas-A3"]
 
@@ -88,7 +88,7 @@ class Accelerator(StrictModel):
             "!has(self.preset) || (has(self.vendor) && (self.vendor == 'Mock' || "
             "(self.vendor == 'NVIDIA' && self.preset == 'NVIDIA') || "
             "(self.vendor == 'Ascend' && self.preset.startsWith('Atlas'))))",
-            "must be a preset of spec.trainer.accelerator.vendor",
+            "must be a preset of accelerator.vendor",
             ".preset",
         ),
     )
@@ -104,7 +104,7 @@ class Accelerator(StrictModel):
             if self.vendor != of:
                 yield Violation(
                     ("preset",),
-                    f"{self.preset} is a preset of vendor {of}; spec.trainer.accelerator.vendor is {given}",
+                    f"{self.preset} is a preset of vendor {of}; accelerator.vendor is {given}",
                 )
 
 
@@ -124,7 +124,7 @@ class KeyReference(StrictModel):
 class ClaimReference(StrictModel):
     """A PersistentVolumeClaim in the job's namespace."""
 
-    claim_name: ObjectName = Field(description="Name of the claim. Several trainer pods need ReadWriteMany.")
+    claim_name: ObjectName = Field(description="Name of the claim. Several pods need ReadWriteMany.")
 
 
 class Runtime(StrictModel):

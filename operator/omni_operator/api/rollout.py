@@ -10,9 +10,15 @@ from pydantic import Field
 from typing_extensions import override
 
 from .base import Cel, StrictModel, Violation
+from .platform import PoolScheduling
+from .pod_template import PodTemplate
+from .pods import Accelerator, Resources, SharedMemory
 
-_ELASTIC = "elastic rollouts do not exist yet: the trainer's accelerators fix the number of engines"
-_SEPARATE = "engines in pods of their own do not exist yet: they share the pods and accelerators of the trainer"
+_ELASTIC = "elastic rollouts do not exist yet: the number of engines is fixed, and every update must reach all of them"
+_ROLLING = "rollout pods are not replaced while they run: a change of the job is for its next attempt"
+OWN_PODS_ONLY = "must not be given with placement Colocated: engines run in the trainer's pods; write Separate"
+# Fields of the rollout pods, in YAML.
+OF_OWN_PODS = ("accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
 WINDOW_TOO_LONG = "must not be more than spec.rollout.pipeline.steps"
 NOTHING_TO_TRAIN = "must be at least 2 without spec.rollout.sampler.window: the last step adds no noise to train on"
 WINDOW_DOES_NOT_FIT = "must not be more than the steps between start and end of the window"
@@ -130,14 +136,44 @@ class Rollout(StrictModel):
 
     not_yet = MappingProxyType({
         **dict.fromkeys(("autoscaling", "minReplicas", "maxReplicas"), _ELASTIC),
-        **dict.fromkeys(("placement", "accelerator", "updateStrategy"), _SEPARATE),
+        "updateStrategy": _ROLLING,
     })  # fmt: skip
 
+    placement: Literal["Colocated", "Separate"] = Field(
+        default="Colocated",
+        description="Colocated: engines run on the trainer's accelerators, in its pods. Separate: they run in rollout "
+        "pods, on accelerators of their own, and get weights over the network. See docs/pools.md.",
+    )
     replicas: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="Number of engines: replicas x engine.tensorParallelSize must be all accelerators of the trainer.",
+        description="Colocated: number of engines; replicas x engine.tensorParallelSize must be all accelerators of "
+        "the trainer. Separate: number of rollout pods; each has an engine for every engine.tensorParallelSize of its "
+        "accelerators. In a local run, all accelerators are of one machine.",
+    )
+    accelerator: Accelerator | None = Field(
+        default=None,
+        description="Accelerators of one rollout pod, of the trainer's vendor. Default: those of the trainer. "
+        "Separate only.",
+    )
+    resources: Resources | None = Field(
+        default=None,
+        description="Requests and limits of a rollout pod; accelerators and sharedMemory are added. Default: requests "
+        "of 1 CPU and 4Gi, no limits. Separate and cluster only.",
+    )
+    shared_memory: SharedMemory | None = Field(
+        default=None, description="/dev/shm of a rollout pod. Default: sizeLimit 2Gi. Separate and cluster only."
+    )
+    scheduling: PoolScheduling | None = Field(
+        default=None,
+        description="Scheduling of the rollout pods, instead of nodeSelector, tolerations and topology in "
+        "spec.scheduling, which are for the trainer's pods. Separate and cluster only.",
+    )
+    pod_template: PodTemplate | None = Field(
+        default=None,
+        description="Strategic merge patch for the template of the rollout pods: lists of containers, volumes and "
+        "variables merge by name. Separate and cluster only.",
     )
     samples_per_prompt: int = Field(
         default=8, ge=1, le=1024, description="Samples of one prompt, which the algorithm compares with each other."
@@ -151,7 +187,13 @@ class Rollout(StrictModel):
     cel = (
         Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),
         Cel("has(self.sampler.window) || self.pipeline.steps >= 2", NOTHING_TO_TRAIN, ".pipeline"),
+        *(Cel(f"self.placement == 'Separate' || !has(self.{name})", OWN_PODS_ONLY, f".{name}") for name in OF_OWN_PODS),
     )
+
+    @property
+    def separate(self) -> bool:
+        """Whether engines run in pods of their own."""
+        return self.placement == "Separate"
 
     @override
     def violations(self) -> Iterator[Violation]:
@@ -160,3 +202,8 @@ class Rollout(StrictModel):
             yield Violation(("sampler", "window", "end"), f"is {window.end}: {WINDOW_TOO_LONG}, which is {steps}")
         if window is None and steps < 2:
             yield Violation(("pipeline", "steps"), NOTHING_TO_TRAIN)
+        if not self.separate:
+            given = (self.accelerator, self.resources, self.shared_memory, self.scheduling, self.pod_template)
+            for name, value in zip(OF_OWN_PODS, given, strict=True):
+                if value is not None:
+                    yield Violation((name,), OWN_PODS_ONLY)

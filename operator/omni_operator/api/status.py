@@ -73,7 +73,7 @@ class Children(LenientModel):
 
 
 class RolloutStatus(LenientModel):
-    """Trainer pods, which also run the engines."""
+    """Pods of trainer and engines, which may be the same."""
 
     desired: Count = Field(default=0, description="Number of pods that the spec asks for.")
     ready: Count = Field(default=0, description="Number of ready pods.")

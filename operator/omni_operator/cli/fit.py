@@ -58,6 +58,11 @@ def fit(
     job = plan.resolve_paths(loaded.job, str(job_folder(job_file)))
     if job.spec.algorithm.entrypoint != ENTRYPOINT:
         console.refuse("spec.algorithm.entrypoint: drl fit can only estimate the project's own trainer")
+    if job.spec.rollout.separate:
+        console.refuse(
+            "spec.rollout.placement: drl fit can only estimate Colocated, where engine and trainer share accelerators; "
+            "with Separate each of them has more memory"
+        )
     target = _target(job, device)
     if missing := training_stack.missing_stack():
         console.refuse(training_stack.missing_text(missing))

@@ -93,7 +93,8 @@ def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
 
 
 def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[Field, str]]:
-    vendor, wanted = job.spec.trainer.accelerator.vendor, job.spec.trainer.accelerators
+    vendor = job.spec.trainer.accelerator.vendor
+    wanted = job.spec.trainer.accelerators + job.spec.rollout_accelerators
     available = {found.vendor: found.count for found in accelerators}
     at = ("spec", "trainer", "accelerator", "vendor")
     if vendor in (None, "CPU"):

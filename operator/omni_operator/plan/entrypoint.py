@@ -22,9 +22,21 @@ def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
     if not job.spec.model.base_is_folder:
         model = job.spec.model.model_copy(update={"base": model_path(job.spec.model.base)})
         made = made.model_copy(update={"spec": made.spec.model_copy(update={"model": model})})
-    trainer = job.spec.trainer
-    return made, RunLayout(
-        run_folder_path(job), nodes=trainer.replicas, accelerators_per_node=trainer.accelerator.count
+    return made, _pod_layout(job)
+
+
+def _pod_layout(job: DiffusionRLJob) -> RunLayout:
+    """A node is a pod."""
+    trainer, folder = job.spec.trainer, run_folder_path(job)
+    if not job.spec.rollout.separate:
+        return RunLayout(folder, nodes=trainer.replicas, accelerators_per_node=trainer.accelerator.count)
+    return RunLayout(
+        folder,
+        nodes=trainer.replicas,
+        accelerators_per_node=trainer.accelerator.count,
+        rollout_nodes=job.spec.rollout.replicas,
+        rollout_accelerators_per_node=job.spec.rollout_accelerator.count,
+        pinned=True,
     )
 
 

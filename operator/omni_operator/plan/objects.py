@@ -39,7 +39,7 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     The digest leaves them out, because fields of the job that do not concern pods may change while they run.
     """
     body = _render_pods(job, attempt, settings)
-    (workers,) = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    trainer, *_ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     spec, layout = resolve_for_pods(job)
     document = {
         "apiVersion": API_VERSION,
@@ -47,7 +47,7 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
         "metadata": {"name": job.metadata.name},
         "spec": spec.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True),
     }
-    metadata = workers["template"]["metadata"]
+    metadata = trainer["template"]["metadata"]
     metadata["annotations"] = {
         **metadata.get("annotations", {}),
         JOB_ANNOTATION: f"# Attempt {attempt}, in {layout.run_folder}.\n{dump_yaml(document)}",

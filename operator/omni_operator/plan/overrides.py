@@ -10,6 +10,7 @@ from omni_operator.api.reward import Scorer
 from omni_operator.api.training import ENTRYPOINT, ESTIMATORS, LOSSES
 
 from .hydra import Value, format_assignment
+from .pools import ROLLOUT_RESOURCE, TRAINER_RESOURCE
 from .run_layout import RunLayout
 
 Settings = dict[str, Value]
@@ -41,6 +42,7 @@ def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         **_model(spec),
         **_data(spec),
         **_rollout(spec),
+        **_pools(layout),
         **_actor(spec),
         **_reward(spec.reward.scorers),
         **({"reward.num_workers": spec.reward.replicas} if spec.reward.replicas else {}),
@@ -102,6 +104,19 @@ def _rollout(spec: Spec) -> Settings:
         placement = window.placement or ("Progressive" if spec.algorithm.name == "MixGRPO" else "Random")
         made[f"{ROLLOUT}.algo.sample_strategy"] = placement.lower()
         made[f"{ROLLOUT}.algo.iters_per_group"] = window.steps_per_place
+    return made
+
+
+def _pools(layout: RunLayout) -> Settings:
+    """Nodes of standalone engines, and what pins the pools to their nodes."""
+    if not layout.rollout_nodes:
+        return {}
+    made: Settings = {
+        f"{ROLLOUT}.nnodes": layout.rollout_nodes,
+        f"{ROLLOUT}.n_gpus_per_node": layout.rollout_accelerators_per_node,
+    }
+    if layout.pinned:
+        made |= {f"{ROLLOUT}.node_resource": ROLLOUT_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
     return made
 
 

@@ -19,7 +19,8 @@ from .cluster_settings import ClusterSettings
 from .head import render_head_group
 from .merge import KEYS
 from .pod_rules import Breach, Path, find_breaches, refuse_secret, refuse_service_account
-from .workers import render_worker_group
+from .pools import pools_of
+from .workers import render_worker_groups
 
 RUNTIME: Path = ("spec", "runtime")
 
@@ -31,13 +32,12 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
         refused.add(breach.text)
         yield Violation(breach.at, breach.text)
     audience = report_audience(job.metadata.namespace or "default", job.metadata.name)
-    for role, patch, render in (
-        ("head", job.spec.head.pod_template, render_head_group),
-        ("trainer", job.spec.trainer.pod_template, render_worker_group),
-    ):
+    patches = [("head", job.spec.head.pod_template), *((pool.group, pool.pod_template) for pool in pools_of(job))]
+    for place, (role, patch) in enumerate(patches):
         if not patch:
             continue
-        final = render(job, 1, settings)["template"]
+        groups = [render_head_group(job, 1, settings), *render_worker_groups(job, 1, settings)]
+        final = groups[place]["template"]
         for error in find_errors(final, complete=True):
             yield Violation(("spec", role, "podTemplate", *_place(error.at, final, patch)), _say(error, final, patch))
         for breach in find_breaches(final, policy, audience):

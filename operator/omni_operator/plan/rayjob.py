@@ -11,7 +11,8 @@ from omni_operator.api.names import Names
 from .cluster_settings import ClusterSettings
 from .entrypoint import render_entrypoint
 from .head import render_head_group
-from .workers import DRIVER_RESOURCE, render_worker_group
+from .pools import driver_resource
+from .workers import render_worker_groups
 
 Object = dict[str, Any]
 # Schedulers read labels and annotations of these groups from the RayJob (queue, gang).
@@ -38,7 +39,7 @@ def render_ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
         **_end(job, settings),
         "entrypoint": render_entrypoint(job),
         # The training program runs in a trainer pod: the head has neither accelerators nor memory for it.
-        "entrypointResources": json.dumps({DRIVER_RESOURCE: 0.001}),
+        "entrypointResources": json.dumps({driver_resource(job): 0.001}),
         "rayClusterSpec": _cluster(job, attempt, settings),
     }
     if job.spec.active_deadline_seconds:
@@ -63,7 +64,7 @@ def _cluster(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Ob
     made: Object = {
         "rayVersion": job.spec.runtime.ray_version or settings.ray_version,
         "headGroupSpec": render_head_group(job, attempt, settings),
-        "workerGroupSpecs": [render_worker_group(job, attempt, settings)],
+        "workerGroupSpecs": render_worker_groups(job, attempt, settings),
     }
     if job.spec.security.ray_auth == "Token":
         made["authOptions"] = {"mode": "token"}

@@ -11,9 +11,11 @@ from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.pod_template import drop_nulls
 from omni_operator.api.validation_messages import format_path
 
+from .accelerators import resolve_accelerator
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY
 from .policy_refusals import find_policy_refusals
+from .pools import Pool, pools_of
 from .storage import MODELS, RUNS
 
 OUR_VOLUMES = {RUNS, MODELS, SHARED_MEMORY}  # the operator mounts these itself
@@ -62,20 +64,35 @@ def _image(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation
 
 
 def _accelerators(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
-    trainer, parallel = job.spec.trainer, job.spec.rollout.engine.tensor_parallel_size
-    given = trainer.accelerator
-    if given.vendor in ("NVIDIA", "Ascend") and not (given.resource_name or settings.resource_names.get(given.vendor)):
-        yield Violation(
-            ("spec", "trainer", "accelerator", "resourceName"),
-            f"must be given: the operator has no resource name for {given.vendor} accelerators",
-        )
-    if given.count % parallel:
+    pools, parallel = pools_of(job), job.spec.rollout.engine.tensor_parallel_size
+    for pool in pools:
+        given = pool.accelerator
+        known = given.resource_name or settings.resource_names.get(given.vendor or "CPU")
+        if given.vendor in ("NVIDIA", "Ascend") and not known:
+            yield Violation(
+                ("spec", pool.group, "accelerator", "resourceName"),
+                f"must be given: the operator has no resource name for {given.vendor} accelerators",
+            )
+    count = job.spec.trainer.accelerator.count
+    if not job.spec.rollout.separate and count % parallel:
         yield Violation(
             ("spec", "rollout", "engine", "tensorParallelSize"),
-            f"is {parallel}: must divide spec.trainer.accelerator.count, which is {given.count}, because the "
-            f"accelerators of "
+            f"is {parallel}: must divide spec.trainer.accelerator.count, which is {count}, because the accelerators of "
             "an engine must be in one pod",
         )
+    yield from _ray_resources(pools, settings)
+
+
+def _ray_resources(pools: tuple[Pool, ...], settings: ClusterSettings) -> Iterator[Violation]:
+    """Pools whose accelerators count as different Ray resources: the trainer asks for one kind in both."""
+    trainer, *others = (resolve_accelerator(pool.accelerator, settings).ray_resource for pool in pools)
+    for found in others:
+        if found != trainer:
+            yield Violation(
+                ("spec", "rollout", "accelerator"),
+                f"counts as the Ray resource {found}, and spec.trainer.accelerator as {trainer}: must be the same, "
+                "because both pools use the trainer's kind of device; correct preset or rayResource",
+            )
 
 
 def _storage(job: DiffusionRLJob) -> Iterator[Violation]:
@@ -88,7 +105,8 @@ def _storage(job: DiffusionRLJob) -> Iterator[Violation]:
 
 def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
     """Claims of a pod template that no container mounts."""
-    for role, template in (("head", job.spec.head.pod_template), ("trainer", job.spec.trainer.pod_template)):
+    templates = [("head", job.spec.head.pod_template), *((pool.group, pool.pod_template) for pool in pools_of(job))]
+    for role, template in templates:
         spec: Mapping[str, Any] = drop_nulls(template).get("spec", {})
         containers = [*spec.get("containers", ()), *spec.get("initContainers", ())]
         mounted = {mount.get("name") for container in containers for mount in container.get("volumeMounts", ())}

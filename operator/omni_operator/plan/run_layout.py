@@ -15,17 +15,26 @@ class RunLayout:
     Attributes:
         run_folder: absolute path of the run folder.
         nodes, accelerators_per_node: nodes and accelerators of the trainer.
+        rollout_nodes, rollout_accelerators_per_node: those of standalone engines; 0 where the trainer's are shared.
+        pinned: the nodes of each pool have a Ray resource that names the pool.
     """
 
     run_folder: str
     nodes: int
     accelerators_per_node: int
+    rollout_nodes: int = 0
+    rollout_accelerators_per_node: int = 0
+    pinned: bool = False
 
 
 def local_layout(job: DiffusionRLJob, runs: str) -> RunLayout:
     """All accelerators on one machine; the run folder is `<runs>/<name of the job>`."""
     return RunLayout(
-        posixpath.join(runs, job.metadata.name), nodes=1, accelerators_per_node=job.spec.trainer.accelerators
+        posixpath.join(runs, job.metadata.name),
+        nodes=1,
+        accelerators_per_node=job.spec.trainer.accelerators,
+        rollout_nodes=1 if job.spec.rollout.separate else 0,
+        rollout_accelerators_per_node=job.spec.rollout_accelerators,
     )
 
 

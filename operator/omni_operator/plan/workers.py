@@ -1,4 +1,4 @@
-"""PURE: worker group of a job's RayCluster; trainer and engines share the accelerators of its pods."""
+"""PURE: worker groups of a job's RayCluster, one for each pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omni_operator.api.names import (
     JOB_ANNOTATION,
     OVERRIDES_ANNOTATION,
     REPORTS_PATH,
-    TRAINER_GROUP,
+    ROLLOUT_GROUP,
     Names,
     report_audience,
 )
@@ -20,6 +20,7 @@ from .accelerators import AcceleratorNeeds, resolve_accelerator
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, apply_user_template, render_pod_template, secret_env
 from .merge import merge_templates
+from .pools import Pool, pools_of
 from .storage import add_model, add_run_folder
 
 Object = dict[str, Any]
@@ -29,51 +30,57 @@ LOGICAL_CPUS = 16
 JOB_FOLDER, JOB, OVERRIDES = "/etc/diffusionrl/job", "job.yaml", "overrides.txt"
 TOKEN_FOLDER, TOKEN_FILE = "/var/run/secrets/diffusionrl.io/report", "token"
 TOKEN_SECONDS = 3600  # the kubelet renews the token before it expires
-DRIVER_RESOURCE = "trainer"  # Ray resource that places the training program in a trainer pod
 
 
-def render_worker_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
-    """The entry of `spec.rayClusterSpec.workerGroupSpecs` of a RayJob."""
-    trainer, names = job.spec.trainer, Names(job.metadata.name)
-    needs = resolve_accelerator(trainer.accelerator, settings)
-    labels = names.attempt_labels(attempt)
+def render_worker_groups(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
+    """`spec.rayClusterSpec.workerGroupSpecs` of a RayJob, the trainer's group first."""
+    return [render_worker_group(job, pool, attempt, settings) for pool in pools_of(job)]
+
+
+def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings: ClusterSettings) -> Object:
+    """The worker group of a pool. Rollout pods get no file, token or key that only the training program reads."""
+    needs, labels = resolve_accelerator(pool.accelerator, settings), Names(job.metadata.name).attempt_labels(attempt)
     variables = [*needs.env, {"name": "DIFFUSIONRL_ATTEMPT", "value": str(attempt)}]
     template = render_pod_template(
-        job, settings, labels={**needs.labels, **labels}, env=variables, resources=trainer.resources,
-        default_requests=REQUESTS, shared_memory=trainer.shared_memory.size_limit,
+        job, settings, labels={**needs.labels, **labels}, env=variables, resources=pool.resources,
+        default_requests=REQUESTS, shared_memory=pool.shared_memory.size_limit,
         probe={"path": "/api/local_raylet_healthz", "port": 52365},
     )  # fmt: skip
-    template = add_model(add_run_folder(template, job), job)
-    for part in (_placement(job, needs), _job_folder(), _tracking(job), _reports(job, settings)):
+    parts = [_placement(pool, needs)]
+    if pool.group == ROLLOUT_GROUP:
+        template = add_model(template, job)
+    else:
+        template = add_model(add_run_folder(template, job), job)
+        parts += [_job_folder(), _tracking(job), _reports(job, settings)]
+    for part in parts:
         template = merge_templates(template, part)
     return {
-        "groupName": TRAINER_GROUP,
-        "replicas": trainer.replicas,
-        "minReplicas": trainer.replicas,
-        "maxReplicas": trainer.replicas,
-        "rayStartParams": {"object-store-memory": str(quantity.whole(trainer.shared_memory.size_limit) // 2)},
+        "groupName": pool.group,
+        "replicas": pool.replicas,
+        "minReplicas": pool.replicas,
+        "maxReplicas": pool.replicas,
+        "rayStartParams": {"object-store-memory": str(quantity.whole(pool.shared_memory.size_limit) // 2)},
         "resources": {
-            "CPU": str(_logical_cpus(job)),
+            "CPU": str(_logical_cpus(job, pool)),
             needs.ray_resource: str(needs.count),
-            DRIVER_RESOURCE: "1",
+            pool.resource: "1",
         },
-        "template": apply_user_template(template, dict(trainer.pod_template), labels),
+        "template": apply_user_template(template, dict(pool.pod_template), labels),
     }
 
 
-def _logical_cpus(job: DiffusionRLJob) -> int:
-    spec = job.spec
-    given = {**spec.trainer.resources.requests, **spec.trainer.resources.limits}.get("cpu", "0")
-    count = spec.trainer.accelerator.count
-    # What the trainer derives at most in one pod (verl_omni/trainer/process_counts.py, tests/contract).
-    loops = spec.rollout.agent_loop.workers or 2 * math.ceil(count / 8)
-    rewards = spec.reward.replicas or count
-    return max(LOGICAL_CPUS, 2 * count + loops + rewards + 8, quantity.whole(given))
+def _logical_cpus(job: DiffusionRLJob, pool: Pool) -> int:
+    given = {**pool.resources.requests, **pool.resources.limits}.get("cpu", "0")
+    own, most = pool.accelerator.count, max(each.accelerator.count for each in pools_of(job))
+    # What the trainer derives at most in one pod (verl_omni/trainer/process_counts.py, tests/contract). Agent-loop and
+    # reward workers are spread over the pods of both pools.
+    loops = job.spec.rollout.agent_loop.workers or 2 * math.ceil(most / 8)
+    rewards = job.spec.reward.replicas or most
+    return max(LOGICAL_CPUS, 2 * own + loops + rewards + 8, quantity.whole(given))
 
 
-def _placement(job: DiffusionRLJob, needs: AcceleratorNeeds) -> Object:
-    scheduling = job.spec.scheduling
-    limits = needs.limits()
+def _placement(pool: Pool, needs: AcceleratorNeeds) -> Object:
+    scheduling, limits = pool.scheduling, needs.limits()
     spec: Object = {}
     if limits:
         spec["containers"] = [{"name": CONTAINER, "resources": {"requests": limits, "limits": limits}}]

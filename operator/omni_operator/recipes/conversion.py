@@ -27,6 +27,7 @@ from .fields import (
     LORA,
     LOSS,
     MODEL,
+    POOL,
     REFERENCE_DEFAULTS,
     ROLLOUT,
     SCORER,
@@ -276,8 +277,15 @@ def _scorer(key: str, settings: dict[str, Any]) -> dict[str, Any]:
 def _sizes(made: _Made, values: Mapping[str, Any]) -> None:
     """Fields that follow from several settings: engines, the vendor of the accelerators, the mini-batch."""
     accelerators = number(values["trainer.n_gpus_per_node"]) * number(values.get("trainer.nnodes", 1))
-    made.put("rollout.replicas", max(1, accelerators // number(values[f"{ROLLOUT}.tensor_model_parallel_size"])))
-    made.put("trainer.accelerator.vendor", "Ascend" if values.get("trainer.device") == "npu" else "NVIDIA")
+    vendor, (nodes, count) = "Ascend" if values.get("trainer.device") == "npu" else "NVIDIA", map(values.get, POOL)
+    made.put("trainer.accelerator.vendor", vendor)
+    if nodes:
+        own = number(values["trainer.n_gpus_per_node"] if count is None else count)
+        made.put("rollout.placement", "Separate")
+        made.put("rollout.replicas", number(nodes))
+        made.put("rollout.accelerator", {"vendor": vendor, "count": own})
+    else:
+        made.put("rollout.replicas", max(1, accelerators // number(values[f"{ROLLOUT}.tensor_model_parallel_size"])))
     prompts, mini_batch = number(values[BATCH]), number(values[MINI_BATCH])
     if mini_batch < prompts:
         made.put("trainer.batch.miniBatchPrompts", mini_batch)

@@ -20,10 +20,12 @@ LORA = (f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
 WINDOW = (f"{ALGO}.sde_window_size", f"{ALGO}.sde_window_range", f"{ALGO}.sample_strategy", f"{ALGO}.iters_per_group")
 SCORER, SCORERS = "reward.custom_reward_function", "reward.reward_functions"
 BUILTIN, SETTINGS = "reward.scorer", "reward.scorer_kwargs"  # of this project
+POOL = (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node")
 TOGETHER = (
     *LORA,
     *WINDOW,
     ESTIMATOR,
+    *POOL,
     f"{SCORER}.path",
     f"{SCORER}.name",
     f"{ACTOR}.ppo_mini_batch_size",

@@ -231,7 +231,7 @@ def _children(observed: Observation, attempt: int, before: Children) -> Children
 
 
 def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutStatus:
-    """Engines run in the trainer's pods, so these are counted."""
+    """All pods besides the head are counted: engines run in those of the trainer, or in rollout pods."""
     cluster = observed.cluster(attempt)
     ready = min(cluster.ready_workers, facts.workers) if cluster else 0
     return RolloutStatus(

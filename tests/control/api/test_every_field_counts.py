@@ -30,7 +30,7 @@ EXCEPTIONS = {
 }
 # Fields that are only validated: they confirm what other fields ask for.
 CONFIRM = {
-    "rollout.replicas": "must be what the accelerators give: replicas x tensorParallelSize = accelerators",
+    "rollout.accelerator.vendor": "must be the trainer's",
 }
 FULL: dict[str, Any] = {
     "model": {
@@ -65,7 +65,7 @@ FULL: dict[str, Any] = {
         "name": "FlowGRPO", "entrypoint": ["python3", "-m", "mine"], "overrides": ["data.shuffle=false"],
     },
     "rollout": {
-        "replicas": 4, "samplesPerPrompt": 8,
+        "placement": "Colocated", "replicas": 4, "samplesPerPrompt": 8,
         "engine": {
             "type": "vLLMOmni", "tensorParallelSize": 1, "dtype": "bfloat16", "maxBatchSize": 8,
             "maxConcurrentRequests": 16,
@@ -103,13 +103,29 @@ FULL: dict[str, Any] = {
     },
 }  # fmt: skip
 # Fields that exclude others of FULL.
-OTHER = {"scheduling": {"topology": {"preferred": "rack"}}}
+OTHER = {
+    "scheduling": {"topology": {"preferred": "rack"}},
+    "rollout": {
+        "placement": "Separate", "replicas": 4,
+        "accelerator": {
+            "vendor": "Mock", "count": 2, "resourceName": "a.b/c", "runtimeClassName": "rc", "preset": "Atlas-A2",
+            "rayResource": "GPU",
+        },
+        "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi"}}, "sharedMemory": {"sizeLimit": "3Gi"},
+        "scheduling": {
+            "nodeSelector": {"zone": "a"}, "topology": {"required": "rack"},
+            "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
+        },
+        "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"hostNetwork": True}},
+    },
+}  # fmt: skip
 # Values that cannot be derived from the schema.
 VALUES: dict[str, list[Any]] = {
     "reward.scorers.settings": [{"color": "blue"}],
     "algorithm.overrides": [["data.shuffle=true"]],
     "trainer.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
     "head.podTemplate": [{"spec": {"priority": 3}}],
+    "rollout.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
     "trainer.batch.prompts": [4, 16],
     "trainer.batch.miniBatchPrompts": [8],
     "failurePolicy.rules.onReasons": [["WorkerLost"]],
@@ -117,6 +133,7 @@ VALUES: dict[str, list[Any]] = {
 # Fields that change together, or a rule between them refuses the job.
 TOGETHER: dict[str, dict[str, Any]] = {
     "trainer.replicas": {"trainer.replicas": 1, "rollout.replicas": 2},
+    "rollout.placement": {"rollout.placement": "Separate"},
     "trainer.accelerator.count": {"trainer.accelerator.count": 1, "rollout.replicas": 2},
     "rollout.engine.tensorParallelSize": {"rollout.engine.tensorParallelSize": 4, "rollout.replicas": 1},
     "reward.scorers.builtin": {"reward.scorers.settings": {}, "reward.scorers.builtin": "brightness"},
@@ -133,8 +150,14 @@ def document(spec: dict[str, Any]) -> dict[str, Any]:
 def other() -> dict[str, Any]:
     made = copy.deepcopy(FULL)
     for name, part in OTHER.items():
-        made[name] |= part
+        made[name] |= copy.deepcopy(part)
     del made["observability"]["tracking"]
+    return made
+
+
+def preferred() -> dict[str, Any]:
+    made = other()
+    made["rollout"]["scheduling"]["topology"] = {"preferred": "rack"}
     return made
 
 
@@ -169,7 +192,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 LEAVES = list(leaves(Spec))
-BEFORE = [(job, effects(job)) for job in (FULL, other())]
+BEFORE = [(job, effects(job)) for job in (FULL, other(), preferred())]
 
 
 def nodes_at(spec: Any, path: Path_) -> Iterator[tuple[dict[str, Any], str]]:
@@ -222,7 +245,9 @@ def values(path: Path_, now: Any) -> Iterator[Any]:
 
 def test_the_jobs_of_this_test_have_every_field() -> None:
     assert len(LEAVES) > 100
-    assert [path for path in LEAVES if not any(list(nodes_at(spec, path)) for spec in (FULL, other()))] == []
+    assert [
+        path for path in LEAVES if not any(list(nodes_at(spec, path)) for spec in (FULL, other(), preferred()))
+    ] == []
 
 
 def variants(job: dict[str, Any], path: Path_) -> Iterator[dict[str, Any]]:

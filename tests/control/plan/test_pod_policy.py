@@ -19,7 +19,7 @@ from omni_operator.api.validation_messages import format_path
 from omni_operator.plan.head import render_head_group
 from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.plan.pod_rules import find_breaches
-from omni_operator.plan.workers import render_worker_group
+from omni_operator.plan.workers import render_worker_groups
 
 MakeJob = Callable[..., DiffusionRLJob]
 
@@ -126,7 +126,7 @@ def test_a_path_of_the_node_is_allowed_with_what_is_below(
 def test_the_operators_own_pods_satisfy_the_default_policy(documents: ModuleType, data: st.DataObject) -> None:
     """So a job without a template needs no check of its pods."""
     document = data.draw(documents.jobs(crd.schema()["properties"]["spec"]))
-    for role in ("head", "trainer"):
+    for role in ("head", "trainer", "rollout"):
         if isinstance(inner := document["spec"].get(role), dict):
             inner.pop("podTemplate", None)
     if isinstance(runtime := document["spec"].get("runtime"), dict):
@@ -137,9 +137,8 @@ def test_the_operators_own_pods_satisfy_the_default_policy(documents: ModuleType
         return
     made = plan.ClusterSettings(image="i", report_url="http://r")
     audience = report_audience("default", job.metadata.name)
-    for render in (render_head_group, render_worker_group):
-        template = render(job, 1, made)["template"]
-        assert list(find_breaches(template, PodPolicy(), audience)) == []
+    for group in (render_head_group(job, 1, made), *render_worker_groups(job, 1, made)):
+        assert list(find_breaches(group["template"], PodPolicy(), audience)) == []
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,15 @@ def test_fields_and_overrides() -> None:
     assert found["observability"]["tracking"]["images"] == 8
 
 
+def test_nodes_for_the_engines_are_rollout_pods() -> None:
+    found = spec(f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=8")["rollout"]
+    assert (found["placement"], found["replicas"]) == ("Separate", 2)
+    assert found["accelerator"] == {"vendor": "NVIDIA", "count": 8}
+    like_the_trainer = spec(f"{ROLLOUT}.nnodes=2")["rollout"]
+    assert like_the_trainer["accelerator"]["count"] == 4
+    assert "placement" not in spec(f"{ROLLOUT}.nnodes=0", f"{ROLLOUT}.n_gpus_per_node=8")["rollout"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "lora"),
     [

@@ -1,0 +1,60 @@
+"""PURE: pools of a job: the trainer's pods, and the rollout pods where engines have their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.platform import PoolScheduling, Scheduling
+from omni_operator.api.pods import Accelerator, Resources, SharedMemory
+
+# Ray resource that places the training program in a trainer pod of a job with one pool. Renaming it would make running
+# jobs differ from what a new operator renders.
+DRIVER_RESOURCE = "trainer"
+# Ray resources of the pods of two pools: `trainer.node_resource` and `rollout.node_resource` name them.
+TRAINER_RESOURCE, ROLLOUT_RESOURCE = "omni_trainer", "omni_rollout"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Pods of one worker group.
+
+    Attributes:
+        group: name of the worker group, and of the field of the job's spec that describes it.
+        replicas: number of pods.
+        resource: Ray resource that every pod of the pool offers, and no other pod.
+    """
+
+    group: str
+    replicas: int
+    accelerator: Accelerator
+    resources: Resources
+    shared_memory: SharedMemory
+    scheduling: Scheduling | PoolScheduling
+    pod_template: Mapping[str, Any]
+    resource: str
+
+
+def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
+    """The pools, that of the trainer first."""
+    trainer, rollout = job.spec.trainer, job.spec.rollout
+    own = Pool(
+        TRAINER_GROUP, trainer.replicas, trainer.accelerator, trainer.resources, trainer.shared_memory,
+        job.spec.scheduling, trainer.pod_template, resource=driver_resource(job),
+    )  # fmt: skip
+    if not rollout.separate:
+        return (own,)
+    other = Pool(
+        ROLLOUT_GROUP, rollout.replicas, job.spec.rollout_accelerator, rollout.resources or Resources(),
+        rollout.shared_memory or SharedMemory(), rollout.scheduling or PoolScheduling(), rollout.pod_template or {},
+        resource=ROLLOUT_RESOURCE,
+    )  # fmt: skip
+    return (own, other)
+
+
+def driver_resource(job: DiffusionRLJob) -> str:
+    """Ray resource of the pods that the training program may run in."""
+    return TRAINER_RESOURCE if job.spec.rollout.separate else DRIVER_RESOURCE

@@ -1,0 +1,156 @@
+"""Two pools of pods: the trainer's, and rollout pods with engines of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.cluster.job_parser import parse_job_facts
+
+MakeJob = Callable[..., DiffusionRLJob]
+SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
+SEPARATE = (
+    "spec.trainer.accelerator={vendor: NVIDIA, count: 8}", "spec.rollout.placement=Separate", "spec.rollout.replicas=3",
+    "spec.rollout.accelerator={vendor: NVIDIA, count: 4}",
+)  # fmt: skip
+
+
+def ray_job(job: DiffusionRLJob) -> dict[str, Any]:
+    return plan.render_attempt(job, 1, SETTINGS)["spec"]
+
+
+def groups(job: DiffusionRLJob) -> tuple[dict[str, Any], dict[str, Any]]:
+    trainer, rollout = ray_job(job)["rayClusterSpec"]["workerGroupSpecs"]
+    return trainer, rollout
+
+
+def container(group: dict[str, Any]) -> dict[str, Any]:
+    (found,) = group["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_pool_is_a_worker_group_with_a_ray_resource_of_its_own(make_job: MakeJob) -> None:
+    job = make_job(*SEPARATE)
+    trainer, rollout = groups(job)
+    assert [(one["groupName"], one["replicas"]) for one in (trainer, rollout)] == [("trainer", 1), ("rollout", 3)]
+    assert [one["minReplicas"] == one["maxReplicas"] == one["replicas"] for one in (trainer, rollout)] == [True, True]
+    named = [{name for name in one["resources"] if name not in ("CPU", "GPU")} for one in (trainer, rollout)]
+    assert named == [{"omni_trainer"}, {"omni_rollout"}]
+    assert [one["resources"]["GPU"] for one in (trainer, rollout)] == ["8", "4"]
+    assert [container(one)["resources"]["limits"]["nvidia.com/gpu"] for one in (trainer, rollout)] == ["8", "4"]
+    # The training program runs in a trainer pod, which has the run folder.
+    assert json.loads(ray_job(job)["entrypointResources"]) == {"omni_trainer": 0.001}
+
+
+def test_the_trainer_gets_the_pools_as_settings(make_job: MakeJob) -> None:
+    names = (
+        "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.node_resource", "actor_rollout_ref.rollout.nnodes",
+        "actor_rollout_ref.rollout.n_gpus_per_node", "actor_rollout_ref.rollout.node_resource",
+    )  # fmt: skip
+    job = make_job(*SEPARATE)
+    in_pods = plan.render_settings(*plan.resolve_for_pods(job))
+    assert [in_pods.get(name) for name in names] == [1, 8, "omni_trainer", 3, 4, "omni_rollout"]
+    # One machine has the accelerators of all pods, and nodes need no names.
+    here = plan.render_settings(job, plan.local_layout(job, "/runs"))
+    assert [here.get(name) for name in names] == [1, 8, None, 1, 12, None]
+    colocated = plan.render_settings(*plan.resolve_for_pods(make_job()))
+    assert [colocated.get(name) for name in names] == [1, 1, None, None, None, None]
+
+
+def test_rollout_pods_get_no_file_or_token_that_only_the_training_program_reads(make_job: MakeJob) -> None:
+    tracking = "spec.observability.tracking={loggers: [wandb], wandbSecretRef: {name: w, key: k}}"
+    trainer, rollout = groups(make_job(*SEPARATE, tracking, "spec.checkpoint.claimName=runs", "spec.model.base=a/b"))
+    volumes = [{volume["name"] for volume in one["template"]["spec"]["volumes"]} for one in (trainer, rollout)]
+    assert volumes == [{"shared-memory", "runs", "models", "job", "report-token"}, {"shared-memory", "models"}]
+    variables = [{entry["name"] for entry in container(one)["env"]} for one in (trainer, rollout)]
+    assert variables[0] - variables[1] == {
+        "WANDB_API_KEY", "DIFFUSIONRL_REPORT_URL", "DIFFUSIONRL_REPORT_TOKEN_FILE",
+    }  # fmt: skip
+    assert "annotations" not in rollout["template"]["metadata"]
+    (fetch,) = rollout["template"]["spec"]["initContainers"]
+    assert fetch["name"] == "fetch-model"
+
+
+def test_rollout_pods_have_their_own_size_nodes_and_template(make_job: MakeJob) -> None:
+    _, rollout = groups(
+        make_job(
+            *SEPARATE,
+            "spec.rollout.resources={limits: {cpu: '40', memory: 8Gi}}", "spec.rollout.sharedMemory.sizeLimit=4Gi",
+            "spec.rollout.scheduling={nodeSelector: {pool: b}, tolerations: [{key: x}], topology: {required: rack}}",
+            "spec.rollout.podTemplate={metadata: {labels: {team: a}}}", "spec.scheduling.nodeSelector={pool: a}",
+        )
+    )  # fmt: skip
+    template = rollout["template"]
+    assert container(rollout)["resources"]["limits"] == {"cpu": "40", "memory": "12Gi", "nvidia.com/gpu": "4"}
+    assert rollout["resources"]["CPU"] == "40"
+    assert rollout["rayStartParams"] == {"object-store-memory": str(2 * 1024**3)}
+    assert template["spec"]["nodeSelector"] == {"pool": "b"}
+    assert template["spec"]["tolerations"] == [{"key": "x", "operator": "Exists"}]
+    assert template["metadata"]["annotations"] == {"kueue.x-k8s.io/podset-required-topology": "rack"}
+    assert template["metadata"]["labels"]["team"] == "a"
+
+
+def test_without_accelerators_of_their_own_rollout_pods_have_those_of_the_trainer(make_job: MakeJob) -> None:
+    trainer, rollout = groups(
+        make_job(SEPARATE[0], "spec.rollout.placement=Separate", "spec.scheduling.nodeSelector={a: b}")
+    )
+    assert trainer["resources"]["GPU"] == rollout["resources"]["GPU"] == "8"
+    assert container(trainer)["resources"] == container(rollout)["resources"]
+    # The scheduling of the trainer's pods stays theirs.
+    assert "nodeSelector" not in rollout["template"]["spec"]
+
+
+def test_all_pods_may_connect_to_each_other_and_share_the_token_of_ray(make_job: MakeJob) -> None:
+    job = make_job(*SEPARATE, "spec.security.networkPolicy=DefaultDeny")
+    cluster = ray_job(job)["rayClusterSpec"]
+    (policy,) = [body for body in plan.render_objects(job, 1, SETTINGS) if body["kind"] == "NetworkPolicy"]
+    selected = policy["spec"]["podSelector"]["matchLabels"]
+    own = {"podSelector": {"matchLabels": selected}}
+    # Without ports in the rule, all are open: a weight update listens on a free one.
+    assert {"from": [own]} in policy["spec"]["ingress"] and {"to": [own]} in policy["spec"]["egress"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert selected.items() <= group["template"]["metadata"]["labels"].items()
+    # KubeRay sets RAY_AUTH_TOKEN in all pods of the cluster.
+    assert cluster["authOptions"] == {"mode": "token"}
+
+
+def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
+    found = []
+    for assignments in (SEPARATE, (), ("spec.rollout.placement=Separate", "spec.trainer.accelerator.vendor=CPU")):
+        job = make_job(*assignments)
+        facts = parse_job_facts({"metadata": {"name": "a"}}, job.spec)
+        found.append((facts.workers, facts.accelerators))
+    assert found == [(4, 8 + 3 * 4), (1, 1), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "settings", "said"),
+    [
+        (["spec.trainer.accelerator={vendor: Mock}", "spec.rollout.accelerator={vendor: Mock, preset: Atlas-A2}"], {},
+         "spec.rollout.accelerator: counts as the Ray resource NPU, and spec.trainer.accelerator as GPU"),
+        (["spec.trainer.accelerator={vendor: Ascend, resourceName: a.b/c}",
+          "spec.rollout.accelerator={vendor: Ascend}"], {"resource_names": {}},
+         "spec.rollout.accelerator.resourceName: must be given"),
+        (["spec.rollout.podTemplate={spec: {hostNetwork: true}}"], {},
+         "spec.rollout.podTemplate.spec.hostNetwork: hostNetwork is not allowed"),
+        (["spec.rollout.podTemplate={spec: {volumes: [{name: a, persistentVolumeClaim: {claimName: c}}]}}"], {},
+         "spec.rollout.podTemplate.spec.volumes[0]: no container mounts 'a'"),
+    ],
+)  # fmt: skip
+def test_rollout_pods_are_refused_for_what_trainer_pods_are(
+    make_job: MakeJob, assignments: list[str], settings: dict[str, Any], said: str
+) -> None:
+    job = make_job("spec.rollout.placement=Separate", *assignments)
+    assert said in (plan.describe_refusals(job, plan.ClusterSettings(image="i", **settings)) or "")
+
+
+def test_an_engine_only_has_to_fit_in_its_own_pod(make_job: MakeJob) -> None:
+    assignments = ("spec.rollout.engine.tensorParallelSize=2", "spec.rollout.accelerator={vendor: CPU, count: 4}")
+    job = make_job("spec.rollout.placement=Separate", "spec.trainer.accelerator={vendor: CPU, count: 1}", *assignments)
+    assert plan.describe_refusals(job, SETTINGS) is None
