@@ -10,22 +10,33 @@ import typer
 from . import console, run_folder, training_stack
 from .options import Runs
 
+OUT = Path("comparison.html")
+
 
 def report(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of a job, or path of a run folder.", metavar="NAME_OR_DIR")],
+    names: Annotated[list[str], typer.Argument(help="Names of jobs, or paths of run folders.", metavar="NAME_OR_DIR")],
     runs: Runs = Path("runs"),
+    out: Annotated[Path, typer.Option("--out", help="File of the comparison.", metavar="FILE")] = OUT,
 ) -> None:
-    """Write report.html of a run, finished or not."""
-    if _is_run(Path(run)):
-        console.refuse_given(context, ("runs",), f"because {run} is a run folder")
-        folder = Path(run)
-    else:
-        folder = runs / run
+    """Write report.html of a run, finished or not; of several runs, write a comparison."""
+    if all(_is_run(Path(name)) for name in names):
+        console.refuse_given(context, ("runs",), f"because {names[0]} is a run folder")
+    if len(names) == 1:
+        console.refuse_given(context, ("out",), "with one run, whose report is in its folder")
+    elif not out.parent.is_dir():
+        console.refuse(f"--out: {out.parent} is not a folder")
+    folders = [str(_folder(name, runs)) for name in names]
+    arguments = folders if len(folders) == 1 else [*folders, "--out", str(out)]
+    training_stack.exec_module("verl_omni.trainer.report", arguments)
+
+
+def _folder(name: str, runs: Path) -> Path:
+    folder = Path(name) if _is_run(Path(name)) else runs / name
     if not _is_run(folder):
         known = sorted(path.parent.name for path in runs.glob(f"*/{run_folder.METRICS}"))
-        console.refuse(f"no run {run!r} in {runs}; runs there: {', '.join(known) or 'none'}")
-    training_stack.exec_module("verl_omni.trainer.report", [str(folder)])
+        console.refuse(f"no run {name!r} in {runs}; runs there: {', '.join(known) or 'none'}")
+    return folder
 
 
 def _is_run(folder: Path) -> bool:

@@ -124,6 +124,25 @@ def test_report_refuses_runs_together_with_a_run_folder(tmp_path: Path) -> None:
     assert f"--runs has no effect because {tmp_path} is a run folder" in result.stderr
 
 
+def test_report_compares_several_runs_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr("omni_operator.cli.training_stack.exec_module", lambda module, given: called.append(given))
+    for name in ("runs/a", "other/b"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").touch()
+    runs, other, out = tmp_path / "runs", tmp_path / "other" / "b", tmp_path / "out.html"
+    assert drl("report", "a", other, "--runs", runs, "--out", out).exit_code == 0
+    assert called == [[str(runs / "a"), str(other), "--out", str(out)]]
+    for arguments, said in (
+        (("a", "--out", out), "--out has no effect with one run, whose report is in its folder"),
+        (("a", "c"), "no run 'c' in"),
+        (("a", other, "--out", tmp_path / "none" / "x.html"), f"--out: {tmp_path / 'none'} is not a folder"),
+    ):
+        refused = drl("report", *arguments, "--runs", runs)
+        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
+    assert len(called) == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -1,4 +1,7 @@
-"""Command line of the report: `python -m verl_omni.trainer.report RUN_DIR` writes report.html into the run folder."""
+"""Command line of the report: `python -m verl_omni.trainer.report RUN_DIR` writes report.html into the run folder.
+
+Of several run folders, `--out FILE` gets the comparison.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_omni.trainer.report import write
+from verl_omni.trainer.report import comparison, write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report and print its path. Returns 0, or 1 if a file of the folder is malformed."""
     parser = argparse.ArgumentParser(prog="python -m verl_omni.trainer.report", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run folder")
-    folder: Path = parser.parse_args(arguments).run
-    if not folder.is_dir():
-        parser.error(f"{folder} is not a folder: give a run folder, such as runs/NAME")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="a run folder; several are compared")
+    parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="file of a comparison")
+    chosen = parser.parse_args(arguments)
+    folders: list[Path] = chosen.runs
+    for folder in folders:
+        if not folder.is_dir():
+            parser.error(f"{folder} is not a folder: give a run folder, such as runs/NAME")
     try:
-        print(write(folder))
+        print(write(folders[0]) if len(folders) == 1 else comparison.write(folders, chosen.out))
     except ValueError as error:
-        print(f"{folder}: {error}", file=sys.stderr)
+        print(f"{', '.join(map(str, folders))}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -17,7 +17,7 @@ def describe(run: Run) -> dict[str, str]:
     settings = run.settings
     rows = {
         "Model": _model(settings),
-        "Algorithm": _text(_get(settings, f"{ACTOR}.diffusion_loss.loss_mode")),
+        "Algorithm": text(_get(settings, f"{ACTOR}.diffusion_loss.loss_mode")),
         "Reward": _reward(settings),
         "Learning rate": _learning_rate(settings),
         "Samples per step": _samples(settings),
@@ -42,16 +42,16 @@ def _model(settings: Mapping[str, Any]) -> str:
 def _reward(settings: Mapping[str, Any]) -> str:
     functions = _get(settings, "reward.reward_functions")
     if isinstance(functions, Mapping) and functions:
-        parts = [f"{key} (weight {_text(part.get('weight', 1.0))})" for key, part in functions.items()]
+        parts = [f"{key} (weight {text(part.get('weight', 1.0))})" for key, part in functions.items()]
         aggregation = _get(settings, "reward.aggregation") or "weighted_mean"  # of runs from before the setting
-        return f"{' + '.join(parts)}, {_text(aggregation).replace('_', ' ')}"
+        return f"{' + '.join(parts)}, {text(aggregation).replace('_', ' ')}"
     path = _get(settings, "reward.custom_reward_function.path")
     if path:
         return f"{_get(settings, 'reward.custom_reward_function.name')} in {PurePath(path).name}"
     scorer = _get(settings, "reward.scorer")
     arguments = _get(settings, "reward.scorer_kwargs") or {}
-    details = ", ".join(f"{name}: {_text(value)}" for name, value in arguments.items())
-    return f"{scorer} ({details})" if scorer and details else _text(scorer)
+    details = ", ".join(f"{name}: {text(value)}" for name, value in arguments.items())
+    return f"{scorer} ({details})" if scorer and details else text(scorer)
 
 
 def _learning_rate(settings: Mapping[str, Any]) -> str:
@@ -61,7 +61,7 @@ def _learning_rate(settings: Mapping[str, Any]) -> str:
     schedule = _get(settings, f"{ACTOR}.optim.lr_scheduler_type")
     warm_up = _get(settings, f"{ACTOR}.optim.lr_warmup_steps")
     return ", ".join(
-        part for part in (_text(rate), _text(schedule), f"{warm_up} warm-up steps" if warm_up else "") if part
+        part for part in (text(rate), text(schedule), f"{warm_up} warm-up steps" if warm_up else "") if part
     )
 
 
@@ -113,7 +113,8 @@ def _get(settings: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """A setting's value; empty for none."""
     if value is None:
         return ""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -72,41 +72,55 @@ def write(folder: Path) -> Path:
 
 def render(run: Run) -> str:
     """The report as one HTML document that loads nothing else."""
-    environment = Environment(
+    steps = run.steps()
+    columns = evenly_spaced(sorted(run.images), MOST_COLUMNS)
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            failed=statements.failed(run),
+            summary=statements.summary(run),
+            ending=statements.ending(run),
+            warnings=statements.warnings(run),
+            notes=statements.notes(run),
+            facts=statements.facts(run),
+            description=describe(run),
+            reward=_reward(run),
+            reward_notes=_reward_notes(run),
+            columns=columns,
+            rows=image_rows(run, columns),
+            size=image_size(run),
+            scorers=_scorers(run),
+            diversity=_plots(run.lines, DIVERSITY_LABELS),
+            evaluations=run.evaluations(),
+            evaluation_columns=_evaluation_columns(run),
+            phases=_phases(steps),
+            totals=statements.phase_totals(run),
+            weights=statements.weight_versions(steps),
+            sync=_plot("Seconds of each weight sync", steps, {"timing_s/sync": "seconds"}),
+            agreement=statements.agreement(steps),
+            difference=_plot("Difference of log-probabilities", steps, DIFFERENCES, logarithmic=True),
+            actor=_plots(steps, _changing(steps)),
+            constants=_constants(steps),
+            plotly_js=plotly_js(),
+        )
+    )
+
+
+def environment() -> Environment:
+    """Jinja's environment of the pages."""
+    made = Environment(
         loader=PackageLoader("verl_omni.trainer.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"number": statements.number, "fixed": statements.fixed}
-    steps = run.steps()
-    columns = evenly_spaced(sorted(run.images), MOST_COLUMNS)
-    return environment.get_template("report.html.j2").render(
-        run=run,
-        failed=statements.failed(run),
-        summary=statements.summary(run),
-        ending=statements.ending(run),
-        warnings=statements.warnings(run),
-        notes=statements.notes(run),
-        facts=statements.facts(run),
-        description=describe(run),
-        reward=_reward(run),
-        reward_notes=_reward_notes(run),
-        columns=columns,
-        rows=image_rows(run, columns),
-        size=image_size(run),
-        scorers=_scorers(run),
-        diversity=_plots(run.lines, DIVERSITY_LABELS),
-        evaluations=run.evaluations(),
-        evaluation_columns=_evaluation_columns(run),
-        phases=_phases(steps),
-        totals=statements.phase_totals(run),
-        weights=statements.weight_versions(steps),
-        sync=_plot("Seconds of each weight sync", steps, {"timing_s/sync": "seconds"}),
-        agreement=statements.agreement(steps),
-        difference=_plot("Difference of log-probabilities", steps, DIFFERENCES, logarithmic=True),
-        actor=_plots(steps, _changing(steps)),
-        constants=_constants(steps),
-        plotly_js=Markup(get_plotlyjs()),
-    )
+    made.filters |= {"number": statements.number, "fixed": statements.fixed}
+    return made
+
+
+def plotly_js() -> Markup:
+    """plotly.js, to be inlined once in a page."""
+    return Markup(get_plotlyjs())
 
 
 def evenly_spaced(steps: list[int], most: int) -> list[int]:
@@ -141,7 +155,7 @@ def _reward(run: Run) -> Plot | None:
     if not run.with_metric("reward/mean", "val/reward/mean"):
         return None
     figure = plots.reward_curve(run.steps(), run.evaluations(), "reward/mean", tall=True)
-    return _as_plot("Reward over the steps", figure)
+    return as_plot("Reward over the steps", figure)
 
 
 def _reward_notes(run: Run) -> list[str]:
@@ -157,7 +171,7 @@ def _reward_notes(run: Run) -> list[str]:
 
 def _scorers(run: Run) -> list[Plot]:
     return [
-        _as_plot(
+        as_plot(
             name.removeprefix("reward/").removesuffix("/mean"),
             plots.reward_curve(run.steps(), run.evaluations(), name),
         )
@@ -166,10 +180,10 @@ def _scorers(run: Run) -> list[Plot]:
 
 
 def _phases(steps: list[Line]) -> Plot | None:
-    names = ["timing_s/step", *(f"timing_s/{phase}" for phase in statements.PHASES)]
+    names = ["timing_s/step", *(f"timing_s/{phase}" for phase in statements.phases(steps))]
     if not any(statements.recorded(steps, name) for name in names):
         return None
-    return _as_plot("Seconds of each step, by phase", plots.phase_bars(steps))
+    return as_plot("Seconds of each step, by phase", plots.phase_bars(steps))
 
 
 def _evaluation_columns(run: Run) -> dict[str, str]:
@@ -210,10 +224,10 @@ def _plot(label: str, lines: Sequence[Line], metrics: Mapping[str, str], *, loga
     """A plot of metrics; None if none has a value."""
     if not any(statements.recorded(lines, name) for name in metrics):
         return None
-    return _as_plot(label, plots.lines_plot(lines, metrics, logarithmic=logarithmic))
+    return as_plot(label, plots.lines_plot(lines, metrics, logarithmic=logarithmic))
 
 
-def _as_plot(label: str, figure: go.Figure) -> Plot:
-    """Plotly escapes `<`, `>` and `/` in its JSON, so no text in it can end the script element."""
+def as_plot(label: str, figure: go.Figure) -> Plot:
+    """A plot of the page. Plotly escapes `<`, `>` and `/` in its JSON, so no text in it can end the script element."""
     identifier = "".join(character if character.isascii() and character.isalnum() else "-" for character in label)
     return Plot(f"plot-{identifier}", label, Markup(figure.to_json()))

@@ -11,12 +11,13 @@ import numpy as np
 import plotly.graph_objects as go
 
 from verl_omni.trainer.report.run_data import Line
-from verl_omni.trainer.report.statements import PHASES
+from verl_omni.trainer.report.statements import phases
 
 TRAINING, HELD_OUT = "#4c8fd0", "#e5683c"
 BAND = "rgba(76, 143, 208, 0.18)"
 COLORS = (TRAINING, HELD_OUT, "#49a86c", "#e0a030")
-PHASE_COLORS = {"generate": "#4c8fd0", "update": "#e0a030", "sync": "#49a86c", "other": "#8a8f98"}
+RUN_COLORS = (*COLORS, "#9b6dd0", "#4fb3bf", "#b5651d", "#8a8f98")
+PHASE_COLORS = {"generate": "#4c8fd0", "wait": "#4c8fd0", "update": "#e0a030", "sync": "#49a86c", "other": "#8a8f98"}
 GRID = "rgba(128, 128, 128, 0.22)"
 TALL, LOW = 360, 250  # pixels
 MOST_BARS = 150  # more would be thinner than a pixel on a phone
@@ -57,7 +58,7 @@ def phase_bars(steps: Sequence[Line]) -> go.Figure:
     figure = _figure(TALL, steps)
     parts = {
         phase: np.nan_to_num(_column(steps, f"timing_s/{phase}"))
-        for phase in PHASES
+        for phase in phases(steps)
         if _recorded(steps, f"timing_s/{phase}")
     }
     if _recorded(steps, "timing_s/step"):
@@ -92,6 +93,40 @@ def lines_plot(lines: Sequence[Line], metrics: Mapping[str, str], *, logarithmic
     elif lowest >= 0:
         figure.update_yaxes(rangemode="tozero")
     figure.update_layout(showlegend=len(columns) > 1)
+    return figure
+
+
+def rewards_of_runs(runs: Mapping[str, tuple[Sequence[Line], Sequence[Line]]]) -> go.Figure:
+    """Rewards of runs: of the training steps as a thin line, of the evaluations as points with error bars."""
+    figure = _figure(TALL, [line for parts in runs.values() for lines in parts for line in lines])
+    for (name, (steps, evaluations)), color in zip(runs.items(), RUN_COLORS, strict=False):
+        if _recorded(steps, "reward/mean"):
+            figure.add_scatter(
+                x=_column(steps, "step"), y=_column(steps, "reward/mean"), name=name, mode="lines",
+                line={"color": color, "width": 1.2}, legendgroup=name, hovertemplate="%{y:.4g}",
+            )  # fmt: skip
+        known = [line for line in evaluations if line.get("val/reward/mean") is not None]
+        if known:
+            errors = _column(known, "val/reward/stderr")
+            figure.add_scatter(
+                x=_column(known, "step"), y=_column(known, "val/reward/mean"), name=f"{name}, held-out",
+                mode="lines+markers", line={"color": color, "dash": "dash", "width": 1.5}, marker={"size": 8},
+                error_y=None if np.isnan(errors).all() else {"type": "data", "array": errors, "thickness": 1.5},
+                legendgroup=name, hovertemplate="%{y:.4g}",
+            )  # fmt: skip
+    return figure
+
+
+def metric_of_runs(runs: Mapping[str, Sequence[Line]], metric: str) -> go.Figure:
+    """A metric of several runs over the steps."""
+    figure = _figure(LOW, [line for lines in runs.values() for line in lines])
+    for (name, lines), color in zip(runs.items(), RUN_COLORS, strict=False):
+        values = _column(lines, metric)
+        known = ~np.isnan(values)
+        figure.add_scatter(
+            x=_column(lines, "step")[known], y=values[known], name=name, mode=_mode(values[known]),
+            line={"color": color}, hovertemplate="%{y:.4g}",
+        )  # fmt: skip
     return figure
 
 

@@ -10,7 +10,6 @@ from statistics import median
 from verl_omni.trainer.report.run_data import Event, Line, Run
 
 SIGNIFICANT = 2.0  # standard errors; a smaller difference is within noise
-PHASES = ("generate", "update", "sync")
 COLLAPSED = "SamplesCollapsed"
 EXPLANATIONS = {
     COLLAPSED: "The samples of this run collapsed: the images of different prompts became alike, or the samples of a "
@@ -239,7 +238,9 @@ def phase_totals(run: Run) -> list[Fact]:
     """Total time of each recorded phase of the steps, with its share; evaluations are separate."""
     steps = run.steps()
     totals = {
-        phase: _sum(known, f"timing_s/{phase}") for phase in PHASES if (known := recorded(steps, f"timing_s/{phase}"))
+        phase: _sum(known, f"timing_s/{phase}")
+        for phase in phases(steps)
+        if (known := recorded(steps, f"timing_s/{phase}"))
     }
     whole = _sum(recorded(steps, "timing_s/step"), "timing_s/step")
     if whole:
@@ -249,6 +250,17 @@ def phase_totals(run: Run) -> list[Fact]:
     if known := recorded(run.lines, "timing_s/eval"):
         found.append(Fact("evaluations", duration(_sum(known, "timing_s/eval")), "not part of the steps"))
     return found
+
+
+def phases(steps: Sequence[Line]) -> tuple[str, ...]:
+    """Phases that a step consists of. Generation that overlaps the update counts by the wait for it only."""
+    return ("wait" if recorded(steps, "timing_s/wait") else "generate", "update", "sync")
+
+
+def median_of(lines: Sequence[Line], metric: str) -> float | None:
+    """Median of a metric; None if no line has it."""
+    known = [value for line in lines if (value := line.get(metric)) is not None]
+    return median(known) if known else None
 
 
 def recorded(lines: Sequence[Line], metric: str) -> list[Line]:

@@ -204,3 +204,12 @@ def test_the_largest_difference_of_log_probabilities_is_given_with_its_step() ->
     lines = [{"step": 1.0, "rollout_corr/mean_abs_diff": None}, {"step": 2.0, "rollout_corr/mean_abs_diff": 0.5}]
     assert statements.agreement(lines) == "The largest mean difference is 0.5, at step 2."
     assert statements.agreement([{"step": 1, "actor/margin": 0.1}]) is None
+
+
+def test_generation_that_overlaps_the_update_counts_by_the_wait_for_it() -> None:
+    steps = [{"step": 1.0, **{f"timing_s/{phase}": 1.0 for phase in ("generate", "update", "sync")}}]
+    assert statements.phases(steps) == ("generate", "update", "sync")
+    overlapping = Run("run", [{**steps[0], "timing_s/wait": 0.5, "timing_s/step": 2.5}])
+    assert [(total.label, total.value) for total in statements.phase_totals(overlapping)] == [
+        ("wait", "0.5 s"), ("update", "1 s"), ("sync", "1 s"), ("other", "0 s"),
+    ]  # fmt: skip

@@ -1,0 +1,91 @@
+"""The page that compares runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from verl_omni.trainer.report import comparison
+from verl_omni.trainer.report.__main__ import main
+from verl_omni.trainer.report.run_data import Image, Run, load
+from verl_omni.trainer.run_folder import RunFolder, Sample
+
+
+def image(prompt: str, seed: int = 0) -> Image:
+    return Image(prompt, seed, 0.5, f"data:image/png;base64,{prompt}", 8, 8)
+
+
+def test_only_settings_that_differ_are_listed_without_the_names_of_the_runs() -> None:
+    first = {"trainer": {"seed": 0, "experiment_name": "a"}, "data": {"shuffle": True, "files": ["x"]}, "old": {"a": 1}}
+    second = {"trainer": {"seed": 1, "experiment_name": "b"}, "data": {"shuffle": True, "files": ["y"]}}
+    assert comparison.differences([first, second]) == {
+        "data.files": ["['x']", "['y']"], "old.a": ["1", "–"], "trainer.seed": ["0", "1"],
+    }  # fmt: skip
+    assert comparison.differences([first, first]) == {}
+
+
+def test_results_have_a_row_only_for_what_a_run_measured() -> None:
+    steps = [{"step": 0.0, "val/reward/mean": 0.25, "val/reward/stderr": 0.125}]
+    steps += [{"step": float(step), "reward/mean": 0.5, "timing_s/step": 2.0 * step} for step in (1, 2, 3)]
+    found = comparison.results([Run("a", steps), Run("b", steps[1:])])
+    assert found == {
+        "steps": ["3", "3"], "held-out reward, first": ["0.250 ± 0.125", "–"],
+        "held-out reward, last": ["0.250 ± 0.125", "–"], "reward of the last step": ["0.500", "0.500"],
+        "seconds per step, median": ["4", "4"],
+    }  # fmt: skip
+
+
+def test_images_are_of_prompts_that_all_runs_have_from_the_same_seed() -> None:
+    first = Run("a", images={2: [image("old")], 4: [image("cat"), image("cat", 1), image("dog", 3), image("cow")]})
+    second = Run("b", images={6: [image("cow"), image("dog", 4), image("cat", 1), image("cat")]})
+    rows = comparison.image_rows([first, second])
+    assert sorted((row.prompt, len(row.images)) for row in rows) == [("cat", 2), ("cow", 2)]
+    assert comparison.image_rows([first, Run("c")]) == []
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_paths() -> None:
+    assert comparison.names([Path("/r/a"), Path("/r/b")]) == ["a", "b"]
+    assert comparison.names([Path("/r/x/a"), Path("/r/y/a")]) == ["x/a", "y/a"]
+
+
+def test_too_many_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at most 8 runs can be compared, not 9"):
+        comparison.write([tmp_path] * 9, tmp_path / "out.html")
+
+
+@pytest.mark.slow
+def test_a_page_has_the_curves_of_every_run_and_escapes_their_names(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "<b>other"
+    folder = RunFolder(other)
+    for step in (1, 2):
+        folder.step({"step": step, "reward/mean": 0.3, "actor/grad_norm": 1.0})
+    folder.samples(2, [Sample('a "dog" & a cat', 8, 0.5, torch.zeros((3, 8, 8), dtype=torch.uint8))])
+    out = tmp_path / "comparison.html"
+    assert main([str(run), str(other), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    page = out.read_text()
+    own = page[: page.index("plotly.js")] + page[page.rindex("</script>") :]
+    assert "&lt;b&gt;other" in own and "<b>other" not in own
+    assert not re.search(r"<script[^>]*src|<link[^>]*stylesheet|@import", own)
+    figures = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
+    names = [[trace["name"] for trace in figure["data"]] for figure in figures]
+    assert names[0] == ["demo", "demo, held-out", "<b>other"]
+    assert ["demo", "<b>other"] in names[1:], "the gradient norm, which both measured"
+    assert page.count('<img src="data:image/png') == 2, "one image of each run"
+    assert load(run).steps() and "actor_rollout_ref.rollout.n" in page
+
+
+@pytest.mark.slow
+def test_a_malformed_run_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "metrics.jsonl").write_text("no json\n")
+    assert main([str(run), str(broken)]) == 1
+    assert "broken" in capsys.readouterr().err
+    assert not Path("comparison.html").exists()

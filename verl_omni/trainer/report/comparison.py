@@ -1,0 +1,136 @@
+"""The HTML page that compares runs: their results, settings that differ, images of the same prompts, and plots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_omni.trainer.report import page, plots, statements
+from verl_omni.trainer.report.description import text
+from verl_omni.trainer.report.run_data import Run, load
+from verl_omni.trainer.run_folder import atomic_write
+
+MOST_RUNS = len(plots.RUN_COLORS)
+# Settings that name a run and say nothing about it.
+OWN = ("trainer.default_local_dir", "trainer.experiment_name")
+METRICS = page.DIVERSITY_LABELS | page.ACTOR_LABELS | {"timing_s/step": "Seconds of each step"}
+
+
+def write(folders: Sequence[Path], to: Path) -> Path:
+    """Write the comparison of two or more run folders.
+
+    Raises:
+        ValueError: a file of a folder is malformed, or there are too many runs.
+    """
+    if len(folders) > MOST_RUNS:
+        raise ValueError(f"at most {MOST_RUNS} runs can be compared, not {len(folders)}")
+    runs = {name: load(folder) for name, folder in zip(names(folders), folders, strict=True)}
+    atomic_write(to, render(runs))
+    return to
+
+
+def names(folders: Sequence[Path]) -> list[str]:
+    """A name for each folder: its own, or, where two have the same, as much of the path as tells them apart."""
+    paths = [folder.resolve() for folder in folders]
+    if len({path.name for path in paths}) == len(paths):
+        return [path.name for path in paths]
+    common = Path(os.path.commonpath(paths)) if len(set(paths)) > 1 else paths[0].parent
+    return [str(path.relative_to(common)) for path in paths]
+
+
+def render(runs: Mapping[str, Run]) -> str:
+    """The comparison as one HTML document that loads nothing else."""
+    every = list(runs.values())
+    rows = image_rows(every)
+    last = {name: max(run.images) for name, run in runs.items() if run.images}
+    return page.environment().get_template("comparison.html.j2").render(
+        columns=list(runs),
+        summaries={name: statements.summary(run) for name, run in runs.items()},
+        warnings={name: statements.warnings(run) for name, run in runs.items()},
+        reward=_reward(runs),
+        results=results(every),
+        differences=differences([run.settings for run in every]),
+        rows=rows,
+        last=last,
+        size=page.image_size(every[0]),
+        others=list(_others(runs)),
+        plotly_js=page.plotly_js(),
+    )  # fmt: skip
+
+
+def results(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Label -> value of each run; a row that no run has is left out."""
+    rows = {
+        "steps": [str(len(run.steps())) for run in runs],
+        "held-out reward, first": [_held_out(run, 0) for run in runs],
+        "held-out reward, last": [_held_out(run, -1) for run in runs],
+        "reward of the last step": [_last(run, "reward/mean") for run in runs],
+        "seconds per step, median": [_median(run, "timing_s/step") for run in runs],
+        "images per second, median": [_median(run, "images_per_s") for run in runs],
+    }  # fmt: skip
+    return {
+        label: values for label, values in rows.items() if any(value != statements.number(None) for value in values)
+    }
+
+
+def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Name -> value in each run, of the settings that are not the same in all; `–` where a run does not have it."""
+    flat = [dict(_flatten(each)) for each in settings]
+    known = dict.fromkeys(name for each in flat for name in each if name not in OWN)
+    found = {name: [text(each[name]) or "null" if name in each else "–" for each in flat] for name in known}
+    return {name: values for name, values in sorted(found.items()) if len(set(values)) > 1}
+
+
+def image_rows(runs: Sequence[Run]) -> list[page.ImageRow]:
+    """Prompts that the last evaluation of every run has images of, from the same seed; no prompt twice."""
+    if not all(run.images for run in runs):
+        return []
+    found = [{(image.prompt, image.seed): image for image in run.images[max(run.images)]} for run in runs]
+    shared = [key for key in found[0] if all(key in other for other in found)]
+    rows = {prompt: page.ImageRow(prompt, seed, [each[prompt, seed] for each in found]) for prompt, seed in shared}
+    return list(rows.values())
+
+
+def _flatten(settings: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        path = f"{at}.{name}" if at else str(name)
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, path)
+        else:
+            yield path, value
+
+
+def _held_out(run: Run, place: int) -> str:
+    known = statements.recorded(run.evaluations(), "val/reward/mean")
+    if not known:
+        return statements.number(None)
+    line = known[place]
+    error = line.get("val/reward/stderr")
+    return statements.fixed(line["val/reward/mean"], 3) + (f" ± {error:.3f}" if error is not None else "")
+
+
+def _last(run: Run, metric: str) -> str:
+    known = statements.recorded(run.steps(), metric)
+    return statements.fixed(known[-1][metric], 3) if known else statements.number(None)
+
+
+def _median(run: Run, metric: str) -> str:
+    return statements.number(statements.median_of(run.steps(), metric))
+
+
+def _reward(runs: Mapping[str, Run]) -> page.Plot | None:
+    if not any(run.with_metric("reward/mean", "val/reward/mean") for run in runs.values()):
+        return None
+    figure = plots.rewards_of_runs({name: (run.steps(), run.evaluations()) for name, run in runs.items()})
+    return page.as_plot("Reward over the steps", figure)
+
+
+def _others(runs: Mapping[str, Run]) -> Iterator[page.Plot]:
+    lines = [line for run in runs.values() for line in run.lines]
+    scorers = {name: name.removeprefix("reward/").removesuffix("/mean") for name in plots.scorer_metrics(lines)}
+    for name, label in (scorers | METRICS).items():
+        having = {key: run.lines for key, run in runs.items() if statements.recorded(run.lines, name)}
+        if len(having) > 1:
+            yield page.as_plot(label, plots.metric_of_runs(having, name))
