@@ -285,6 +285,8 @@ def _sizes(made: _Made, values: Mapping[str, Any]) -> None:
         made.put("rollout.replicas", number(nodes))
         made.put("rollout.accelerator", {"vendor": vendor, "count": own})
     else:
+        if count is not None:
+            made.without_effect.append(f"{ROLLOUT}.n_gpus_per_node={count}")
         made.put("rollout.replicas", max(1, accelerators // number(values[f"{ROLLOUT}.tensor_model_parallel_size"])))
     prompts, mini_batch = number(values[BATCH]), number(values[MINI_BATCH])
     if mini_batch < prompts:

@@ -103,7 +103,9 @@ def test_nodes_for_the_engines_are_rollout_pods() -> None:
     assert found["accelerator"] == {"vendor": "NVIDIA", "count": 8}
     like_the_trainer = spec(f"{ROLLOUT}.nnodes=2")["rollout"]
     assert like_the_trainer["accelerator"]["count"] == 4
-    assert "placement" not in spec(f"{ROLLOUT}.nnodes=0", f"{ROLLOUT}.n_gpus_per_node=8")["rollout"]
+    shared = convert([*REQUIRED, f"{ROLLOUT}.nnodes=0", f"{ROLLOUT}.n_gpus_per_node=8"])
+    assert "placement" not in shared.document["spec"]["rollout"]
+    assert shared.without_effect == (f"{ROLLOUT}.n_gpus_per_node=8",)
 
 
 @pytest.mark.parametrize(
