@@ -75,6 +75,12 @@ def test_an_unknown_device_is_refused_with_the_known_ones(job: Path) -> None:
     assert [each.value for each in devices.Device if f"'{each.value}'" not in result.stderr] == []
 
 
+def test_engines_in_pods_of_their_own_have_no_estimate(job: Path, commands: list[list[str]]) -> None:
+    result = drl_fit(job, "--device", "h100-80g", "--set", "spec.rollout.placement=Separate")
+    assert (result.exit_code, result.stdout, commands) == (2, "", [])
+    assert "spec.rollout.placement: drl fit can only estimate Colocated" in result.stderr
+
+
 def test_without_the_accelerator_of_the_job_the_device_must_be_named(job: Path) -> None:
     result = drl_fit(job)
     assert (result.exit_code, result.stdout) == (2, "")

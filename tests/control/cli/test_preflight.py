@@ -1,0 +1,29 @@
+"""Checks before a local run of what this machine must have."""
+
+from __future__ import annotations
+
+from omni_operator.api import read_job
+from omni_operator.api.yaml_document import Document
+from omni_operator.cli.machine import Accelerators
+from omni_operator.cli.preflight import machine_problems
+
+JOB = """
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: ./model}
+  data: {train: [t.jsonl]}
+  reward: {scorers: [{name: jpeg}]}
+  trainer: {totalSteps: 3, accelerator: {vendor: NVIDIA, count: 2}}
+  rollout: {placement: Separate, replicas: 2, accelerator: {vendor: NVIDIA, count: 3}}
+"""
+
+
+def test_a_machine_needs_the_accelerators_of_both_pools() -> None:
+    job, document = read_job(JOB, "job.yaml").job, Document.parse(JOB, "job.yaml")
+    found = []
+    for count in (7, 8):
+        here = (Accelerators("NVIDIA", count, ("H100",) * count),)
+        found.append([problem.text for problem in machine_problems(job, document, here, ())])
+    assert found == [["the job needs 8 NVIDIA accelerators; this machine has 7"], []]
