@@ -14,7 +14,7 @@ from verl_omni.trainer.process_counts import RunSize, agent_loop_workers, reward
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo-cluster.yaml"
 
 
-@pytest.mark.parametrize(("own", "pods", "count"), [(1, 1, 1), (1, 2, 1), (8, 3, 4), (1, 1, 16), (16, 8, 8)])
+@pytest.mark.parametrize(("own", "pods", "count"), [(1, 1, 1), (1, 2, 1), (8, 3, 4), (1, 8, 16), (16, 8, 8)])
 def test_with_two_pools_each_pod_has_a_logical_cpu_for_each_of_its_actors(own: int, pods: int, count: int) -> None:
     job = load_job(
         EXAMPLE,
