@@ -73,7 +73,7 @@ def random_jobs(seed: int, count: int) -> Iterator[Document]:
 def _with_pods(given: Document, pods: Document) -> Document:
     """The schema of a job with the full schema of pods, so that documents have every field of pods."""
     made = copy.deepcopy(given)
-    for role in ("head", "trainer"):
+    for role in ("head", "trainer", "rollout"):
         made["properties"][role]["properties"]["podTemplate"] = pods
     return made
 

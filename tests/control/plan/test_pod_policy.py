@@ -30,10 +30,11 @@ def refusals(job: DiffusionRLJob, **policy: Any) -> list[str]:
 
 
 def with_template(make_job: MakeJob, role: str, template: Any) -> DiffusionRLJob:
-    return make_job(f"spec.{role}.podTemplate={json.dumps(template)}")
+    placement = "Separate" if role == "rollout" else "Colocated"
+    return make_job(f"spec.rollout.placement={placement}", f"spec.{role}.podTemplate={json.dumps(template)}")
 
 
-@pytest.mark.parametrize("role", ["head", "trainer"])
+@pytest.mark.parametrize("role", ["head", "trainer", "rollout"])
 def test_a_refused_template_names_the_chart_value_that_allows_it(
     make_job: MakeJob, templates: ModuleType, role: str
 ) -> None:
