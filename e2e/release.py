@@ -148,7 +148,8 @@ def release(version: str, root: Path, folder: Path, images: Sequence[Image], day
     folder.mkdir(parents=True)
     build_wheel(root, folder)
     package_chart(program, root, folder)
-    export_images(images, version, root, folder)
+    if images:  # else no builder is needed, nor the packages that it is made of
+        export_images(images, version, root, folder)
     write_checksums(folder)
 
 

@@ -105,7 +105,7 @@ def whole_life(api: Api, namespace: str, running: RunningOperator) -> None:
 def test_its_operator_is_denied_nothing(program: Path, own: ControlPlane, api: Api, tmp_path: Path) -> None:
     notes = installed(program, own)
     assert "watches all namespaces" in notes
-    assert "KubeRay is missing" not in notes
+    assert "KubeRay is not installed" not in notes
     with as_its_account(own, api, tmp_path) as running:
         whole_life(api, "default", running)
     assert {call.verb for call in own.audit.calls() if call.user == ACCOUNT} >= {"watch", "patch", "create", "delete"}
