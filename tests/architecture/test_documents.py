@@ -52,6 +52,15 @@ def test_a_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
     assert missing_links(page) == ["gone.md", "#no-heading"]
 
 
+def test_every_page_is_in_the_index(root: Path) -> None:
+    for folder in ("docs", "docs/adr"):
+        index = root / folder / "README.md"
+        linked = {(index.parent / name.partition("#")[0]).resolve() for name in LINK.findall(index.read_text("utf-8"))}
+        pages = {path.resolve() for path in (root / folder).glob("*.md")} - {index.resolve()}
+        assert pages - linked == set(), f"pages that {folder}/README.md does not name"
+    assert "docs/README.md" in LINK.findall((root / "README.md").read_text("utf-8"))
+
+
 def test_readme_is_short(root: Path) -> None:
     assert len((root / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
 
