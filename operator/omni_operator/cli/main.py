@@ -12,6 +12,7 @@ from .convert import convert_recipe
 from .doctor import doctor
 from .fit import fit
 from .logs import logs
+from .open_dashboard import open_dashboard
 from .render import render
 from .report import report
 from .run import run
@@ -53,6 +54,7 @@ for command in (run, render, validate, fit, report, doctor):
 for job_command in (submit, watch, logs, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
     app.command()(job_command)
 app.command("list")(jobs.list_jobs)
+app.command("open")(open_dashboard)
 app.command("convert")(convert_recipe)
 app.add_typer(model.app, name="model")
 

@@ -11,10 +11,12 @@ from pydantic import ValidationError
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import ATTEMPT_LABEL
 from omni_operator.plan.entrypoint import LOG
+from omni_operator.plan.head import DASHBOARD
 from omni_operator.plan.storage import run_folder_path
 from omni_operator.status.observation import HEAD
 
 TRAINER = "trainer"
+TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # KubeRay sets it from the Secret that it creates
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +87,40 @@ def _pod(body: Mapping[str, Any]) -> JobPod:
         phase=str((body.get("status") or {}).get("phase") or "Pending"),
         body=body,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """Ray's dashboard of a running job.
+
+    Attributes:
+        secret, key: the Secret with its token, and the key in it; None if it asks for none.
+    """
+
+    pod: str
+    port: int
+    secret: str | None
+    key: str | None
+
+    def describe_token(self, namespace: str) -> str:
+        """Where the token is."""
+        if self.secret is None:
+            return "it asks for no token"
+        key = (self.key or "").replace(".", "\\.")
+        return (
+            f"its token: kubectl get secret {self.secret} --namespace {namespace} "
+            f"--output jsonpath='{{.data.{key}}}' | base64 --decode"
+        )
+
+
+def find_dashboard(pods: Iterable[JobPod]) -> Dashboard | None:
+    """The dashboard on the head pod; None if that is not ready."""
+    head = next((pod for pod in pods if pod.role == HEAD and pod.ready), None)
+    if head is None:
+        return None
+    for container in head.body["spec"]["containers"]:
+        for entry in container.get("env", ()):
+            reference = (entry.get("valueFrom") or {}).get("secretKeyRef")
+            if entry["name"] == TOKEN_VARIABLE and reference:
+                return Dashboard(head.name, DASHBOARD, str(reference["name"]), str(reference["key"]))
+    return Dashboard(head.name, DASHBOARD, None, None)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 from typer.testing import CliRunner, Result
 
+from control.client.fake_websocket import FakeWebSocket
 from omni_operator.cli.main import app
 
 PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/team/diffusionrljobs"
@@ -40,6 +42,8 @@ class FakeServer(ThreadingHTTPServer):
         self.objects: dict[str, tuple[int, dict[str, Any]]] = {EVENTS: (200, {"items": []})}
         # Answers that are text, by path, in the order of requests; the last one stays.
         self.texts: dict[str, list[list[str | None]]] = {}
+        # What answers WebSockets, by path: called with the socket and the words of the query `command`.
+        self.sockets: dict[str, Callable[[FakeWebSocket, list[str]], None]] = {}
         self.queries: list[dict[str, str]] = []
         self.posts: list[Any] = []
 
@@ -62,6 +66,10 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        if "Upgrade" in self.headers and (serve := self.server.sockets.get(parts.path)):
+            serve(FakeWebSocket(self), parse_qs(parts.query).get("command", []))
+            return
         if texts := self.server.texts.get(urlsplit(self.path).path):
             self.server.queries.append(dict(parse_qsl(urlsplit(self.path).query)))
             self.answer_text(texts.pop(0) if len(texts) > 1 else texts[0])

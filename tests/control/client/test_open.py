@@ -1,0 +1,112 @@
+"""`drl open` against a small API server that forwards to a small web server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control.client.fake_server import FakeServer, drl
+from control.client.fake_websocket import FakeWebSocket
+from omni_operator.cli import open_dashboard
+from omni_operator.client import Client
+from omni_operator.client.pods import find_dashboard, latest_pods
+from omni_operator.client.port_forward import PortForwarder
+
+PODS = "/api/v1/namespaces/team/pods"
+FORWARD = f"{PODS}/blue-a01-h/portforward"
+TOKEN = {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": "blue-a01-x", "key": "auth_token"}}}
+PORT = (8265).to_bytes(2, "little")
+
+
+def head(*env: dict[str, Any], ready: str = "True") -> dict[str, Any]:
+    labels = {"ray.io/node-type": "head", "diffusionrl.io/attempt": "1"}
+    return {
+        "metadata": {"name": "blue-a01-h", "labels": labels},
+        "spec": {"containers": [{"name": "ray", "env": list(env)}]},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]},
+    }  # fmt: skip
+
+
+def serve_page(web: FakeWebSocket, _: list[str]) -> None:
+    """A dashboard that answers one request and closes."""
+    web.send(0, PORT)
+    web.send(1, PORT)
+    request = b""
+    while b"\r\n\r\n" not in request and (message := web.receive()):
+        request += message[1]
+    body = b"x" * 100_000 + request.split()[1]
+    web.send(0, b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    web.close()
+
+
+def serve_error(web: FakeWebSocket, _: list[str]) -> None:
+    web.send(0, PORT)
+    web.send(1, PORT)
+    web.send(1, b"connection refused")
+    web.close()
+
+
+def get(port: int, path: str) -> bytes:
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    client.request("GET", path)
+    data = client.getresponse().read()
+    client.close()
+    return data
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def test_connections_are_forwarded_to_the_head_pod(server: FakeServer, kubeconfig: Path) -> None:
+    client = Client.from_kubeconfig(str(kubeconfig))
+    server.sockets[FORWARD] = serve_page
+    said: list[str] = []
+    with PortForwarder(client.connection, "team", "blue-a01-h", 8265, 0, said.append) as forwarder:
+        port = port_of(forwarder.url)
+        assert [get(port, path)[-2:] for path in ("/a", "/b", "/c")] == [b"/a", b"/b", b"/c"]
+        server.sockets[FORWARD] = serve_error
+        with pytest.raises((http.client.HTTPException, OSError)):
+            get(port, "/d")
+        server.sockets.clear()
+        server.objects[FORWARD] = 403, {"message": "User u cannot create pods/portforward"}
+        with pytest.raises((http.client.HTTPException, OSError)):
+            get(port, "/e")
+    assert [line for line in said if "connection refused" in line], said
+    assert "User u cannot create pods/portforward" in said[-1]
+    with pytest.raises(ConnectionRefusedError):
+        get(port, "/f")
+
+
+def test_url_and_place_of_the_token_are_printed(
+    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_dashboard, "_wait", lambda: None)
+    server.objects[PODS] = 200, {"items": [head(TOKEN)]}
+    said = drl(kubeconfig, "open", "blue", "--port=0")
+    assert said.exit_code == 0, said.output
+    assert "Ray dashboard of blue: http://127.0.0.1:" in said.stdout
+    assert (
+        "kubectl get secret blue-a01-x --namespace team --output jsonpath='{.data.auth_token}' | base64 --decode"
+        in said.stdout
+    )
+    told = json.loads(drl(kubeconfig, "open", "blue", "--port=0", "--json").stdout)
+    assert (told["secret"], told["key"]) == ("blue-a01-x", "auth_token")
+    dashboard = find_dashboard(latest_pods([head()]))
+    assert dashboard is not None
+    assert dashboard.describe_token("team") == "it asks for no token"
+
+
+def test_a_port_in_use_and_a_missing_head_are_errors(server: FakeServer, kubeconfig: Path) -> None:
+    server.objects[PODS] = 200, {"items": [head(TOKEN, ready="False")]}
+    absent = drl(kubeconfig, "open", "blue")
+    assert (absent.exit_code, absent.stderr) == (1, "blue is Starting and has no ready head pod; run drl why blue\n")
+    server.objects[PODS] = 200, {"items": [head(TOKEN)]}
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = drl(kubeconfig, "open", "blue", f"--port={other.getsockname()[1]}")
+    assert (taken.exit_code, "--port 0 for any free one" in taken.stderr) == (2, True)
