@@ -10,6 +10,7 @@ import typer
 from . import console, jobs, model
 from .convert import convert_recipe
 from .doctor import doctor
+from .fetch import fetch
 from .fit import fit
 from .logs import logs
 from .open_dashboard import open_dashboard
@@ -51,7 +52,7 @@ def drl(
 
 for command in (run, render, validate, fit, report, doctor):
     app.command()(command)
-for job_command in (submit, watch, logs, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
+for job_command in (submit, watch, logs, fetch, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
     app.command()(job_command)
 app.command("list")(jobs.list_jobs)
 app.command("open")(open_dashboard)

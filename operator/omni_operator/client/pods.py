@@ -35,6 +35,11 @@ class JobPod:
     body: Mapping[str, Any]
 
     @property
+    def runs(self) -> bool:
+        """Whether it is running, and not being deleted."""
+        return self.phase == "Running" and "deletionTimestamp" not in self.body["metadata"]
+
+    @property
     def ready(self) -> bool:
         """Whether its condition `Ready` is True."""
         conditions = (self.body.get("status") or {}).get("conditions") or ()
@@ -57,8 +62,8 @@ class RunPlace:
     def describe_log(self) -> str:
         """Where the trainer's output is once the pods are gone."""
         if self.claim is None:
-            return "the job names no claim: the run folder, with the trainer's output, went with the pods"
-        return f"the trainer's output is in {self.path}/{LOG} on the claim {self.claim}"
+            return "the job has no spec.checkpoint.claimName: its run folder was on a volume of the pods"
+        return f"the trainer's output is in {self.path}/{LOG} on the claim {self.claim}; drl fetch copies it"
 
 
 def latest_pods(bodies: Iterable[Mapping[str, Any]]) -> tuple[JobPod, ...]:

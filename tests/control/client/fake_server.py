@@ -99,6 +99,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.posts.append(body)
+        if body["kind"] == "Pod":
+            made = {**body, "metadata": {**body["metadata"], "name": f"{body['metadata']['generateName']}x"}}
+            self.answer(201, made)
+            return
         name = body["metadata"]["name"]
         if name in self.server.jobs:
             self.answer(409, {"reason": "AlreadyExists", "message": f"{name} exists"})

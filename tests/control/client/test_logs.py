@@ -68,11 +68,12 @@ def test_after_the_pods_are_gone_the_place_of_the_log_is_told(server: FakeServer
     for options in ((), ("--follow",)):
         gone = drl(kubeconfig, "logs", "blue", *options)
         assert (gone.exit_code, gone.stderr) == (1, (
-            "blue is Succeeded and has no pods; the trainer's output is in /runs/blue/train.log on the claim runs\n"
+            "blue is Succeeded and has no pods; the trainer's output is in /runs/blue/train.log on the claim runs; "
+            "drl fetch copies it\n"
         ))  # fmt: skip
     del server.jobs["blue"]["spec"]["checkpoint"]["claimName"]
     server.jobs["blue"]["spec"]["backoffLimit"] = 0
-    assert "went with the pods" in drl(kubeconfig, "logs", "blue").stderr
+    assert "has no spec.checkpoint.claimName" in drl(kubeconfig, "logs", "blue").stderr
     server.jobs["blue"]["status"] = {"state": "Queued"}
     assert "run drl why blue" in drl(kubeconfig, "logs", "blue").stderr
 

@@ -1,0 +1,76 @@
+"""`drl fetch`: copy the results of a job from a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import console
+from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
+from .options import Json
+
+if TYPE_CHECKING:
+    from omni_operator.client import Client, Job
+
+
+def fetch(
+    name: Name,
+    to: Annotated[Path | None, typer.Option("--to", help="Folder; default: runs/NAME.", metavar="DIR")] = None,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Also all checkpoints; default: only the newest adapter.")
+    ] = False,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            "--image", help="Image of the pod that reads the claim; default: that of the job.", metavar="IMAGE"
+        ),
+    ] = None,
+    as_json: Json = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Copy report, metrics, logs, samples and adapter of a job from a cluster.
+
+    Reads them in a running pod of the job. If there is none, a pod is made that mounts the job's claim for reading; it
+    is deleted at the end.
+    """
+    with cluster_client(namespace, context, kubeconfig) as client:
+        from omni_operator.client.archive import FolderTaken
+        from omni_operator.client.fetch import fetch as fetch_results
+
+        job = client.get(name)
+        try:
+            done = fetch_results(
+                client, job, to or Path("runs", name), image or _image_of(client, job), checkpoints=checkpoints,
+                note=console.note,
+            )  # fmt: skip
+        except FolderTaken as error:
+            console.refuse(str(error))
+        except OSError as error:
+            console.refuse(f"cannot write: {error}", console.FAILED)
+        except KeyboardInterrupt:
+            raise typer.Exit(console.INTERRUPTED) from None
+        if as_json:
+            console.say(json.dumps({"folder": str(done.folder), "files": list(done.files)}, ensure_ascii=False))
+            return
+        console.say(f"{len(done.files)} files of {name} in {done.folder}")
+        if "report.html" in done.files:
+            console.say(f"report: {done.folder / 'report.html'}")
+
+
+def _image_of(client: Client, job: Job) -> str | None:
+    """The image of the job, or the operator's default image if its settings can be read."""
+    from omni_operator.client.operator_settings import SettingsUnreadable, read_operator_settings
+
+    given = (job.body["spec"].get("runtime") or {}).get("image")
+    if given:
+        return str(given)
+    try:
+        return read_operator_settings(client.connection, client.namespace).image
+    except SettingsUnreadable as error:
+        console.note(f"the operator's default image is not known: {error}")
+        return None

@@ -1,0 +1,52 @@
+"""Program that `drl fetch` runs in a pod: it writes files of a run folder to standard output, as a tar archive.
+
+Needs only Python's standard library: `python3 -c PROGRAM FOLDER results|checkpoints`. Links and other special files are
+left out.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tarfile
+from collections.abc import Iterator
+
+
+def find_files(root: str, *, checkpoints: bool) -> Iterator[str]:
+    """Paths of the files to send: those in `root` itself, samples, and the newest adapter or all checkpoints.
+
+    A checkpoint without its manifest, which is written last, is not complete.
+    """
+    yield from regular_files(root, deep=False)
+    yield from regular_files(os.path.join(root, "samples"))
+    folder = os.path.join(root, "checkpoints")
+    steps = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    complete = [step for step in steps if os.path.isfile(os.path.join(folder, step, "manifest.json"))]
+    for step in complete if checkpoints else complete[-1:]:
+        yield from regular_files(os.path.join(folder, step, *([] if checkpoints else ["lora"])))
+
+
+def regular_files(folder: str, *, deep: bool = True) -> Iterator[str]:
+    """Regular files in a folder, in order; with `deep` also below it."""
+    for name, folders, files in os.walk(folder):
+        folders.sort()
+        for file in sorted(files):
+            path = os.path.join(name, file)
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                yield path
+        if not deep:
+            return
+
+
+def main(root: str, what: str) -> None:
+    """Write the archive; exits with a message if there is no such folder."""
+    if not os.path.isdir(root):
+        sys.exit(f"there is no run folder {root}")
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+        for path in find_files(root, checkpoints=what == "checkpoints"):
+            archive.add(path, os.path.relpath(path, root), recursive=False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

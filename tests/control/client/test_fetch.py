@@ -1,0 +1,253 @@
+"""`drl fetch` against a small API server whose pods run the real program, or send what they should not."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control.client.fake_server import FakeServer, drl
+from control.client.fake_websocket import FakeWebSocket
+from control.client.test_logs import full_job, pod
+from omni_operator.client import fetch as fetch_module
+from omni_operator.client.archive import MARKER, BrokenArchive, UnsafeArchive, unpack
+from omni_operator.client.fetch_pod import render_fetch_pod
+from omni_operator.client.pods import run_place
+
+PODS = "/api/v1/namespaces/team/pods"
+MADE = f"{PODS}/blue-fetch-x"
+DONE = {"state": "Succeeded", "attempts": 1, "conditions": [{"type": "Succeeded", "status": "True", "reason": "R"}]}
+SUCCESS = b'{"status": "Success"}'
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run folder as a trainer leaves it."""
+    root = tmp_path / "claim" / "blue"
+    files = [
+        "report.html", "train.log", "samples/step_000001/0.png", "tensorboard/events",
+        *(f"checkpoints/{step}/{name}" for step in ("step_000001", "step_000002") for name in
+          ("manifest.json", "lora/adapter.safetensors", "state/shard_0")),
+        "checkpoints/step_000003/lora/adapter.safetensors",
+    ]  # fmt: skip
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / "report.html").write_bytes(b"x" * 300_000)
+    (root / "passwd").symlink_to("/etc/passwd")
+    return root
+
+
+def program(root: Path) -> Callable[[FakeWebSocket, list[str]], None]:
+    """Runs the command, with this folder instead of the one in the pod."""
+
+    def serve(web: FakeWebSocket, words: list[str]) -> None:
+        assert words[:2] == ["python3", "-c"]
+        command = [sys.executable, "-c", words[2], str(root), words[4]]
+        done = subprocess.run(command, capture_output=True, check=False)
+        for start in range(0, len(done.stdout), 50_000):
+            web.send(1, done.stdout[start : start + 50_000])
+        if done.stderr:
+            web.send(2, done.stderr)
+        web.send(3, SUCCESS if done.returncode == 0 else b'{"status": "Failure", "message": "exit code 1"}')
+        web.close()
+
+    return serve
+
+
+def sends(data: bytes, status: bytes | None = SUCCESS) -> Callable[[FakeWebSocket, list[str]], None]:
+    def serve(web: FakeWebSocket, _: list[str]) -> None:
+        web.send(1, data)
+        if status is not None:
+            web.send(3, status)
+            web.close()
+
+    return serve
+
+
+def archive(*members: tuple[str, bytes | tarfile.TarInfo]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as made:
+        for name, content in members:
+            if isinstance(content, bytes):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                made.addfile(info, io.BytesIO(content))
+            else:
+                content.name = name
+                made.addfile(content)
+    return file.getvalue()
+
+
+def special(kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo()
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.fixture
+def running(server: FakeServer, run_folder: Path) -> FakeServer:
+    """A running job with a trainer pod."""
+    server.jobs["blue"] = full_job({"state": "Running", "attempts": 1})
+    server.objects[PODS] = 200, {"items": [pod("blue-a01-h", "head"), pod("blue-a01-w0")]}
+    server.sockets[f"{PODS}/blue-a01-w0/exec"] = program(run_folder)
+    return server
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+RESULTS = {
+    MARKER, "report.html", "train.log", "samples/step_000001/0.png", "checkpoints/step_000002/lora/adapter.safetensors",
+}  # fmt: skip
+
+
+def test_results_come_from_a_running_pod(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    to = tmp_path / "results" / "blue"
+    said = drl(kubeconfig, "fetch", "blue", f"--to={to}")
+    assert said.exit_code == 0, said.output
+    assert said.stdout == f"4 files of blue in {to}\nreport: {to / 'report.html'}\n"
+    assert names(to) == RESULTS
+    assert (to / "report.html").stat().st_size == 300_000
+    assert running.posts == []
+    (to / "train.log").unlink()
+    told = json.loads(drl(kubeconfig, "fetch", "blue", f"--to={to}", "--checkpoints", "--json").stdout)
+    states = {f"checkpoints/step_00000{step}/state/shard_0" for step in (1, 2)}
+    assert states <= names(to)
+    assert states | {"train.log"} <= set(told["files"])
+    assert "checkpoints/step_000003/lora/adapter.safetensors" not in names(to), "it has no manifest: it is not complete"
+    assert [path.name for path in to.parent.iterdir()] == ["blue"]
+
+
+def test_files_of_others_are_not_overwritten(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "report.html").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name, said in (("mine", "has other files"), ("file", "is not a folder")):
+        refused = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / name}")
+        assert (refused.exit_code, said in refused.stderr) == (2, True)
+    assert (tmp_path / "mine" / "report.html").read_text() == "mine"
+    drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'new'}")
+    running.jobs["blue"]["metadata"]["uid"] = "later"
+    another = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'new'}")
+    assert (another.exit_code, "results of another job blue" in another.stderr) == (2, True)
+
+
+def test_after_the_end_a_pod_that_mounts_the_claim_is_made_and_deleted(
+    server: FakeServer, kubeconfig: Path, tmp_path: Path, run_folder: Path
+) -> None:
+    server.jobs["blue"] = full_job(DONE)
+    server.objects[PODS] = 200, {"items": []}
+    server.objects[MADE] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
+    server.sockets[f"{MADE}/exec"] = program(run_folder)
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
+    assert (said.exit_code, names(tmp_path / "a")) == (0, RESULTS), said.output
+    assert server.deletions == [(MADE, {"gracePeriodSeconds": 0})]
+    server.sockets[f"{MADE}/exec"] = sends(b"", b'{"status": "Failure", "message": "exit code 1"}')
+    assert drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'b'}", "--image=rollout:1").exit_code == 1
+    assert len(server.deletions) == 2, "deleted after a failure too"
+
+
+def test_a_pod_that_does_not_start_is_deleted_and_told(
+    server: FakeServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_module, "START_SECONDS", 0.0)
+    server.jobs["blue"] = full_job(DONE)
+    server.objects[PODS] = 200, {"items": []}
+    waits = {"name": "ray", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+    meta = {"name": "blue-fetch-x", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    server.objects[MADE] = 200, {"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [waits]}}
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
+    assert (said.exit_code, len(server.deletions), (tmp_path / "a").exists()) == (1, 1, False)
+    assert "pod blue-fetch-x does not start: ErrImagePull: no such image" in said.stderr
+
+
+def test_without_pod_claim_or_image_the_reason_is_told(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    server.jobs["blue"] = full_job(DONE)
+    server.objects[PODS] = 200, {"items": []}
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (said.exit_code, "give --image IMAGE" in said.stderr) == (1, True)
+    server.jobs["blue"]["spec"]["backoffLimit"] = 0
+    del server.jobs["blue"]["spec"]["checkpoint"]["claimName"]
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (said.exit_code, "no spec.checkpoint.claimName" in said.stderr) == (1, True)
+
+
+def test_a_missing_run_folder_and_a_missing_right_are_told(
+    running: FakeServer, kubeconfig: Path, tmp_path: Path
+) -> None:
+    path = f"{PODS}/blue-a01-w0/exec"
+    running.sockets[path] = program(tmp_path / "none")
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (said.exit_code, "there is no run folder" in said.stderr) == (1, True), said.output
+    del running.sockets[path]
+    running.objects[path] = 403, {"message": "User u cannot get pods/exec"}
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (said.exit_code, "User u cannot get pods/exec" in said.stderr) == (1, True), said.output
+    assert not (tmp_path / "a").exists()
+
+
+BAD = {
+    "absolute": archive(("/etc/x", b"a")),
+    "parent": archive(("a/../../x", b"a")),
+    "symbolic link": archive(("a", special(tarfile.SYMTYPE, "/etc")), ("a/x", b"a")),
+    "hard link": archive(("a", special(tarfile.LNKTYPE, "../x"))),
+    "device": archive(("a", special(tarfile.CHRTYPE))),
+    "pipe": archive(("a", special(tarfile.FIFOTYPE))),
+    "folder": archive(("a", special(tarfile.DIRTYPE))),
+    "twice": archive(("a", b"1"), ("a", b"2")),
+    "marker": archive((MARKER, b"{}")),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_unsafe_archive_leaves_nothing(name: str, running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(BAD[name])
+    before = names(tmp_path)
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out' / 'a'}")
+    assert (said.exit_code, "unsafe archive, nothing was kept" in said.stderr) == (1, True), said.output
+    assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("end", [0, 100, 512, 600, 1024])
+def test_an_archive_that_ends_too_early_leaves_nothing(
+    end: int, running: FakeServer, kubeconfig: Path, tmp_path: Path
+) -> None:
+    whole = archive(("a", b"x" * 512), ("b", b"x" * 512))
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(whole[:end], None)
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}")
+    assert (said.exit_code, "the connection broke" in said.stderr) == (1, True), said.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_permissions_of_the_archive_are_not_kept(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("a")
+    info.mode, info.uid = 0o6777, 0
+    assert unpack(io.BytesIO(archive(("a", info))), tmp_path) == ["a"]
+    assert (tmp_path / "a").stat().st_mode & 0o7022 == 0
+    with pytest.raises(BrokenArchive):
+        unpack(io.BytesIO(b"no archive" * 100), tmp_path)
+    with pytest.raises(UnsafeArchive):
+        unpack(io.BytesIO(BAD["parent"]), tmp_path)
+
+
+def test_the_pod_that_reads_a_claim_is_restricted() -> None:
+    body = full_job(DONE)
+    place = run_place(body)
+    assert place is not None
+    made: dict[str, Any] = render_fetch_pod(body, place, "rollout:1")
+    spec, container = made["spec"], made["spec"]["containers"][0]
+    assert container["volumeMounts"] == [{"name": "runs", "mountPath": "/runs", "readOnly": True}]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert spec["automountServiceAccountToken"] is False
+    assert "diffusionrl.io/job" not in made["metadata"]["labels"]
+    assert made["metadata"]["ownerReferences"][0]["uid"] == "u"
