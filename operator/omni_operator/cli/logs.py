@@ -18,7 +18,10 @@ def logs(
     name: Name,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     pod: Annotated[
-        str | None, typer.Option("--pod", help="One pod, or head; default: all trainer pods.", metavar="NAME")
+        str | None,
+        typer.Option(
+            "--pod", help="One pod, or all of a role: head, trainer or rollout. Default: trainer.", metavar="NAME"
+        ),
     ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", help="Only the last N lines of each pod.", metavar="N", min=0)
@@ -45,7 +48,7 @@ def logs(
                 console.refuse(f"{name} is {state} and has no pods; {said}", console.FAILED)
             if follow and all(found.phase == "Pending" for found in pods):
                 console.note(f"{name} is {state}, and its pods do not run yet; drl why {name} tells why")
-            many = max(len(pods), job.body["spec"]["trainer"].get("replicas") or 1) > 1 and pod is None
+            many = len(pods) > 1 or (pod is None and (job.body["spec"]["trainer"].get("replicas") or 1) > 1)
             _print(follow_logs(client, name, pod, tail) if follow else read_logs(client, pods, tail), many=many)
         except PodNotFound as error:
             console.refuse(str(error))

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from omni_operator.api.names import TRAINER_GROUP
 from omni_operator.cluster.errors import ClusterError, NotFound
 from omni_operator.cluster.kinds import PODS
 from omni_operator.cluster.object_parser import parse_pod
 from omni_operator.plan.containers import CONTAINER
-from omni_operator.status.observation import HEAD
 
 from .archive import BrokenArchive, UnsafeArchive, check_folder, staging, unpack
 from .explanation import find_pod_troubles
@@ -81,7 +81,7 @@ def _source_pod(
     client: Client, job: Job, place: RunPlace, image: str | None, note: Callable[[str], None]
 ) -> Iterator[str]:
     """The name of a pod that has the run folder; one that was made for it is deleted at the end."""
-    running = [pod for pod in find_pods(client, job.name) if pod.role != HEAD and pod.runs]
+    running = [pod for pod in find_pods(client, job.name) if pod.role == TRAINER_GROUP and pod.runs]
     if running:
         yield running[0].name
         return

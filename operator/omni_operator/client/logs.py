@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from omni_operator.api.names import JOB_LABEL
+from omni_operator.api.names import JOB_LABEL, TRAINER_GROUP
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.cluster.errors import ClusterError, NotFound, Refused, Unavailable
 from omni_operator.cluster.kinds import PODS
 from omni_operator.plan.containers import CONTAINER
-from omni_operator.status.observation import HEAD
 
 from .jobs import Client
 from .pods import JobPod, latest_pods
@@ -42,13 +41,13 @@ def find_pods(client: Client, name: str) -> tuple[JobPod, ...]:
 
 
 def select_pods(pods: tuple[JobPod, ...], wanted: str | None) -> tuple[JobPod, ...]:
-    """The trainer pods; or the pod of a name, or of the role `head`.
+    """The trainer pods; or the pod of a name, or those of the role `head` or `rollout`.
 
     Raises:
         PodNotFound: there are pods, and none is of that name.
     """
     if wanted is None:
-        return tuple(pod for pod in pods if pod.role != HEAD)
+        return tuple(pod for pod in pods if pod.role == TRAINER_GROUP)
     found = tuple(pod for pod in pods if wanted in (pod.name, pod.role))
     if pods and not found:
         names = [pod.name for pod in pods]

@@ -9,13 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import ATTEMPT_LABEL
+from omni_operator.api.names import ATTEMPT_LABEL, TRAINER_GROUP
 from omni_operator.plan.entrypoint import LOG
 from omni_operator.plan.head import DASHBOARD
 from omni_operator.plan.storage import run_folder_path
 from omni_operator.status.observation import HEAD
 
-TRAINER = "trainer"
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # KubeRay sets it from the Secret that it creates
 
 
@@ -24,7 +23,7 @@ class JobPod:
     """A pod of a job.
 
     Attributes:
-        role: `head` or `trainer`. attempt: number of the attempt. phase: as in the pod's status.
+        role: `head`, or its worker group: `trainer` or `rollout`. attempt: its number. phase: as in the pod's status.
         body: the whole object.
     """
 
@@ -87,7 +86,7 @@ def _pod(body: Mapping[str, Any]) -> JobPod:
     number = str(labels.get(ATTEMPT_LABEL) or "")
     return JobPod(
         name=str(body["metadata"]["name"]),
-        role=HEAD if labels.get("ray.io/node-type") == "head" else TRAINER,
+        role=HEAD if labels.get("ray.io/node-type") == "head" else str(labels.get("ray.io/group") or TRAINER_GROUP),
         attempt=int(number) if number.isascii() and number.isdigit() else 0,
         phase=str((body.get("status") or {}).get("phase") or "Pending"),
         body=body,

@@ -94,9 +94,11 @@ def special(kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 @pytest.fixture
 def running(server: FakeServer, run_folder: Path) -> FakeServer:
-    """A running job with a trainer pod."""
+    """A running job with a trainer pod, and a rollout pod, which has no run folder."""
     server.jobs["blue"] = full_job({"state": "Running", "attempts": 1})
-    server.objects[PODS] = 200, {"items": [pod("blue-a01-h", "head"), pod("blue-a01-w0")]}
+    rollout = pod("blue-a01-r0")
+    rollout["metadata"]["labels"]["ray.io/group"] = "rollout"
+    server.objects[PODS] = 200, {"items": [pod("blue-a01-h", "head"), rollout, pod("blue-a01-w0")]}
     server.sockets[f"{PODS}/blue-a01-w0/exec"] = program(run_folder)
     return server
 

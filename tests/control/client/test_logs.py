@@ -29,9 +29,10 @@ def full_job(status: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def pods(server: FakeServer) -> FakeServer:
-    """Two trainer pods and a head with output."""
+    """Two trainer pods, a rollout pod and a head with output."""
     server.jobs["blue"] = full_job({"state": "Running", "attempts": 1})
-    bodies = [pod("blue-a01-h", "head"), pod("blue-a01-w1"), pod("blue-a01-w0")]
+    bodies = [pod("blue-a01-h", "head"), pod("blue-a01-w1"), pod("blue-a01-w0"), pod("blue-a01-r0")]
+    bodies[3]["metadata"]["labels"]["ray.io/group"] = "rollout"
     server.objects[PODS] = 200, {"items": bodies}
     server.texts = {
         f"{PODS}/{body['metadata']['name']}/log": [[f"I am {body['metadata']['name'][-2:]}"]] for body in bodies
@@ -49,6 +50,7 @@ def test_the_output_of_all_trainer_pods_is_printed_with_their_names(pods: FakeSe
     assert drl(kubeconfig, "logs", "blue", "--pod=blue-a01-w1", "--tail=3").stdout == "I am w1\n"
     assert pods.queries[-1] == {"container": "ray", "tailLines": "3"}
     assert drl(kubeconfig, "logs", "blue", "--pod=head").stdout == "I am -h\n"
+    assert drl(kubeconfig, "logs", "blue", "--pod=rollout").stdout == "I am r0\n"
     unknown = drl(kubeconfig, "logs", "blue", "--pod=blue-a01-w2")
     assert (unknown.exit_code, "did you mean 'blue-a01-w" in unknown.stderr) == (2, True)
 
