@@ -16,6 +16,7 @@ from .pods import Accelerator, Resources, SharedMemory
 
 _ELASTIC = "elastic rollouts do not exist yet: the number of engines is fixed, and every update must reach all of them"
 _ROLLING = "rollout pods are not replaced while they run: a change of the job is for its next attempt"
+AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
 OWN_PODS_ONLY = "must not be given with placement Colocated: engines run in the trainer's pods; write Separate"
 # Fields of the rollout pods, in YAML.
 OF_OWN_PODS = ("accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
@@ -178,6 +179,13 @@ class Rollout(StrictModel):
     samples_per_prompt: int = Field(
         default=8, ge=1, le=1024, description="Samples of one prompt, which the algorithm compares with each other."
     )
+    batches_ahead: int = Field(
+        default=0,
+        ge=0,
+        le=7,
+        description="Batches generated ahead of the step that trains on them, while the trainer updates; their samples "
+        "are as many versions of the weights older. 0: generate, then update. Separate only. See docs/pools.md.",
+    )
     engine: Engine = Field(default=Engine(), description="The inference engine that generates samples.")
     agent_loop: AgentLoop = Field(default=AgentLoop(), description="Workers that send prompts to the engines.")
     pipeline: Pipeline = Field(default=Pipeline(), description="Image size, denoising steps, guidance.")
@@ -187,6 +195,7 @@ class Rollout(StrictModel):
     cel = (
         Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),
         Cel("has(self.sampler.window) || self.pipeline.steps >= 2", NOTHING_TO_TRAIN, ".pipeline"),
+        Cel("self.placement == 'Separate' || self.batchesAhead == 0", AHEAD_NEEDS_PODS, ".batchesAhead"),
         *(Cel(f"self.placement == 'Separate' || !has(self.{name})", OWN_PODS_ONLY, f".{name}") for name in OF_OWN_PODS),
     )
 
@@ -203,6 +212,8 @@ class Rollout(StrictModel):
         if window is None and steps < 2:
             yield Violation(("pipeline", "steps"), NOTHING_TO_TRAIN)
         if not self.separate:
+            if self.batches_ahead:
+                yield Violation(("batchesAhead",), f"is {self.batches_ahead}: {AHEAD_NEEDS_PODS}")
             given = (self.accelerator, self.resources, self.shared_memory, self.scheduling, self.pod_template)
             for name, value in zip(OF_OWN_PODS, given, strict=True):
                 if value is not None:

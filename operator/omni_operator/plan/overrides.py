@@ -7,6 +7,7 @@ from typing import cast
 
 from omni_operator.api import DiffusionRLJob, Spec
 from omni_operator.api.reward import Scorer
+from omni_operator.api.rollout import Rollout
 from omni_operator.api.training import ENTRYPOINT, ESTIMATORS, LOSSES
 
 from .hydra import Value, format_assignment
@@ -42,7 +43,7 @@ def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         **_model(spec),
         **_data(spec),
         **_rollout(spec),
-        **_pools(layout),
+        **_pools(spec.rollout, layout),
         **_actor(spec),
         **_reward(spec.reward.scorers),
         **({"reward.num_workers": spec.reward.replicas} if spec.reward.replicas else {}),
@@ -107,14 +108,18 @@ def _rollout(spec: Spec) -> Settings:
     return made
 
 
-def _pools(layout: RunLayout) -> Settings:
-    """Nodes of standalone engines, and what pins the pools to their nodes."""
+def _pools(rollout: Rollout, layout: RunLayout) -> Settings:
+    """Nodes of standalone engines, what pins the pools to their nodes, and the batches that they generate ahead."""
     if not layout.rollout_nodes:
         return {}
     made: Settings = {
         f"{ROLLOUT}.nnodes": layout.rollout_nodes,
         f"{ROLLOUT}.n_gpus_per_node": layout.rollout_accelerators_per_node,
     }
+    if rollout.batches_ahead:
+        made["trainer.use_v1"] = True
+        made["trainer.v1.trainer_mode"] = "separate_async"
+        made["trainer.v1.separate_async.num_warmup_batches"] = rollout.batches_ahead
     if layout.pinned:
         made |= {f"{ROLLOUT}.node_resource": ROLLOUT_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
     return made

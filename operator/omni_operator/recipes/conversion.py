@@ -34,6 +34,7 @@ from .fields import (
     SCORERS,
     SETTINGS,
     TOGETHER,
+    V1,
     WINDOW,
     Refusal,
     interval,
@@ -111,6 +112,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
         ((ESTIMATOR,), _estimator),
         ((SCORER, SCORERS), _scorers),
         ((BATCH,), _sizes),
+        (V1, _ahead),
     ):
         named = next((given[name] for name in settings if name in given), settings[0])
         _collect(made, named, lambda put=put: put(made, values))
@@ -272,6 +274,18 @@ def _scorer(key: str, settings: dict[str, Any]) -> dict[str, Any]:
         made["builtin"] = name
     made |= {field: settings.pop(field) for field in ("weight", "required") if field in settings}
     return made | ({"settings": settings} if settings else {})
+
+
+def _ahead(made: _Made, values: Mapping[str, Any]) -> None:
+    """Batches that are generated ahead; in the mode `sync`, none are."""
+    use, mode, batches = map(values.get, V1)
+    if mode not in (None, "sync", "separate_async"):
+        raise Refusal(f"{mode} is not supported; write sync, or separate_async with {ROLLOUT}.nnodes > 0")
+    if use and mode == "separate_async":
+        made.put("rollout.batchesAhead", 1 if batches is None else number(batches))
+    else:
+        given = zip(V1, (use, mode, batches), strict=True)
+        made.without_effect += [f"{name}={value}" for name, value in given if value is not None]
 
 
 def _sizes(made: _Made, values: Mapping[str, Any]) -> None:

@@ -21,11 +21,13 @@ WINDOW = (f"{ALGO}.sde_window_size", f"{ALGO}.sde_window_range", f"{ALGO}.sample
 SCORER, SCORERS = "reward.custom_reward_function", "reward.reward_functions"
 BUILTIN, SETTINGS = "reward.scorer", "reward.scorer_kwargs"  # of this project
 POOL = (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node")
+V1 = ("trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.separate_async.num_warmup_batches")
 TOGETHER = (
     *LORA,
     *WINDOW,
     ESTIMATOR,
     *POOL,
+    *V1,
     f"{SCORER}.path",
     f"{SCORER}.name",
     f"{ACTOR}.ppo_mini_batch_size",

@@ -106,7 +106,7 @@ FULL: dict[str, Any] = {
 OTHER = {
     "scheduling": {"topology": {"preferred": "rack"}},
     "rollout": {
-        "placement": "Separate", "replicas": 4,
+        "placement": "Separate", "replicas": 4, "batchesAhead": 2,
         "accelerator": {
             "vendor": "Mock", "count": 2, "resourceName": "a.b/c", "runtimeClassName": "rc", "preset": "Atlas-A2",
             "rayResource": "GPU",

@@ -44,6 +44,7 @@ def problems(*assignments: str) -> list[str]:
         (["spec.rollout.minReplicas=2"], "spec.rollout.minReplicas", "elastic rollouts do not exist yet"),
         (["spec.rollout.maxReplicas=2"], "spec.rollout.maxReplicas", "elastic rollouts do not exist yet"),
         (["spec.rollout.autoscaling.enabled=true"], "spec.rollout.autoscaling", "elastic rollouts do not exist yet"),
+        (["spec.rollout.batchesAhead=1"], "spec.rollout.batchesAhead", "must be 0 with placement Colocated"),
         (["spec.rollout.accelerator={}"], "spec.rollout.accelerator", "run in the trainer's pods; write Separate"),
         (["spec.rollout.resources={}"], "spec.rollout.resources", "run in the trainer's pods; write Separate"),
         (["spec.rollout.sharedMemory={}"], "spec.rollout.sharedMemory", "run in the trainer's pods; write Separate"),

@@ -48,6 +48,16 @@ def test_a_pool_is_a_worker_group_with_a_ray_resource_of_its_own(make_job: MakeJ
     assert json.loads(ray_job(job)["entrypointResources"]) == {"omni_trainer": 0.001}
 
 
+def test_batches_are_generated_ahead_only_where_the_job_asks_for_it(make_job: MakeJob) -> None:
+    mode = ("trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.separate_async.num_warmup_batches")
+    for assignments, values in (
+        ((), [None, None, None]), (("spec.rollout.batchesAhead=2",), [True, "separate_async", 2]),
+    ):  # fmt: skip
+        job = make_job(*SEPARATE, *assignments)
+        rendered = plan.render_settings(*plan.resolve_for_pods(job))
+        assert [rendered.get(name) for name in mode] == values
+
+
 def test_the_trainer_gets_the_pools_as_settings(make_job: MakeJob) -> None:
     names = (
         "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.node_resource", "actor_rollout_ref.rollout.nnodes",

@@ -108,6 +108,18 @@ def test_nodes_for_the_engines_are_rollout_pods() -> None:
     assert shared.without_effect == (f"{ROLLOUT}.n_gpus_per_node=8",)
 
 
+def test_the_mode_of_the_trainer_v1_says_how_many_batches_are_generated_ahead() -> None:
+    pool, mode = f"{ROLLOUT}.nnodes=2", "trainer.v1.trainer_mode"
+    ahead = "trainer.v1.separate_async.num_warmup_batches"
+    assert spec("trainer.use_v1=true", f"{mode}=separate_async", pool)["rollout"]["batchesAhead"] == 1
+    assert spec("trainer.use_v1=true", f"{mode}=separate_async", f"{ahead}=2", pool)["rollout"]["batchesAhead"] == 2
+    synchronous = convert([*REQUIRED, "trainer.use_v1=true", f"{mode}=sync"])
+    assert "batchesAhead" not in synchronous.document["spec"]["rollout"]
+    assert synchronous.without_effect == ("trainer.use_v1=True", f"{mode}=sync")
+    ((_, why),) = convert([*REQUIRED, f"{mode}=colocate_async"]).refused
+    assert why == f"colocate_async is not supported; write sync, or separate_async with {ROLLOUT}.nnodes > 0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "lora"),
     [
