@@ -57,7 +57,7 @@ $(STAMP): | $(UV)
 	@rm -f .venv/.ready-* && touch $@
 
 run: setup ## train the example model by reinforcement learning, and write a report
-	@$(BIN)/drl run examples/red-grpo.yaml
+	@$(BIN)/drl run examples/colors-grpo.yaml
 
 # Stages, their order and what runs side by side: tests/suite.
 test: setup ## all tests but those on whole clusters; no root needed (about 25 minutes on 2 cores)

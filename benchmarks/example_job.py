@@ -1,6 +1,6 @@
 """Training of an example job with several seeds, and with learning rate 0 as a control.
 
-    python benchmarks/example_job.py [--job examples/red-grpo.yaml] [--seeds 0 1 2] [--steps N] [--out FILE]
+    python benchmarks/example_job.py [--job examples/colors-grpo.yaml] [--seeds 0 1 2] [--steps N] [--out FILE]
 
 Writes for each run: every held-out evaluation with its standard errors, the seconds of the whole run, of its steps and
 of each phase, and the peak memory of all processes together (proportional set size).
@@ -24,7 +24,7 @@ from results import FIGURES, write
 from ruamel.yaml import YAML
 
 HERE = Path(__file__).resolve().parent
-JOB = HERE.parent / "examples" / "red-grpo.yaml"
+JOB = HERE.parent / "examples" / "colors-grpo.yaml"
 
 
 def write_variant(job: Path, to: Path, *, control: bool) -> None:

@@ -31,7 +31,8 @@ METHOD = (
 # Title, text, and the command that measures, by the name of the data file.
 Entry = tuple[str, Callable[[Data], Section], str]
 TRAINING: dict[str, Entry] = {
-    "red-grpo": ("The main example", training.main_example, "example_job.py"),
+    "colors-grpo": ("The main example", training.main_example, "example_job.py"),
+    "red-grpo": ("The smallest example", training.smallest_example, "example_job.py --job examples/red-grpo.yaml"),
     "shapes-grpo": (
         "The compositional reward", training.compositional_reward,
         "example_job.py --job examples/shapes-grpo.yaml --seeds 0 --steps 60 --no-control",
