@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_operator.api.names import JOB_LABEL, TRAINER_GROUP
+from omni_operator.api.names import JOB_LABEL
 from omni_operator.api.status import RECONCILE_ERROR, ConditionType
 
 SELECT = f"--selector={JOB_LABEL}=NAME"
 STATUS = "kubectl get drl NAME --output=yaml"
 PODS = f"kubectl describe pods {SELECT}"
-LOG = f"kubectl logs {SELECT},ray.io/group={TRAINER_GROUP} --container=ray --tail=100"
+LOG = "drl logs NAME"
 EVENTS = "kubectl events --for=diffusionrljob/NAME"
 
 
