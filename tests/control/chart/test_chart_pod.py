@@ -13,6 +13,7 @@ import pytest
 from e2e import helm as tool
 from e2e.cluster import deadlines
 from e2e.cluster.processes import run
+from omni_operator.api.pod_schema import find_errors
 from omni_operator.settings import SettingsError, from_environ
 
 pytestmark = pytest.mark.cluster
@@ -99,6 +100,38 @@ def test_security_contexts_can_be_left_out(chart: Render) -> None:
     pod = pod_of(chart("--set=podSecurityContext=null,securityContext=null"))
     assert "securityContext" not in pod
     assert "securityContext" not in pod["containers"][0]
+
+
+EVERYTHING = {
+    "replicas": 2,
+    "imagePullSecrets": [{"name": "pull"}],
+    "priorityClassName": "high",
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"operator": "Exists"}],
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+    "extraEnv": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+    "extraEnvFrom": [{"prefix": "P_", "secretRef": {"name": "s"}}],
+    "extraVolumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}],
+    "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"a": "b"},
+}
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_the_pods_follow_the_schema_of_kubernetes(chart: Render, tmp_path: Path, values: Body) -> None:
+    """The schema of pod templates that the operator ships: no unknown field, types, required fields, unique names."""
+    bodies = chart(given(tmp_path, values))
+    for template in (one(bodies, "Deployment")["spec"]["template"], one(bodies, "Pod")):
+        pod = {"metadata": {**template["metadata"], "name": "pod"}, "spec": template["spec"]}
+        assert [f"{error.at}: {error.text}" for error in find_errors(pod, complete=True)] == []
+
+
+def test_a_wrong_field_of_an_added_volume_is_found(chart: Render, tmp_path: Path) -> None:
+    values = {"extraVolumes": [{"name": "v", "emptyDr": {}}]}
+    pod = one(chart(given(tmp_path, values)), "Deployment")["spec"]["template"]
+    (error,) = find_errors(pod, complete=True)
+    assert error.at == ("spec", "volumes", 0, "emptyDr")
 
 
 def test_helm_test_asks_the_operator_through_its_service(chart: Render) -> None:
