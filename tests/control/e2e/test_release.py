@@ -31,8 +31,11 @@ def tree(tmp_path: Path) -> Path:
     copy.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy)
-    for name in ("charts", "crds", "changelog.d", "operator", "verl_omni"):
+    for name in ("charts", "crds", "operator", "verl_omni"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    # Right after a release there are no fragments.
+    (copy / "changelog.d").mkdir()
+    (copy / "changelog.d" / "something.added.md").write_text("Something new.\n")
     return copy
 
 
@@ -66,7 +69,7 @@ def test_a_release_sets_the_version_and_writes_the_changelog(tree: Path) -> None
         lines = zip((tree / name).read_text().splitlines(), (ROOT / name).read_text().splitlines(), strict=True)
         assert all("7.8.9" in new for new, old in lines if new != old), name
     release.write_changelog(tree, "7.8.9", DAY)
-    assert "# Omni Operator 7.8.9 (2026-01-02)\n\n## Added\n" in (tree / "CHANGELOG.md").read_text()
+    assert "# Omni Operator 7.8.9 (2026-01-02)\n\n## Added\n\n- Something new.\n" in (tree / "CHANGELOG.md").read_text()
     assert list((tree / "changelog.d").glob("*.md")) == []
     with pytest.raises(release.NotReleasable, match=r"has 7\.8\.9 already"):
         release.check_releasable(tree, "7.8.9")
@@ -99,7 +102,6 @@ def test_every_fragment_is_in_a_section_of_the_changelog() -> None:
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     fragments = sorted((ROOT / "changelog.d").glob("*.md"))
-    assert fragments
     words = " ".join(drafted.split())
     missing = [path.name for path in fragments if " ".join(path.read_text().split())[:60] not in words]
     assert missing == []
@@ -117,6 +119,17 @@ def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
         ["sha256sum", "--check", release.CHECKSUMS], cwd=tmp_path, capture_output=True, check=False
     )
     assert checked.returncode == 0
+
+
+def test_the_same_sources_give_the_same_wheel(tree: Path, tmp_path: Path) -> None:
+    wheels = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        release.build_wheel(tree, tmp_path / name)
+        (wheel,) = (tmp_path / name).iterdir()
+        wheels.append((wheel.name, wheel.read_bytes()))
+        (tree / "verl_omni" / "__init__.py").touch()
+    assert wheels[0] == wheels[1]
 
 
 @pytest.mark.cluster
