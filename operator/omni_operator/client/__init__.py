@@ -2,6 +2,33 @@
 
 from .connection import UnusableKubeconfig
 from .events import Event
+from .explanation import explain
 from .jobs import Client, Job, JobDeleted, JobExists, JobNotFound, Submitted
+from .logs import LogLine, find_pods, follow_logs, read_logs
+from .pods import JobPod, find_dashboard
+from .port_forward import PortForwarder
+from .results import CannotFetch, Fetched, fetch
+from .surroundings import read_surroundings
 
-__all__ = ["Client", "Event", "Job", "JobDeleted", "JobExists", "JobNotFound", "Submitted", "UnusableKubeconfig"]
+__all__ = [
+    "CannotFetch",
+    "Client",
+    "Event",
+    "Fetched",
+    "Job",
+    "JobDeleted",
+    "JobExists",
+    "JobNotFound",
+    "JobPod",
+    "LogLine",
+    "PortForwarder",
+    "Submitted",
+    "UnusableKubeconfig",
+    "explain",
+    "fetch",
+    "find_dashboard",
+    "find_pods",
+    "follow_logs",
+    "read_logs",
+    "read_surroundings",
+]

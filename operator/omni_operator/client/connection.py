@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -102,6 +103,8 @@ def connect(
     Raises:
         UnusableKubeconfig: the message says why.
     """
+    # The package reads the variable only when it is imported, which in a notebook may be long before.
+    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
     configuration = Configuration()
     configuration.retries = False
     try:

@@ -16,7 +16,7 @@ import pytest
 from control.client.fake_server import FakeServer, drl
 from control.client.fake_websocket import FakeWebSocket
 from control.client.test_logs import full_job, pod
-from omni_operator.client import fetch as fetch_module
+from omni_operator.client import results
 from omni_operator.client.archive import MARKER, BrokenArchive, UnsafeArchive, unpack
 from omni_operator.client.fetch_pod import render_fetch_pod
 from omni_operator.client.pods import run_place
@@ -161,7 +161,7 @@ def test_after_the_end_a_pod_that_mounts_the_claim_is_made_and_deleted(
 def test_a_pod_that_does_not_start_is_deleted_and_told(
     server: FakeServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_module, "START_SECONDS", 0.0)
+    monkeypatch.setattr(results, "START_SECONDS", 0.0)
     server.jobs["blue"] = full_job(DONE)
     server.objects[PODS] = 200, {"items": []}
     waits = {"name": "ray", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}

@@ -1,0 +1,40 @@
+"""The Python example of docs/cli.md runs as it is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from control.client.fake_server import FakeServer
+from control.client.test_fetch import DONE, MADE, PODS, program
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_example_of_the_docs_runs(
+    server: FakeServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    code = code.replace('"examples/', f'"{ROOT}/examples/').replace('"runs/', f'"{tmp_path}/runs/')
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "report.html").touch()
+    worker = {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
+    server.objects[PODS] = 200, {"items": [worker]}
+    server.sockets[f"{MADE}/exec"] = program(run)
+    reply = server.reply
+
+    def ended(target: str) -> tuple[int, dict[str, object]]:
+        found = server.jobs.get("red-grpo-cluster")
+        if found is not None:
+            found["metadata"]["uid"], found["status"] = "u", DONE
+        return reply(target)
+
+    monkeypatch.setattr(server, "reply", ended)
+    exec(compile(code, "docs/cli.md", "exec"), {})
+    assert "Succeeded" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "red-grpo-cluster" / "report.html").exists()
