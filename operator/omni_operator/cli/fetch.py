@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from . import console
 from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
 from .options import Json
-
-if TYPE_CHECKING:
-    from omni_operator.client import Client, Job
 
 
 def fetch(
@@ -45,9 +42,8 @@ def fetch(
         job = client.get(name)
         try:
             done = fetch_results(
-                client, job, to or Path("runs", name), image or _image_of(client, job), checkpoints=checkpoints,
-                note=console.note,
-            )  # fmt: skip
+                client, job, to or Path("runs", name), image, checkpoints=checkpoints, note=console.note
+            )
         except FolderTaken as error:
             console.refuse(str(error))
         except OSError as error:
@@ -60,17 +56,3 @@ def fetch(
         console.say(f"{len(done.files)} files of {name} in {done.folder}")
         if "report.html" in done.files:
             console.say(f"report: {done.folder / 'report.html'}")
-
-
-def _image_of(client: Client, job: Job) -> str | None:
-    """The image of the job, or the operator's default image if its settings can be read."""
-    from omni_operator.client.operator_settings import SettingsUnreadable, read_operator_settings
-
-    given = (job.body["spec"].get("runtime") or {}).get("image")
-    if given:
-        return str(given)
-    try:
-        return read_operator_settings(client.connection, client.namespace).image
-    except SettingsUnreadable as error:
-        console.note(f"the operator's default image is not known: {error}")
-        return None

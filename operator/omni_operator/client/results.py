@@ -19,6 +19,7 @@ from .explanation import find_pod_troubles
 from .fetch_pod import render_fetch_pod
 from .jobs import Client, Job
 from .logs import find_pods
+from .operator_settings import SettingsUnreadable, read_operator_settings
 from .pods import RunPlace, run_place
 from .websockets import CommandOutput
 
@@ -39,13 +40,13 @@ class Fetched:
 
 
 def fetch(
-    client: Client, job: Job, folder: Path, image: str | None, *, checkpoints: bool = False,
+    client: Client, job: Job, folder: Path, image: str | None = None, *, checkpoints: bool = False,
     note: Callable[[str], None] = lambda _: None,
 ) -> Fetched:  # fmt: skip
     """Copy results of a run into a folder, from a running pod of the job or a short-lived one that mounts its claim.
 
     Args:
-        image: of the short-lived pod. None: it cannot be made.
+        image: of the short-lived pod. None: that of the job, or the operator's default if its settings are readable.
         checkpoints: all complete checkpoints, with the state to resume from; else only the newest adapter.
         note: called with what takes time.
 
@@ -87,9 +88,8 @@ def _source_pod(
         return
     if place.claim is None:
         raise CannotFetch(f"{job.name} has no running pod, and {place.describe_log()}")
-    if image is None:
-        raise CannotFetch(f"{job.name} has no running pod and names no image; give --image IMAGE, with python3 in it")
-    made = client.connection.send("POST", PODS.path(client.namespace), render_fetch_pod(job.body, place, image))
+    pod = render_fetch_pod(job.body, place, image or _find_image(client, job))
+    made = client.connection.send("POST", PODS.path(client.namespace), pod)
     name = str(made["metadata"]["name"])
     try:
         note(f"no pod of {job.name} runs: pod {name} mounts the claim {place.claim}")
@@ -97,6 +97,21 @@ def _source_pod(
         yield name
     finally:
         _delete(client, name)
+
+
+def _find_image(client: Client, job: Job) -> str:
+    given = (job.body["spec"].get("runtime") or {}).get("image")
+    try:
+        found = given or read_operator_settings(client.connection, client.namespace).image
+    except SettingsUnreadable as error:
+        found, why = None, f", and the operator's default image is not known ({error})"
+    else:
+        why = ""
+    if not found:
+        raise CannotFetch(
+            f"{job.name} has no running pod and names no image{why}; give --image IMAGE with python3 in it"
+        )
+    return str(found)
 
 
 def _await_running(client: Client, name: str) -> None:

@@ -99,6 +99,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.posts.append(body)
+        self.server.queries.append(dict(parse_qsl(urlsplit(self.path).query)))
         if body["kind"] == "Pod":
             made = {**body, "metadata": {**body["metadata"], "name": f"{body['metadata']['generateName']}x"}}
             self.answer(201, made)

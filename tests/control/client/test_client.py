@@ -84,6 +84,15 @@ def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path
     assert (drl(kubeconfig, "list").exit_code, "User u cannot list" in drl(kubeconfig, "list").stderr) == (1, True)
 
 
+def test_a_user_whose_exec_plugin_fails_has_no_credentials(kubeconfig: Path) -> None:
+    config = json.loads(kubeconfig.read_text())
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "interactiveMode": "Never"}
+    config["users"][0]["user"] = {"exec": plugin}
+    kubeconfig.write_text(json.dumps(config))
+    said = drl(kubeconfig, "list")
+    assert (said.exit_code, "user 'u' has no credentials" in said.stderr) == (2, True), said.output
+
+
 def test_a_cluster_that_does_not_answer_is_an_error(kubeconfig: Path, tmp_path: Path) -> None:
     config = json.loads(kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"

@@ -177,6 +177,8 @@ def test_without_pod_claim_or_image_the_reason_is_told(server: FakeServer, kubec
     server.objects[PODS] = 200, {"items": []}
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
     assert (said.exit_code, "give --image IMAGE" in said.stderr) == (1, True)
+    assert "the operator's default image is not known" in said.stderr
+    assert server.posts == []
     server.jobs["blue"]["spec"]["backoffLimit"] = 0
     del server.jobs["blue"]["spec"]["checkpoint"]["claimName"]
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
@@ -193,7 +195,7 @@ def test_a_missing_run_folder_and_a_missing_right_are_told(
     del running.sockets[path]
     running.objects[path] = 403, {"message": "User u cannot get pods/exec"}
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert (said.exit_code, "User u cannot get pods/exec" in said.stderr) == (1, True), said.output
+    assert (said.exit_code, said.stderr) == (1, "exec in pod blue-a01-w0: User u cannot get pods/exec\n")
     assert not (tmp_path / "a").exists()
 
 
@@ -227,6 +229,16 @@ def test_an_archive_that_ends_too_early_leaves_nothing(
     running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(whole[:end], None)
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}")
     assert (said.exit_code, "the connection broke" in said.stderr) == (1, True), said.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_command_that_fails_after_a_whole_archive_leaves_nothing(
+    running: FakeServer, kubeconfig: Path, tmp_path: Path
+) -> None:
+    failure = b'{"status": "Failure", "message": "exit code 137"}'
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(archive(("a", b"x")), failure)
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}")
+    assert (said.exit_code, said.stderr) == (1, "exec in pod blue-a01-w0: exit code 137\n")
     assert not (tmp_path / "out").exists()
 
 

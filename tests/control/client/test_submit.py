@@ -33,6 +33,9 @@ def test_a_job_is_created_as_it_is_written(server: FakeServer, kubeconfig: Path)
     assert (made.exit_code, made.stdout) == (0, "red-grpo-cluster created in namespace team\n"), made.output
     written = document()
     assert server.posts == [{**written, "metadata": {**written["metadata"], "namespace": "team"}}]
+    assert server.queries[-1] == {"fieldValidation": "Strict"}, (
+        "else an older format drops fields that it does not have"
+    )
     again = drl(kubeconfig, "submit", str(EXAMPLE))
     assert (again.exit_code, "nothing was created" in again.stdout) == (0, True)
 
@@ -42,6 +45,7 @@ def test_a_dry_run_creates_nothing(server: FakeServer, kubeconfig: Path) -> None
     tried = drl(kubeconfig, "submit", str(EXAMPLE), "--dry-run", "--json")
     assert json.loads(tried.stdout)["created"] is False
     assert (len(server.posts), server.jobs) == (1, {})
+    assert server.queries[-1] == {"fieldValidation": "Strict", "dryRun": "All"}
 
 
 def test_a_job_that_is_being_deleted_is_not_the_same_job(server: FakeServer, kubeconfig: Path) -> None:

@@ -50,7 +50,10 @@ class Story:
             if isinstance(answer, int):
                 return answer, {"message": f"answer {answer}", "details": {"name": "blue"}}
             if answer is not None:
-                self._server.jobs["blue"] = {**make_job("blue"), "status": answer}
+                uid = answer.get("uid", "uid-blue")
+                self._server.jobs["blue"] = {
+                    **make_job("blue"), "status": answer, "metadata": {"name": "blue", "uid": uid},
+                }  # fmt: skip
         return self._reply(target)
 
 
@@ -142,6 +145,9 @@ def test_a_job_that_is_deleted_meanwhile_ends_the_watch(
     tell(server, monkeypatch, status("Running", 1), 404)
     gone = drl(kubeconfig, "watch", "blue")
     assert (gone.exit_code, gone.stderr.splitlines()[-1]) == (1, "blue was deleted")
+    tell(server, monkeypatch, status("Running", 1), {**status("Running", 2), "uid": "another"})
+    again = drl(kubeconfig, "watch", "blue")
+    assert (again.exit_code, again.stderr.splitlines()[-1]) == (1, "blue was deleted, and created again")
 
 
 def test_ctrl_c_leaves_the_job_alone(server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
