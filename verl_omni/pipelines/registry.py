@@ -1,12 +1,11 @@
 """Registry of model families, by the architecture of a model: each family is a folder of this package.
 
 A folder has `engine_pipeline.py`, which the engine imports, and `training.py`, which the trainer imports. Nothing else
-refers to a family by name (docs/model-families.md).
+refers to a family by name (docs/model-families.md). Users add theirs with `verl_omni.extensions`.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -14,49 +13,68 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from verl_omni.utils.registry import Registry, load
+
 POST_PROCESS = "get_post_process_func"
 NEGATIVE = "negative_"  # prefix of the conditions that only guidance reads
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A folder of `verl_omni.pipelines`, and the name of the pipeline class in its `engine_pipeline.py`.
-
-    `engine_pipeline.py` also has `get_post_process_func`, the factory of the function that turns a decoded sample into
-    the form that the request asked for.
+    """Import paths of a family's parts.
 
     Attributes:
-        pre_process: name of the factory in `engine_pipeline.py` of the function that checks a request before it is
+        pipeline: `module:Class` of the engine's pipeline. The module also has `get_post_process_func`, the factory of
+            the function that turns a decoded sample into the form that the request asked for.
+        training: the `TrainingAdapter`: a module, `module:`, or a class, `module:Class`.
+        pre_process: name of the factory in the pipeline's module of the function that checks a request before it is
             queued; None: the engine's own for the architecture, if there is one.
-        encoder: name of the class in `encoding.py` that encodes prompts and images for training without the engine;
-            None: there is none.
+        encoder: `module:Class` that encodes prompts and images for training without the engine; None: there is none.
+        shapes: module with the shapes of samples (`sample_shapes.SampleShapes`); None: there is none.
     """
 
-    folder: str
     pipeline: str
+    training: str
     pre_process: str | None = None
     encoder: str | None = None
+    shapes: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Name of the package that the pipeline's module is in."""
+        return self.engine_module.rpartition(".")[0].rpartition(".")[2]
 
     @property
     def engine_module(self) -> str:
         """Name of the module that the engine imports."""
-        return f"{__package__}.{self.folder}.engine_pipeline"
+        return self.pipeline.partition(":")[0]
 
     @property
     def pipeline_class(self) -> str:
         """`module.Class`, as in the engine's `custom_pipeline_args`."""
-        return f"{self.engine_module}.{self.pipeline}"
+        return self.pipeline.replace(":", ".")
 
 
-FAMILIES = {
-    "QwenImagePipeline": Family("qwen_image", "QwenImageRolloutPipeline"),
-    "StableDiffusion3Pipeline": Family("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
-    "WanPipeline": Family("wan", "WanRolloutPipeline"),
-}
+def _own(folder: str, pipeline: str, pre_process: str | None = None, encoder: str | None = None) -> Family:
+    package = f"{__package__}.{folder}"
+    return Family(
+        f"{package}.engine_pipeline:{pipeline}",
+        f"{package}.training:",
+        pre_process,
+        f"{package}.encoding:{encoder}" if encoder else None,
+        f"{package}.shapes",
+    )
+
+
+FAMILIES = Registry("model family", {
+    "QwenImagePipeline": _own("qwen_image", "QwenImageRolloutPipeline"),
+    "StableDiffusion3Pipeline": _own("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
+    "WanPipeline": _own("wan", "WanRolloutPipeline"),
+})  # fmt: skip
 
 
 class TrainingAdapter(Protocol):
-    """Interface of a family for trainer and agent loop: the module `training.py` of its folder.
+    """Interface of a family for trainer and agent loop: a module such as `sd3/training.py`, or an object.
 
     Attributes:
         CONDITIONS: names of the per-sample tensors that `velocity` reads from a batch; those for guidance exist only
@@ -104,7 +122,7 @@ def family(architecture: str | None) -> Family:
     Raises:
         ValueError: no family has this architecture; the message lists the supported ones.
     """
-    if architecture not in FAMILIES:
+    if architecture is None or architecture not in FAMILIES:
         raise ValueError(f"No model family for architecture {architecture!r}; one of {sorted(FAMILIES)}")
     return FAMILIES[architecture]
 
@@ -127,8 +145,7 @@ def encoder_class(architecture: str | None) -> Any:
         ValueError: no family has this architecture, or its family has no encoder.
     """
     check_encoder(architecture)
-    found = family(architecture)
-    return getattr(importlib.import_module(f"{__package__}.{found.folder}.encoding"), str(found.encoder))
+    return load(str(family(architecture).encoder))
 
 
 def training_adapter(architecture: str | None) -> TrainingAdapter:
@@ -137,5 +154,5 @@ def training_adapter(architecture: str | None) -> TrainingAdapter:
     Raises:
         ValueError: no family has this architecture.
     """
-    module = importlib.import_module(f"{__package__}.{family(architecture).folder}.training")
-    return cast(TrainingAdapter, module)
+    found = load(family(architecture).training)
+    return cast(TrainingAdapter, found() if isinstance(found, type) else found)

@@ -46,9 +46,12 @@ def sample_shapes(architecture: str | None) -> SampleShapes:
     """Import the shapes of a model's family.
 
     Raises:
-        ValueError: no family has this architecture.
+        ValueError: no family has this architecture, or its family has no shapes.
     """
-    return cast(SampleShapes, importlib.import_module(f"{__package__}.{family(architecture).folder}.shapes"))
+    module = family(architecture).shapes
+    if module is None:
+        raise ValueError(f"{architecture}: its model family is registered without `shapes`, which this needs")
+    return cast(SampleShapes, importlib.import_module(module))
 
 
 def example(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -41,6 +41,8 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a training job. Returns the exit code: 0 done, 1 failed, 2 invalid settings, 130 interrupted."""
     overrides = list(sys.argv[1:] if arguments is None else arguments)
+    has_accelerator = startup.accelerator_present()
+    startup.prepare_environment(has_accelerator)  # first: a module of the user's may import torch and verl
     try:
         config = settings.load(overrides)
     except settings.SettingsError as error:
@@ -48,8 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem := _other_distribution():
         return _refuse(problem)
     stop = _StopOnSignal()
-    has_accelerator = startup.accelerator_present()
-    startup.prepare_environment(has_accelerator)
     try:
         startup.fit_to_machine(config, has_accelerator)
         _check_files(config)

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_omni.trainer import supported_values
+from verl_omni.trainer.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
 from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
 from verl_omni.workers.algorithms import registry
 from verl_omni.workers.algorithms.other_names import LOSS, resolve
@@ -51,6 +52,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
             or one does not go with the algorithm.
     """
     loss, others = _loss(overrides)
+    store_settings(loss)
     GlobalHydra.instance().clear()
     with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
         known = _known(loss)
@@ -146,14 +148,23 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
     """The algorithm's name, which selects a file of config/loss, and the overrides without it.
 
     Raises:
-        SettingsError: there is no such algorithm.
+        SettingsError: there is no such algorithm, or a module that may register it is not found.
     """
+    try:
+        import_extensions(_external_lib(overrides))
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
     loss, others = resolve(overrides, registry.DEFAULT)
     try:
         registry.check_name(loss)
     except ValueError as error:
         raise SettingsError(f"{LOSS}: {error}") from error
     return loss, others
+
+
+def _external_lib(overrides: Sequence[str]) -> Any:
+    given = [match for override in overrides if (match := _KEY.match(override)) and match["key"] == EXTERNAL_LIB]
+    return _parsed(given[-1]["value"] or "null") if given else None
 
 
 def _names(config: Any, prefix: str = "") -> Iterator[str]:

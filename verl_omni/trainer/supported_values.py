@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.scorer_signature import nearest_name
 from verl_omni.trainer import generation_ahead, pools, run_length
+from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
 FSDP, OPTIM = "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.optim"
@@ -134,8 +135,9 @@ def _values(config: DictConfig) -> Iterator[str]:
     for name, supported in SUPPORTED.items():
         value = OmegaConf.select(config, name)
         plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-        if not any(plain == other and isinstance(plain, type(other)) for other in supported.values):
-            values = " or ".join(str(other) for other in supported.values)
+        allowed = (*supported.values, *(ESTIMATORS.registered if name == "algorithm.adv_estimator" else ()))
+        if not any(plain == other and isinstance(plain, type(other)) for other in allowed):
+            values = " or ".join(str(other) for other in allowed)
             yield f"{name}: {plain} is not supported; write {values}: {supported.advice}"
 
 

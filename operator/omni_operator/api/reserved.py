@@ -66,6 +66,10 @@ RESERVED = {
 }
 
 
+# With the algorithm Custom, overrides set these.
+OF_THE_ALGORITHM = tuple(name for name, owner in RESERVED.items() if owner == "spec.algorithm.name")
+
+
 def owner_of(setting: str) -> str | None:
     """The field that sets `setting`, a setting inside it or a group around it; None if overrides may set it."""
     for reserved, owner in RESERVED.items():

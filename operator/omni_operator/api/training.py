@@ -14,7 +14,7 @@ from .base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
 from .override_names import DEFAULT_LOSS, describe_reserved, describe_unsupported
 from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory
-from .reserved import RESERVED
+from .reserved import OF_THE_ALGORITHM, RESERVED
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
 # Algorithm -> the trainer's `loss_mode`, which selects its settings.
@@ -35,6 +35,7 @@ ESTIMATORS = {
     "GRPOGuard": "flow_grpo",
     "FlowDPPO": "flow_grpo",
 }
+LOSS_GROUP = "actor_rollout_ref.actor.diffusion_loss."
 _OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
 _RESERVED_MESSAGE = (
     "an override must not set what a field of the job sets; `drl validate` names the override and the field"
@@ -45,8 +46,14 @@ def _no_reserved() -> str:
     """CEL rule: no override sets a reserved setting, a setting inside one, or a group around one."""
     around = {name.rpartition(".")[0] for name in RESERVED} - {""}
     around |= {parent.rpartition(".")[0] for parent in around} - {""}
-    stems = sorted({f"{name}{end}" for name in RESERVED for end in "=."} | {f"{name}=" for name in around})
-    listed = ", ".join(f"'{stem}'" for stem in stems)
+    always = {f"{name}{end}" for name in RESERVED if name not in OF_THE_ALGORITHM for end in "=."}
+    algorithm = _none_begins({f"{name}{end}" for name in OF_THE_ALGORITHM for end in "=."})
+    return f"{_none_begins(always | {f'{name}=' for name in around})} && (self.name == 'Custom' || {algorithm})"
+
+
+def _none_begins(stems: set[str]) -> str:
+    """CEL: no override begins with one of `stems`, whatever its mark."""
+    listed = ", ".join(f"'{stem}'" for stem in sorted(stems))
     begins = " || ".join(f"o.startsWith({plus}s)" for plus in ("", "'+' + ", "'++' + "))
     return f"[{listed}].all(s, !self.overrides.exists(o, {begins}))"
 
@@ -62,7 +69,8 @@ class Algorithm(StrictModel):
         default="FlowGRPO",
         description="FlowGRPO (arXiv:2505.05470), DanceGRPO (arXiv:2505.07818), MixGRPO (arXiv:2507.21802), "
         "GRPOGuard (arXiv:2510.22319), FlowDPPO (arXiv:2606.11025), DiffusionNFT (arXiv:2509.16117), "
-        "DiffusionDPO (arXiv:2311.12908), or Custom: set by overrides. See docs/algorithms.md.",
+        "DiffusionDPO (arXiv:2311.12908), or Custom: set by overrides, such as one of docs/extensions.md. See "
+        "docs/algorithms.md.",
     )
     entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=ENTRYPOINT,
@@ -92,6 +100,8 @@ class Algorithm(StrictModel):
             match = _OVERRIDE.match(line)
             if match is None:
                 yield Violation(("overrides", place), f"{line!r} is not in the form name=value")
+            elif self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
+                continue  # a module of the user's may register it (docs/extensions.md)
             elif text := describe_reserved(match[2]) or self._unsupported(match[1], match[2], match[3]):
                 yield Violation(("overrides", place), text)
 

@@ -139,6 +139,20 @@ SETS: tuple[dict[str, Any], ...] = (
     {"algorithm.name": "DiffusionDPO", "model.lora.enabled": False},
     {"algorithm.name": "DiffusionDPO", "trainer.replicas": 3, "rollout.replicas": 3, "trainer.batch.prompts": 9},
     {"algorithm.name": "DiffusionDPO", "trainer.replicas": 2, "rollout.replicas": 2, "trainer.batch.prompts": 5},
+    {
+        "algorithm": {
+            "name": "Custom",
+            "overrides": [
+                "actor_rollout_ref.actor.diffusion_loss.loss_mode=mine",
+                "actor_rollout_ref.actor.diffusion_loss.scale=2",
+                "actor_rollout_ref.model.algorithm=mine",
+                "++algorithm.adv_estimator=mine",
+            ],
+        }
+    },
+    {"algorithm": {"name": "Custom", "overrides": ["actor_rollout_ref.actor.diffusion_loss={loss_mode: mine}"]}},
+    {"algorithm": {"name": "FlowGRPO", "overrides": ["algorithm.adv_estimator=mine"]}},
+    {"algorithm": {"name": "Custom", "overrides": ["trainer.seed=1"]}},
     {"algorithm.name": "GRPOGuard", "rollout.sampler.type": "cps"},
     {"algorithm.name": "GRPOGuard", "rollout.sampler.type": "dance_sde"},
     {"algorithm.name": "DanceGRPO", "rollout.sampler.type": "sde"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,18 @@ def test_a_url_instead_of_a_path_is_refused(scheme: str, field: str, value: str,
     (found,) = problems(GOOD, value.format(scheme))
     assert f": {field}: {scheme}:// is not supported: " in found
     assert fix in found
+
+
+def test_overrides_of_a_custom_algorithm_select_it() -> None:
+    overrides = [
+        "actor_rollout_ref.actor.diffusion_loss.loss_mode=mine", "actor_rollout_ref.actor.diffusion_loss.scale=2",
+        "actor_rollout_ref.model.algorithm=mine", "algorithm.adv_estimator=mine",
+    ]  # fmt: skip
+    written = f"spec.algorithm.overrides={json.dumps(overrides)}"
+    assert read_job(GOOD, "job.yaml", [written, "spec.algorithm.name=Custom"]).job.spec.algorithm.name == "Custom"
+    assert len(problems(GOOD, written)) == len(overrides)
+    (found,) = problems(GOOD, "spec.algorithm={name: Custom, overrides: [trainer.seed=1]}")
+    assert "trainer.seed is reserved: spec.seed sets it" in found
 
 
 @pytest.mark.parametrize("setting", [*RESERVED, "reward", "+trainer.seed", "reward.custom_reward_function.path"])

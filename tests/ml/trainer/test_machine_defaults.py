@@ -167,7 +167,7 @@ def test_tokenizers_whose_ids_no_family_reads_are_refused(tmp_path: Path) -> Non
     extra = "actor_rollout_ref.model.extra_tokenizers={t5: {path: x}}"
     with pytest.raises(ValueError, match="tokenizes it for each of its text encoders; remove it"):
         fitted(tmp_path / "one", "StableDiffusion3Pipeline", extra)
-    assert fitted(tmp_path / "two", "StableDiffusion3Pipeline", extra, "actor_rollout_ref.model.external_lib=own")
+    assert fitted(tmp_path / "two", "StableDiffusion3Pipeline", extra, "actor_rollout_ref.model.external_lib=json")
 
 
 def test_the_executor_mp_is_refused_without_an_accelerator(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from typing_extensions import override
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
@@ -17,6 +18,7 @@ from verl_omni.reward_loop.rewards.python import load
 from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
 from verl_omni.reward_loop.scoring_queue import ScoringQueue
 from verl_omni.utils.pixels import as_pixels
+from verl_omni.utils.registry import import_modules
 
 BATCH_SIZE, DEADLINE_SECONDS = 32, 600.0  # for configurations without `reward.batch_size` and `deadline_seconds`
 
@@ -43,6 +45,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         reward_model_tokenizer: Any = None,
     ) -> None:
         super().__init__(config, tokenizer, compute_score)
+        import_modules(OmegaConf.select(config, "actor_rollout_ref.model.external_lib"))
         self.custom = None if _scores_texts(compute_score) else compute_score
         self.offered = {
             "reward_router_address": reward_router_address,

@@ -17,11 +17,15 @@ from typing import Any
 
 from torch import Tensor
 
+from verl_omni.utils.registry import Registry, load
+
 Scorer = Callable[..., Any]
-SCORERS = (
+_OWN = (
     "aesthetic", "brightness", "clip_score", "color", "genrm_ocr", "http", "http_batch", "jpeg",
     "jpeg_compressibility", "pickscore", "python", "shapes", "unified_reward",
 )  # fmt: skip
+# Import paths; users add theirs with `verl_omni.extensions`.
+SCORERS = Registry("scorer", {name: f"{__name__}.{name}:compute_score" for name in _OWN})
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
     "clap": "it compares audio with the prompt, and a rollout has no audio",
@@ -52,7 +56,7 @@ def get_scorer(name: str) -> Scorer:
         raise ValueError(f"The scorer {name} is not available: {UNAVAILABLE[name]}; {ADVICE}")
     if name not in SCORERS:
         raise ValueError(f"Unknown scorer {name!r}; one of {', '.join(SCORERS)}")
-    scorer: Scorer = importlib.import_module(f"verl_omni.reward_loop.rewards.{name}").compute_score
+    scorer: Scorer = load(SCORERS[name])
     return scorer
 
 

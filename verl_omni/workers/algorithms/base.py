@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -12,11 +11,15 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from verl_omni.algos import advantages, flow_matching
+from verl_omni.utils.registry import load
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms import registry
+from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 
 Loss = TypeVar("Loss", bound=DiffusionLossConfig)
+# Log-ratio and advantages of a step, float32 [B] each, and the settings of `diffusion_loss` -> loss [B].
+PolicyLoss = Callable[[Tensor, Tensor, Any], Tensor]
 
 
 class Samples(Protocol):
@@ -123,6 +126,14 @@ class TrainingAlgorithm(ABC, Generic[Loss]):
         """The arguments for samples of earlier weights than those that the update starts from."""
         return arguments
 
+    def with_loss(self, loss: PolicyLoss) -> TrainingAlgorithm[Loss]:
+        """The algorithm with another policy loss.
+
+        Raises:
+            TypeError: it has none, because it does not train on recorded steps.
+        """
+        raise TypeError(f"{type(self).__name__} does not train on recorded steps, so it has no policy loss")
+
     @abstractmethod
     def objective(
         self, policy: Policy, loss: Loss, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
@@ -141,21 +152,38 @@ def training_algorithm(name: str) -> TrainingAlgorithm[Any]:
         ValueError: there is none of this name; the message lists the names.
     """
     registry.check_name(name)
-    found: TrainingAlgorithm[Any] = importlib.import_module(f"{__package__}.{name}").ALGORITHM
+    entry = registry.ALGORITHMS[name]
+    found: TrainingAlgorithm[Any] = load(entry.implementation)()
+    return found if entry.loss is None else found.with_loss(load(entry.loss))
+
+
+def estimate_advantages(samples: Samples, config: DictConfig) -> Tensor:
+    """Advantages float32 [B], by `algorithm.adv_estimator`.
+
+    Raises:
+        ValueError: a reward is not finite, or a user's estimator returns no finite advantage for each sample.
+    """
+    name = config.algorithm.adv_estimator
+    found: Tensor = load(ESTIMATORS[name])(samples.scores, samples.groups, config.algorithm)
+    if found.shape != samples.scores.shape or not found.isfinite().all():
+        raise ValueError(
+            f"algorithm.adv_estimator: {name} returned {list(found.shape)} advantages for {len(samples.scores)} "
+            "samples, or one that is not finite"
+        )
     return found
 
 
-def group_advantages(samples: Samples, config: DictConfig) -> Tensor:
+def group_relative(rewards: Tensor, groups: Sequence[str], algorithm: DictConfig) -> Tensor:
     """Advantages [B], normalised as `algorithm.norm_adv_by_std_in_grpo` and `algorithm.global_std` say.
 
     Unless `global_std` is given, DanceGRPO divides by the standard deviation of each group, the others by the batch's.
     """
-    given = config.algorithm.global_std
+    given = algorithm.global_std
     return advantages.group_advantages(
-        samples.scores,
-        samples.groups,
-        normalize=config.algorithm.norm_adv_by_std_in_grpo,
-        global_std=config.algorithm.adv_estimator != "dance_grpo" if given is None else given,
+        rewards,
+        groups,
+        normalize=algorithm.norm_adv_by_std_in_grpo,
+        global_std=algorithm.adv_estimator != "dance_grpo" if given is None else given,
     )
 
 

@@ -107,6 +107,3 @@ class DiffusionDPO(TrainingAlgorithm[DiffusionDPOLossConfig]):
         self, policy: Policy, loss: DiffusionDPOLossConfig, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
     ) -> Objective:
         return DPOObjective(policy, loss, **arguments)
-
-
-ALGORITHM = DiffusionDPO()

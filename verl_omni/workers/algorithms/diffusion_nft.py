@@ -18,7 +18,7 @@ from verl_omni.workers.algorithms.base import (
     Samples,
     TrainingAlgorithm,
     draw_seeds,
-    group_advantages,
+    estimate_advantages,
     with_draws,
 )
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
@@ -129,7 +129,7 @@ class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
 
     @override
     def training_batch(self, samples: Samples, loss: DiffusionNFTLossConfig, config: DictConfig, seed: int) -> Batch:
-        optimality = nft.optimality(group_advantages(samples, config), loss.adv_clip_max)
+        optimality = nft.optimality(estimate_advantages(samples, config), loss.adv_clip_max)
         return {**samples.tensors, "optimality": optimality, "draw_seeds": draw_seeds(len(optimality), seed)}
 
     @override
@@ -141,6 +141,3 @@ class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
         self, policy: Policy, loss: DiffusionNFTLossConfig, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
     ) -> Objective:
         return NFTObjective(policy, loss, **arguments)
-
-
-ALGORITHM = DiffusionNFT()

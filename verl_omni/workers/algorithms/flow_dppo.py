@@ -57,6 +57,3 @@ class FlowDPPO(StepAlgorithm[FlowDPPOLossConfig]):
 
     settings = FlowDPPOLossConfig
     objective_type = DPPOObjective
-
-
-ALGORITHM = FlowDPPO()

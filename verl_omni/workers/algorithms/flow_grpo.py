@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -15,7 +17,14 @@ from typing_extensions import override
 from verl_omni.algos import agreement, grpo, rollout_correction, sde, step_choice
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor.policy import Batch, Policy
-from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgorithm, draw_seeds, group_advantages
+from verl_omni.workers.algorithms.base import (
+    Objective,
+    PolicyLoss,
+    Samples,
+    TrainingAlgorithm,
+    draw_seeds,
+    estimate_advantages,
+)
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 
 
@@ -227,9 +236,12 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
 
     objective_type: type[StepObjective[Settings]]
 
+    def __init__(self) -> None:
+        self.make_objective: Callable[..., Objective] = self.objective_type
+
     @override
     def training_batch(self, samples: Samples, loss: Settings, config: DictConfig, seed: int) -> Batch:
-        advantages = group_advantages(samples, config)
+        advantages = estimate_advantages(samples, config)
         seeds = {} if config.algorithm.timestep_fraction == 1 else {"draw_seeds": draw_seeds(len(advantages), seed)}
         return {**samples.tensors, "advantages": advantages, **seeds}
 
@@ -258,7 +270,31 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
         self, policy: Policy, loss: Settings, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
     ) -> Objective:
         coefficient = actor.kl_loss_coef if actor.use_kl_loss else None
-        return self.objective_type(policy, loss, kl_loss_coef=coefficient, **arguments)
+        return self.make_objective(policy, loss, kl_loss_coef=coefficient, **arguments)
+
+    @override
+    def with_loss(self, loss: PolicyLoss) -> TrainingAlgorithm[Settings]:
+        other = copy(self)
+        other.make_objective = partial(UserObjective, loss)
+        return other
+
+
+class UserObjective(StepObjective[StepLossConfig]):
+    """A policy loss of the user (`verl_omni.extensions.register_loss`)."""
+
+    def __init__(self, loss: PolicyLoss, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.loss = loss
+
+    @override
+    def policy_loss(
+        self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        found = self.loss(log_ratio, part["advantages"], self.config)
+        if found.shape != log_ratio.shape:
+            raise ValueError(f"a policy loss must be {list(log_ratio.shape)}, and is {list(found.shape)}: {self.loss}")
+        difference = log_ratio.detach()
+        return found, {"difference": difference, "clip_fraction": torch.zeros_like(difference)}
 
 
 class FlowGRPO(StepAlgorithm[GRPOLossConfig]):
@@ -266,6 +302,3 @@ class FlowGRPO(StepAlgorithm[GRPOLossConfig]):
 
     settings: type[GRPOLossConfig] = FlowGRPOLossConfig
     objective_type: type[StepObjective[GRPOLossConfig]] = GRPOObjective
-
-
-ALGORITHM = FlowGRPO()

@@ -44,6 +44,3 @@ class GRPOGuard(FlowGRPO):
 
     settings = GRPOGuardLossConfig
     objective_type = GuardObjective
-
-
-ALGORITHM = GRPOGuard()

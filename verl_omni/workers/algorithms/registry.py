@@ -1,7 +1,7 @@
 """Registry of the training algorithms: the settings that each requires, and the module that implements it.
 
-To add one: a module of this package and an entry in `ALGORITHMS`, both named like its `loss_mode`, and its settings
-with their defaults in `verl_omni/trainer/config/loss/<loss_mode>.yaml`.
+To add one here: a module of this package, an entry in `ALGORITHMS` named like its `loss_mode`, and its settings with
+their defaults in `verl_omni/trainer/config/loss/<loss_mode>.yaml`. Users add theirs with `verl_omni.extensions`.
 
 Importing the registry imports neither torch nor verl: the trainer checks its settings before it sets the environment
 variables that they read when they are imported.
@@ -17,6 +17,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.algos import window_bounds
+from verl_omni.utils.registry import Registry
 from verl_omni.workers.actor.setting_checks import SEQUENCE_PARALLEL, sequence_groups
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
@@ -43,14 +44,25 @@ class RegisteredAlgorithm:
     """What is known of an algorithm without importing it.
 
     Attributes:
+        implementation: import path of the class.
         required: settings that must have one value.
         row: what a row of a training batch is: `sample`, or a `pair` of samples of one prompt.
         conflicts: settings -> a message for each that the algorithm cannot use.
+        like: of a user's algorithm, the one of this package that has the same settings outside `diffusion_loss`.
+        loss: import path of a policy loss of the user, which replaces that of `implementation`.
     """
 
+    implementation: str
     required: tuple[RequiredSetting, ...]
     conflicts: Callable[[DictConfig], Sequence[str]] = _no_conflicts
     row: Literal["sample", "pair"] = "sample"
+    like: str | None = None
+    loss: str | None = None
+
+    @property
+    def on_recorded_steps(self) -> bool:
+        """Whether it trains on recorded steps of the sampler."""
+        return any(each.name.endswith(".calculate_log_probs") and each.value for each in self.required)
 
     def rows_per_prompt(self, samples: int) -> int:
         """Rows that the samples of one prompt make."""
@@ -181,9 +193,11 @@ _LIKELIHOOD = (
 _RECOMPUTED_MEANS = RequiredSetting(
     f"{CORRECTION}.bypass_mode", False, "the engine does not record the means of its steps"
 )
-ALGORITHMS = {
-    "flow_grpo": RegisteredAlgorithm(_LIKELIHOOD, _flow_grpo_conflicts),
+_HERE = "verl_omni.workers.algorithms"
+_OWN = {
+    "flow_grpo": RegisteredAlgorithm(f"{_HERE}.flow_grpo:FlowGRPO", _LIKELIHOOD, _flow_grpo_conflicts),
     "diffusion_nft": RegisteredAlgorithm(
+        f"{_HERE}.diffusion_nft:DiffusionNFT",
         (
             *_WITHOUT_LIKELIHOOD,
             RequiredSetting(f"{ROLLOUT}.rollout_adapter", "old", "the old policy must sample"),
@@ -192,14 +206,21 @@ ALGORITHMS = {
         _diffusion_nft_conflicts,
     ),
     "diffusion_dpo": RegisteredAlgorithm(
-        (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES, _WITHOUT_ADVANTAGES), _diffusion_dpo_conflicts, row="pair"
+        f"{_HERE}.diffusion_dpo:DiffusionDPO",
+        (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES, _WITHOUT_ADVANTAGES),
+        _diffusion_dpo_conflicts,
+        row="pair",
     ),
     "grpo_guard": RegisteredAlgorithm(
+        f"{_HERE}.grpo_guard:GRPOGuard",
         (*_LIKELIHOOD, _RECOMPUTED_MEANS),
         _grpo_guard_conflicts,
     ),
-    "flow_dppo": RegisteredAlgorithm((*_LIKELIHOOD, _RECOMPUTED_MEANS), _flow_grpo_conflicts),
+    "flow_dppo": RegisteredAlgorithm(
+        f"{_HERE}.flow_dppo:FlowDPPO", (*_LIKELIHOOD, _RECOMPUTED_MEANS), _flow_grpo_conflicts
+    ),
 }
+ALGORITHMS = Registry("algorithm", _OWN)
 
 
 def optimizer_steps(config: DictConfig) -> int:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from verl.base_config import BaseConfig
 
+from verl_omni.utils.registry import import_modules
 from verl_omni.workers.algorithms import registry
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
@@ -87,6 +88,7 @@ class DiffusionModelConfig(BaseConfig):
         listed = isinstance(targets, Sequence) and all(isinstance(name, str) for name in targets)
         if targets is not None and not listed:
             raise TypeError(f"target_modules must be a string or a list of strings, not {targets!r}")
+        import_modules(self.external_lib)  # first: it may register the algorithm and the model's family
         registry.check_name(self.algorithm)
         if self.attn_backend not in ATTN_BACKENDS:
             raise ValueError(f"Unknown attn_backend: {self.attn_backend!r}; one of {ATTN_BACKENDS}")
@@ -95,9 +97,6 @@ class DiffusionModelConfig(BaseConfig):
         for name, entry in self.extra_tokenizers.items():
             if not entry.get("path"):
                 raise ValueError(f"extra_tokenizers.{name} has no path")
-        from verl.utils.import_utils import import_external_libs
-
-        import_external_libs(self.external_lib)
         root = Path(self.path)
         index = root / "model_index.json"
         if not index.is_file():

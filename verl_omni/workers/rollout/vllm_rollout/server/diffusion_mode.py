@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +11,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.pipelines.registry import POST_PROCESS
 from verl_omni.pipelines.registry import family as family_of
+from verl_omni.utils.registry import load
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
@@ -48,14 +48,14 @@ class DiffusionMode(ModelMode):
         family = family_of(model_config.architecture)
         # The engine looks up post-processing by architecture; workers load the pipeline class by its name.
         register_diffusion_model(
-            model_config.architecture, family.engine_module, family.pipeline,
+            model_config.architecture, *family.pipeline.split(":"),
             pre_process_func_name=family.pre_process, post_process_func_name=POST_PROCESS,
         )  # fmt: skip
         engine_args["custom_pipeline_args"] = {"pipeline_class": family.pipeline_class}
         engine_args["step_execution"] = config.step_execution
         if all(engine_args.get(f"diffusion_attention_{key}") is None for key in ("config", "backend")):
             engine_args["diffusion_attention_config"] = {"default": {"backend": config.rollout_attn_backend}}
-        if not config.step_execution and not _supports_batches(family.engine_module, family.pipeline):
+        if not config.step_execution and not getattr(load(family.pipeline), "supports_request_batch", False):
             engine_args["max_num_seqs"] = 1
 
     @override
@@ -101,7 +101,3 @@ class DiffusionMode(ModelMode):
     @override
     async def resume_engine(self, engine: Any) -> None:
         """vLLM-Omni resumes diffusion stages by itself."""
-
-
-def _supports_batches(module: str, pipeline: str) -> bool:
-    return bool(getattr(getattr(importlib.import_module(module), pipeline), "supports_request_batch", False))

@@ -1,0 +1,177 @@
+"""Modules of users register algorithms, losses, advantages, model families and rewards (`verl_omni.extensions`)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl_omni import extensions
+from verl_omni.pipelines.registry import FAMILIES, encoder_class, training_adapter
+from verl_omni.pipelines.sample_shapes import sample_shapes
+from verl_omni.reward_loop.rewards import SCORERS, get_scorer
+from verl_omni.trainer import reward_settings, settings
+from verl_omni.utils.registry import Registry
+from verl_omni.workers.algorithms.base import training_algorithm
+from verl_omni.workers.algorithms.estimators import ESTIMATORS
+from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.config import DiffusionModelConfig
+
+REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, ESTIMATORS, FAMILIES, SCORERS)
+REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+LOSS = "actor_rollout_ref.actor.diffusion_loss"
+EXTERNAL = "actor_rollout_ref.model.external_lib"
+MODEL = Path(__file__).parents[2] / "examples" / "shapes-sd3"
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A user's module that Python finds; after the test, nothing of it is registered."""
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_entries", dict(registry))
+    shutil.copy(Path(__file__).with_name("own_extension.py"), tmp_path / "my_extension.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "my_extension"
+    sys.modules.pop("my_extension", None)
+
+
+def load(*overrides: str) -> Any:
+    return settings.load([*REQUIRED, f"{EXTERNAL}=my_extension", *overrides])
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load([*REQUIRED, *overrides])
+    return str(caught.value)
+
+
+def test_an_algorithm_has_its_own_settings_and_those_of_the_one_that_it_is_like() -> None:
+    config = load(f"{LOSS}.loss_mode=my_algorithm", f"{LOSS}.scale=3")
+    assert config.actor_rollout_ref.model.algorithm == "my_algorithm"
+    assert config.actor_rollout_ref.rollout.calculate_log_probs is True
+    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
+    assert (type(loss).__name__, loss.scale, loss.clip_ratio) == ("ScaledLossConfig", 3, 1e-4)
+    algorithm = training_algorithm("my_algorithm")
+    samples: Any = SimpleNamespace(tensors={}, scores=torch.tensor([0.0, 1.0]), groups=["a", "a"])
+    plain = training_algorithm("flow_grpo").training_batch(samples, loss, config, 1)["advantages"]
+    assert algorithm.training_batch(samples, loss, config, 1)["advantages"].tolist() == (3 * plain).tolist()
+
+
+def test_an_algorithm_is_checked_like_the_one_that_it_is_like() -> None:
+    name = f"{LOSS}.loss_mode=my_algorithm"
+    assert "my_algorithm learns from noise" in refusal(
+        f"{EXTERNAL}=my_extension", name, "actor_rollout_ref.rollout.algo.noise_level=0"
+    )
+    assert f"{LOSS}.scales: unknown setting; did you mean {LOSS}.scale?" == refusal(
+        f"{EXTERNAL}=[my_extension]", name, f"{LOSS}.scales=1"
+    )
+
+
+def test_a_loss_replaces_that_of_flow_grpo() -> None:
+    config = load(f"{LOSS}.loss_mode=my_loss", f"{LOSS}.adv_clip_max=0.5", "algorithm.adv_estimator=my_advantage")
+    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
+    assert loss.loss_mode == "my_loss"
+    objective: Any = training_algorithm("my_loss").objective(
+        SimpleNamespace(), loss, SimpleNamespace(use_kl_loss=False), {"noise_level": 0.7, "sde_type": "sde"}
+    )  # type: ignore[call-overload]
+    ratio = torch.zeros(2, requires_grad=True)
+    found, measured = objective.policy_loss({"advantages": torch.tensor([1.0, -0.2])}, 0, ratio, ratio, ratio)
+    assert found.tolist() == pytest.approx([-0.5, 0.2])
+    assert measured["difference"].tolist() == [0, 0] and not measured["difference"].requires_grad
+
+
+def test_advantages_are_those_of_the_users_function() -> None:
+    config = load("algorithm.adv_estimator=my_advantage")
+    samples: Any = SimpleNamespace(tensors={}, scores=torch.tensor([0.0, 1.0, 5.0]), groups=["a", "a", "b"])
+    batch = training_algorithm("flow_grpo").training_batch(samples, None, config, 1)
+    assert batch["advantages"].tolist() == [-2, -1, 3]
+
+
+@pytest.mark.parametrize("made", [torch.zeros(2), torch.tensor([0.0, 1.0, torch.nan])])
+def test_wrong_advantages_are_refused(made: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load("algorithm.adv_estimator=my_advantage")
+    monkeypatch.setattr(sys.modules["my_extension"], "centred", lambda rewards, groups, settings: made)
+    samples: Any = SimpleNamespace(tensors={}, scores=torch.tensor([0.0, 1.0, 5.0]), groups=["a", "a", "b"])
+    with pytest.raises(ValueError, match="my_advantage returned"):
+        training_algorithm("flow_grpo").training_batch(samples, None, config, 1)
+
+
+def test_a_reward_is_a_scorer_by_its_name() -> None:
+    config = load("reward.scorer=my_reward", "reward.scorer_kwargs.weight=2")
+    assert reward_settings.find_problems(config.reward) == []
+    image = torch.full((3, 2, 2), 255, dtype=torch.uint8)
+    assert get_scorer("my_reward")("test", image, None, {}, weight=2.0) == 2.0
+    (problem,) = reward_settings.find_problems(load("reward.scorer=my_reward", "reward.scorer_kwargs.wait=2").reward)
+    assert problem == "reward.scorer_kwargs.wait: unknown setting; did you mean weight?"
+
+
+def test_a_model_family_is_found_by_its_architecture() -> None:
+    load()
+    adapter = training_adapter("MyPipeline")
+    assert adapter.LORA_TARGETS == ("attn.to_q",)
+    assert adapter.guidance(SimpleNamespace(guidance_scale=3.0)) == 3.0
+    assert FAMILIES["MyPipeline"].pipeline_class == "verl_omni.pipelines.sd3.engine_pipeline.SD3RolloutPipeline"
+    with pytest.raises(ValueError, match="MyPipeline: its model family is registered without `shapes`"):
+        sample_shapes("MyPipeline")
+    with pytest.raises(ValueError, match="offline is supported for StableDiffusion3Pipeline, not for MyPipeline"):
+        encoder_class("MyPipeline")
+
+
+def test_workers_import_the_module_before_they_look_a_name_up() -> None:
+    assert "my_extension" not in sys.modules
+    found = DiffusionModelConfig(path=str(MODEL), external_lib="my_extension", algorithm="my_algorithm")
+    assert found.algorithm == "my_algorithm"
+
+
+def test_reward_workers_import_the_module() -> None:
+    from verl_omni.reward_loop.reward_manager import VisualRewardManager
+
+    config = OmegaConf.create({
+        "reward": {"scorer": "my_reward", "scorer_kwargs": {}, "reward_model": {}},
+        "actor_rollout_ref": {"model": {"external_lib": ["my_extension"]}},
+    })  # fmt: skip
+    scorer, _ = VisualRewardManager(config, None, None).select_scorer("any")
+    assert scorer.__name__ == "redness"
+
+
+def test_a_module_that_does_not_exist_is_refused_in_words() -> None:
+    assert refusal(f"{EXTERNAL}=my_extention") == (
+        f"{EXTERNAL}: no module 'my_extention'; write the name of a Python module that is installed, or in a folder of "
+        "PYTHONPATH"
+    )
+
+
+def test_an_import_error_inside_the_module_is_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "broken_extension.py").write_text("import no_such_package\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        settings.load([*REQUIRED, f"{EXTERNAL}=broken_extension"])
+
+
+def test_without_the_module_its_names_are_unknown() -> None:
+    assert "no algorithm 'my_algorithm'; one of flow_grpo, " in refusal(f"{LOSS}.loss_mode=my_algorithm")
+    assert "my_advantage is not supported" in refusal("algorithm.adv_estimator=my_advantage")
+
+
+def test_a_name_of_this_package_cannot_be_taken() -> None:
+    with pytest.raises(ValueError, match="algorithm 'flow_grpo' exists already"):
+        extensions.register_loss("flow_grpo")(test_a_name_of_this_package_cannot_be_taken)
+    with pytest.raises(ValueError, match="scorer 'jpeg' exists already"):
+        extensions.register_reward("jpeg")(test_a_name_of_this_package_cannot_be_taken)
+    with pytest.raises(ValueError, match="write one of flow_grpo, grpo_guard, flow_dppo"):
+        extensions.register_loss("mine", like="diffusion_nft")(test_a_name_of_this_package_cannot_be_taken)
+    with pytest.raises(ValueError, match="inside a function: define it at the top level"):
+        extensions.register_reward("mine")(lambda: 0.0)
+
+
+def test_importing_the_decorators_imports_neither_torch_nor_verl() -> None:
+    program = "import sys, verl_omni.extensions; sys.exit(bool({'torch', 'verl'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,110 @@
+"""Decorators with which a user's module registers an algorithm, a loss, advantages, a model family or a reward.
+
+The setting `actor_rollout_ref.model.external_lib` names the module; the driver and every worker import it
+(docs/extensions.md). Importing this module imports neither torch nor verl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from verl_omni.utils.registry import path_of
+
+Class = TypeVar("Class", bound=type)
+Function = TypeVar("Function", bound=Callable[..., Any])
+__all__ = ["register_advantage", "register_algorithm", "register_family", "register_loss", "register_reward"]
+
+
+def register_algorithm(name: str, *, like: str = "flow_grpo") -> Callable[[Class], Class]:
+    """Decorator of a subclass of `workers.algorithms.base.TrainingAlgorithm`; its name is a `loss_mode`.
+
+    Args:
+        like: the algorithm of this package whose settings outside `diffusion_loss` it shares, with their defaults and
+            the checks of what they need; settings of `diffusion_loss` are the fields of its own type `settings`.
+    """
+
+    def decorate(algorithm: Class) -> Class:
+        _add_algorithm(name, like, implementation=path_of(algorithm))
+        return algorithm
+
+    return decorate
+
+
+def register_loss(name: str, *, like: str = "flow_grpo") -> Callable[[Function], Function]:
+    """Decorator of a policy loss `(log_ratio, advantages, settings) -> loss` of one recorded step, each float32 [B].
+
+    Args:
+        name: its `loss_mode`.
+        like: an algorithm that trains on recorded steps; `settings` are those of its `diffusion_loss`.
+    """
+
+    def decorate(loss: Function) -> Function:
+        _add_algorithm(name, like, loss=path_of(loss))
+        return loss
+
+    return decorate
+
+
+def register_advantage(name: str) -> Callable[[Function], Function]:
+    """Decorator of a function `(rewards, groups, settings) -> advantages`; its name is an `algorithm.adv_estimator`.
+
+    It gets the rewards of a step, float32 [B], the prompt that each belongs to, and the settings below `algorithm`, and
+    returns float32 [B].
+    """
+
+    def decorate(function: Function) -> Function:
+        from verl_omni.workers.algorithms.estimators import ESTIMATORS
+
+        ESTIMATORS.add(name, path_of(function))
+        return function
+
+    return decorate
+
+
+def register_family(
+    architecture: str, *, pipeline: str, pre_process: str | None = None, shapes: str | None = None
+) -> Callable[[Class], Class]:
+    """Decorator of a model family's training adapter, a class with the members of `pipelines.registry.TrainingAdapter`.
+
+    Args:
+        architecture: `_class_name` in `model_index.json` of the models.
+        pipeline: `module:Class` of the pipeline, which only the engine imports. The module also has
+            `get_post_process_func`.
+        pre_process: name of the factory in that module of the function that checks a request.
+        shapes: module with the shapes of samples (`pipelines.sample_shapes.SampleShapes`), for `drl fit` and sequence
+            parallelism.
+    """
+
+    def decorate(adapter: Class) -> Class:
+        from verl_omni.pipelines.registry import FAMILIES, Family
+
+        FAMILIES.add(architecture, Family(pipeline, path_of(adapter), pre_process, shapes=shapes))
+        return adapter
+
+    return decorate
+
+
+def register_reward(name: str) -> Callable[[Function], Function]:
+    """Decorator of a scorer (docs/rewards.md); its name is a `reward.scorer`, or one of `reward.reward_functions`."""
+
+    def decorate(function: Function) -> Function:
+        from verl_omni.reward_loop.rewards import SCORERS
+
+        SCORERS.add(name, path_of(function))
+        return function
+
+    return decorate
+
+
+def _add_algorithm(name: str, like: str, implementation: str | None = None, loss: str | None = None) -> None:
+    from dataclasses import replace
+
+    from verl_omni.workers.algorithms.registry import ALGORITHMS
+
+    own = [each for each in ALGORITHMS if ALGORITHMS[each].like is None]
+    possible = [each for each in own if ALGORITHMS[each].on_recorded_steps] if loss else own
+    if like not in possible:
+        raise ValueError(f"like={like!r}: write one of {', '.join(possible)}")
+    base = ALGORITHMS[like]
+    ALGORITHMS.add(name, replace(base, implementation=implementation or base.implementation, loss=loss, like=like))

@@ -1,0 +1,12 @@
+"""Registry of the estimators of advantages, the values of `algorithm.adv_estimator`; importing it imports no torch."""
+
+from __future__ import annotations
+
+from verl_omni.utils.registry import Registry
+
+_GROUP_RELATIVE = "verl_omni.workers.algorithms.base:group_relative"
+# Import paths of functions (rewards, groups, settings) -> advantages.
+ESTIMATORS = Registry(
+    "estimator of advantages",
+    dict.fromkeys(("flow_grpo", "dance_grpo", "mix_grpo"), _GROUP_RELATIVE),
+)
