@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,9 @@ LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
     ("verl_omni.workers.config", "DiffusionPipelineConfig", None),
     ("verl_omni.workers.config", "DiffusionRolloutAlgoConfig", None),
     ("verl_omni.workers.config", "DiffusionSamplingConfig", None),
+    ("verl_omni.workers.config", "DiffusionActorConfig", None),
+    ("verl_omni.workers.config", "DiffusionLossConfig", None),
+    ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.__init__", ("config", "tokenizer", "compute_score")),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.run_single", ("data",)),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.assemble_rm_scores", ("data", "scores")),
     ("verl_omni.reward_loop.reward_manager", "MultiVisualRewardManager.run_single", ("data",)),
@@ -112,6 +117,24 @@ def test_documented_names_exist(module: str, name: str, arguments: tuple[str, ..
 @pytest.mark.parametrize(("module", "name", "arguments"), HEAVY)
 def test_documented_engine_names_exist(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
     check(module, name, arguments)
+
+
+def test_the_page_lists_the_names_that_are_checked_here() -> None:
+    """Classes and functions; not those that begin with an underscore."""
+    checked: dict[str, set[str]] = {}
+    for module, name, _ in (*LIGHT, *HEAVY):
+        if not (first := name.partition(".")[0]).startswith("_"):
+            checked.setdefault(module, set()).add(first)
+    page = (Path(__file__).parents[2] / "docs" / "switching.md").read_text(encoding="utf-8")
+    table = page.partition("## Public names")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `verl_omni")]
+    listed = {module.strip(" `"): set(re.findall(r"`(\w+)`", names)) for module, names in rows}
+    assert listed == checked
+
+
+@pytest.mark.parametrize("module", ["verl_omni.pipelines.sd3_dpo", "verl_omni.pipelines.qwen_image_dpo"])
+def test_modules_that_published_recipes_name_exist(module: str) -> None:
+    importlib.import_module(module)
 
 
 def test_the_package_exports_what_is_documented() -> None:

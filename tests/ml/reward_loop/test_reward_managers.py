@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 from verl.utils.reward_score import get_default_compute_score
@@ -62,6 +62,16 @@ async def test_verls_scorer_of_texts_is_ignored(settings: Settings, sample: Samp
     texts = get_default_compute_score("naive")
     given = partial(texts, sandbox_fusion_url="http://nowhere") if wrapped else texts
     assert (await visual(settings(), given).run_single(sample()))["reward_score"] == DARK
+
+
+async def test_a_function_needs_no_other_settings(sample: Sample) -> None:
+    """As in a program of one's own: `VisualRewardManager(config, tokenizer, function)`."""
+
+    def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> float:
+        return float(solution_image.shape[0])
+
+    manager = VisualRewardManager(OmegaConf.create({"reward": {}}), None, judge)
+    assert (await manager.run_single(sample()))["reward_score"] == 3
 
 
 async def test_a_function_given_in_python_scores(settings: Settings, sample: Sample) -> None:

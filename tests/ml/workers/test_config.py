@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from verl.workers.config import CheckpointEngineConfig
 
+from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import (
     DiffusionActorConfig,
+    DiffusionLossConfig,
     DiffusionModelConfig,
     DiffusionPipelineConfig,
     DiffusionRolloutAlgoConfig,
     DiffusionRolloutConfig,
     DiffusionSamplingConfig,
 )
+from verl_omni.workers.rollout.network_settings import network_deadline
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 DEFAULTS: list[tuple[type, dict[str, Any]]] = [
@@ -137,3 +142,36 @@ def test_the_tokenizer_may_be_in_the_model_folder_itself(tmp_path: Path) -> None
 def test_the_error_names_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"model_index\.json not found: model\.path must be a model"):
         DiffusionModelConfig(path=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("loss_mode", "settings", "type_name"),
+    [
+        ("flow_grpo", {"clip_ratio": 2e-4, "adv_clip_max": 4.0}, "FlowGRPOLossConfig"),
+        ("grpo_guard", {"clip_ratio": 2e-6}, "GRPOGuardLossConfig"),
+        ("diffusion_nft", {"mix_beta": 0.2}, "DiffusionNFTLossConfig"),
+        ("diffusion_dpo", {"dpo_beta": 100.0}, "DiffusionDPOLossConfig"),
+    ],
+)
+def test_a_loss_config_has_the_settings_of_its_algorithm(
+    loss_mode: str, settings: dict[str, float], type_name: str
+) -> None:
+    found = DiffusionLossConfig(loss_mode=loss_mode, **settings)
+    assert type(found).__name__ == type_name and isinstance(found, DiffusionLossConfig)
+    assert {name: getattr(found, name) for name in settings} == settings
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert found.loss_mode == loss_mode
+
+
+def test_a_loss_config_without_arguments_is_that_of_flow_grpo() -> None:
+    assert type(DiffusionLossConfig()).__name__ == "FlowGRPOLossConfig"
+    with pytest.raises(TypeError, match="mix_beta"):
+        DiffusionLossConfig(mix_beta=0.1)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="no algorithm 'ppo'; one of flow_grpo"):
+        DiffusionLossConfig(loss_mode="ppo")
+
+
+def test_the_deadlines_of_standalone_replicas_have_defaults() -> None:
+    assert network_deadline(DiffusionRolloutConfig()) == UPDATE_DEADLINE_SECONDS
+    given = CheckpointEngineConfig(engine_kwargs={"omni_tcp": {"deadline_seconds": 7}})
+    assert network_deadline(DiffusionRolloutConfig(checkpoint_engine=given)) == 7

@@ -52,10 +52,12 @@ def test_an_adapter_update_needs_config_and_base_and_a_pending_config_is_used_on
     own.update_weights_from_ipc(peft_config=CONFIG)
     assert taken == ["full"] * 3
     taken.clear()
-    own.set_pending_lora_peft_config(CONFIG)
-    for _ in range(2):
-        own.update_weights_from_ipc(base_sync_done=True)
-    assert taken == [("adapter", CONFIG), "full"]
+    own.update_weights_from_ipc(peft_config=CONFIG, base_sync_done=True)
+    for given in ({}, {"base_sync_done": True}):
+        own.set_pending_lora_peft_config({"r": 8})
+        for _ in range(2):
+            own.update_weights_from_ipc(**given)
+    assert taken == [("adapter", CONFIG), ("adapter", {"r": 8}), "full", ("adapter", {"r": 8}), "full"]
 
 
 def test_tensors_of_a_lora_request_are_optional() -> None:

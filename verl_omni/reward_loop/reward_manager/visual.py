@@ -50,7 +50,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         self.offered = {
             "reward_router_address": reward_router_address,
             "reward_model_tokenizer": reward_model_tokenizer,
-            "model_name": config.reward.reward_model.get("model_path"),
+            "model_name": OmegaConf.select(config, "reward.reward_model.model_path"),
         }
         self._queues: dict[str, ScoringQueue] = {}
         if self.custom is None and (name := config.reward.get("scorer")):
@@ -98,8 +98,10 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         Raises:
             ValueError: the sample has another dtype.
         """
-        rollout = self.config.actor_rollout_ref.rollout
-        requested = dict(rollout.pipeline) | (dict(rollout.val_kwargs.pipeline) if validate else {})
+        groups = ("pipeline", "val_kwargs.pipeline") if validate else ("pipeline",)
+        requested: dict[str, Any] = {"output_type": "image"}
+        for group in groups:
+            requested |= OmegaConf.select(self.config, f"actor_rollout_ref.rollout.{group}") or {}
         if requested["output_type"] == "latent":
             if not response.is_floating_point():
                 raise ValueError(f"Expected floating-point latent responses, got {response.dtype}.")

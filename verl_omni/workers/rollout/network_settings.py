@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 from verl_omni.weight_sync.network.handshake import TOKEN_VARIABLE, token_key
+from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
 from verl_omni.workers.config import DiffusionRolloutConfig
 
 
 def network_deadline(config: DiffusionRolloutConfig) -> float:
     """Seconds that each end waits for the other (`checkpoint_engine.engine_kwargs.omni_tcp.deadline_seconds`)."""
-    return float(config.checkpoint_engine.engine_kwargs["omni_tcp"]["deadline_seconds"])
+    options = config.checkpoint_engine.engine_kwargs.get("omni_tcp") or {}
+    return float(options.get("deadline_seconds", UPDATE_DEADLINE_SECONDS))
 
 
 def network_key(host: str) -> bytes:

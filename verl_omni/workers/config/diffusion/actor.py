@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from verl.base_config import BaseConfig
 
+from verl_omni.utils.registry import load
+from verl_omni.workers.algorithms import registry
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 STRATEGIES = ("fsdp", "fsdp2")
@@ -15,13 +17,23 @@ STRATEGIES = ("fsdp", "fsdp2")
 
 @dataclass
 class DiffusionLossConfig(BaseConfig):
-    """Settings of a loss; each training algorithm has a type of its own (`verl_omni/workers/algorithms`).
+    """Settings of a loss. `DiffusionLossConfig(loss_mode=..., ...)` makes the type of that algorithm, a subclass.
 
     Attributes:
         loss_mode: name of the algorithm.
+
+    Raises:
+        TypeError: the algorithm has no setting of a given name.
+        ValueError: there is no such algorithm, or a setting is out of range.
     """
 
-    loss_mode: str = field(kw_only=True)
+    loss_mode: str = field(default="flow_grpo", kw_only=True)
+
+    def __new__(cls, *args: Any, loss_mode: str = "flow_grpo", **settings: Any) -> DiffusionLossConfig:
+        if cls is not DiffusionLossConfig:
+            return super().__new__(cls)
+        registry.check_name(loss_mode)
+        return super().__new__(load(registry.ALGORITHMS[loss_mode].implementation).settings)
 
 
 def require_positive(loss: str, **numbers: float) -> None:

@@ -26,20 +26,20 @@ class WeightReceiver:
     _base_synced = False
 
     def set_pending_lora_peft_config(self, peft_config: dict[str, Any]) -> None:
-        """Keep a config for the next update, for senders that cannot pass it with the update."""
+        """Make the next update that of an adapter, for senders that pass nothing with an update."""
         self._pending_peft_config = peft_config
 
-    def _pop_peft_config(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The config that was passed with an update, or the pending one, which is used once."""
-        config, self._pending_peft_config = given or self._pending_peft_config, None
-        return config
+    def _adapter_config(self, given: dict[str, Any] | None, base_sync_done: bool) -> dict[str, Any] | None:
+        """The adapter's config if the update is one of an adapter, otherwise None. A pending config is used once."""
+        pending, self._pending_peft_config = self._pending_peft_config, None
+        if given:
+            return given if base_sync_done else None
+        return pending
 
-    def _receive_update(
-        self, config: dict[str, Any] | None, base_sync_done: bool, update_id: str | None, deadline: float
-    ) -> dict[str, Any]:
+    def _receive_update(self, config: dict[str, Any] | None, update_id: str | None, deadline: float) -> dict[str, Any]:
         handle = make_update_zmq_handle(self._get_zmq_handle(), update_id)
         try:
-            if config and base_sync_done:
+            if config:
                 return self._receive_adapter(handle, config, deadline)
             return self._receive_full(handle, deadline)
         except BaseException as error:

@@ -39,7 +39,9 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
         deadline: float = UPDATE_DEADLINE_SECONDS,
         global_steps: int | None = None,
     ) -> dict[str, Any]:
-        """Receive an adapter (with `peft_config` and `base_sync_done`) or full weights from the trainer.
+        """Receive an adapter or full weights from the trainer.
+
+        It is an adapter with `peft_config` and `base_sync_done`, or after `set_pending_lora_peft_config`.
 
         Args:
             use_shm: verl's flag; ignored, because the sender's first message says where the buffer is.
@@ -59,9 +61,9 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
             raise RuntimeError(
                 "weight update for a worker without a pipeline: no model is loaded, or it is a language model"
             )
-        config = self._pop_peft_config(peft_config)
+        config = self._adapter_config(peft_config, base_sync_done)
         self._check_no_running_requests()
-        reply = self._receive_update(config, base_sync_done, zmq_update_id, deadline)
+        reply = self._receive_update(config, zmq_update_id, deadline)
         self.note_weights_version(global_steps)
         return reply
 

@@ -59,7 +59,7 @@ class TokenWorkerExtension(WeightReceiver):
             PartialWeights: old and new weights are mixed until a full update succeeds.
             WeightSyncError: the update did not take effect, and the old weights keep serving.
         """
-        return self._receive_update(self._pop_peft_config(peft_config), base_sync_done, zmq_update_id, deadline)
+        return self._receive_update(self._adapter_config(peft_config, base_sync_done), zmq_update_id, deadline)
 
     @override
     def _swap_adapter(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
