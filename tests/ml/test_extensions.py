@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -175,3 +176,24 @@ def test_a_name_of_this_package_cannot_be_taken() -> None:
 def test_importing_the_decorators_imports_neither_torch_nor_verl() -> None:
     program = "import sys, verl_omni.extensions; sys.exit(bool({'torch', 'verl'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_driver_sets_the_environment_of_torch_and_verl_before_it_imports_the_module(tmp_path: Path) -> None:
+    (tmp_path / "environment_probe.py").write_text(
+        "import os, sys\nprint(os.environ.get('RAY_DEDUP_LOGS'), 'torch' in sys.modules)\n"
+    )
+    program = f"from verl_omni.trainer.main_diffusion import main; main(['{EXTERNAL}=environment_probe', 'no.name=1'])"
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_DEDUP_LOGS"}
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        env={**variables, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[0] == "0 False", done.stderr
+
+
+def test_an_algorithm_like_diffusion_dpo_may_train_on_pairs_of_a_data_set() -> None:
+    extensions.register_algorithm("my_dpo", like="diffusion_dpo")(type(training_algorithm("diffusion_dpo")))
+    offline = [f"{LOSS}.loss_mode=my_dpo", "algorithm.sample_source=offline", "actor_rollout_ref.model.lora_rank=4"]
+    assert load(*offline).actor_rollout_ref.model.algorithm == "my_dpo"
+    assert ALGORITHMS["my_dpo"].rows_per_prompt(8) == 1

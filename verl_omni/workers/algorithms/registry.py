@@ -252,7 +252,7 @@ def setting_conflicts(config: DictConfig) -> list[str]:
             found.append(
                 f"{required.name}: {value} does not go with {name}: {required.reason}; it needs {required.value}"
             )
-    if name != "diffusion_dpo" and config.algorithm.sample_source == "offline":
+    if "diffusion_dpo" not in (name, entry.like) and config.algorithm.sample_source == "offline":
         found.append(f"algorithm.sample_source: offline does not go with {name}, which needs samples; write online")
     shared = (*_rank_conflicts(config, entry), *_noise_conflicts(config), *_window_conflicts(config))
     return [*found, *shared, *entry.conflicts(config)]
