@@ -65,7 +65,8 @@ def load_settings(folder: Path, overrides: Sequence[str]) -> Any:
 
     config = settings.load([f"actor_rollout_ref.model.path={folder}", *SETTINGS, *overrides])
     if config.trainer.max_log_prob_difference is not None:
-        config.trainer.max_log_prob_difference = math.inf  # the random batch has log-probabilities of no policy
+        config.trainer.max_log_prob_difference = math.inf  # the random batch has log-probabilities of no policy,
+        config.trainer.max_velocity_difference = math.inf  # and velocities of none
     startup.fit_to_machine(config, has_accelerator=False)
     return config
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verl_omni.algos import sde
+from verl_omni.algos import agreement, sde
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,14 @@ class Trajectory:
         timesteps: [size], as passed to the model.
         sigmas: [size + 1], noise level of each recorded latent.
         log_probs: [size], mean over the elements of the latent (Flow-GRPO, arXiv:2505.05470).
+        projections: [size, K], of the velocity of each step; see `algos.agreement`.
     """
 
     latents: Tensor
     timesteps: Tensor
     sigmas: Tensor
     log_probs: Tensor
+    projections: Tensor
 
 
 class Sampler:
@@ -74,6 +76,7 @@ class Sampler:
         self._windows, self._generators = windows, generators
         self._latents: list[list[Tensor]] = [[] for _ in windows]
         self._scores: list[list[Tensor]] = [[] for _ in windows]
+        self._projections: list[list[Tensor]] = [[] for _ in windows]
 
     def advance(self, step: int, x: Tensor, v: Tensor) -> Tensor:
         """Latents after `step`, from latents `x` and velocity `v`, all float32 [B, ...]."""
@@ -91,12 +94,14 @@ class Sampler:
             noise = torch.stack([_noise(x[row], self._generators[row]) for row in members])
             drawn = self._rounded(mean + std * noise)
             score = sde.log_prob(kind, drawn, mean, std)
+            projections = agreement.velocity_projections(v[index])
             moved[index] = drawn
             for place, row in enumerate(members):
                 if not self._latents[row]:
                     self._latents[row].append(before[place].to(self._dtype))
                 self._latents[row].append(drawn[place].to(self._dtype))
                 self._scores[row].append(score[place])
+                self._projections[row].append(projections[place])
         return moved
 
     def _rounded(self, x: Tensor) -> Tensor:
@@ -106,7 +111,9 @@ class Sampler:
     def trajectories(self) -> list[Trajectory | None]:
         """Trajectory of each row; None for a row without a window."""
         return [
-            _trajectory(window, self._latents[row], self._scores[row], self._timesteps, self._sigmas)
+            _trajectory(
+                window, self._latents[row], self._scores[row], self._projections[row], self._timesteps, self._sigmas
+            )
             if window is not None
             else None
             for row, window in enumerate(self._windows)
@@ -160,6 +167,7 @@ def _trajectory(
     window: Window,
     latents: list[Tensor],
     log_probs: list[Tensor],
+    projections: list[Tensor],
     timesteps: Tensor,
     sigmas: Tensor,
 ) -> Trajectory | None:
@@ -171,4 +179,5 @@ def _trajectory(
         timesteps=timesteps[window.start : stop].float(),
         sigmas=sigmas[window.start : stop + 1],
         log_probs=torch.stack(log_probs),
+        projections=torch.stack(projections),
     )

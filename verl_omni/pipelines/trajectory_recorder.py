@@ -133,6 +133,7 @@ def attach(output: Any, media: str, fields: RequestedFields, record: RecordedSam
         found = {
             "all_sigmas": record.trajectory.sigmas[None].cpu(),
             "sigma_max": torch.tensor([[record.sigma_max]]),
+            "velocity_projections": record.trajectory.projections[None].cpu(),
         }
     if fields.clean_latents:
         found["clean_latents"] = _kept(record.final)

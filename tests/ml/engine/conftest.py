@@ -138,6 +138,7 @@ class RunningFamily:
         settings = self.config.actor_rollout_ref
         guidance = training_adapter(settings.model.architecture).guidance(settings.rollout.pipeline)
         sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": guidance, "tolerance": 1e-4}
+        sampler["velocity_tolerance"] = 1e-3
         batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
         return self.stack.workers.update_actor(DataProto.from_dict(tensors=batch, meta_info={"request": sampler}))
 
@@ -162,17 +163,24 @@ class RunningFamily:
         assert self.publish(1)["bound"] == modules
         changed = self.evaluate()
         assert changed.versions == [1, 1] and not torch.equal(before.images, changed.images)
-        assert self.update(self.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4
+        assert self.update(self.samples(version=1))["rollout_corr/max_velocity_rel_diff"] < 1e-4
         return changed
 
-    def send_base(self, scale: float) -> int:
-        """Send the base weights times `scale`, by the names in the model file; the number of tensors."""
+    def send_base(self, scale: float, *, only: str = "") -> int:
+        """Send the base weights, by the names in the model file, those that begin with `only` times `scale`.
+
+        Returns:
+            The number of tensors.
+        """
         import ray
         from safetensors.torch import load_file
 
         file = Path(self.config.actor_rollout_ref.model.path) / "transformer" / "diffusion_pytorch_model.safetensors"
-        weights = {f"transformer.{name}": tensor * scale for name, tensor in load_file(file).items()}
-        job, update = ray.get_runtime_context().get_job_id(), f"base-{scale}"
+        weights = {
+            f"transformer.{name}": tensor * (scale if name.startswith(only) else 1)
+            for name, tensor in load_file(file).items()
+        }
+        job, update = ray.get_runtime_context().get_job_id(), f"base-{scale}-{only}"
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         receiving = self.stack.servers.server_handles[0].collective_rpc.remote(
             "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 60.0}

@@ -81,7 +81,14 @@ def test_step_execution_gives_the_same_samples_as_whole_requests(model: Path) ->
         assert torch.equal(one.diffusion_output, other.diffusion_output)
         assert torch.equal(one.log_probs, other.log_probs) and one.log_probs.shape == (2,)
         assert one.extra_fields.keys() == other.extra_fields.keys()
-        for name in ("all_latents", "all_timesteps", "all_sigmas", "prompt_embeds", "pooled_prompt_embeds"):
+        for name in (
+            "all_latents",
+            "all_timesteps",
+            "all_sigmas",
+            "velocity_projections",
+            "prompt_embeds",
+            "pooled_prompt_embeds",
+        ):
             assert torch.equal(one.extra_fields[name], other.extra_fields[name]), name
     assert sum(forwards) == STEPS * len(SEEDS), "every request takes each of its steps once"
     assert max(forwards) > 1, "nothing was batched"

@@ -44,7 +44,7 @@ def same(one: Trajectory | None, other: Trajectory | None, window: Window | None
     assert (one is None) == (other is None) == (window is None)
     if one is not None and other is not None and window is not None:
         assert one.latents.shape[0] == window.size + 1
-        for name in ("latents", "timesteps", "sigmas", "log_probs"):
+        for name in ("latents", "timesteps", "sigmas", "log_probs", "projections"):
             torch.testing.assert_close(getattr(one, name), getattr(other, name))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
-from verl_omni.algos.agreement import LogProbMismatch
+from verl_omni.algos.agreement import LogProbMismatch, VelocityMismatch, velocity_projections
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor.actor import DiffusionActor, learning_rate_factor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
@@ -107,6 +107,30 @@ def test_disagreement_with_the_engine_updates_nothing(model_folder: Path) -> Non
     with pytest.raises(LogProbMismatch):
         actor.update(data, **SAMPLER, tolerance=1e-3)
     assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.01, 0.05])
+def test_an_engine_whose_velocity_is_wrong_by_1_percent_updates_nothing(model_folder: Path, wrong: float) -> None:
+    """The log-probabilities pass: they are means over the elements, so such an error hardly changes them."""
+    actor = make(model_folder)
+    data, before = batch(actor), adapter(actor)
+    with torch.no_grad():
+        found = [
+            velocity_projections(
+                (1 + wrong)
+                * actor.policy.velocity(data, data["all_latents"][:, step], data["all_timesteps"][:, step], 1)
+            )
+            for step in range(2)
+        ]
+    data["velocity_projections"] = torch.stack(found, 1)
+    request = {**SAMPLER, "tolerance": 1e-3, "velocity_tolerance": 1e-3}
+    if wrong:
+        with pytest.raises(VelocityMismatch):
+            actor.update(data, **request)
+        assert all(torch.equal(before[name], tensor) for name, tensor in adapter(actor).items())
+    else:
+        measured = actor.update(data, **request)
+        assert measured["rollout_corr/velocity_rel_diff"] < 1e-5 and measured["actor/optimizer_steps"] == 1
 
 
 def broken(actor: DiffusionActor, times: int) -> None:

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow  # composes all settings for each
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 CORRECTION = "algorithm.rollout_correction"
+PARAM_DTYPE = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
+FLOAT32 = ("actor_rollout_ref.rollout.dtype=float32", f"{PARAM_DTYPE}=float32")
 SEQUENCE = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 NFT, DPO, GUARD, DPPO = (
     f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "diffusion_dpo", "grpo_guard", "flow_dppo")
@@ -74,6 +76,8 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         (["actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: flow_grpo learns from noise"),
         (["trainer.max_log_prob_difference=null"], "flow_grpo needs a number"),
         ([NFT, "trainer.max_log_prob_difference=0.1"], "there are no log-probabilities to compare"),
+        (["trainer.max_velocity_difference=0"], "must be a positive number or null: 0"),
+        ([NFT, "trainer.max_velocity_difference=0.1"], "there are no velocities to compare"),
         ([NFT, "actor_rollout_ref.rollout.rollout_adapter=default"], "the old policy must sample"),
         ([NFT, "actor_rollout_ref.model.policy_state_adapters=[default]"], "keeps an old policy"),
         ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo, grpo_guard and flow_dppo have a KL loss"),
@@ -157,12 +161,13 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
     config = load(
         "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", f"{rollout}.pipeline.guidance_scale=1.5",
         f"{rollout}.algo.sde_type=dance_sde", f"{rollout}.algo.noise_level=0.3",
-        f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=1.5",
+        f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=1.5", *FLOAT32,
     )  # fmt: skip
     made = batch(config, scored([1.0, 0.0, 3.0, 0.0]), seed=1)
     assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
     assert arguments(config, step=7) == {
         "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
+        "velocity_tolerance": 1e-3,
         "timestep_fraction": 1.0, "bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 1.5,
     }  # fmt: skip
 
@@ -183,11 +188,27 @@ def test_dance_grpo_divides_advantages_by_the_deviation_of_each_prompt(overrides
 
 def test_each_step_draws_other_steps_of_a_sample() -> None:
     samples = scored([1.0, 0.0, 3.0, 0.0])
-    config = load("algorithm.timestep_fraction=0.5", "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline")
+    config = load(
+        "algorithm.timestep_fraction=0.5", "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *FLOAT32
+    )  # fmt: skip
     one, again, other = (batch(config, samples, seed)["draw_seeds"].tolist() for seed in (1, 1, 2))
     assert one == again and not set(one) & set(other) and len(set(one)) == 4
     assert arguments(config, step=1)["timestep_fraction"] == 0.5
     assert "draw_seeds" not in batch(load(), samples, 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limit"),
+    [
+        (FLOAT32, 1e-3),
+        ((*FLOAT32, f"{PARAM_DTYPE}=bf16"), 0.05),
+        ((*FLOAT32, "actor_rollout_ref.rollout.dtype=bfloat16"), 0.05),
+        ((f"{PARAM_DTYPE}=bf16", "trainer.max_velocity_difference=0.02"), 0.02),
+    ],
+)
+def test_the_coarser_dtype_determines_how_far_velocities_may_differ(overrides: tuple[str, ...], limit: float) -> None:
+    config = load("actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *overrides)
+    assert arguments(config, step=1)["velocity_tolerance"] == limit
 
 
 def test_schedules_count_the_optimizer_steps_of_the_run() -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from verl_omni.agent_loop.training_tensors import RECORDED
-from verl_omni.algos import window
+from verl_omni.algos import agreement, window
 from verl_omni.pipelines.registry import NEGATIVE, training_adapter
 from verl_omni.pipelines.sample_shapes import example, sample_shapes
 from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes
@@ -66,6 +66,7 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
             "all_sigmas": levels,
             "sigma_max": torch.tensor([0.95]),
             "rollout_log_probs": torch.zeros(steps),
+            "velocity_projections": torch.zeros(steps, agreement.PROJECTIONS),
         }
     if rollout.algo.clean_latents:
         found["clean_latents"] = latents

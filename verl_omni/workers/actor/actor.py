@@ -181,7 +181,7 @@ class DiffusionActor:
                     measured.setdefault(name, []).append(value)
         try:
             summary = objective.summarize({name: torch.cat(values) for name, values in measured.items()}, rows * passes)
-        except agreement.LogProbMismatch:
+        except agreement.EngineMismatch:
             self.optimizer.zero_grad()
             raise
         return {"actor/loss": loss, **self._take_step(), **summary}

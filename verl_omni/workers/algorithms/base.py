@@ -67,7 +67,7 @@ class Objective(Protocol):
             count: number of terms of the mini-batch, with those of rows that have no gradient.
 
         Raises:
-            LogProbMismatch: engine and trainer disagree about log-probabilities; the step must not be taken.
+            EngineMismatch: engine and trainer disagree about recorded steps; the optimizer step must not be taken.
         """
 
     def finish(self) -> None:

@@ -26,6 +26,7 @@ from verl_omni.workers.algorithms.base import (
     estimate_advantages,
 )
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
+from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 
 @dataclass
@@ -67,14 +68,15 @@ class StepObjective(ABC, Generic[Settings]):
     """A policy loss over the recorded SDE steps.
 
     Batch: `all_latents` [B, T + 1, ...], `all_timesteps` [B, T], `all_sigmas` [B, T + 1], `sigma_max` [B, 1],
-    `rollout_log_probs` [B, T], `advantages` [B], the embeddings, and with a `timestep_fraction` below 1 `draw_seeds`
-    int64 [B].
+    `rollout_log_probs` [B, T], `velocity_projections` [B, T, K] if they are checked, `advantages` [B], the
+    embeddings, and with a `timestep_fraction` below 1 `draw_seeds` int64 [B].
 
     Args:
         kl_loss_coef: weight of the KL to the base model; None: no KL.
         noise_level, sde_type, guidance_scale: of the sampler that generated the batch.
         tolerance: upper limit of the mean absolute difference between the engine's and the trainer's log-probabilities
             before the first optimizer step, where both have the same weights.
+        velocity_tolerance: upper limit of the mean relative difference between their velocities there; None: no check.
         bypass_mode: take the engine's log-probabilities as the old ones, not those of the trainer before the update.
         rollout_is: level of the importance weights between trainer and engine; None: none.
         rollout_is_threshold: upper limit of the weights.
@@ -89,13 +91,14 @@ class StepObjective(ABC, Generic[Settings]):
 
     def __init__(
         self, policy: Policy, config: Settings, *, kl_loss_coef: float | None, noise_level: float,
-        sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"), bypass_mode: bool = False,
+        sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"),
+        velocity_tolerance: float | None = None, bypass_mode: bool = False,
         rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
         timestep_fraction: float = 1.0,
     ) -> None:  # fmt: skip
         self.policy, self.config, self.kl_loss_coef = policy, config, kl_loss_coef
         self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
-        self.tolerance, self.bypass_mode = tolerance, bypass_mode
+        self.tolerance, self.velocity_tolerance, self.bypass_mode = tolerance, velocity_tolerance, bypass_mode
         self.rollout_is, self.rollout_is_threshold = rollout_is, rollout_is_threshold
         self.timestep_fraction = timestep_fraction
         self.at_start = True  # no optimizer step of the update has been taken
@@ -125,7 +128,8 @@ class StepObjective(ABC, Generic[Settings]):
         return (batch["advantages"] != 0) | (self.kl_loss_coef is not None)
 
     def term(self, part: Batch, place: int) -> tuple[Tensor, dict[str, Tensor]]:
-        mean, std, log_prob = self.density(part, place)
+        velocity = self._velocity(part, place)
+        mean, std, log_prob = self._density(part, place, velocity)
         engine = part["rollout_log_probs"][:, place]
         # Nothing has changed the weights before the first optimizer step, so the ratio is exactly 1 there.
         start = log_prob.detach() if self.at_start else None if self.bypass_mode else part["old_log_probs"][:, place]
@@ -136,6 +140,10 @@ class StepObjective(ABC, Generic[Settings]):
             if self.rollout_is is not None:
                 measured["weight"] = weight = self._weight(part, start[:, None], engine[:, None])
                 loss = weight * loss
+        if self.at_start and self.velocity_tolerance is not None:
+            projections = agreement.velocity_projections(velocity.detach())
+            engine_projections = recorded(part, "velocity_projections", place)
+            measured["velocity_difference"] = agreement.velocity_difference(projections, engine_projections)
         if self.kl_loss_coef is not None:
             with self.policy.as_base():
                 base_mean, _, _ = self.density(part, place)
@@ -170,10 +178,17 @@ class StepObjective(ABC, Generic[Settings]):
 
     def density(self, part: Batch, place: int) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, standard deviation and log-probability [B] of term `place` under the current policy."""
+        return self._density(part, place, self._velocity(part, place))
+
+    def _velocity(self, part: Batch, place: int) -> Tensor:
+        """Velocity of term `place` under the current policy, [B, ...]."""
+        x = recorded(part, "all_latents", place).float()
+        return self.policy.velocity(part, x, recorded(part, "all_timesteps", place), self.guidance_scale)
+
+    def _density(self, part: Batch, place: int, velocity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Recorded latents have the model's dtype, and densities need float32.
         x, x_next = (recorded(part, "all_latents", place, later).float() for later in (0, 1))
         sigma, sigma_next = (recorded(part, "all_sigmas", place, later) for later in (0, 1))
-        velocity = self.policy.velocity(part, x, recorded(part, "all_timesteps", place), self.guidance_scale)
         mean, std = sde.moments(
             self.sde_type, x, velocity, sigma=sigma, sigma_next=sigma_next,
             sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
@@ -203,6 +218,8 @@ class StepObjective(ABC, Generic[Settings]):
             self.at_start = False
             found["actor/clip_fraction_at_start"] = clip_fraction
             found |= agreement.check_log_probs(measured["engine_difference"], self.tolerance)
+            if self.velocity_tolerance is not None:
+                found |= agreement.check_velocities(measured["velocity_difference"], self.velocity_tolerance)
         return found
 
     def finish(self) -> None:
@@ -221,6 +238,16 @@ class GRPOObjective(StepObjective[GRPOLossConfig]):
         difference = log_ratio.detach()
         clipped = ((difference.exp() - 1).abs() > clip).float()
         return loss, {"difference": difference, "clip_fraction": clipped}
+
+
+def velocity_tolerance(config: DictConfig) -> float:
+    """Upper limit of the relative difference of velocities: the setting's, or that of the coarser of both dtypes."""
+    given = config.trainer.max_velocity_difference
+    if given is not None:
+        return float(given)
+    settings = config.actor_rollout_ref
+    names = (settings.rollout.dtype, settings.actor.fsdp_config.mixed_precision.param_dtype)
+    return max(agreement.VELOCITY_TOLERANCES[parse_dtype("dtype", name)] for name in names)
 
 
 def recorded(part: Batch, name: str, place: int, later: int = 0) -> Tensor:
@@ -254,6 +281,7 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
             "sde_type": rollout.algo.sde_type,
             "guidance_scale": family.guidance(rollout.pipeline),
             "tolerance": config.trainer.max_log_prob_difference,
+            "velocity_tolerance": velocity_tolerance(config),
             "timestep_fraction": config.algorithm.timestep_fraction,
             "bypass_mode": config.algorithm.rollout_correction.bypass_mode,
             "rollout_is": config.algorithm.rollout_correction.rollout_is,

@@ -81,6 +81,9 @@ def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
         )
     if config.trainer.max_log_prob_difference is None:
         found.append(f"trainer.max_log_prob_difference: {name} needs a number")
+    velocities = config.trainer.max_velocity_difference
+    if velocities is not None and (not isinstance(velocities, int | float) or not velocities > 0):
+        found.append(f"trainer.max_velocity_difference: must be a positive number or null: {velocities}")
     fraction = config.algorithm.timestep_fraction
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
         found.append(f"algorithm.timestep_fraction: must be above 0 and at most 1: {fraction}")
@@ -178,6 +181,7 @@ _TRAINED_POLICY_SAMPLES = RequiredSetting(f"{ROLLOUT}.rollout_adapter", "default
 _WITHOUT_LIKELIHOOD = (
     RequiredSetting(f"{ROLLOUT}.calculate_log_probs", False, "it uses no log-probabilities"),
     RequiredSetting("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare"),
+    RequiredSetting("trainer.max_velocity_difference", None, "there are no velocities to compare"),
     RequiredSetting(f"{ROLLOUT}.algo.clean_latents", True, "it learns from final latents"),
     RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo, grpo_guard and flow_dppo have a KL loss"),
     RequiredSetting("algorithm.timestep_fraction", 1.0, "it does not train on recorded steps"),

@@ -1,0 +1,83 @@
+"""Agreement of velocities: a constant number of projections finds an engine whose velocity is wrong by 1%."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from verl_omni.algos import agreement
+
+# Latents of Stable Diffusion 3 at 512 and 1024 pixels, packed ones of Qwen-Image at 1024, Wan's of 33 frames in 480p,
+# and a tiny one.
+SHAPES = [(16, 64, 64), (16, 128, 128), (4096, 64), (16, 9, 60, 104), (1, 3, 5)]
+TOLERANCE = agreement.VELOCITY_TOLERANCES[torch.float32]
+
+
+def velocities(*shape: int, rows: int = 4) -> Tensor:
+    """Smooth over neighbours and of different size in each channel, unlike noise."""
+    made = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(1)).cumsum(-1)
+    return made * torch.linspace(0.1, 3, shape[0]).view(-1, *[1] * (len(shape) - 1))
+
+
+def check(trainer: Tensor, engine: Tensor) -> dict[str, float]:
+    projections = [agreement.velocity_projections(each) for each in (trainer, engine)]
+    return agreement.check_velocities(agreement.velocity_difference(*projections), TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_projections_are_those_of_a_float64_reference(shape: tuple[int, ...]) -> None:
+    found = velocities(*shape)
+    place = range(1, found[0].numel() + 1)
+    hashes = list(place)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x2C1B3C6D), (13, 0x297A2D39)):
+        hashes = [((each ^ each >> shift) * factor) % 2**32 for each in hashes]
+    signs = torch.tensor([1.0 if each >> 16 & 1 else -1.0 for each in hashes], dtype=torch.float64)
+    expected = torch.zeros(len(found), agreement.PROJECTIONS, dtype=torch.float64)
+    buckets = torch.arange(len(hashes)) % agreement.PROJECTIONS
+    expected.index_add_(1, buckets, found.flatten(1).double() * signs)
+    actual = agreement.velocity_projections(found)
+    assert actual.shape == (4, 32) and actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("wrong", [0.0, 0.01, 0.05])
+def test_the_check_fails_on_a_velocity_that_is_wrong_by_1_percent(shape: tuple[int, ...], wrong: float) -> None:
+    """The whole velocity is too large, or each of its elements differs at random by that share of its size."""
+    exact = velocities(*shape)
+    noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(2))
+    noise *= (exact.flatten(1).norm(dim=1) / noise.flatten(1).norm(dim=1)).view(-1, *[1] * len(shape))
+    for engine, spread in ((exact * (1 + wrong), 0.02), (exact + wrong * noise, 0.5)):
+        if wrong == 0:
+            assert check(exact, engine)["rollout_corr/velocity_rel_diff"] == 0
+            continue
+        with pytest.raises(agreement.VelocityMismatch, match=r"more than 0\.001"):
+            check(exact, engine)
+        pair = [agreement.velocity_projections(each) for each in (engine, exact)]
+        assert agreement.velocity_difference(*pair).mean().item() == pytest.approx(wrong, rel=spread)
+
+
+def test_the_size_of_projections_is_that_of_the_velocity() -> None:
+    """E |y|^2 = |v|^2, with a relative deviation of 1/4 for each row: 400 rows leave 1/80."""
+    found = torch.randn(400, 16, 32, 32, generator=torch.Generator().manual_seed(3))
+    ratio = agreement.velocity_projections(found).pow(2).sum(1) / found.pow(2).sum((1, 2, 3))
+    assert ratio.mean().item() == pytest.approx(1, abs=4 / 80)
+    assert ratio.std().item() == pytest.approx((2 / agreement.PROJECTIONS) ** 0.5, rel=0.2)
+
+
+def test_rounding_to_bfloat16_passes_at_its_tolerance_only() -> None:
+    exact = velocities(16, 64, 64)
+    pair = [agreement.velocity_projections(each) for each in (exact, exact.bfloat16())]
+    difference = agreement.velocity_difference(*pair)
+    assert 1e-3 < agreement.check_velocities(difference, 5e-2)["rollout_corr/velocity_rel_diff"] < 5e-3
+    with pytest.raises(agreement.VelocityMismatch):
+        agreement.check_velocities(difference, TOLERANCE)
+
+
+def test_what_is_not_a_number_fails_and_two_zeros_agree() -> None:
+    zero = torch.zeros(2, agreement.PROJECTIONS)
+    assert agreement.velocity_difference(zero, zero).tolist() == [0, 0]
+    for bad in (torch.full_like(zero, torch.nan), zero + 1):
+        with pytest.raises(agreement.VelocityMismatch):
+            agreement.check_velocities(agreement.velocity_difference(bad, zero), 1.0)
