@@ -1,4 +1,4 @@
-"""Group-relative advantages (GRPO, arXiv:2402.03300)."""
+"""Group-relative advantages (GRPO, arXiv:2402.03300), and of several scorers (GDPO, arXiv:2601.05242)."""
 
 from __future__ import annotations
 
@@ -39,3 +39,23 @@ def group_advantages(
     if global_std:
         spread = rewards.std().expand_as(rewards) if len(rewards) > 1 else torch.ones_like(rewards)
     return (centred / (spread + EPSILON)).float()
+
+
+def normalized_sum(scores: Tensor, weights: Sequence[float], groups: Sequence[str]) -> Tensor:
+    """sum over scorers k of w_k (r_k - mean_k of its group) / (std_k of its group + 1e-4), float32 [B].
+
+    So scorers count by their weights alone, whatever their scale. The standard deviation is that of a sample (n - 1). A
+    group in which a scorer gives all samples the same score gets nothing from it.
+
+    Args:
+        scores: [B, K], of each scorer. weights: K numbers.
+        groups: the prompt that each row belongs to.
+
+    Raises:
+        ValueError: lengths differ, or a score is not finite.
+    """
+    parts = [
+        weight * group_advantages(column, groups, global_std=False).double()
+        for weight, column in zip(weights, scores.unbind(1), strict=True)
+    ]
+    return torch.stack(parts).sum(0).float()

@@ -14,7 +14,15 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import checkpoints, collapse, data, generation_ahead, metrics, sample_generation
+from verl_omni.trainer import (
+    checkpoints,
+    collapse,
+    data,
+    generation_ahead,
+    metrics,
+    reward_aggregation,
+    sample_generation,
+)
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.preferences import PreferencePairs
@@ -182,6 +190,7 @@ class DiffusionTrainer:
             request = self.pairs.update_request(self.order.rows(step), seed)  # type: ignore[union-attr]
             count = 2 * len(request)
         else:
+            samples = reward_aggregation.training_scores(samples, self.config.reward)
             batch = self.algorithm.training_batch(samples, self.loss, self.config, seed)
             arguments = self.algorithm.update_arguments(self.config, step)
             if not fresh:

@@ -76,7 +76,7 @@ def _check_files(config: Any) -> None:
     """
     from verl_omni.trainer import checkpoints, reward_settings
 
-    if problems := reward_settings.find_problems(config.reward):
+    if problems := [*reward_settings.find_problems(config.reward), *reward_settings.normalization_problems(config)]:
         raise ValueError("\n".join(problems))
     if config.trainer.resume_mode == "resume_path":
         checkpoints.step_of(Path(config.trainer.resume_from_path))

@@ -1,4 +1,4 @@
-"""Settings of the reward, checked before anything starts: which scorer runs, and what it takes.
+"""Settings of the reward, checked before anything starts: which scorer runs, what it takes, how several are combined.
 
 A user's file is parsed and not run: it may load a model when it is imported, which only reward workers should do.
 """
@@ -17,6 +17,7 @@ from verl_omni.reward_loop.scorer_signature import Signature, nearest_name, sign
 
 OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 ONE, SEVERAL = "VisualRewardManager", "MultiVisualRewardManager"
+NORMALIZED = "normalized_sum"  # value of reward.aggregation
 PART_SETTINGS = ("path", "name", "weight", "required")  # of a part itself; the others are its scorer's
 
 
@@ -32,6 +33,20 @@ def find_problems(reward: DictConfig) -> list[str]:
     if manager.name not in (ONE, SEVERAL):
         return [f"reward.reward_manager.name: {manager.name} does not exist; write {ONE} or {SEVERAL}"]
     return list(_of_several(reward) if manager.name == SEVERAL else _of_one(reward))
+
+
+def normalization_problems(config: DictConfig) -> Iterator[str]:
+    """What normalized scores cannot work with, a line for each setting of the trainer."""
+    reward, setting = config.reward, f"reward.aggregation: {NORMALIZED}"
+    if reward.aggregation != NORMALIZED:
+        return
+    manager = reward.reward_manager
+    if manager.source != "importlib" or manager.module.path != OWN_MODULE or manager.name != SEVERAL:
+        yield f"{setting} needs the scores of each scorer; write reward.reward_manager.name={SEVERAL}"
+    if config.actor_rollout_ref.rollout.n < 2:
+        yield f"{setting} compares the samples of a prompt; write at least 2 as actor_rollout_ref.rollout.n"
+    if config.algorithm.sample_source == "offline":
+        yield f"{setting} does not go with algorithm.sample_source=offline, which trains on preferences, not on scores"
 
 
 def _of_several(reward: DictConfig) -> Iterator[str]:

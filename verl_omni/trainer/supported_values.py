@@ -110,7 +110,9 @@ SUPPORTED = {
         (False,), "verl's reward-model server is not started; serve the model yourself and write reward.scorer=http"
     ),
     "reward.reward_model.enable_resource_pool": SupportedValues((False,), "there is no reward-model server"),
-    "reward.aggregation": SupportedValues(("weighted_mean", "weighted_sum"), "scores are added by their weights"),
+    "reward.aggregation": SupportedValues(
+        ("weighted_mean", "weighted_sum", "normalized_sum"), "scores are added by their weights"
+    ),
     "trainer.resume_mode": SupportedValues(RESUME_MODES, "resume_path starts from trainer.resume_from_path"),
 }  # fmt: skip
 

@@ -333,7 +333,9 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     (('error', 'right'), "a prompt longer than data.max_prompt_length ends the run, or loses its end; drop it with data.filter_overlong_prompts=true", (
         "data.truncation",
     )),
-    (('weighted_mean', 'weighted_sum'), "scores are added by their weights", ("reward.aggregation",)),
+    (('weighted_mean', 'weighted_sum', 'normalized_sum'), "scores are added by their weights", (
+        "reward.aggregation",
+    )),
     ((False,), "verl's reward-model server is not started; serve the model yourself and write reward.scorer=http", (
         "reward.reward_model.enable",
     )),

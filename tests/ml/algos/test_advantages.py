@@ -28,6 +28,38 @@ def test_advantages_against_float64(groups: list[list[float]], global_std: bool)
     assert found.tolist() == pytest.approx(want, rel=2e-3, abs=2e-3)
 
 
+@given(st.lists(st.lists(st.tuples(*[st.floats(-5, 5)] * 3), min_size=2, max_size=5), min_size=1, max_size=3))
+@settings(max_examples=40, deadline=None)
+def test_a_normalized_sum_against_float64(groups: list[list[tuple[float, float, float]]]) -> None:
+    weights = [2.0, 0.5, -1.0]
+    flat = [scores for group in groups for scores in group]
+    names = [f"g{index}" for index, group in enumerate(groups) for _ in group]
+    found = advantages.normalized_sum(torch.tensor(flat, dtype=torch.float64), weights, names)
+    want = []
+    for group in groups:
+        columns = list(zip(*group, strict=True))
+        want += [
+            sum(
+                weight * (score - statistics.fmean(column)) / (statistics.stdev(column) + 1e-4)
+                for weight, score, column in zip(weights, scores, columns, strict=True)
+            )
+            for scores in group
+        ]
+    assert found.dtype == torch.float32 and found.tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
+
+
+def test_in_a_normalized_sum_the_range_of_a_scorer_does_not_matter() -> None:
+    """Advantages of a sum follow the scorer with the larger range; normalized, the weights alone decide."""
+    scores, groups = torch.tensor([[0.0, 300.0], [1.0, 200.0], [0.0, 100.0], [1.0, 0.0]]), ["a"] * 4
+    found = [advantages.normalized_sum(scores * torch.tensor([1.0, size]), [3.0, 1.0], groups) for size in (1.0, 1e-2)]
+    assert found[0].tolist() == pytest.approx(found[1].tolist(), rel=1e-2)
+    assert found[0][1] > found[0][0] and scores.sum(1)[1] < scores.sum(1)[0]
+    constant = torch.cat([scores, torch.full((4, 1), 7.0)], 1)
+    torch.testing.assert_close(advantages.normalized_sum(constant, [3.0, 1.0, 9.0], groups), found[0])
+    with pytest.raises(ValueError, match="not finite"):
+        advantages.normalized_sum(torch.full((2, 1), math.nan), [1.0], ["a", "a"])
+
+
 def test_equal_rewards_have_no_advantage() -> None:
     found = advantages.group_advantages(torch.full((3,), 3.488598273467498), ["a"] * 3, global_std=False)
     assert found.dtype == torch.float32

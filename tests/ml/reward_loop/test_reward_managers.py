@@ -226,7 +226,10 @@ def test_scores_become_a_column(sample: Sample) -> None:
     assert made[:, 0].tolist() == [0.5, 1.5]
 
 
-@pytest.mark.parametrize(("chosen", "combined"), [({}, 0.15), ({"aggregation": "weighted_sum"}, 0.6)])
+@pytest.mark.parametrize(
+    ("chosen", "combined"),
+    [({}, 0.15), ({"aggregation": "weighted_sum"}, 0.6), ({"aggregation": "normalized_sum"}, 0.15)],
+)
 async def test_several_scorers_are_averaged_or_added_by_weight(
     settings: Settings, sample: Sample, chosen: dict[str, str], combined: float
 ) -> None:

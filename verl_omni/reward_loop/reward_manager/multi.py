@@ -14,7 +14,7 @@ from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, che
 from verl_omni.reward_loop.rewards import get_scorer
 
 logger = logging.getLogger(__name__)
-AGGREGATIONS = ("weighted_mean", "weighted_sum")
+AGGREGATIONS = ("weighted_mean", "weighted_sum", "normalized_sum")
 OWN_SETTINGS = ("path", "name", "weight", "required")
 
 
@@ -32,7 +32,8 @@ class Part:
 class MultiVisualRewardManager(VisualRewardManager):
     """`reward.reward_functions`: {key: {name or path + name, weight, required, further settings}}.
 
-    The reward is sum(weight * score), and with `reward.aggregation: weighted_mean` that over sum(weight). Extra fields:
+    The reward is sum(weight * score), and with `reward.aggregation: weighted_mean` that over sum(weight), as
+    with `normalized_sum`, for which the trainer normalizes each score in its group and adds them. Extra fields:
     `reward/<key>`, `reward/<key>/<field>` for a scorer that returns a dict, and `reward/combined`. A part that fails
     stops the run, unless it has `required: false`: then its score is 0, the error is logged, and its field
     `reward/<key>/failed` is 1 instead of 0.
@@ -54,7 +55,7 @@ class MultiVisualRewardManager(VisualRewardManager):
         aggregation = config.reward.get("aggregation", AGGREGATIONS[0])
         if aggregation not in AGGREGATIONS:
             raise ValueError(f"reward.aggregation: {aggregation!r} is not one of {', '.join(AGGREGATIONS)}")
-        self.divisor = total if aggregation == "weighted_mean" else 1.0
+        self.divisor = 1.0 if aggregation == "weighted_sum" else total
 
     @override
     async def run_single(self, data: DataProto) -> dict[str, Any]:
