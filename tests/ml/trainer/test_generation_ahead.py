@@ -137,7 +137,7 @@ class Trained:
         self.served = 0
         self.updates: list[tuple[str, ...]] = []
         self.versions: list[int] = []
-        self.tolerances: list[float] = []
+        self.tolerances: list[tuple[float, float]] = []
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         rows = len(prompts)
@@ -151,7 +151,7 @@ class Trained:
 
     def update_actor(self, data: DataProto) -> DataProto:
         self.updates.append(tuple(data.batch["all_timesteps"].flatten().tolist()))
-        self.tolerances.append(data.meta_info["request"]["tolerance"])
+        self.tolerances.append(tuple(data.meta_info["request"][f"{name}tolerance"] for name in ("", "velocity_")))
         return DataProto(meta_info={"metrics": {"actor/optimizer_steps": [1.0]}})
 
     def update_weights(self, global_steps: int) -> dict[str, list[str]]:
@@ -232,6 +232,6 @@ def test_log_probabilities_are_compared_for_samples_of_the_current_weights_only(
     stack = Trained()
     made = trainer(tmp_path, stack, 3)
     made.fit(None)
-    tolerance = made.config.trainer.max_log_prob_difference
-    assert stack.tolerances == [tolerance, float("inf"), float("inf")]
+    tolerance, none = made.config.trainer.max_log_prob_difference, float("inf")
+    assert stack.tolerances == [(tolerance, 1e-3), (none, none), (none, none)]
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[2])["weights/staleness"] == 1

@@ -290,8 +290,8 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
 
     @override
     def for_older_samples(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        # Between different weights, the difference of log-probabilities says nothing about the engine.
-        return {**arguments, "tolerance": float("inf")}
+        # Between different weights, differences say nothing about the engine.
+        return {**arguments, "tolerance": float("inf"), "velocity_tolerance": float("inf")}
 
     @override
     def objective(
