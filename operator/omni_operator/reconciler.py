@@ -15,7 +15,6 @@ from typing import Protocol, TypeVar, assert_never
 from omni_operator.api.names import FINALIZER, Names
 from omni_operator.api.status import Status
 from omni_operator.cluster import owned_objects
-from omni_operator.cluster.dropped_fields import DroppedFields, find_dropped
 from omni_operator.cluster.errors import (
     ClusterError,
     Conflict,
@@ -79,7 +78,6 @@ class _Memory:
     Attributes:
         lost: name of a RayJob that the status records, and that the API server does not have.
         ensured: generation of the job and versions of its shared objects when these were last compared.
-        dropped: the last status of which the API server dropped fields; None if it kept all.
     """
 
     written: datetime | None = None
@@ -87,7 +85,6 @@ class _Memory:
     server_errors: ServerErrors = field(default_factory=ServerErrors)
     lost: str | None = None
     ensured: object = None
-    dropped: DroppedFields | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,6 @@ class Reconciler:
     made: Callable[[Body], None] = lambda body: None
     _specs: SpecCache = field(default_factory=SpecCache)
     _memories: dict[Key, _Memory] = field(default_factory=dict)
-    _warned_of_definition: bool = False
     _absent: dict[Kind, datetime] = field(default_factory=dict)
     _listening: datetime | None = None
 
@@ -161,8 +157,6 @@ class Reconciler:
         if (facts := parse_metadata_facts(body)).deleting is not None:
             return await self._delete(key, facts, now)
         status = parse_status(body)
-        if (memory := self._memories.get(key)) and memory.dropped:
-            status = memory.dropped.restore(status)
         spec = self._specs.get(key, body, self.settings)
         if isinstance(spec, str):
             return await self._without_spec(key, body, status, spec, now)
@@ -244,17 +238,6 @@ class Reconciler:
         context = Context(timeouts=self.timeouts, now=now, listening=now)
         derived = derive_invalid_status(facts, observed, status, text, context)
         return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
-
-    def _find_dropped(self, derived: Status, sent: Body, answer: Body) -> DroppedFields | None:
-        """What the API server dropped of a status; the first time, the log names it."""
-        names = sorted(find_dropped(sent, answer.get("status") or {}))
-        if names and not self._warned_of_definition:
-            self._warned_of_definition = True
-            log.warning(
-                "the custom resource definition is older than the operator: the API server drops %s; apply crds/ of "
-                "this version", ", ".join(names),
-            )  # fmt: skip
-        return DroppedFields(derived, parse_status(answer)) if names else None
 
     async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: _Memory) -> None:
         """Read a RayJob that the status records and no watch delivers: it may only have lost its labels."""
@@ -387,7 +370,6 @@ class Reconciler:
             return self._forget(key)
         self.cache.put(JOBS, answer)
         memory.written = now
-        memory.dropped = self._find_dropped(derived, values, answer)
         known = {failure.attempt for failure in status.failures}
         for failure in derived.failures:
             if failure.attempt not in known:

@@ -30,7 +30,6 @@ class FakeCluster:
         events: (type, kind, object) of every change, in order, as a watch would send it.
         failures: called before every request of the operator; an error that it returns is raised.
         absent: kinds that are not served.
-        dropped: fields of a job's status that the definition does not have, because it is older than the operator.
         terminating: namespaces that are being deleted.
         tokens: identity by (token, audience).
     """
@@ -43,7 +42,6 @@ class FakeCluster:
         self.events: list[tuple[str, Kind, Body]] = []
         self.failures: Callable[[str, Kind, str], ClusterError | None] = lambda verb, kind, name: None
         self.absent: set[Kind] = set()
-        self.dropped: frozenset[str] = frozenset()
         self.terminating: set[str] = set()
         self.tokens: dict[tuple[str, str], Identity] = {}
 
@@ -72,8 +70,7 @@ class FakeCluster:
                 raise Conflict(f"{kind.plural} {meta['name']}: {part}")
         alone = [body for body in (current.get("status") or {}).get("conditions") or () if body["type"] in self._alone]
         conditions = [*(status.get("conditions") or ()), *alone]
-        kept = {name: value for name, value in status.items() if name not in self.dropped}
-        return self._store(kind, {**current, "status": copy.deepcopy({**kept, "conditions": conditions})})
+        return self._store(kind, {**current, "status": copy.deepcopy({**status, "conditions": conditions})})
 
     async def apply_condition(self, kind: Kind, namespace: str, name: str, uid: str, condition: Body | None) -> Body:
         self._record("apply_status", kind, name)
