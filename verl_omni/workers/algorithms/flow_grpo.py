@@ -217,9 +217,9 @@ class StepObjective(ABC, Generic[Settings]):
         if self.at_start:
             self.at_start = False
             found["actor/clip_fraction_at_start"] = clip_fraction
-            found |= agreement.check_log_probs(measured["engine_difference"], self.tolerance)
-            if self.velocity_tolerance is not None:
+            if self.velocity_tolerance is not None:  # first, because it explains a difference of log-probabilities
                 found |= agreement.check_velocities(measured["velocity_difference"], self.velocity_tolerance)
+            found |= agreement.check_log_probs(measured["engine_difference"], self.tolerance)
         return found
 
     def finish(self) -> None:
