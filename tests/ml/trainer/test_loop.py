@@ -74,6 +74,8 @@ def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> Diff
         [
             "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=2",
             "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
+            "actor_rollout_ref.rollout.dtype=float32",
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", *overrides,
         ]
     )  # fmt: skip
