@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from e2e.cluster import deadlines
-from e2e.cluster.errors import CommandFailed, ToolMissing
+from e2e.cluster.errors import CommandFailed, DeadlinePassed, ToolMissing
 from e2e.cluster.paths import cache
 from e2e.cluster.ports import free_ports
 from e2e.cluster.processes import run
@@ -102,14 +102,53 @@ class Running:
         assert len(found) == 1, found
         return float(found[0]["value"][1])
 
+    def await_data(self, expressions: Iterable[str]) -> None:
+        """Wait until each expression has a sample.
+
+        Raises:
+            AssertionError: some have none; the message lists them.
+        """
+        without = list(expressions)
+
+        def none_left() -> bool:
+            without[:] = [expression for expression in without if not self.query(expression)]
+            return not without
+
+        try:
+            deadlines.wait_until("every query to return data", SCRAPED_S, none_left)
+        except DeadlinePassed as error:
+            raise AssertionError(f"queries without data: {without}") from error
+
+    def rules(self) -> dict[str, str]:
+        """Health of each alert rule that is loaded: `ok` once it was evaluated without an error."""
+        answer = httpx.get(f"{self.server}/api/v1/rules", timeout=10, trust_env=False)
+        answer.raise_for_status()
+        groups = answer.json()["data"]["groups"]
+        return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+
 
 @contextmanager
-def scraping(programs: Programs, target: str, folder: Path) -> Iterator[Running]:
-    """A Prometheus that scrapes `host:port` every second; it ends with the context."""
+def scraping(
+    programs: Programs,
+    target: str,
+    folder: Path,
+    *,
+    labels: Mapping[str, str] | None = None,
+    honor_labels: bool = False,
+    rules: Path | None = None,
+) -> Iterator[Running]:
+    """A Prometheus that scrapes `host:port` every second; it ends with the context.
+
+    Args:
+        labels: of the target, as a PodMonitor gives them. honor_labels: as in a PodMonitor.
+        rules: a file of alert rules, which it evaluates every second.
+    """
     (port,) = free_ports(1, random.Random())
+    scraped = {"targets": [target], "labels": dict(labels or {})}
     settings = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-        "scrape_configs": [{"job_name": "omni", "static_configs": [{"targets": [target]}]}],
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "scrape_configs": [{"job_name": "omni", "honor_labels": honor_labels, "static_configs": [scraped]}],
+        "rule_files": [str(rules)] if rules else [],
     }
     config = folder / "prometheus.yml"
     config.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ml.engine.replica_driver import Leftovers
+from e2e import dashboards, prometheus
+from e2e.cluster.errors import ToolMissing
+from e2e.conftest import leave_out
+from tests.ml.engine.replica_driver import RANK, Leftovers
 
 pytestmark = pytest.mark.engine
 
@@ -38,6 +41,15 @@ def running(start_tiny: Any, rows: Any) -> Running:
     )  # fmt: skip
     stack.weights.update_weights(global_steps=0)
     return Running(settings, stack, rows(PROMPTS))
+
+
+@pytest.fixture(scope="module")
+def programs() -> prometheus.Programs:
+    try:
+        return prometheus.ensure()
+    except ToolMissing as error:
+        leave_out(error)
+        raise
 
 
 def evaluate(running: Running) -> Any:
@@ -164,3 +176,48 @@ def test_a_failed_sample_names_prompt_replica_and_version(running: Running) -> N
     with pytest.raises(SampleFailed, match=f"({named}).*replica {address}: (?s:.*)Unknown output_type 'sculpture'"):
         asyncio.run(DiffusionAgentLoopWorker(config, client).generate_sequences(prompts))
     assert evaluate(running).versions == [2, 2, 2]
+
+
+def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
+    running: Running, programs: prometheus.Programs, tmp_path: Path
+) -> None:
+    """A run of two steps, scraped where Ray exports metrics, with the labels that a PodMonitor gives."""
+    import ray
+
+    from verl_omni.trainer.loop import DiffusionTrainer
+    from verl_omni.trainer.run_folder import RunFolder
+    from verl_omni.utils.exported_metrics import PREFIX, ROLLOUT, SKIPPED_STEPS, TRAINER
+
+    trainer = DiffusionTrainer(
+        running.config, running.stack, RunFolder(tmp_path / "run"), running.rows, running.rows,
+        stop_requested=lambda: False,
+    )  # fmt: skip
+    trainer.fit(None)
+    (port,) = {node["MetricsExportPort"] for node in ray.nodes()}
+    labels = {"namespace": "ml", "diffusionrl_job": "red", "attempt": "1", "pod": "red-head"}
+    values = {"namespace": "ml", "job": "red", "__rate_interval": "1m"}
+    queries = [
+        query.with_values(values)
+        for query in dashboards.queries("omni-job")
+        # GPUs are not everywhere, and the operator exports the others.
+        if "(ray_omni_" in query.expression or query.expression.startswith(("ray_node_cpu", "ray_node_mem"))
+    ]
+    assert len(queries) > 10
+    with prometheus.scraping(programs, f"127.0.0.1:{port}", tmp_path, labels=labels) as server:
+        server.await_data(queries)
+        # A CPU engine never skips a step here, and a counter without a value has no series.
+        server.await_data(PREFIX + metric.name for metric in (*TRAINER, *ROLLOUT) if metric != SKIPPED_STEPS)
+        for query, value in {
+            "ray_omni_step": 2, "ray_omni_steps": 2, "ray_omni_samples_generated_total": 8,
+            "ray_omni_samples_trained_total": 8, "ray_omni_weight_version_published": 2,
+            'ray_omni_weight_version_served{replica="0"}': 2, 'ray_omni_rollout_requests_in_flight{replica="0"}': 0,
+            "ray_omni_samples_collapsed": 0,
+        }.items():  # fmt: skip
+            assert server.await_value(query) == value, query
+        (step,) = server.query("ray_omni_step")
+        assert step["metric"].items() >= labels.items() and "WorkerId" in step["metric"]
+        # Adapters of the tests above are counted too; a pair of matrices alone has more bytes than this.
+        assert server.await_value("ray_omni_weight_update_bytes_total") > 4 * 64 * RANK
+        seconds = server.await_value('ray_omni_phase_seconds_total{phase="update"}')
+        spent = sum(line["timing_s/update"] for line in RunFolder(tmp_path / "run").metrics() if line["step"])
+        assert seconds == pytest.approx(spent)
