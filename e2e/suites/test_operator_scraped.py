@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from e2e import prometheus
+from e2e import dashboards, prometheus
 from e2e.cluster import deadlines
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
+from e2e.helm import CHART
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import RunningOperator, install, operator
 
@@ -69,3 +71,44 @@ def test_a_real_prometheus_scrapes_it(
         assert server.await_value("sum(diffusionrl_operator_reconcile_seconds_count)") >= 1
         assert server.await_value("time() - max(diffusionrl_operator_watch_last_event_timestamp_seconds)") < 600
         assert server.query("diffusionrl_jobs{state='Running'} >= 1")
+
+
+def test_dashboards_and_alert_rules_on_a_real_prometheus(
+    programs: prometheus.Programs, running: RunningOperator, plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    """Of a job that has failed once and reports a step, scraped as the chart's PodMonitor says."""
+    with plane.api() as api:
+        job = JobOnPlane(api, namespace, "watched", spec={"backoffLimit": 3})
+        job.run_and_lose_a_head()
+        token = job.report_token(job.add_trainer(2))
+        step = {
+            "attempt": 2, "event": "step", "step": 3, "reward/mean": 0.25, "val/reward/mean": 0.25, "samples": 96,
+            "weights/version": 3, "weights/min_replica_version": 3, "weights/max_replica_version": 3,
+        }  # fmt: skip
+
+        def reported() -> bool:
+            url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
+            return httpx.post(url, json=step, headers=sent, timeout=30, trust_env=False).status_code == httpx.codes.OK
+
+        deadlines.wait_until("the operator to accept a report", prometheus.SCRAPED_S, reported)
+        job.await_status("the step", lambda found: found["progress"].get("globalStep") == 3)
+        values = {"namespace": namespace, "job": job.name, "__rate_interval": "1m"}
+        with prometheus.scraping(
+            programs, f"127.0.0.1:{running.http}", tmp_path, labels={"namespace": "omni-system", "pod": "operator-0"},
+            honor_labels=True, rules=CHART / "monitoring" / "alerts.yaml",
+        ) as server:  # fmt: skip
+            of_operator = [query.with_values(values) for query in dashboards.queries("omni-operator")]
+            of_job = [
+                query.with_values(values)
+                for query in dashboards.queries("omni-job")
+                if query.expression.startswith(("diffusionrl_", "max by (type) (diffusionrl_"))
+            ]
+            assert len(of_operator) > 10 and len(of_job) > 3
+            server.await_data([*of_operator, *of_job])
+            assert server.query('diffusionrl_operator_leader{namespace="omni-system",pod="operator-0"}')
+            assert not server.query('{exported_namespace!=""}'), "the job's namespace keeps its name"
+            deadlines.wait_until(
+                "the rules to be evaluated", prometheus.SCRAPED_S, lambda: set(server.rules().values()) == {"ok"}
+            )
+            assert len(server.rules()) == 6
+            assert not server.query('ALERTS{alertstate="firing"}'), "nothing is wrong with this job"
