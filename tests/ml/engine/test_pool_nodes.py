@@ -1,0 +1,56 @@
+"""A job with two pools, as the operator renders it, on a Ray cluster with a node for each of its pods."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import load_job
+from verl_omni.models.tiny import make_tiny_sd3
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[2] / "examples" / "red-grpo-pools.yaml"
+STEPS = 2
+
+
+def test_engines_and_trainer_stay_in_their_pools_and_every_version_reaches_both_engines(tmp_path: Path) -> None:
+    model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
+    make_tiny_sd3(model)
+    prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
+    job = load_job(
+        EXAMPLE,
+        [f"spec.model={{base: '{model}', lora: {{rank: 4}}}}", f"spec.data={{train: ['{prompts}'], promptLength: 16}}",
+         f"spec.trainer.totalSteps={STEPS}", "spec.trainer.batch={prompts: 2}", "spec.rollout.samplesPerPrompt=4",
+         "spec.rollout.pipeline={height: 64, width: 64, steps: 5, maxSequenceLength: 16}",
+         f"spec.checkpoint.path={tmp_path}", "spec.algorithm.overrides=[]"],
+    ).job  # fmt: skip
+    cluster = plan.render_attempt(job, 1, plan.ClusterSettings(image="i"))["spec"]["rayClusterSpec"]
+    nodes = [
+        {name: float(amount) for name, amount in group["resources"].items()}
+        for group in cluster["workerGroupSpecs"]
+        for _ in range(group["replicas"])
+    ]
+    assert len(nodes) == 3
+    # The address of the RayCluster comes from the program, which starts it.
+    overrides = plan.render_overrides(*plan.resolve_for_pods(job))
+    places = tmp_path / "places.json"
+    ended = subprocess.run(
+        [sys.executable, str(HERE / "pool_nodes_run.py"), str(places), json.dumps(nodes), *overrides],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=580, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout
+    # A replica is a worker and a server.
+    assert json.loads(places.read_text()) == {"trainer": ["omni_trainer"], "rollout": ["omni_rollout"] * 4}
+    lines = [json.loads(line) for line in (tmp_path / job.metadata.name / "metrics.jsonl").read_text().splitlines()]
+    served = [
+        (line["weights/min_replica_version"], line["weights/max_replica_version"]) for line in lines if line["step"]
+    ]
+    assert served == [(step, step) for step in range(1, STEPS + 1)]
+    assert "did not reach" not in ended.stdout, "a replica was removed"
