@@ -67,7 +67,9 @@ def seconds_per_step(generation_s: float, update_s: float, *overrides: str) -> f
             "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={STEPS}",
             "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", "trainer.save_freq=0",
-            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null", *overrides,
+            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null",
+            "actor_rollout_ref.rollout.dtype=float32",
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32", *overrides,
         ]
     )  # fmt: skip
     process_counts.fill_in(config, cpus=2)

@@ -45,8 +45,8 @@ def main_example(data: Data) -> Section:
             f"Right are those of {first['n']} held-out images that show exactly what their prompts say, from the same "
             "noise at each evaluation.",
             table_of_runs,
-            f"The mean gain over {len(trained)} seeds is {100 * mean:+.1f} ± {100 * error:.1f} points (standard error). "
-            f"Other work ran on the same machine, so the minutes are upper bounds.",
+            f"The mean gain over {len(trained)} seeds is {100 * mean:+.1f} ± {100 * error:.1f} points (standard "
+            "error). Other work ran on the same machine, so the minutes are upper bounds.",
             verdict(met, f"25 points more right over three seeds, and less for none; {slowest:.0f} minutes at most"),
         ],
         missed=[] if met else [f"The main example gains {100 * mean:.0f} points over its seeds; the target is 25."],

@@ -77,7 +77,7 @@ def test_a_job_is_created_once_and_another_one_of_its_name_is_refused(
     assert api.get(JobOnPlane(api, namespace).path)["items"] == []
     first = json.loads(drl("submit", job_file, "--json").stdout)
     again = drl("submit", job_file)
-    assert (first["created"], again.exit_code) == (True, 0)
+    assert (first["created"], again.exit_code) == (True, 0), again.output
     assert again.stdout == (
         f"red exists in namespace {namespace} with the same spec: not seen by an operator; nothing was created\n"
     )

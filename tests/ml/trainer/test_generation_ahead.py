@@ -171,7 +171,9 @@ def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionT
             "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={steps}",
             "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", "trainer.save_freq=1",
-            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null", *ASYNC, *overrides,
+            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null",
+            "actor_rollout_ref.rollout.dtype=float32",
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32", *ASYNC, *overrides,
         ]
     )  # fmt: skip
     process_counts.fill_in(config, cpus=2)
