@@ -59,7 +59,7 @@ def trainer(loop: Loop, tmp_path: Path) -> Any:
 
 
 def test_a_training_step_gets_no_images(trainer: Any, loop: Loop) -> None:
-    samples = trainer._generate(1)
+    samples = trainer._generate(1, 0)
     assert loop.carried == [False] and samples.images is None
     assert samples.scores.tolist() == [1.0] * 16 and samples.tensors["rollout_log_probs"].shape == (16, 2)
 

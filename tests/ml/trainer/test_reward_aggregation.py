@@ -92,9 +92,10 @@ def test_the_training_loop_normalizes_the_scores_of_a_step(overrides: tuple[str,
 
     trainer: Any = SimpleNamespace(
         config=config, algorithm=training_algorithm("flow_grpo"), loss=None,
+        exported=SimpleNamespace(trained=lambda count: None),
         stack=SimpleNamespace(workers=SimpleNamespace(update_actor=update_actor)),
     )  # fmt: skip
     DiffusionTrainer._update(trainer, replace(SAMPLES, extras={
         "reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-0.1, -0.4, -0.4, -0.1],
-    }), 1)  # fmt: skip
+    }), 1, fresh=True)  # fmt: skip
     assert requests[0].batch["advantages"].sign().tolist() == signs
