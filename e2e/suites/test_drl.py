@@ -78,9 +78,8 @@ def test_a_job_is_created_once_and_another_one_of_its_name_is_refused(
     first = json.loads(drl("submit", job_file, "--json").stdout)
     again = drl("submit", job_file)
     assert (first["created"], again.exit_code) == (True, 0), again.output
-    assert again.stdout == (
-        f"red exists in namespace {namespace} with the same spec: not seen by an operator; nothing was created\n"
-    )
+    assert again.stdout.startswith(f"red exists in namespace {namespace} with the same spec: ")
+    assert again.stdout.endswith("; nothing was created\n")
     assert json.loads(drl("submit", job_file, "--json").stdout) == {"created": False, "job": first["job"]}
     drl("suspend", "red")
     assert "nothing was created" in drl("submit", job_file).stdout, "a suspended job is the same job"
