@@ -33,7 +33,8 @@ def main() -> int:
         return stack
 
     startup.start_actors = starting
-    address = {"node_ip_address": "127.0.0.1"}
+    # Not 127.0.0.1, which ray.init replaces by the machine's own address, where these nodes do not listen.
+    address = {"node_ip_address": "127.0.0.2"}
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, **address}
     )
