@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,10 @@ ReportPhase = Callable[[str], None]
 # logical: more than the cores is fine.
 LOGICAL_CPUS = 16
 STOP_SECONDS = 60.0  # timeout for an engine to shut down
-SECOND_EXPERT = "transformer_2"  # part of a diffusers pipeline
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
+PASSED_PREFIXES = ("VERL_", "OMP_", "HF_", "HCCL_", LOG_LEVEL)
+OF_ITS_NODE = ("HCCL_IF_IP",)  # the address of the driver's node, which is wrong on every other one
+SECOND_EXPERT = "transformer_2"  # part of a diffusers pipeline
 
 
 class Cluster(Protocol):
@@ -319,10 +321,17 @@ def _local(options: dict[str, Any]) -> Cluster:
 def _join(address: str, options: dict[str, Any]) -> Cluster:
     import ray
 
-    prefixes = ("VERL_", "OMP_", "HF_", "HCCL_", LOG_LEVEL)
-    passed = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
-    ray.init(address=address, runtime_env={"env_vars": passed}, **options)
+    ray.init(address=address, runtime_env={"env_vars": passed_variables(os.environ)}, **options)
     return PlainCluster(started_here=False)
+
+
+def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the driver that the workers of a running Ray cluster get, also those on other nodes. PURE."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(PASSED_PREFIXES) and name not in OF_ITS_NODE
+    }
 
 
 def _import_everything() -> None:

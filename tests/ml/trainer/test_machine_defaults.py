@@ -201,3 +201,8 @@ def test_the_trainer_lists_the_families_when_a_model_has_none(tmp_path: Path) ->
     assert ended.returncode == 2
     assert "No model family for architecture 'NoSuchPipeline'; one of ['QwenImagePipeline'" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_workers_on_other_nodes_do_not_get_the_address_of_the_drivers_node() -> None:
+    environment = {"HCCL_IF_IP": "10.0.0.1", "HCCL_CONNECT_TIMEOUT": "7200", "HF_HOME": "/models", "HOME": "/root"}
+    assert startup.passed_variables(environment) == {"HCCL_CONNECT_TIMEOUT": "7200", "HF_HOME": "/models"}
