@@ -79,7 +79,7 @@ def estimated_peak(config: Any) -> int:
 
     model = read(Path(config.actor_rollout_ref.model.path))
     found = trainer_memory.measure(config, model, training_sample(config, model), ranks=1, accelerator=False)
-    state = found.weights + found.old_policy + found.gradients + found.optimizer
+    state = found.weights + found.delayed_copies + found.gradients + found.optimizer
     return state + max(found.inputs + found.activations, found.step_temporary)
 
 

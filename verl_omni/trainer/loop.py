@@ -210,6 +210,17 @@ class DiffusionTrainer:
         return metrics.replica_versions(self.stack.versions(), step)
 
     def _evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate the policy, or the average of its weights if one is kept; afterwards the engines have the policy."""
+        if self.config.actor_rollout_ref.actor.ema_decay is None:
+            return self._evaluate_served(step)
+        self.stack.workers.send_average(True)
+        self._publish(step)
+        found = self._evaluate_served(step)
+        self.stack.workers.send_average(False)
+        self._publish(step)
+        return found
+
+    def _evaluate_served(self, step: int) -> dict[str, float]:
         line: dict[str, float] = {}
         with _Timer(line, "eval"):
             rows = [self.held_out[place] for place in range(len(self.held_out))]  # type: ignore[index,arg-type]

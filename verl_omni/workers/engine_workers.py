@@ -30,6 +30,7 @@ from verl_omni.weight_sync.errors import WeightSyncError
 from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
 from verl_omni.weight_sync.network.sender import WeightStream
 from verl_omni.workers.actor.background_write import BackgroundWrite
+from verl_omni.workers.actor.policy import PolicyName
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 from verl_omni.workers.rollout.network_settings import network_deadline, network_key
 
@@ -54,6 +55,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         group, place = divmod(self.rank, config.actor.fsdp_config.ulysses_sequence_parallel_size)
         self._register_dispatch_collect_info(ROWS, dp_rank=group, is_collect=place == 0)
         self._writing = BackgroundWrite()
+        self._sends_average = False
         self._encoder: Any = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -127,6 +129,11 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         found: dict[str, torch.Tensor] = self._encoder.encode(list(prompts), pixels, self.actor.device)
         return found
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def send_average(self, wanted: bool) -> None:
+        """Let the next weight updates send the moving average (`actor.ema_decay`), or again the policy that samples."""
+        self._sends_average = wanted
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, Any]:
         """Send the policy that samples (`rollout.rollout_adapter`) to the replica, whose workers all confirm it.
@@ -186,7 +193,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         kind: Literal["lora", "full"] = "lora" if config is not None else "full"
         # All weights leave in the engine's dtype; the engine casts an adapter itself, to the dtype of its layers.
         dtype = parse_dtype("rollout.dtype", self.rollout_config.dtype) if kind == "full" else None
-        return config, self.actor.weights(kind, self.rollout_config.rollout_adapter, dtype)
+        which: PolicyName = "average" if self._sends_average else self.rollout_config.rollout_adapter
+        return config, self.actor.weights(kind, which, dtype)
 
     async def _finish(self, weights: Generator[tuple[str, torch.Tensor]]) -> None:
         # Gathering a sharded weight is a collective: after a failure on this rank, the others still wait for it.

@@ -1,4 +1,4 @@
-"""Standalone replicas on the real engine: a run equals a colocated one, also after a replica is gone; or is ahead."""
+"""Standalone replicas: a run equals a colocated one, loses a replica, is ahead; an average is evaluated."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ STANDALONE = (
     "actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=2",
     "actor_rollout_ref.rollout.min_replicas=1",
 )  # fmt: skip
+STILL = "actor_rollout_ref.actor.ema_decay=0.999999999"  # an average that hardly follows the policy
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 
 
@@ -27,7 +28,8 @@ def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path,
     prompts, pipeline = folder / "prompts.jsonl", "actor_rollout_ref.rollout.pipeline"
     prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
     settings = (
-        f"data.train_files='{prompts}'", f"trainer.default_local_dir='{folder / 'run'}'", "reward.scorer=brightness",
+        f"data.train_files='{prompts}'", f"data.val_files='{prompts}'",
+        f"trainer.default_local_dir='{folder / 'run'}'", "reward.scorer=brightness",
         f"trainer.total_training_steps={STEPS}", "data.train_batch_size=2", "data.max_prompt_length=16",
         f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-2",
@@ -60,10 +62,10 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
         (tmp_path / name).mkdir()
     compatible = (*ASYNC, "trainer.v1.separate_async.sync_compatible=true")
     killing = str(Path(__file__).with_name("pool_run.py"))
-    pools, said = run(tmp_path / "pools", model, killing, *STANDALONE, *compatible)
-    colocated, _ = run(tmp_path / "colocated", model, "-m verl_omni.trainer.main_diffusion")
+    pools, said = run(tmp_path / "pools", model, killing, *STANDALONE, *compatible, STILL)
+    colocated, _ = run(tmp_path / "colocated", model, "-m verl_omni.trainer.main_diffusion", STILL)
 
-    assert [line["weights/version"] for line in metrics(pools)] == list(range(1, STEPS + 1))
+    assert [line["weights/version"] for line in metrics(pools)] == list(range(STEPS + 1))
     assert metrics(pools) == metrics(colocated)
     # Versions 0 and 1 reached both replicas.
     (warning,) = (line for line in said.splitlines() if line.startswith("warning:"))
@@ -72,7 +74,10 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     # The batch of step s + 1 is generated while the trainer updates with that of step s.
     ahead, _ = run(tmp_path / "ahead", model, "-m verl_omni.trainer.main_diffusion_v1", *STANDALONE, ASYNC[1])
     asynchronous, synchronous = metrics(ahead), metrics(colocated)
-    assert [line.pop("weights/staleness") for line in asynchronous] == [0, 1, 1]
-    assert asynchronous[0] == synchronous[0], "the samples of the first step have the current weights"
-    assert asynchronous[1]["reward/mean"] != synchronous[1]["reward/mean"], "version 0 generated them, not version 1"
-    assert [line["weights/min_replica_version"] for line in asynchronous] == list(range(1, STEPS + 1))
+    assert [line.pop("weights/staleness") for line in asynchronous[1:]] == [0, 1, 1]
+    assert asynchronous[1] == synchronous[1], "the samples of the first step have the current weights"
+    assert asynchronous[2]["reward/mean"] != synchronous[2]["reward/mean"], "version 0 generated them, not version 1"
+    assert [line["weights/min_replica_version"] for line in asynchronous] == list(range(STEPS + 1))
+    # The synchronous runs evaluate an average that stays at the initial weights; their policy moved as well.
+    change = [abs(lines[-1]["val/reward/mean"] - lines[0]["val/reward/mean"]) for lines in (synchronous, asynchronous)]
+    assert change[0] < 1e-6 < change[1]

@@ -131,6 +131,29 @@ def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(
     assert made._generate(2, 1).images is not None
 
 
+def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "actor_rollout_ref.actor.ema_decay=0.9",
+                   "actor_rollout_ref.rollout.pipeline.output_type=latent")  # fmt: skip
+    calls: list[Any] = []
+    made.stack.workers.send_average = calls.append
+    publish, generate = made.stack.weights.update_weights, made.stack.agent_loop.generate_sequences
+
+    def publishing(global_steps: int) -> Any:
+        calls.append(global_steps)
+        return publish(global_steps)
+
+    def generating(prompts: DataProto) -> DataProto:
+        calls.append("evaluation" if prompts.meta_info.get("validate") else "training")
+        return generate(prompts)  # type: ignore[no-any-return]
+
+    made.stack.weights.update_weights, made.stack.agent_loop.generate_sequences = publishing, generating
+    made.fit(None)
+    average = [True, "version", "evaluation", False, "version"]
+    wanted = ["version", *average, "training", "version", "training", "version", *average]
+    assert ["version" if type(call) is int else call for call in calls] == wanted
+    assert [call for call in calls if type(call) is int] == [0, 0, 0, 1, 2, 2, 2]
+
+
 def test_maxima_are_maxima_over_the_ranks(tmp_path: Path) -> None:
     trainer(tmp_path, "trainer.val_before_train=false", "data.val_files=null",
             "actor_rollout_ref.rollout.pipeline.output_type=latent").fit(None)  # fmt: skip

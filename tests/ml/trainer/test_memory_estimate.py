@@ -95,7 +95,7 @@ def test_an_adapter_has_two_moments_and_a_gradient_and_the_base_has_none(tiny: P
     found = estimated(tiny).trainer
     trained = 4 * found.trained_parameters  # float32
     assert 0 < found.trained_parameters < found.parameters
-    assert (found.gradients, found.optimizer, found.old_policy) == (trained, 2 * trained, 0)
+    assert (found.gradients, found.optimizer, found.delayed_copies) == (trained, 2 * trained, 0)
     assert found.weights >= 2 * found.parameters, "bfloat16, with buffers and the adapter on top"
     everything = estimated(tiny, "actor_rollout_ref.model.lora_rank=0").trainer
     assert everything.trained_parameters == everything.parameters

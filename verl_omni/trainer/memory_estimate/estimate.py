@@ -125,7 +125,7 @@ def _resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     away = setup.accelerator and setup.offloads_weights
     return {
         "weights": 0 if away else trainer.weights,
-        "old policy": 0 if away else trainer.old_policy,
+        "delayed copies": 0 if away else trainer.delayed_copies,
         "optimizer": 0 if setup.accelerator and setup.offloads_optimizer else trainer.optimizer,
     }
 
@@ -147,7 +147,7 @@ def _generation(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> P
 def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
     parts = {
         "weights": trainer.weights,
-        "old policy": trainer.old_policy,
+        "delayed copies": trainer.delayed_copies,
         "optimizer": trainer.optimizer,
         "gradients": trainer.gradients,
         "gathered weights": trainer.gathered,
@@ -166,7 +166,7 @@ def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
     parts = {
         **_resting(setup, trainer),
         "weights": trainer.weights,
-        "old policy": trainer.old_policy,
+        "delayed copies": trainer.delayed_copies,
         **_awake(setup, trainer, engine),
         "weight buffer": min(setup.bucket, max(sent, trainer.largest)) + trainer.largest + sent,
     }
@@ -179,7 +179,7 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     # A trainer and an engine worker for each rank; server and driver.
     processes = {"processes": (2 * ranks + 2 + setup.helpers_per_node) * PROCESS}
     samples = {"trajectories": _trajectories(setup)}
-    weights = ranks * (trainer.weights + trainer.old_policy) if setup.offloads_weights else 0
+    weights = ranks * (trainer.weights + trainer.delayed_copies) if setup.offloads_weights else 0
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
     asleep = ranks * engine.weights if setup.sleeps else 0
     copy = {name: ranks * size for name, size in _checkpoint_copy(setup, trainer).items()}
@@ -196,7 +196,7 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
 def _checkpoint_copy(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """What a rank has in host memory while a checkpoint is written in the background."""
     trained = trainer.optimizer // 2  # two moments
-    return {"checkpoint copy": trained + trainer.optimizer + trainer.old_policy if setup.copies_checkpoints else 0}
+    return {"checkpoint copy": trained + trainer.optimizer + trainer.delayed_copies if setup.copies_checkpoints else 0}
 
 
 def _trajectories(setup: Setup) -> int:

@@ -33,7 +33,7 @@ class TrainerMemory:
 
     Attributes:
         weights: parameters and buffers. gradients, optimizer: of the trained parameters.
-        old_policy: the delayed copy of the trained parameters that some algorithms keep.
+        delayed_copies: of the trained parameters: the old policy that some algorithms keep, and the moving average.
         gathered: what FSDP2 gathers for the layers at work.
         inputs: tensors of a micro-batch. activations: what forward and backward pass keep and compute beyond all this.
         step_temporary: temporary tensors of an optimizer step, when no activations are left.
@@ -48,7 +48,7 @@ class TrainerMemory:
     weights: int
     gradients: int
     optimizer: int
-    old_policy: int
+    delayed_copies: int
     gathered: int
     inputs: int
     activations: int
@@ -94,7 +94,8 @@ def measure(
         weights=weights,
         gradients=gradient_bytes(trained, sharding, accumulates_unsharded=once),
         optimizer=MOMENTS * shard,
-        old_policy=shard if "old" in settings.model.policy_state_adapters else 0,
+        delayed_copies=shard
+        * (("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)),
         gathered=gathered,
         inputs=found.inputs,
         # What a rank keeps outside of the layers, of inputs and predictions, is not split, and too small to count.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.metric_names import is_maximum
 from verl_omni.workers.actor import build, export, parallel, precision, shard_loading
 from verl_omni.workers.actor.offload import Offload
-from verl_omni.workers.actor.policy import Batch, Policy
+from verl_omni.workers.actor.policy import Batch, Policy, PolicyName
 from verl_omni.workers.actor.sequence_parallel import split_sequence
 from verl_omni.workers.actor.setting_checks import sequence_groups
 from verl_omni.workers.actor.training_state import TrainingState
@@ -80,6 +80,7 @@ class DiffusionActor:
         self.policy = Policy(
             self.module, training_adapter(model.architecture), dtype=dtypes.compute,
             lora=lora, keeps_old="old" in model.policy_state_adapters,
+            averages=actor.ema_decay is not None,
         )  # fmt: skip
         self.trained = list(self.policy.trained.values())
         self.optimizer = _adamw(self.trained, actor.optim)
@@ -201,6 +202,8 @@ class DiffusionActor:
         if finite:
             self.optimizer.step()
             self.scheduler.step()
+            if self.config.ema_decay is not None:
+                self.policy.require_average().follow(self.policy.trained, self.config.ema_decay)
         self.optimizer.zero_grad()
         if self._skipped > self.config.max_skipped_steps:
             raise FloatingPointError(
@@ -216,28 +219,36 @@ class DiffusionActor:
     def weights(
         self,
         kind: Literal["lora", "full"],
-        which: Literal["default", "old"] = "default",
+        which: PolicyName = "default",
         dtype: torch.dtype | None = None,
     ) -> Generator[tuple[str, Tensor]]:
         """(name, unsharded tensor) of the adapter or of all weights; names are `transformer.<path>…`.
 
         Args:
-            which: the trained policy or the old one.
+            which: the trained policy, the old one, or the moving average.
             dtype: dtype to cast each tensor to; None: that of the parameters.
 
         Raises:
-            ValueError: the old policy is asked for and not kept.
+            ValueError: a policy is asked for that is not kept.
         """
-        if which == "old":
-            self.policy.require_old()
+        self._values(which)
         return self._weights(kind, which, dtype)
 
+    def _values(self, which: PolicyName) -> Mapping[str, Tensor] | None:
+        """Values that replace those of the module, by parameter name; None for the trained policy."""
+        match which:
+            case "old":
+                return self.policy.require_old().values
+            case "average":
+                return self.policy.require_average().values
+            case "default":
+                return None
+
     def _weights(
-        self, kind: Literal["lora", "full"], which: Literal["default", "old"], dtype: torch.dtype | None
+        self, kind: Literal["lora", "full"], which: PolicyName, dtype: torch.dtype | None
     ) -> Generator[tuple[str, Tensor]]:
         with self.offload.loaded():
-            instead = self.policy.require_old().values if which == "old" else None
-            yield from export.weights(self.module, kind, instead=instead, dtype=dtype)
+            yield from export.weights(self.module, kind, instead=self._values(which), dtype=dtype)
 
     def peft_config(self) -> dict[str, Any] | None:
         """`PeftConfig` of the adapter as JSON data; None when all weights are trained."""
@@ -270,14 +281,19 @@ class DiffusionActor:
             self._state.load(folder)
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter in diffusers' `load_lora_weights` format; nothing when all weights are trained."""
+        """Write the adapter in diffusers' `load_lora_weights` format; nothing when all weights are trained.
+
+        With `ema_decay`, it is that of the moving average.
+        """
         with self.offload.loaded():
             self._stage_adapter(folder)()
 
     def _stage_adapter(self, folder: Path) -> Callable[[], None]:
         if self.model_config.lora_rank <= 0:
             return lambda: None
-        return export.stage_adapter(self.module, folder, write=self.mesh is None or self.mesh.get_rank() == 0)
+        instead = self._values("default" if self.config.ema_decay is None else "average")
+        write = self.mesh is None or self.mesh.get_rank() == 0
+        return export.stage_adapter(self.module, folder, instead, write=write)
 
 
 def _size(batch: Batch) -> int:

@@ -52,13 +52,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def stage_adapter(module: Any, folder: Path, *, write: bool) -> Callable[[], None]:
+def stage_adapter(
+    module: Any, folder: Path, instead: Mapping[str, Tensor] | None = None, *, write: bool
+) -> Callable[[], None]:
     """Copy the adapter to host memory. Returns what writes the copy in diffusers' LoRA format, in any thread.
 
     Args:
+        instead: as in `weights`.
         write: whether this rank writes. Every rank gathers.
     """
-    found = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in weights(module, "lora")}
+    found = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in weights(module, "lora", instead)}
     metadata = {f"{COMPONENT}.{name}": value for name, value in peft_config(module).items() if value is not None}
 
     def save() -> None:

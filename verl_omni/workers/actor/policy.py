@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,13 @@ from verl_omni.algos.flow_matching import TIMESTEPS
 from verl_omni.pipelines.registry import TrainingAdapter
 
 Batch = dict[str, Tensor]
+PolicyName = Literal["default", "old", "average"]  # the trained one, and its delayed copies
 
 
-class OldPolicy:
-    """A delayed copy of the trained parameters (arXiv:2509.16117, section 3.3), sharded as they are.
+class DelayedPolicy:
+    """A copy of the trained parameters that follows them with a delay, float32 and sharded as they are.
+
+    As the old policy of DiffusionNFT (arXiv:2509.16117, section 3.3), or as an exponential moving average.
 
     Attributes:
         values: tensors by parameter name.
@@ -28,7 +31,7 @@ class OldPolicy:
 
     @torch.no_grad()
     def follow(self, trained: Mapping[str, nn.Parameter], decay: float) -> None:
-        """Move towards the trained parameters: old = decay * old + (1 - decay) * trained."""
+        """Move towards the trained parameters: copy = decay * copy + (1 - decay) * trained."""
         for name, value in self.values.items():
             value.mul_(decay).add_(trained[name].detach(), alpha=1 - decay)
 
@@ -40,21 +43,24 @@ class Policy:
         adapter: training adapter of the model's family.
         dtype: dtype that the layers compute in.
         lora: whether a LoRA adapter is trained; the base model is then the model with the adapter disabled.
-        keeps_old: keep a delayed copy of the trained parameters.
+        keeps_old: keep an old policy. averages: keep an exponential moving average of the trained parameters.
     """
 
     def __init__(
-        self, module: nn.Module, adapter: TrainingAdapter, *, dtype: torch.dtype, lora: bool, keeps_old: bool
-    ) -> None:
+        self, module: nn.Module, adapter: TrainingAdapter, *, dtype: torch.dtype, lora: bool, keeps_old: bool,
+        averages: bool = False,
+    ) -> None:  # fmt: skip
         self.module, self.adapter, self.dtype, self.lora = module, adapter, dtype, lora
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.old = OldPolicy(self.trained) if keeps_old else None
+        self.old = DelayedPolicy(self.trained) if keeps_old else None
+        self.average = DelayedPolicy(self.trained) if averages else None
 
     def move(self, device: torch.device) -> None:
-        """Move the model and the old policy to a device; the parameter objects stay the same."""
+        """Move the model and its delayed copies to a device; the parameter objects stay the same."""
         self.module.to(device)
-        if self.old is not None:
-            self.old.values = {name: value.to(device) for name, value in self.old.values.items()}
+        for copy in (self.old, self.average):
+            if copy is not None:
+                copy.values = {name: value.to(device) for name, value in copy.values.items()}
 
     def velocity(self, part: Batch, x: Tensor, timestep: Tensor, guidance_scale: float) -> Tensor:
         """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, ...] at `timestep` [B]."""
@@ -64,7 +70,7 @@ class Policy:
         """Predicted velocity at noise level `time` [B] in [0, 1), without guidance."""
         return self.velocity(part, x, time * TIMESTEPS, 1.0)
 
-    def require_old(self) -> OldPolicy:
+    def require_old(self) -> DelayedPolicy:
         """The old policy.
 
         Raises:
@@ -73,6 +79,16 @@ class Policy:
         if self.old is None:
             raise ValueError("no old policy is kept: model.policy_state_adapters must have `old`")
         return self.old
+
+    def require_average(self) -> DelayedPolicy:
+        """The moving average.
+
+        Raises:
+            ValueError: none is kept.
+        """
+        if self.average is None:
+            raise ValueError("no average of the trained weights is kept: set actor.ema_decay")
+        return self.average
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
@@ -99,7 +115,7 @@ class Policy:
             ValueError: none is kept.
         """
         old = self.require_old()
-        new = OldPolicy(self.trained)
+        new = DelayedPolicy(self.trained)
         with torch.no_grad():
             self._copy_values(old)
             try:
@@ -107,7 +123,7 @@ class Policy:
             finally:
                 self._copy_values(new)
 
-    def _copy_values(self, policy: OldPolicy) -> None:
+    def _copy_values(self, policy: DelayedPolicy) -> None:
         for name, parameter in self.trained.items():
             parameter.copy_(policy.values[name])
         self.reshard()

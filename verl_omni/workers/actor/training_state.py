@@ -25,14 +25,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl_omni.workers.actor.policy import Policy
 
 # Keys of the stored state.
-TRAINED, OLD, OPTIMIZER, REST = "trained", "old", "optimizer", "rest"
+TRAINED, OLD, AVERAGE, OPTIMIZER, REST = "trained", "old", "average", "optimizer", "rest"
 INDEX = ".metadata"  # of torch.distributed.checkpoint
 _SHARDED = StateDictOptions(full_state_dict=False, flatten_optimizer_state_dict=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """The trained weights, the old policy's, and the state of optimizer, schedule and random generators.
+    """The trained weights, the old policy's, their average, and the state of optimizer, schedule and random generators.
 
     Attributes:
         generator: orders the rows of a batch; torch's global CPU generator is saved too.
@@ -80,7 +80,7 @@ class TrainingState:
 
         Raises:
             FileNotFoundError: the checkpoint does not exist.
-            ValueError: it was written by a model with other trained weights, or without an old policy.
+            ValueError: it was written by a model with other trained weights, or without an old policy or an average.
         """
         if not (folder / INDEX).is_file():
             raise FileNotFoundError(f"{folder} has no training state")
@@ -97,10 +97,11 @@ class TrainingState:
 
     def _state(self) -> dict[str, Any]:
         """The state as references: loading writes into its tensors."""
-        old = self.policy.old
+        old, average = self.policy.old, self.policy.average
         return {
             TRAINED: {name: parameter.detach() for name, parameter in self.policy.trained.items()},
             **({OLD: dict(old.values)} if old is not None else {}),
+            **({AVERAGE: dict(average.values)} if average is not None else {}),
             OPTIMIZER: get_optimizer_state_dict(self.policy.module, self.optimizer, options=_SHARDED),
             REST: {
                 "scheduler": self.scheduler.state_dict(),
@@ -120,6 +121,10 @@ class TrainingState:
             )
         if OLD in state and not any(name.startswith(f"{OLD}.") for name in stored):
             raise ValueError(f"checkpoint {folder} has no old policy: was actor.diffusion_loss.loss_mode changed?")
+        if AVERAGE in state and not any(name.startswith(f"{AVERAGE}.") for name in stored):
+            raise ValueError(
+                f"checkpoint {folder} has no average of the weights: actor.ema_decay was not set in its run"
+            )
 
 
 def _write(state: dict[str, Any], folder: Path, *, alone: bool, group: Any) -> None:

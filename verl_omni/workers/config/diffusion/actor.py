@@ -164,12 +164,14 @@ class DiffusionActorConfig(BaseConfig):
         max_skipped_steps: optimizer steps in a row that may be skipped because their gradients are not finite; one more
             ends the run. Not negative.
         use_kl_loss, kl_loss_coef: add this multiple of the KL to the base model (adapter disabled); Flow-GRPO only.
+        ema_decay: decay, in (0, 1), of an exponential moving average of the trained weights after each optimizer step,
+            which evaluations and saved adapters have; None: none.
         seed: seed of the initial adapter and of the shuffling.
         checkpoint: how checkpoints are written.
         strategy: sharding over several processes; `fsdp` and `fsdp2` both mean FSDP2.
 
     Raises:
-        ValueError: `strategy` is unknown, or `max_skipped_steps` is negative.
+        ValueError: `strategy` is unknown, `max_skipped_steps` is negative, or `ema_decay` is not in (0, 1).
     """
 
     strategy: str = "fsdp2"
@@ -179,6 +181,7 @@ class DiffusionActorConfig(BaseConfig):
     shuffle: bool = False
     grad_clip: float = 1.0
     max_skipped_steps: int = 3
+    ema_decay: float | None = None
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.0
     seed: int = 0
@@ -192,3 +195,5 @@ class DiffusionActorConfig(BaseConfig):
             raise ValueError(f"Unknown strategy: {self.strategy!r}; one of {STRATEGIES}, which both mean FSDP2")
         if self.max_skipped_steps < 0:
             raise ValueError(f"max_skipped_steps must not be negative: {self.max_skipped_steps}")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"ema_decay must be between 0 and 1, or null: {self.ema_decay}")

@@ -1,0 +1,117 @@
+"""The moving average of the trained weights: its values, what is sent and saved, and checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+
+SAMPLER = {"noise_level": 0.7, "sde_type": "cps"}
+DECAY = 0.75
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_sd3(folder)
+    return folder
+
+
+def make(folder: Path, rank: int = 4, decay: float | None = DECAY) -> DiffusionActor:
+    model: Any = SimpleNamespace(
+        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
+        target_modules=["attn.to_q"], exclude_modules=None, lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
+        enable_gradient_checkpointing=False,
+    )  # fmt: skip
+    config = DiffusionActorConfig(
+        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=1, optim=DiffusionOptimizerConfig(lr=1e-2),
+        ema_decay=decay,
+    )  # fmt: skip
+    return DiffusionActor(model, config, 2)
+
+
+def batch() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(4, 3)
+    return {
+        "all_latents": torch.randn(4, 3, 16, 8, 8, generator=generator), "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas, "sigma_max": torch.full((4, 1), 0.9),
+        "prompt_embeds": torch.randn(4, 8, 64, generator=generator),
+        "pooled_prompt_embeds": torch.randn(4, 64, generator=generator),
+        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]), "rollout_log_probs": torch.zeros(4, 2),
+    }  # fmt: skip
+
+
+def whole(actor: DiffusionActor, which: Any, rank: int) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in actor.weights("lora" if rank else "full", which)}
+
+
+@pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
+def test_the_average_follows_every_optimizer_step_and_training_does_not_notice_it(
+    model_folder: Path, rank: int
+) -> None:
+    actor, plain, data = make(model_folder, rank), make(model_folder, rank, None), batch()
+    average = {name: value.detach().double() for name, value in actor.policy.trained.items()}
+
+    def stepped(*_: Any) -> None:
+        for name, value in actor.policy.trained.items():
+            average[name] = DECAY * average[name] + (1 - DECAY) * value.detach().double()
+
+    actor.optimizer.register_step_post_hook(stepped)
+    for _ in range(3):  # of two optimizer steps each
+        assert actor.update(data, **SAMPLER) == plain.update(data, **SAMPLER)
+    kept = actor.policy.require_average().values
+    for name, value in average.items():
+        torch.testing.assert_close(kept[name].double(), value, rtol=1e-6, atol=1e-8)
+    sent, trained = whole(actor, "average", rank), whole(actor, "default", rank)
+    assert sent.keys() == trained.keys()
+    moved = [name for name in sent if not torch.equal(sent[name], trained[name])]
+    assert len(moved) == len(kept)
+
+
+def test_a_skipped_step_leaves_the_average(model_folder: Path) -> None:
+    actor = make(model_folder)
+    before = {name: value.clone() for name, value in actor.policy.require_average().values.items()}
+    actor.trained[0].register_hook(lambda gradient: gradient * float("nan"))
+    found = actor.update(batch(), **SAMPLER)
+    assert found["actor/skipped_steps"] == 2
+    assert all(torch.equal(before[name], value) for name, value in actor.policy.require_average().values.items())
+
+
+def test_a_resumed_run_continues_the_average_and_saves_it_as_the_adapter(model_folder: Path, tmp_path: Path) -> None:
+    one, two, data = make(model_folder), make(model_folder), batch()
+    one.update(data, **SAMPLER)
+    one.save(tmp_path / "state")
+    two.load(tmp_path / "state")
+    assert one.update(data, **SAMPLER) == two.update(data, **SAMPLER)
+    wanted = whole(one, "average", 4)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in whole(two, "average", 4).items())
+    two.save_adapter(tmp_path / "lora")
+    saved = load_file(tmp_path / "lora" / "pytorch_lora_weights.safetensors")
+    assert saved.keys() == wanted.keys() and all(torch.equal(tensor, wanted[name]) for name, tensor in saved.items())
+
+
+def test_without_the_average_a_checkpoint_cannot_continue_it(model_folder: Path, tmp_path: Path) -> None:
+    make(model_folder, decay=None).save(tmp_path / "state")
+    with pytest.raises(ValueError, match=r"has no average of the weights: actor\.ema_decay was not set in its run"):
+        make(model_folder).load(tmp_path / "state")
+    make(model_folder).save(tmp_path / "with")
+    make(model_folder, decay=None).load(tmp_path / "with")
+    with pytest.raises(ValueError, match=r"set actor\.ema_decay"):
+        make(model_folder, decay=None).weights("lora", "average")
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, -0.5, 2.0])
+def test_a_decay_outside_of_0_and_1_is_refused(decay: float) -> None:
+    with pytest.raises(ValueError, match="ema_decay must be between 0 and 1, or null"):
+        DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), ema_decay=decay)
