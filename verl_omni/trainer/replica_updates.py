@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,7 +59,9 @@ class ReplicaUpdates:
             # An error of the replica itself says more than what the trainer saw of it.
             for number, reason in self._errors(receiving).items():
                 failed[targets[number][0].replica_rank] = reason
-        return {"removed": self._remove(failed, global_steps)}
+        messages = self._remove(failed, global_steps)
+        self._restore(global_steps)
+        return {"removed": messages}
 
     def sleep_replicas(self) -> None:
         """Nothing: a standalone replica does not share its accelerators with the trainer."""
@@ -104,6 +109,17 @@ class ReplicaUpdates:
                 + "; ".join(self._lost)
             )
         return messages
+
+    def _restore(self, version: int) -> None:
+        """Let replicas serve again that left the router as silent, and have this version now."""
+        import ray
+
+        serving = ray.get(self.router.get_all_servers.remote(), timeout=self.deadline)
+        back = [each for each in self.replicas if each.server_address not in serving]
+        if back:
+            servers = {each.server_address: each.server_handle for each in back}
+            ray.get(self.router.add_servers.remote(servers), timeout=self.deadline)
+            logger.warning("replicas %s have version %d and serve again", [each.replica_rank for each in back], version)
 
 
 def weight_updates(rollout: Any, workers: Any, servers: Any) -> Any:

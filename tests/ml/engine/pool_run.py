@@ -1,4 +1,7 @@
-"""`main_diffusion` in which the worker of replica 1 dies before version 2: `python pool_run.py name=value ...`."""
+"""`main_diffusion` that loses two standalone replicas: `python pool_run.py name=value ...`.
+
+The worker of replica 1 dies before version 2, and the server of replica 2 before version 2 generates.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 from verl_omni.trainer import main_diffusion, startup
 
-FIRST_VERSION_WITHOUT_REPLICA_1 = 2
+VERSION_OF_LOSSES = 2
 
 
 def main() -> int:
@@ -17,24 +20,35 @@ def main() -> int:
 
     def starting(*arguments: Any) -> startup.Stack:
         stack = start(*arguments)
-        update = stack.weights.update_weights
+        update, generate = stack.weights.update_weights, stack.agent_loop.generate_sequences
 
-        def killing(global_steps: int) -> Any:
-            if global_steps == FIRST_VERSION_WITHOUT_REPLICA_1:
-                import ray
-
+        def updating(global_steps: int) -> Any:
+            if global_steps == VERSION_OF_LOSSES:
                 (worker,) = stack.weights.replicas[1].workers
-                ray.kill(worker)
-                with contextlib.suppress(ray.exceptions.RayActorError):
-                    while True:  # until it is gone
-                        ray.get(worker.ready.remote(), timeout=60)
+                kill(worker, worker.ready.remote)
             return update(global_steps=global_steps)
 
-        stack.weights.update_weights = killing
+        def generating(prompts: Any) -> Any:
+            if prompts.meta_info["global_steps"] == VERSION_OF_LOSSES:
+                server = stack.weights.replicas[-1].server_handle
+                kill(server, server.get_global_steps.remote)
+            return generate(prompts)
+
+        stack.weights.update_weights, stack.agent_loop.generate_sequences = updating, generating
         return stack
 
     startup.start_actors = starting
     return main_diffusion.main()
+
+
+def kill(actor: Any, ask: Any) -> None:
+    """Kill an actor, and wait until it is gone."""
+    import ray
+
+    ray.kill(actor)
+    with contextlib.suppress(ray.exceptions.RayActorError):
+        while True:
+            ray.get(ask(), timeout=60)
 
 
 if __name__ == "__main__":

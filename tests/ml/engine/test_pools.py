@@ -15,10 +15,8 @@ from verl_omni.models.tiny import make_tiny_sd3
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 STEPS = 3
-STANDALONE = (
-    "actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=2",
-    "actor_rollout_ref.rollout.min_replicas=1",
-)  # fmt: skip
+STANDALONE = ("actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.min_replicas=1")
+TWO, THREE = (f"actor_rollout_ref.rollout.n_gpus_per_node={count}" for count in (2, 3))
 STILL = "actor_rollout_ref.actor.ema_decay=0.999999999"  # an average that hardly follows the policy
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 
@@ -62,17 +60,18 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
         (tmp_path / name).mkdir()
     compatible = (*ASYNC, "trainer.v1.separate_async.sync_compatible=true")
     killing = str(Path(__file__).with_name("pool_run.py"))
-    pools, said = run(tmp_path / "pools", model, killing, *STANDALONE, *compatible, STILL)
+    pools, said = run(tmp_path / "pools", model, killing, *STANDALONE, THREE, *compatible, STILL)
     colocated, _ = run(tmp_path / "colocated", model, "-m verl_omni.trainer.main_diffusion", STILL)
 
     assert [line["weights/version"] for line in metrics(pools)] == list(range(STEPS + 1))
     assert metrics(pools) == metrics(colocated)
-    # Versions 0 and 1 reached both replicas.
-    (warning,) = (line for line in said.splitlines() if line.startswith("warning:"))
-    assert "version 2 did not reach replica 1, which serves no more" in warning
+    in_update, in_generation = (line for line in said.splitlines() if line.startswith("warning:"))
+    assert "version 2 did not reach replica 1, which serves no more" in in_update
+    assert "version 3 did not reach replica 2, which serves no more" in in_generation
+    assert "it serves no more, and others generate its samples again" in said
 
     # The batch of step s + 1 is generated while the trainer updates with that of step s.
-    ahead, _ = run(tmp_path / "ahead", model, "-m verl_omni.trainer.main_diffusion_v1", *STANDALONE, ASYNC[1])
+    ahead, _ = run(tmp_path / "ahead", model, "-m verl_omni.trainer.main_diffusion_v1", *STANDALONE, TWO, ASYNC[1])
     asynchronous, synchronous = metrics(ahead), metrics(colocated)
     assert [line.pop("weights/staleness") for line in asynchronous[1:]] == [0, 1, 1]
     assert asynchronous[1] == synchronous[1], "the samples of the first step have the current weights"

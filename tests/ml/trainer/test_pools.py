@@ -123,7 +123,7 @@ def manager(
     monkeypatch.setattr("verl_omni.trainer.replica_updates.describe_error", str)
     made = [
         SimpleNamespace(
-            replica_rank=rank, server_address=f"host:{rank}",
+            replica_rank=rank, server_address=f"host:{rank}", server_handle=f"handle {rank}",
             workers=[SimpleNamespace(ready=Calls(ready), receive_weights=Calls(received))],
         )
         for rank, (ready, received) in enumerate(replicas)
@@ -132,7 +132,8 @@ def manager(
         open_weight_stream=lambda: "address",
         send_to_replicas=lambda version, receivers: [SimpleNamespace(value=unconfirmed or {})],
     )
-    router = SimpleNamespace(remove_servers=Calls())
+    serving = [each.server_address for each in made]
+    router = SimpleNamespace(remove_servers=Calls(), get_all_servers=Calls(serving), add_servers=Calls())
     return ReplicaUpdates(workers, router, made, least=least, deadline=1.0)
 
 
@@ -161,6 +162,13 @@ def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(mon
         f"version 4 did not reach replica {rank}, which serves no more: {reason}"
         for rank, reason in enumerate(reasons, start=1)
     ]
+
+
+def test_a_replica_that_was_silent_serves_again_when_it_has_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"), ("ok", GONE))
+    updates.router.get_all_servers.value = ["host:0"]  # requests have left out the others
+    assert len(updates.update_weights(4)["removed"]) == 1
+    assert updates.router.add_servers.arguments == [({"host:1": "handle 1"},)]
 
 
 def test_a_run_stops_with_fewer_replicas_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

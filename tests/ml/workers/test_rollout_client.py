@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError
+from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError, ReplicaLost
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
     DiffusionLLMServerClient,
     DiffusionWholeSampleRetryLLMServerClient,
@@ -140,12 +141,73 @@ def with_deadline(seconds: float, server: Any) -> tuple[Any, Router]:
 async def test_a_silent_replica_is_treated_as_failed_and_its_server_released() -> None:
     server = Late()
     client, router = with_deadline(0.05, server)
-    with pytest.raises(
-        ReplicaCallFailed, match=r"replica 10\.0\.0\.1:81: TimeoutError: no reply for 0\.05 s \(rollout\.d"
-    ):
+    with pytest.raises(ReplicaCallFailed, match=r"replica 10\.0\.0\.1:81: no reply for 0\.05 s \(rollout\.d"):
         await ask(client)
     assert router.released == ["10.0.0.1:81"]
     assert server.asked[0].cancelled()
+
+
+class Pool:
+    """verl's load balancer with several servers; each answers every request in the same way."""
+
+    def __init__(self, **servers: Any) -> None:
+        self.servers, self.asked = servers, []
+        self.require_acquire_fields = self.require_release_fields = Call(list)
+        self.release_server = SimpleNamespace(remote=lambda server_id: None)
+        self.acquire_server = Call(lambda request_id: self._next())
+        self.get_all_servers = Call(lambda: list(self.servers))
+        self.remove_servers = Call(lambda names: [self.servers.pop(name) for name in names])
+
+    def _next(self) -> tuple[str, Any]:
+        name = next(iter(self.servers))
+        self.asked.append(name)
+        return name, SimpleNamespace(generate=Call(lambda **_: self.servers[name]))
+
+
+def of_pool(pool: Pool, least: int | None) -> DiffusionLLMServerClient:
+    rollout = SimpleNamespace(name="vllm_omni", deadline_seconds=30.0, min_replicas=least)
+    return DiffusionLLMServerClient(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)), pool)
+
+
+async def test_a_lost_replica_leaves_the_router_and_another_one_generates_the_sample() -> None:
+    from ray.exceptions import ActorDiedError
+
+    pool = Pool(a=ActorDiedError(), b=ActorDiedError(), c=sample(4))
+    client = of_pool(pool, least=1)
+    assert (await ask(client)).extra_fields["global_steps"] == 4
+    assert (list(pool.servers), pool.asked) == (["c"], ["a", "b", "c"])
+    assert (await ask(client)).extra_fields["global_steps"] == 4
+
+
+@pytest.mark.parametrize("least", [2, None], ids=["all are needed", "they share the trainer's accelerators"])
+async def test_a_lost_replica_ends_the_run_where_no_other_may_take_its_place(least: int | None) -> None:
+    from ray.exceptions import ActorDiedError
+
+    pool = Pool(a=ActorDiedError(), b=sample(4))
+    with pytest.raises(ReplicaLost, match=r"replica a: .*died") as failure:
+        await ask(of_pool(pool, least))
+    assert (list(pool.servers), pool.asked) == (["a", "b"], ["a"])
+    assert str(pickle.loads(pickle.dumps(failure.value))) == str(failure.value)
+
+
+async def test_a_replica_that_another_request_has_left_out_is_not_counted_again() -> None:
+    from ray.exceptions import ActorDiedError
+
+    pool = Pool(a=ActorDiedError(), b=sample(4))
+
+    def left() -> list[str]:
+        pool.servers.pop("a", None)
+        return list(pool.servers)
+
+    pool.get_all_servers = Call(left)
+    assert (await ask(of_pool(pool, least=1))).extra_fields["global_steps"] == 4
+
+
+async def test_an_error_of_an_engine_is_no_loss_of_a_replica() -> None:
+    pool = Pool(a=ValueError("no room"), b=sample(4))
+    with pytest.raises(ReplicaCallFailed, match="replica a: ValueError: no room"):
+        await ask(of_pool(pool, least=1))
+    assert pool.asked == ["a"]
 
 
 class Clock:

@@ -36,6 +36,22 @@ class ReplicaCallFailed(RuntimeError):
     """A call to a replica failed: it raised, it is gone, or it did not reply in time. The cause is kept."""
 
 
+class ReplicaLost(ReplicaCallFailed):
+    """A replica is gone, or sent nothing for `rollout.deadline_seconds`. Another one can do what it was called for.
+
+    Attributes:
+        replica: its address.
+    """
+
+    def __init__(self, replica: str, reason: str) -> None:
+        # Exactly the constructor's arguments: unpickling an exception calls its class with `args`.
+        super().__init__(replica, reason)
+        self.replica, self.reason = replica, reason
+
+    def __str__(self) -> str:
+        return f"replica {self.replica}: {self.reason}"
+
+
 async def await_reply(reply: Awaitable[T], *, replica: object, call: str, deadline: float) -> T:
     """Wait for a replica's reply.
 

@@ -1,21 +1,24 @@
-"""Clients of the rollout servers: errors that name the replica, deadlines, and retries of aborted samples."""
+"""Clients of the rollout servers: errors that name the replica, deadlines, samples that are generated again."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from ray.exceptions import RayActorError
 from typing_extensions import override
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError
+from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError, ReplicaLost
 
+logger = logging.getLogger(__name__)
 MEDIA = ("image_data", "video_data", "audio_data")
 PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
 
@@ -26,12 +29,16 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
     A replica that has requests in flight and sends nothing for `rollout.deadline_seconds` is treated as failed: it may
     be stopped or unreachable, and Ray would wait forever. Each sample from the replica restarts the deadline, so the
     deadline does not depend on the batch size.
+
+    Of standalone replicas, one that is gone or silent leaves the router, and others generate its samples again, with
+    the same seeds, as long as `rollout.min_replicas` are left.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         rollout = self.config.actor_rollout_ref.rollout
         self._deadline = float(getattr(rollout, "deadline_seconds", REPLICA_DEADLINE_SECONDS))
+        self._least: int | None = getattr(rollout, "min_replicas", None)  # None: not standalone
         self._in_flight: dict[str, tuple[str, float]] = {}  # request -> its replica, and when it was sent
         self._last_reply: dict[str, float] = {}  # replica -> time of its last reply
 
@@ -50,17 +57,46 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
 
         Raises:
             ReplicaError: the replica's engine failed.
-            ReplicaCallFailed: the replica raised another error, died, or sent nothing for
-                `rollout.deadline_seconds`.
+            ReplicaLost: the replica died, or sent nothing for `rollout.deadline_seconds`, and no other one may take its
+                place.
+            ReplicaCallFailed: the replica raised another error.
         """
+        while True:
+            try:
+                return await self._generate_once(request_id, **kwargs)
+            except ReplicaLost as lost:
+                await self._leave_out(lost)
+
+    async def _leave_out(self, lost: ReplicaLost) -> None:
+        """Take a lost replica from the router.
+
+        Raises:
+            ReplicaLost: fewer than `rollout.min_replicas` would be left, or the replicas share the trainer's
+                accelerators, and the next weight update needs all of them.
+        """
+        if self._least is None:
+            raise lost
+        serving = await self._load_balancer.get_all_servers.remote()
+        if lost.replica not in serving:
+            return  # another request has done it
+        if len(serving) - 1 < self._least:
+            raise lost
+        await self._load_balancer.remove_servers.remote([lost.replica])
+        logger.warning("%s; it serves no more, and others generate its samples again", lost)
+
+    async def _generate_once(self, request_id: str, **kwargs: Any) -> DiffusionOutput:
         try:
             output = await self._with_deadline(request_id, super().generate(request_id, **kwargs))
+        except ReplicaLost:
+            raise
         except ReplicaError as error:
             # It names the replica already. Ray's wrapper would add the text of the whole traceback.
             raise getattr(error, "cause", error) from error
         except Exception as error:
             if (sent := self._in_flight.get(request_id)) is None:
                 raise  # no replica was acquired
+            if isinstance(error, RayActorError):
+                raise ReplicaLost(sent[0], describe_error(error)) from error
             # Without Ray's traceback, after which a reader of the last line would miss the replica.
             raise ReplicaCallFailed(f"replica {sent[0]}: {describe_error(error)}") from error
         finally:
@@ -77,7 +113,7 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
                 replica, since = self._in_flight.get(request_id, ("", clock()))
                 left = max(since, self._last_reply.get(replica, since)) + self._deadline - clock()
                 if left <= 0:
-                    raise TimeoutError(f"no reply for {self._deadline:g} s (rollout.deadline_seconds)")
+                    raise ReplicaLost(replica, f"no reply for {self._deadline:g} s (rollout.deadline_seconds)")
                 await asyncio.wait({pending}, timeout=left)
             if sent := self._in_flight.get(request_id):
                 self._last_reply[sent[0]] = clock()
@@ -112,7 +148,7 @@ class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
         """Generate one sample; its `min_global_steps` and `max_global_steps` cover the weight versions of all attempts.
 
         Raises:
-            ReplicaError, ReplicaCallFailed: the replica failed; such a failure is not retried.
+            ReplicaError, ReplicaCallFailed: as of the base class.
         """
         output = await super().generate(request_id, **kwargs)
         versions = [output.extra_fields.get("global_steps")]
