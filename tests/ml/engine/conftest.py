@@ -163,7 +163,7 @@ class RunningFamily:
         assert self.publish(1)["bound"] == modules
         changed = self.evaluate()
         assert changed.versions == [1, 1] and not torch.equal(before.images, changed.images)
-        assert self.update(self.samples(version=1))["rollout_corr/max_velocity_rel_diff"] < 1e-4
+        assert self.update(self.samples(version=1))["rollout_corr/max_velocity_rel_diff"] < 1e-3
         return changed
 
     def send_base(self, scale: float, *, only: str = "") -> int:
