@@ -87,10 +87,13 @@ def test_pods_of_every_example_run_in_a_restricted_namespace(api: Api, path: Pat
     scheduling = job.spec.scheduling.model_copy(update={"priority_class_name": None})
     accelerator = job.spec.trainer.accelerator.model_copy(update={"preset": None})  # the cluster has no RuntimeClass
     trainer = job.spec.trainer.model_copy(update={"accelerator": accelerator})
-    changed = {"runtime": runtime, "scheduling": scheduling, "trainer": trainer}
+    own = job.spec.rollout.accelerator
+    rollout = job.spec.rollout.model_copy(update={"accelerator": own and own.model_copy(update={"preset": None})})
+    changed = {"runtime": runtime, "scheduling": scheduling, "trainer": trainer, "rollout": rollout}
     job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
     assert plan.find_refusals(job, SETTINGS) == []
-    assert [verdict(api, pod) for pod in pods(job)] == [None, None]
+    groups = 3 if job.spec.rollout.separate else 2
+    assert [verdict(api, pod) for pod in pods(job)] == [None] * groups
 
 
 def test_the_default_policy_is_never_laxer_than_restricted(api: Api) -> None:

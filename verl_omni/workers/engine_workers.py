@@ -47,6 +47,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         config: settings below `actor_rollout_ref`.
     """
 
+    _sends_average = False
+
     def __init__(self, config: DictConfig) -> None:
         super().__init__()
         self.config = config
@@ -55,7 +57,6 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         group, place = divmod(self.rank, config.actor.fsdp_config.ulysses_sequence_parallel_size)
         self._register_dispatch_collect_info(ROWS, dp_rank=group, is_collect=place == 0)
         self._writing = BackgroundWrite()
-        self._sends_average = False
         self._encoder: Any = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -31,10 +31,9 @@ class Event:
 def parse_event(body: Mapping[str, Any]) -> Event:
     """An event of the core API, whichever API it was written by."""
     series, about, meta = body.get("series") or {}, body.get("involvedObject") or {}, body["metadata"]
-    times = (series.get("lastObservedTime"), body.get("lastTimestamp"), body.get("eventTime"))
     return Event(
         uid=str(meta.get("uid") or meta.get("name")),
-        time=_whole_seconds(next((time for time in times if time), None) or meta.get("creationTimestamp") or ""),
+        time=_whole_seconds(_time(body)),
         type=str(body.get("type") or "Normal"),
         reason=str(body.get("reason") or ""),
         message=" ".join(str(body.get("message") or "").split()),
@@ -46,7 +45,14 @@ def parse_event(body: Mapping[str, Any]) -> Event:
 
 def sort_events(bodies: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
     """Events, the oldest first."""
-    return tuple(sorted(map(parse_event, bodies), key=lambda event: event.time))
+    # By the fraction of a second too, which `Event.time` leaves out.
+    return tuple(map(parse_event, sorted(bodies, key=_time)))
+
+
+def _time(body: Mapping[str, Any]) -> str:
+    series = body.get("series") or {}
+    times = (series.get("lastObservedTime"), body.get("lastTimestamp"), body.get("eventTime"))
+    return str(next((time for time in times if time), None) or body["metadata"].get("creationTimestamp") or "")
 
 
 def _whole_seconds(time: str) -> str:

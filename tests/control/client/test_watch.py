@@ -16,7 +16,7 @@ from omni_operator.cli import watch
 from omni_operator.cli.progress_display import make_display
 from omni_operator.client import Client
 from omni_operator.client import jobs as jobs_module
-from omni_operator.client.events import parse_event
+from omni_operator.client.events import parse_event, sort_events
 from omni_operator.client.jobs import _job
 
 
@@ -184,6 +184,14 @@ def test_submit_can_watch(server: FakeServer, kubeconfig: Path, monkeypatch: pyt
     assert watched == ["red-grpo-cluster"]
     refused = drl(kubeconfig, "submit", str(example), "--watch", "--dry-run")
     assert (refused.exit_code, "--watch has no effect" in refused.stderr) == (2, True)
+
+
+def test_events_of_one_second_are_in_their_order() -> None:
+    bodies = [
+        {"metadata": {"name": name}, "reason": name, "eventTime": f"2026-01-01T00:00:00.{fraction}Z"}
+        for name, fraction in (("Succeeded", "900000"), ("Running", "100000"))
+    ]
+    assert [event.reason for event in sort_events(bodies)] == ["Running", "Succeeded"]
 
 
 def test_times_of_events_come_from_either_api() -> None:

@@ -45,6 +45,9 @@ def main() -> int:
         sys.argv[1:] = [*settings, f"ray_kwargs.ray_init.address='{cluster.address}'"]
         return main_diffusion.main()
     finally:
+        import ray
+
+        ray.shutdown()  # the driver joined the cluster, which refuses to lose the node of a driver
         cluster.shutdown()
 
 
