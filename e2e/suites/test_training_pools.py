@@ -49,6 +49,8 @@ def short_job() -> dict[str, Any]:
     spec["trainer"]["batch"] = {"prompts": 2}
     spec["rollout"]["accelerator"]["resourceName"] = "huawei.com/Ascend910"
     spec["rollout"]["scheduling"] = {"nodeSelector": {"pool": "ascend"}}
+    # Both rollout pods and the head are on one node, which has as many CPUs as this machine.
+    spec["rollout"]["resources"] = {"requests": {"cpu": "100m", "memory": "2Gi"}}
     return spec
 
 
