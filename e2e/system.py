@@ -56,6 +56,9 @@ class System:
         folder.chmod(0o777)  # a volume of this kind is not given to the pod's group
         for body in volume(namespace, name, folder):
             self.cluster.kubectl("apply", "--server-side", "--filename=-", text=json.dumps(body))
+        # The scheduler looks again at a pod that came before the binding only after 5 minutes.
+        bound = ("--for=jsonpath={.status.phase}=Bound", f"persistentvolumeclaim/{name}", "--timeout=60s")
+        self.cluster.kubectl("wait", f"--namespace={namespace}", *bound)
         return folder
 
 
