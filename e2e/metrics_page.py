@@ -5,7 +5,6 @@ PYTHONPATH=. python -m e2e.metrics_page --out docs/metrics.md [--check]
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from omni_operator.api.generated_file import write_or_check
 from omni_operator.api.status import Status
 from omni_operator.cluster.kinds import JOBS
 from omni_operator.cluster.object_cache import ObjectCache
@@ -158,18 +158,10 @@ def _table(found: Sequence[Row]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m e2e.metrics_page", description="Write the reference of metrics.")
-    parser.add_argument("--out", type=Path, default=PAGE, help="the page")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
-    options = parser.parse_args(arguments)
-    path: Path = options.out
-    if options.check:
-        if path.is_file() and path.read_text(encoding="utf-8") == text():
-            return 0
-        sys.stderr.write(f"{path} does not match the metrics: run `make crds` and commit it\n")
-        return 1
-    path.write_text(text(), encoding="utf-8")
-    return 0
+    return write_or_check(
+        arguments, program="e2e.metrics_page", description="Write the reference of metrics.", default=PAGE, render=text,
+        stale="does not match the metrics",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from .base import VALIDATIONS, Cel
+from .generated_file import write_or_check
 from .job import API_VERSION, DNS_1035, KIND, NAME_LIMIT, DiffusionRLJob, Spec
 from .status import Status
 from .structural import structural
@@ -152,20 +152,10 @@ def text() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the file. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m omni_operator.api.crd", description="Write the CRD.")
-    parser.add_argument("--out", type=Path, default=Path("crds"), help="folder of the file")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is stale")
-    options = parser.parse_args(arguments)
-    path: Path = options.out / FILE
-    wanted = text()
-    if options.check:
-        if path.is_file() and path.read_text(encoding="utf-8") == wanted:
-            return 0
-        sys.stderr.write(f"{path} does not match the models: run `make crds` and commit it\n")
-        return 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(wanted, encoding="utf-8")
-    return 0
+    return write_or_check(
+        arguments, program="omni_operator.api.crd", description="Write the CRD.", default=Path("crds"), name=FILE,
+        render=text, stale="does not match the models",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python -m omni_operator.api.reference --out docs/job.md [--check]
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from .base import VALIDATIONS
 from .crd import schema
+from .generated_file import write_or_check
 
 Schema = dict[str, Any]
 INTRODUCTION = """\
@@ -94,18 +94,10 @@ def _rules(node: Schema, at: str) -> Iterator[tuple[str, str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m omni_operator.api.reference", description="Write the reference.")
-    parser.add_argument("--out", type=Path, default=Path("docs/job.md"), help="the page")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
-    options = parser.parse_args(arguments)
-    path: Path = options.out
-    if options.check:
-        if path.is_file() and path.read_text(encoding="utf-8") == text():
-            return 0
-        sys.stderr.write(f"{path} does not match the models: run `make crds` and commit it\n")
-        return 1
-    path.write_text(text(), encoding="utf-8")
-    return 0
+    return write_or_check(
+        arguments, program="omni_operator.api.reference", description="Write the reference.",
+        default=Path("docs/job.md"), render=text, stale="does not match the models",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

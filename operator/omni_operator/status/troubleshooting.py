@@ -5,10 +5,11 @@ python -m omni_operator.status.troubleshooting --out docs/troubleshooting.md [--
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from omni_operator.api.generated_file import write_or_check
 
 from .explained_reasons import FAILURES, NORMAL, WAITING, WARNINGS
 from .explanations import CONDITIONS, Explanation
@@ -85,18 +86,11 @@ def _shown(found: Explanation) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
-    parser = argparse.ArgumentParser(description="Write the page of conditions and reasons.")
-    parser.add_argument("--out", type=Path, default=Path("docs/troubleshooting.md"), help="the page")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
-    options = parser.parse_args(arguments)
-    path: Path = options.out
-    if options.check:
-        if path.is_file() and path.read_text(encoding="utf-8") == text():
-            return 0
-        sys.stderr.write(f"{path} does not match the explanations: run `make crds` and commit it\n")
-        return 1
-    path.write_text(text(), encoding="utf-8")
-    return 0
+    return write_or_check(
+        arguments, program="omni_operator.status.troubleshooting",
+        description="Write the page of conditions and reasons.", default=Path("docs/troubleshooting.md"), render=text,
+        stale="does not match the explanations",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
