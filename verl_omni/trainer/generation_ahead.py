@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from omegaconf import DictConfig
 
 V1, ROLLOUT = "trainer.v1", "actor_rollout_ref.rollout"
-ASYNC, MODES = "separate_async", ("sync", "separate_async")
+ASYNC = "separate_async"
 UNUSED = {"num_warmup_batches": 1, "parameter_sync_step": None, "sync_compatible": False}  # the defaults
 Batch = TypeVar("Batch")
 
@@ -18,14 +18,9 @@ Batch = TypeVar("Batch")
 def find_problems(config: DictConfig) -> Iterator[str]:
     """What is not supported of `trainer.use_v1` and `trainer.v1`, a line for each setting. PURE."""
     v1 = config.trainer.v1
-    if v1.trainer_mode not in MODES:
-        advice = (
-            f"; {ROLLOUT}.nnodes > 0 and separate_async overlap them" if v1.trainer_mode == "colocate_async" else ""
-        )
-        yield f"{V1}.trainer_mode: {v1.trainer_mode} is not supported; write {' or '.join(MODES)}{advice}"
-    elif v1.trainer_mode == ASYNC:
+    if v1.trainer_mode == ASYNC:
         yield from _asynchronous(config)
-    else:
+    elif v1.trainer_mode == "sync":
         for name, default in UNUSED.items():
             if v1.separate_async[name] != default:
                 yield f"{V1}.separate_async.{name}: is not read with {V1}.trainer_mode=sync; remove it"
@@ -38,11 +33,6 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         yield (
             f"{V1}.sampler.max_off_policy_threshold: samples generated {ahead} batches ahead span {ahead + 1} "
             f"versions, more than {threshold}; raise it, or lower {V1}.separate_async.num_warmup_batches"
-        )
-    if v1.sampler.max_off_policy_strategy != "wait":
-        yield (
-            f"{V1}.sampler.max_off_policy_strategy: {v1.sampler.max_off_policy_strategy} is not supported; write wait: "
-            "a batch has the version that its schedule says, and no sample of it is dropped"
         )
 
 

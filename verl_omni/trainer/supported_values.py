@@ -113,6 +113,12 @@ SUPPORTED = {
     "reward.aggregation": SupportedValues(
         ("weighted_mean", "weighted_sum", "normalized_sum"), "scores are added by their weights"
     ),
+    "trainer.v1.trainer_mode": SupportedValues(
+        ("sync", generation_ahead.ASYNC), f"with {ROLLOUT}.nnodes > 0, separate_async overlaps generation and update"
+    ),
+    "trainer.v1.sampler.max_off_policy_strategy": SupportedValues(
+        ("wait",), "a batch has the version that its schedule says, and no sample of it is dropped"
+    ),
     "trainer.resume_mode": SupportedValues(RESUME_MODES, "resume_path starts from trainer.resume_from_path"),
 }  # fmt: skip
 

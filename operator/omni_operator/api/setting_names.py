@@ -341,4 +341,10 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     ((False,), "there is no reward-model server", ("reward.reward_model.enable_resource_pool",)),
     (('auto', 'disable', 'resume_path'), "resume_path starts from trainer.resume_from_path", ("trainer.resume_mode",)),
+    (('wait',), "a batch has the version that its schedule says, and no sample of it is dropped", (
+        "trainer.v1.sampler.max_off_policy_strategy",
+    )),
+    (('sync', 'separate_async'), "with actor_rollout_ref.rollout.nnodes > 0, separate_async overlaps generation and update", (
+        "trainer.v1.trainer_mode",
+    )),
 )
