@@ -34,3 +34,13 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
         return out
 
     return run
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Stable Diffusion 3, for reading only."""
+    from verl_omni.models.tiny import make_tiny_sd3
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_sd3(folder)
+    return folder

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
+from ml.workers.tiny_actor import model_settings
 from verl_omni.algos.agreement import LogProbMismatch, VelocityMismatch, velocity_projections
-from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor.actor import DiffusionActor, learning_rate_factor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
@@ -22,20 +21,8 @@ SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 TARGETS = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"]
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    make_tiny_sd3(folder)
-    return folder
-
-
 def make(folder: Path, *, rank: int = 4, mesh: Any = None, device: Any = None, **changes: Any) -> DiffusionActor:
-    model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
-        target_modules=TARGETS, exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
-        enable_gradient_checkpointing=False,
-    )  # fmt: skip
+    model = model_settings(folder, TARGETS, rank=rank)
     settings: dict[str, Any] = {"optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
     config = DiffusionActorConfig(
         diffusion_loss=settings.pop("loss", FlowGRPOLossConfig()), ppo_mini_batch_size=settings.pop("mini_batch", 2),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from verl_omni.models.tiny import make_tiny_sd3
+from ml.workers.tiny_actor import model_settings
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
@@ -19,20 +18,8 @@ SAMPLER = {"noise_level": 0.7, "sde_type": "cps"}
 DECAY = 0.75
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    make_tiny_sd3(folder)
-    return folder
-
-
 def make(folder: Path, rank: int = 4, decay: float | None = DECAY) -> DiffusionActor:
-    model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
-        target_modules=["attn.to_q"], exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
-        enable_gradient_checkpointing=False,
-    )  # fmt: skip
+    model = model_settings(folder, ["attn.to_q"], rank=rank)
     config = DiffusionActorConfig(
         diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=1, optim=DiffusionOptimizerConfig(lr=1e-2),
         ema_decay=decay,

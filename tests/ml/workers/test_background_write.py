@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from verl_omni.models.tiny import make_tiny_sd3
+from ml.workers.tiny_actor import model_settings
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.background_write import BackgroundWrite
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -22,20 +20,8 @@ pytestmark = pytest.mark.slow
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    make_tiny_sd3(folder)
-    return folder
-
-
 def make(folder: Path, rank: int = 4) -> DiffusionActor:
-    model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
-        target_modules=["attn.to_q"], exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default", "old"), attn_backend="native",
-        enable_gradient_checkpointing=False,
-    )  # fmt: skip
+    model = model_settings(folder, ["attn.to_q"], rank=rank, adapters=("default", "old"))
     config = DiffusionActorConfig(
         diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2, optim=DiffusionOptimizerConfig(lr=1e-2),
         shuffle=True,

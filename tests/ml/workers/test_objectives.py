@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
 from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig
@@ -27,13 +26,6 @@ pytestmark = pytest.mark.slow
 NFT = DiffusionNFTLossConfig(mix_beta=1.0, draws=2, old_decay_rate=0.25, old_decay_max=0.5)
 DPO = DiffusionDPOLossConfig(dpo_beta=100.0, draws=2)
 BOTH = ("default", "old")
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    make_tiny_sd3(folder)
-    return folder
 
 
 def make(

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ml.workers.tiny_actor import model_settings
 from verl_omni.algos import advantages, sde, step_choice
-from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_dppo import DPPOObjective, FlowDPPOLossConfig
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
@@ -30,21 +29,9 @@ ADVANTAGES = torch.tensor([1.0, -0.5, 0.25, -0.75])
 OFF = torch.tensor([0.003, -0.2, 0.9, 0.01])  # the trainer's log-probabilities minus the engine's, of each row
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    make_tiny_sd3(folder)
-    return folder
-
-
 def make(folder: Path, *, prompts: int = 2, **changes: Any) -> DiffusionActor:
     """An actor whose mini-batches have `prompts` prompts of two rows."""
-    model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=4, lora_alpha=8,
-        target_modules=["attn.to_q", "attn.to_v", "ff.net.2"], exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
-        enable_gradient_checkpointing=False,
-    )  # fmt: skip
+    model = model_settings(folder, ["attn.to_q", "attn.to_v", "ff.net.2"])
     settings = {"diffusion_loss": FlowGRPOLossConfig(clip_ratio=1e-3, adv_clip_max=100.0), **changes}
     optim = DiffusionOptimizerConfig(lr=1e-2)
     return DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=prompts, optim=optim, **settings), 2)

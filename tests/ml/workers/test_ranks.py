@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -155,13 +154,6 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
         torch.save(found, f"{out}/found.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    make_tiny_sd3(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
