@@ -12,10 +12,9 @@ import pytest
 from e2e import helm
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
-from e2e.cluster.control_plane import ControlPlane, control_plane
-from e2e.cluster.errors import CommandFailed, ToolMissing
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.errors import CommandFailed
 from e2e.cluster.processes import run
-from e2e.conftest import leave_out
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import RunningOperator, install_kuberay, operator
 
@@ -28,24 +27,11 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{NAME}"
 
 
-@pytest.fixture(scope="module")
-def program() -> Path:
-    try:
-        return helm.helm()
-    except ToolMissing as error:
-        leave_out(error)
-        raise
-
-
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[ControlPlane]:
+def own(empty: ControlPlane) -> ControlPlane:
     """A control plane for one test, with KubeRay's custom resources and without ours."""
-    try:
-        with control_plane({"node-0": {}}, parent=tmp_path) as running:
-            install_kuberay(running)
-            yield running
-    except ToolMissing as error:
-        leave_out(error)
+    install_kuberay(empty)
+    return empty
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import pytest
 from e2e import helm
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
-from e2e.cluster.control_plane import ControlPlane, control_plane
-from e2e.cluster.errors import CommandFailed, ToolMissing
-from e2e.conftest import leave_out
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.errors import CommandFailed
 from e2e.operator_process import ROOT, install_kuberay
 
 pytestmark = pytest.mark.cluster
@@ -30,25 +29,6 @@ KINDS = {
     "clusterrolebindings": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }
 NAMESPACED = ("--set=watch.namespaces={omni-system}", "--set=reports.enabled=false,rbac.aggregate=false")
-
-
-@pytest.fixture
-def program() -> Path:
-    try:
-        return helm.helm()
-    except ToolMissing as error:
-        leave_out(error)
-        raise
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> Iterator[ControlPlane]:
-    """A control plane for one test, without any custom resource."""
-    try:
-        with control_plane({"node-0": {}}, parent=tmp_path) as running:
-            yield running
-    except ToolMissing as error:
-        leave_out(error)
 
 
 @pytest.fixture
