@@ -6,6 +6,10 @@ with i mod K = j. So E |y|^2 = |v|^2 over the signs, and the variance of |y|^2 i
 projection has the same share of |v|^2 (count sketch, Charikar et al. 2002). Projections are linear: those of a
 difference of velocities are the difference of the projections, and a velocity that is off by a factor 1 + e gives
 exactly e.
+
+Rounding to bfloat16 changes a velocity by 1% of its size or more, but in no direction: its size changes by about that
+over the root of the number of elements. So sizes tell an engine that is off by a factor from one that rounds; they are
+recorded exactly, because those of the projections differ by 1% / sqrt(K).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from torch import Tensor
 PROJECTIONS = 32  # |y| differs from |v| by about 1 / sqrt(2 K) = 12%
 # Mean relative difference of velocities above which a run stops, by the coarser dtype of engine and trainer.
 VELOCITY_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+SIZE_SHARE = 0.1  # of that limit: the limit for the mean relative difference of their sizes
 
 
 class EngineMismatch(RuntimeError):
@@ -31,15 +36,15 @@ class VelocityMismatch(EngineMismatch):
 
 
 def velocity_projections(velocity: Tensor) -> Tensor:
-    """Projections of each velocity, float32 [B, K].
+    """Projections of each velocity, and last its norm, float32 [B, K + 1].
 
     Args:
         velocity: [B, ...]. The signs depend on the order of a row's elements alone: on no batch, device or version of a
             random generator.
     """
     rows = velocity.flatten(1).float()
-    rows = torch.nn.functional.pad(rows * _signs(rows.shape[1], rows.device), (0, -rows.shape[1] % PROJECTIONS))
-    return rows.unflatten(1, (-1, PROJECTIONS)).sum(1)
+    signed = torch.nn.functional.pad(rows * _signs(rows.shape[1], rows.device), (0, -rows.shape[1] % PROJECTIONS))
+    return torch.cat([signed.unflatten(1, (-1, PROJECTIONS)).sum(1), rows.norm(dim=1, keepdim=True)], 1)
 
 
 def _signs(count: int, device: torch.device) -> Tensor:
@@ -51,26 +56,42 @@ def _signs(count: int, device: torch.device) -> Tensor:
 
 
 def velocity_difference(trainer: Tensor, engine: Tensor) -> Tensor:
-    """|v_trainer - v_engine| / |v_engine| of each row, [B], from projections [B, K]; 0 where both are 0."""
-    difference, size = (trainer - engine).norm(dim=1), engine.norm(dim=1)
+    """|v_trainer - v_engine| / |v_engine| of each row, [B], from `velocity_projections`; 0 where both are 0."""
+    return _relative((trainer - engine)[:, :PROJECTIONS].norm(dim=1), engine[:, :PROJECTIONS].norm(dim=1))
+
+
+def size_difference(trainer: Tensor, engine: Tensor) -> Tensor:
+    """|v_trainer| / |v_engine| - 1 of each row, [B], from `velocity_projections`; 0 where both are 0."""
+    return _relative((trainer - engine)[:, -1], engine[:, -1])
+
+
+def _relative(difference: Tensor, size: Tensor) -> Tensor:
     return torch.where(difference == 0, difference, difference / size)
 
 
-def check_velocities(difference: Tensor, tolerance: float) -> dict[str, float]:
-    """Statistics of `velocity_difference`, any shape.
+def check_velocities(difference: Tensor, sizes: Tensor, tolerance: float) -> dict[str, float]:
+    """Statistics of `velocity_difference` and `size_difference`, any shape.
 
     Raises:
-        VelocityMismatch: the mean exceeds `tolerance` or is NaN.
+        VelocityMismatch: the mean difference exceeds `tolerance`, that of the sizes `SIZE_SHARE` of it, or one is NaN.
     """
     found = {
         "rollout_corr/velocity_rel_diff": difference.mean().item(),
         "rollout_corr/max_velocity_rel_diff": difference.max().item(),
+        "rollout_corr/velocity_size_diff": sizes.mean().item(),
     }
     if not found["rollout_corr/velocity_rel_diff"] <= tolerance:
         raise VelocityMismatch(
             f"velocities of engine and trainer differ by {found['rollout_corr/velocity_rel_diff']:.3g} of their size "
             f"on average, more than {tolerance:g} (trainer.max_velocity_difference): do both use the same weights, "
             "guidance, timesteps, prompt embeddings and dtype?"
+        )
+    size = found["rollout_corr/velocity_size_diff"]
+    if not abs(size) <= SIZE_SHARE * tolerance:
+        raise VelocityMismatch(
+            f"velocities of the trainer are {abs(size):.3g} {'larger' if size > 0 else 'smaller'} than those of the "
+            f"engine on average, more than {SIZE_SHARE * tolerance:g}, {SIZE_SHARE:g} of "
+            "trainer.max_velocity_difference; rounding does not do that: do both use the same weights and guidance?"
         )
     return found
 

@@ -39,7 +39,7 @@ class Trajectory:
         timesteps: [size], as passed to the model.
         sigmas: [size + 1], noise level of each recorded latent.
         log_probs: [size], mean over the elements of the latent (Flow-GRPO, arXiv:2505.05470).
-        projections: [size, K], of the velocity of each step; see `algos.agreement`.
+        projections: [size, K + 1], `agreement.velocity_projections` of each step.
     """
 
     latents: Tensor

@@ -22,7 +22,12 @@ def velocities(*shape: int, rows: int = 4) -> Tensor:
 
 def check(trainer: Tensor, engine: Tensor) -> dict[str, float]:
     projections = [agreement.velocity_projections(each) for each in (trainer, engine)]
-    return agreement.check_velocities(agreement.velocity_difference(*projections), TOLERANCE)
+    return checked(*projections, TOLERANCE)
+
+
+def checked(trainer: Tensor, engine: Tensor, tolerance: float) -> dict[str, float]:
+    pair = trainer, engine
+    return agreement.check_velocities(agreement.velocity_difference(*pair), agreement.size_difference(*pair), tolerance)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -37,8 +42,9 @@ def test_projections_are_those_of_a_float64_reference(shape: tuple[int, ...]) ->
     buckets = torch.arange(len(hashes)) % agreement.PROJECTIONS
     expected.index_add_(1, buckets, found.flatten(1).double() * signs)
     actual = agreement.velocity_projections(found)
-    assert actual.shape == (4, 32) and actual.dtype == torch.float32
-    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+    assert actual.shape == (4, 33) and actual.dtype == torch.float32
+    torch.testing.assert_close(actual[:, -1].double(), found.flatten(1).double().norm(dim=1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(actual[:, :-1].double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -61,7 +67,7 @@ def test_the_check_fails_on_a_velocity_that_is_wrong_by_1_percent(shape: tuple[i
 def test_the_size_of_projections_is_that_of_the_velocity() -> None:
     """E |y|^2 = |v|^2, with a relative deviation of 1/4 for each row: 400 rows leave 1/80."""
     found = torch.randn(400, 16, 32, 32, generator=torch.Generator().manual_seed(3))
-    ratio = agreement.velocity_projections(found).pow(2).sum(1) / found.pow(2).sum((1, 2, 3))
+    ratio = agreement.velocity_projections(found)[:, :-1].pow(2).sum(1) / found.pow(2).sum((1, 2, 3))
     assert ratio.mean().item() == pytest.approx(1, abs=4 / 80)
     assert ratio.std().item() == pytest.approx((2 / agreement.PROJECTIONS) ** 0.5, rel=0.2)
 
@@ -69,15 +75,16 @@ def test_the_size_of_projections_is_that_of_the_velocity() -> None:
 def test_rounding_to_bfloat16_passes_at_its_tolerance_only() -> None:
     exact = velocities(16, 64, 64)
     pair = [agreement.velocity_projections(each) for each in (exact, exact.bfloat16())]
-    difference = agreement.velocity_difference(*pair)
-    assert 1e-3 < agreement.check_velocities(difference, 5e-2)["rollout_corr/velocity_rel_diff"] < 5e-3
+    assert 1e-3 < checked(*pair, 5e-2)["rollout_corr/velocity_rel_diff"] < 5e-3
     with pytest.raises(agreement.VelocityMismatch):
-        agreement.check_velocities(difference, TOLERANCE)
+        checked(*pair, TOLERANCE)
 
 
 def test_what_is_not_a_number_fails_and_two_zeros_agree() -> None:
-    zero = torch.zeros(2, agreement.PROJECTIONS)
-    assert agreement.velocity_difference(zero, zero).tolist() == [0, 0]
+    zero = torch.zeros(2, agreement.PROJECTIONS + 1)
+    assert (
+        agreement.velocity_difference(zero, zero).tolist() == agreement.size_difference(zero, zero).tolist() == [0, 0]
+    )
     for bad in (torch.full_like(zero, torch.nan), zero + 1):
         with pytest.raises(agreement.VelocityMismatch):
-            agreement.check_velocities(agreement.velocity_difference(bad, zero), 1.0)
+            checked(bad, zero, 1.0)

@@ -76,7 +76,7 @@ def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) 
     samples = train_batch(running, step=1, version=0)
     assert samples.tensors["all_latents"].shape == (4, 4, 16, 8, 8)
     assert samples.tensors["rollout_log_probs"].shape == (4, 3)
-    assert samples.tensors["velocity_projections"].shape == (4, 3, 32)
+    assert samples.tensors["velocity_projections"].shape == (4, 3, 33)
     assert not torch.equal(samples.images[0], samples.images[1]), "samples of a prompt must differ"
     assert torch.equal(samples.images, train_batch(running, step=1, version=0).images)
     assert not torch.equal(samples.images, train_batch(running, step=2, version=0).images)

@@ -7,16 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
 from ml.workers.tiny_actor import model_settings
-from verl_omni.algos.agreement import LogProbMismatch, VelocityMismatch, velocity_projections
+from verl_omni.algos.agreement import VELOCITY_TOLERANCES, LogProbMismatch, VelocityMismatch, velocity_projections
 from verl_omni.workers.actor.actor import DiffusionActor, learning_rate_factor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+from verl_omni.workers.config import (
+    DiffusionActorConfig,
+    DiffusionFSDPConfig,
+    DiffusionMixedPrecisionConfig,
+    DiffusionOptimizerConfig,
+)
 
 pytestmark = pytest.mark.slow
 
+BFLOAT16 = DiffusionFSDPConfig(mixed_precision=DiffusionMixedPrecisionConfig(param_dtype="bfloat16"))
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 TARGETS = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"]
 
@@ -31,11 +38,11 @@ def make(folder: Path, *, rank: int = 4, mesh: Any = None, device: Any = None, *
     return DiffusionActor(model, config, 2, mesh=mesh, device=device)
 
 
-def batch(actor: DiffusionActor | None = None, rows: int = 4, steps: int = 2) -> dict[str, torch.Tensor]:
+def batch(actor: DiffusionActor | None = None, rows: int = 4, steps: int = 2, side: int = 8) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     sigmas = torch.tensor([0.9, 0.6, 0.3])[: steps + 1].expand(rows, steps + 1)
     made = {
-        "all_latents": torch.randn(rows, steps + 1, 16, 8, 8, generator=generator),
+        "all_latents": torch.randn(rows, steps + 1, 16, side, side, generator=generator),
         "all_timesteps": sigmas[:, :-1] * 1000,
         "all_sigmas": sigmas,
         "sigma_max": torch.full((rows, 1), 0.9),
@@ -120,6 +127,39 @@ def test_an_engine_whose_velocity_is_wrong_by_1_percent_updates_nothing(model_fo
     else:
         measured = actor.update(data, **request)
         assert measured["rollout_corr/velocity_rel_diff"] < 1e-5 and measured["actor/optimizer_steps"] == 1
+
+
+@pytest.mark.parametrize("side", [8, 32])
+@pytest.mark.parametrize("wrong", [0.0, 0.01, -0.01, 0.05])
+def test_in_bfloat16_an_engine_that_is_wrong_by_1_percent_differs_from_one_that_rounds(
+    model_folder: Path, wrong: float, side: int
+) -> None:
+    """The engine computes row by row, in bfloat16, with another attention kernel; and with the default limit."""
+    actor = make(model_folder, fsdp_config=BFLOAT16)
+    data = batch(actor, side=side)
+    engine = make(model_folder, fsdp_config=BFLOAT16)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        rows = [
+            velocity_projections(
+                (1 + wrong) * engine.policy.velocity(
+                    {name: tensor[row : row + 1] for name, tensor in data.items()},
+                    data["all_latents"][row : row + 1, step], data["all_timesteps"][row : row + 1, step], 1,
+                )
+            )
+            for row in range(4) for step in range(2)
+        ]  # fmt: skip
+    data["velocity_projections"] = torch.cat(rows).unflatten(0, (4, 2))
+    request = {**SAMPLER, "tolerance": 1e-3, "velocity_tolerance": VELOCITY_TOLERANCES[torch.bfloat16]}
+    if wrong:
+        with pytest.raises(
+            VelocityMismatch,
+            match="of the trainer are 0.0.* (larger|smaller) than" if wrong < 0.05 else "velocities of",
+        ):
+            actor.update(data, **request)
+        return
+    measured = actor.update(data, **request)
+    assert measured["rollout_corr/velocity_rel_diff"] > 1e-3, "there is rounding"
+    assert abs(measured["rollout_corr/velocity_size_diff"]) < 1e-3
 
 
 def broken(actor: DiffusionActor, times: int) -> None:

@@ -66,7 +66,7 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
             "all_sigmas": levels,
             "sigma_max": torch.tensor([0.95]),
             "rollout_log_probs": torch.zeros(steps),
-            "velocity_projections": torch.zeros(steps, agreement.PROJECTIONS),
+            "velocity_projections": torch.zeros(steps, agreement.PROJECTIONS + 1),
         }
     if rollout.algo.clean_latents:
         found["clean_latents"] = latents

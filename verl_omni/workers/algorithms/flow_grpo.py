@@ -68,7 +68,7 @@ class StepObjective(ABC, Generic[Settings]):
     """A policy loss over the recorded SDE steps.
 
     Batch: `all_latents` [B, T + 1, ...], `all_timesteps` [B, T], `all_sigmas` [B, T + 1], `sigma_max` [B, 1],
-    `rollout_log_probs` [B, T], `velocity_projections` [B, T, K] if they are checked, `advantages` [B], the
+    `rollout_log_probs` [B, T], `velocity_projections` [B, T, K + 1] if they are checked, `advantages` [B], the
     embeddings, and with a `timestep_fraction` below 1 `draw_seeds` int64 [B].
 
     Args:
@@ -76,7 +76,8 @@ class StepObjective(ABC, Generic[Settings]):
         noise_level, sde_type, guidance_scale: of the sampler that generated the batch.
         tolerance: upper limit of the mean absolute difference between the engine's and the trainer's log-probabilities
             before the first optimizer step, where both have the same weights.
-        velocity_tolerance: upper limit of the mean relative difference between their velocities there; None: no check.
+        velocity_tolerance: upper limit of the mean relative difference between their velocities there, and of that of
+            their sizes `agreement.SIZE_SHARE` of it; None: no check.
         bypass_mode: take the engine's log-probabilities as the old ones, not those of the trainer before the update.
         rollout_is: level of the importance weights between trainer and engine; None: none.
         rollout_is_threshold: upper limit of the weights.
@@ -144,6 +145,7 @@ class StepObjective(ABC, Generic[Settings]):
             projections = agreement.velocity_projections(velocity.detach())
             engine_projections = recorded(part, "velocity_projections", place)
             measured["velocity_difference"] = agreement.velocity_difference(projections, engine_projections)
+            measured["size_difference"] = agreement.size_difference(projections, engine_projections)
         if self.kl_loss_coef is not None:
             with self.policy.as_base():
                 base_mean, _, _ = self.density(part, place)
@@ -218,7 +220,8 @@ class StepObjective(ABC, Generic[Settings]):
             self.at_start = False
             found["actor/clip_fraction_at_start"] = clip_fraction
             if self.velocity_tolerance is not None:  # first, because it explains a difference of log-probabilities
-                found |= agreement.check_velocities(measured["velocity_difference"], self.velocity_tolerance)
+                differences = measured["velocity_difference"], measured["size_difference"]
+                found |= agreement.check_velocities(*differences, self.velocity_tolerance)
             found |= agreement.check_log_probs(measured["engine_difference"], self.tolerance)
         return found
 
