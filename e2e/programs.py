@@ -16,13 +16,13 @@ from e2e.cluster.bare import machine
 from e2e.cluster.bare.provider import PROGRAMS
 from e2e.cluster.errors import ClusterError, ToolMissing
 from e2e.cluster.paths import cache
-from e2e.cluster.tools import KIND, KUBE, KWOK, Say, ensure, kuberay_files
+from e2e.cluster.tools import KIND, KUBE, KWOK, S3, Say, ensure, kuberay_files
 from e2e.system import images
 
 
 def control_plane(say: Say) -> None:
     """For a control plane alone."""
-    ensure((KUBE, KWOK, KIND), say)
+    ensure((KUBE, KWOK, KIND, S3), say)
     helm.helm(say)
     kuberay_files(say)
     prometheus.ensure(say)

@@ -52,7 +52,8 @@ PAUSE = Program("pause", ".", "./pause", note="seconds")
 KUBERAY = Program("ray-operator", ".", "github.com/ray-project/kuberay/ray-operator", note="a minute or two")
 KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", note="2 to 5 minutes")
 KIND = Program("kind", "kind", "sigs.k8s.io/kind", note="seconds")
-ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND)
+S3 = Program("versitygw", "s3", "github.com/versity/versitygw/cmd/versitygw", note="a minute or two")
+ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND, S3)
 
 
 MODULE_OF = {name: program.module for program in ALL for name in (program.name, *program.links)}

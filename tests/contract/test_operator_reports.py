@@ -49,14 +49,15 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         folder.step(metrics, eta_s=28.5, samples=96)
         folder.step({"step": 4, "reward/mean": float("nan")}, eta_s=None)
         folder.event("checkpoint", step=4, path=str(tmp_path / ("long" * 50) / "step_000004"))
-        for reason in ("SamplesCollapsed", "CheckpointsSetAside", "ReportNotWritten"):
+        folder.event("output", step=4, url="s3://bucket/" + "long/" * 100)
+        for reason in ("SamplesCollapsed", "CheckpointsSetAside", "ReportNotWritten", "OutputNotSent"):
             folder.event("warning", reason=reason, message="text " * 500, step=4)
         folder.event("error", message="text " * 5000, kind="ValueError", reason="WeightSyncFailed")
         folder.event("stopped", message="SIGTERM", kind="Interrupted")
         folder.event("done", step=10, report="/runs/report.html")
         reporter.post({"event": "heartbeat"})
     parsed = [parse_event(body) for body in posted]
-    assert len(parsed) == 12
+    assert len(parsed) == 14
     step = next(event for event in parsed if event.event == "step")
     assert step.model_dump(exclude_none=True) == {
         "attempt": 2, "event": "step", "step": 3, "reward_mean": 0.5, "validation_reward": 0.25, "version": 3,
@@ -70,8 +71,10 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
 
 def test_the_reasons_that_the_trainer_names_are_known() -> None:
     from verl_omni.trainer.main_diffusion import _reason
+    from verl_omni.trainer.output import OutputNotSent
 
     errors = [ValueError(), type("OutOfMemoryError", (Exception,), {})(), type("WeightSyncError", (Exception,), {})()]
+    errors.append(OutputNotSent())
     named = {_reason(error) for error in errors}
-    assert named == {"ApplicationError", "OutOfMemory", "WeightSyncFailed"}
+    assert named == {"ApplicationError", "OutOfMemory", "WeightSyncFailed", "OutputNotSent"}
     assert named <= {reason.value for reason in trainer_report.TRAINER_REASONS}

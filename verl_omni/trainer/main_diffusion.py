@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
@@ -51,9 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(problem)
     stop = _StopOnSignal()
     try:
+        _fetch_inputs(config)
         startup.fit_to_machine(config, has_accelerator)
         _check_files(config)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         return _refuse(str(error))
     return _run(config, stop, settings.without_effect(overrides))
 
@@ -66,6 +68,14 @@ def _refuse(message: str) -> int:
         reporter.post({"event": "error", "message": message, "kind": "SettingsError", "reason": "ApplicationError"})
     print(message, file=sys.stderr, flush=True)
     return USAGE_ERROR
+
+
+def _fetch_inputs(config: Any) -> None:
+    """Copy what is in stores; raises as `inputs.fetch`."""
+    from verl_omni.trainer import inputs
+
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    inputs.fetch(config, Path(home) / "omni-operator" / "stores", lambda text: print(text, flush=True))
 
 
 def _check_files(config: Any) -> None:
@@ -104,9 +114,11 @@ def run_training(
         without_effect: settings that do nothing here, with the reason.
     """
     from verl_omni.trainer import checkpoints
+    from verl_omni.trainer.output import Results
     from verl_omni.trainer.run_folder import RunFolder
 
     errors: list[str] = []
+    results = Results()
 
     def on_event(event: Mapping[str, Any]) -> None:
         line = format_event(event)
@@ -115,14 +127,13 @@ def run_training(
         else:
             print(line, flush=True)
         reporter.post(event)
+        results.observe(event)
 
     folder = RunFolder(Path(config.trainer.default_local_dir), on_event)
     own = folder.path / "checkpoints"
     aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
-    if config.trainer.resume_mode == "resume_path":
-        checkpoint: Path | None = Path(config.trainer.resume_from_path)
-    else:
-        checkpoint = checkpoints.latest(own)
+    by_path = config.trainer.resume_mode == "resume_path"
+    checkpoint = Path(config.trainer.resume_from_path) if by_path else checkpoints.latest(own)
     folder.start(config, resumed_from=None if checkpoint is None else checkpoints.step_of(checkpoint))
     if aside is not None:
         text = f"trainer.resume_mode=disable: the checkpoints of an earlier run are now in {aside}"
@@ -131,18 +142,31 @@ def run_training(
         text = "; ".join(f"{name} ({reason})" for name, reason in without_effect.items())
         folder.event("warning", reason="SettingsWithoutEffect", message=f"settings that have no effect here: {text}")
     run = Run(config, folder, checkpoint, reporter.checkpoint_wanted)
+    code = FAILURE
     with contextlib.ExitStack() as resources:
         try:
+            results.open(config, folder)
             train(run, resources)
             code = OK
         except Exception as error:  # recorded for the user, then the exit code
             code = _record_failure(folder, error)
         finally:
+            results.wait(complete=code == OK)
             _report(folder)
+        code = _send_last(results, folder, checkpoints.latest(own), code)
     if code == OK:
         folder.event("done", step=int(config.trainer.total_training_steps), report=str(folder.path / "report.html"))
     for line in errors:
         print(line, file=sys.stderr, flush=True)
+    return code
+
+
+def _send_last(results: Any, folder: Any, checkpoint: Path | None, code: int) -> int:
+    """Send the last results. Returns the exit code: a complete run whose results cannot be sent has failed."""
+    try:
+        results.finish(checkpoint, complete=code == OK)
+    except Exception as error:  # recorded for the user, then the exit code
+        return _record_failure(folder, error)
     return code
 
 
@@ -224,6 +248,8 @@ def _pairs(config: Any, train: Any) -> Any | None:
 def _reason(error: BaseException) -> str:
     """The failure reason in the operator's API (`FailureReason`). Ray's wrapper of an error has its classes."""
     names = {kind.__name__ for kind in type(error).__mro__}
+    if "OutputNotSent" in names:
+        return "OutputNotSent"
     if "WeightSyncError" in names:
         return "WeightSyncFailed"
     return "OutOfMemory" if "OutOfMemoryError" in names else "ApplicationError"
@@ -263,6 +289,10 @@ def format_event(event: Mapping[str, Any]) -> str:
             return f"step {event['step']}: " + ", ".join(_numbers(event))
         case "checkpoint":
             return f"saved step {event['step']} in {event['path']}"
+        case "output" if event["step"] is None:
+            return f"sent the report to {event['url']}"
+        case "output":
+            return f"sent the results of step {event['step']} to {event['url']}"
         case "done":
             return f"done after step {event['step']}; the report is {event['report']}"
         case kind:  # warning, error, stopped

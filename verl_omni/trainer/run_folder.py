@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -41,6 +42,7 @@ class RunFolder:
 
     def __init__(self, path: Path, on_event: Callable[[Mapping[str, Any]], None] = lambda event: None) -> None:
         self.path, self.on_event = path, on_event
+        self._lock = threading.RLock()  # results are sent in the background, and recorded from there
         path.mkdir(parents=True, exist_ok=True)
 
     def start(self, config: DictConfig, *, resumed_from: int | None) -> None:
@@ -87,8 +89,9 @@ class RunFolder:
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
 
     def _record(self, event: Mapping[str, Any]) -> None:
-        self._append("progress.jsonl", event)
-        self.on_event(event)
+        with self._lock:
+            self._append("progress.jsonl", event)
+            self.on_event(event)
 
     def _write(self, name: str, text: str) -> None:
         atomic_write(self.path / name, text)

@@ -45,6 +45,7 @@ PATHS = (
     "trainer.validation_data_dir",
     "trainer.resume_from_path",
 )
+IN_STORES = (f"{DATA}.train_files", f"{DATA}.val_files", f"{MODEL}.path")  # may be s3:// URLs
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -179,8 +180,13 @@ def _paths(config: DictConfig) -> Iterator[str]:
     for name in PATHS:
         value = OmegaConf.select(config, name)
         for path in value if OmegaConf.is_list(value) else [value]:
-            if isinstance(path, str) and _URL.match(path):
+            if isinstance(path, str) and _URL.match(path) and not (name in IN_STORES and path.startswith("s3://")):
                 yield f"{name}: {path} is a URL, and the trainer reads files; copy it here and write its path"
+    output = config.trainer.output
+    if output.url is not None and not str(output.url).startswith(("s3://", "file:///")):
+        yield f"trainer.output.url: {output.url} is no store; write s3://BUCKET/PREFIX or file:///FOLDER"
+    if output.deadline_s <= 0:
+        yield f"trainer.output.deadline_s: must be positive: {output.deadline_s}"
 
 
 def _resume(config: DictConfig) -> Iterator[str]:

@@ -56,6 +56,12 @@ PHASE_SECONDS = ExportedMetric(
     "replicas.",
     ("phase",),
 )  # fmt: skip
+OUTPUT_STEP = ExportedMetric(
+    "omni_output_step", "gauge", "", "Step of the newest checkpoint whose results were sent to the store."
+)
+OUTPUT_FAILURES = ExportedMetric(
+    "omni_output_failures_total", "counter", "", "Attempts to send a file to the store that failed; they are repeated."
+)
 PUBLISHED = ExportedMetric(
     "omni_weight_version_published", "gauge", "",
     "Weight version that the trainer last began to send to the replicas: the number of the step that made it.",
@@ -75,6 +81,6 @@ IN_FLIGHT = ExportedMetric(
 
 TRAINER = (
     STEP, STEPS, REWARD, VALIDATION_REWARD, COLLAPSED, GENERATED, TRAINED, OPTIMIZER_STEPS, SKIPPED_STEPS,
-    PHASE_SECONDS, PUBLISHED,
+    PHASE_SECONDS, OUTPUT_STEP, OUTPUT_FAILURES, PUBLISHED,
 )  # fmt: skip
 ROLLOUT = (SERVED, RECEIVED_BYTES, IN_FLIGHT)

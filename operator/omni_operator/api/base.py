@@ -7,6 +7,7 @@ other fields in full, as `spec.model.lora.enabled`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -92,10 +93,19 @@ class Violation:
     text: str
 
 
+# An object or folder in an S3-compatible store.
+S3_URL = re.compile(r"^s3://[A-Za-z0-9][A-Za-z0-9._-]*/[^/].*$")
+
+
 def remote_scheme(path: str) -> str | None:
     """`s3` of `s3://bucket/key`; None for a path of the file system."""
     scheme, separator, _ = path.partition("://")
     return scheme if separator else None
+
+
+def is_in_store(path: str) -> bool:
+    """Whether a path is the URL of something in an S3-compatible store."""
+    return S3_URL.search(path) is not None
 
 
 class StrictModel(BaseModel):

@@ -10,10 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from pydantic_core import PydanticCustomError
 from typing_extensions import override
 
-from .base import RULE, Cel, StrictModel, Violation, immutable, without_nulls
+from .base import RULE, Cel, StrictModel, Violation, immutable, is_in_store, without_nulls
 from .data import Data
 from .labels import find_bad_annotations, find_bad_labels
 from .model import Model
+from .output import Output, Storage
 from .platform import Observability, Scheduling, Security
 from .pod_template import drop_nulls
 from .pods import Accelerator, Head, Runtime
@@ -52,6 +53,7 @@ ONE_VENDOR = (
     "trainer's kind of device"
 )
 TOKEN_NEEDED = "must be Token with spec.rollout.placement Separate: trainer and replicas prove by it who they are"
+UNUSED_STORE = "has no effect: no s3:// URL in spec.data, spec.model.base or spec.output.url; remove it"
 UNEVEN = "x spec.rollout.samplesPerPrompt must be a multiple of"
 _ACCELERATORS = "self.trainer.replicas * self.trainer.accelerator.count"
 _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
@@ -113,6 +115,8 @@ class Spec(StrictModel):
     )
     rollout: Rollout = Field(default=Rollout(), description="How samples are generated.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Checkpoints, and where they are kept.")
+    output: Output | None = Field(default=None, description="Where results are sent. Default: nowhere.")
+    storage: Storage = Field(default=Storage(), description="Access to S3-compatible stores.")
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of all random numbers.")
     suspend: bool = Field(
         default=False,
@@ -155,6 +159,14 @@ class Spec(StrictModel):
 
     cel = (
         Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
+        Cel(
+            "!(has(self.storage.endpoint) || has(self.storage.region) || has(self.storage.secretName)) || "
+            "self.model.base.startsWith('s3://') || (has(self.output) && self.output.url.startsWith('s3://')) || "
+            "self.data.train.exists(p, p.startsWith('s3://')) || "
+            "(has(self.data.validation) && self.data.validation.exists(p, p.startsWith('s3://')))",
+            UNUSED_STORE,
+            ".storage",
+        ),
         Cel(
             "self.rollout.placement == 'Separate' || "
             f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {_ACCELERATORS}",
@@ -239,6 +251,17 @@ class Spec(StrictModel):
         return self.rollout.replicas * self.rollout_accelerator.count if self.rollout.separate else 0
 
     @property
+    def trainer_uses_store(self) -> bool:
+        """Whether the training program reads from an S3-compatible store, or writes to one."""
+        sends = self.output is not None and self.output.folder is None
+        return sends or any(map(is_in_store, (*self.data.train, *self.data.validation)))
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether any pod reads from an S3-compatible store, or writes to one."""
+        return self.trainer_uses_store or self.model.base_in_store
+
+    @property
     def keeps_results(self) -> bool:
         """Whether the run folder outlives the pods: it is on a claim, or on a volume of the user's."""
         if self.checkpoint.claim_name:
@@ -304,6 +327,9 @@ class Spec(StrictModel):
                 yield Violation(("trainer", "batch", "prompts"), PAIRS)
 
     def _cluster_rules(self) -> Iterator[Violation]:
+        storage = self.storage
+        if (storage.endpoint or storage.region or storage.secret_name) and not self.uses_store:
+            yield Violation(("storage",), UNUSED_STORE)
         if self.backoff_limit and self.checkpoint.claim_name is None:
             yield Violation(("backoffLimit",), NO_CLAIM)
 

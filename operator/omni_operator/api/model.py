@@ -9,14 +9,15 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 from typing_extensions import override
 
-from .base import Cel, Line, StrictModel, Violation, immutable, remote_scheme
+from .base import S3_URL, Cel, Line, StrictModel, Violation, immutable, is_in_store, remote_scheme
 from .pods import ClaimReference, KeyReference
 
-NO_URL = "write a folder or a model id 'owner/name', not a URL"
+NO_URL = "write a folder, a model id 'owner/name' or s3://BUCKET/FOLDER"
 # Two names with one slash between them. A path of that form needs a dot in front.
 MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
 
-NOT_FETCHED = "has no effect: spec.model.base is a folder, not a model id like 'owner/name'; remove this field"
+NOT_FETCHED = "has no effect: spec.model.base is not a model id like 'owner/name'; remove this field"
+NOT_CACHED = "has no effect: spec.model.base is a folder, which is not downloaded; remove this field"
 NO_HOME = "write the whole path: '~' is a different folder on another machine"
 
 
@@ -40,8 +41,9 @@ class Model(StrictModel):
     """A diffusion model in diffusers' folder layout."""
 
     base: Line = Field(
-        description="Base model: a folder, relative to the folder of this file, or a Hugging Face model id, "
-        "'owner/name'. Write './folder/name' for a folder inside a folder.",
+        description="Base model: a folder, relative to the folder of this file, a Hugging Face model id, "
+        "'owner/name', or a folder in an S3-compatible store, s3://BUCKET/FOLDER. Write "
+        "'./folder/name' for a folder inside a folder.",
         json_schema_extra=immutable("base"),
     )
     revision: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = (
@@ -60,24 +62,40 @@ class Model(StrictModel):
     cel = (
         *(
             Cel(f"!has(self.{field}) || self.base.matches(r'{MODEL_ID.pattern}')", NOT_FETCHED, f".{field}")
-            for field in ("revision", "tokenSecretRef", "cache")
+            for field in ("revision", "tokenSecretRef")
+        ),
+        Cel(
+            f"!has(self.cache) || self.base.matches(r'{MODEL_ID.pattern}') || self.base.matches(r'{S3_URL.pattern}')",
+            NOT_CACHED,
+            ".cache",
         ),
         Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
-        Cel("!self.base.contains('://')", NO_URL, ".base"),
+        Cel(f"!self.base.contains('://') || self.base.matches(r'{S3_URL.pattern}')", NO_URL, ".base"),
     )
 
     @property
     def base_is_folder(self) -> bool:
-        """Whether `base` names a folder and not a model id."""
-        return MODEL_ID.match(self.base) is None
+        """Whether `base` names a folder, which needs no download."""
+        return not self.base_is_id and not self.base_in_store
+
+    @property
+    def base_is_id(self) -> bool:
+        """Whether `base` is a model id of the Hugging Face hub."""
+        return MODEL_ID.match(self.base) is not None
+
+    @property
+    def base_in_store(self) -> bool:
+        """Whether `base` is a folder in an S3-compatible store."""
+        return is_in_store(self.base)
 
     @override
     def violations(self) -> Iterator[Violation]:
-        given = {"revision": self.revision, "tokenSecretRef": self.token_secret_ref, "cache": self.cache}
-        for field, value in given.items():
-            if value is not None and self.base_is_folder:
+        for field, value in (("revision", self.revision), ("tokenSecretRef", self.token_secret_ref)):
+            if value is not None and not self.base_is_id:
                 yield Violation((field,), NOT_FETCHED)
+        if self.cache and self.base_is_folder:
+            yield Violation(("cache",), NOT_CACHED)
         if self.base.startswith("~"):
             yield Violation(("base",), NO_HOME)
-        if scheme := remote_scheme(self.base):
+        if (scheme := remote_scheme(self.base)) and not self.base_in_store:
             yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")

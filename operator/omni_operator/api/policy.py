@@ -11,8 +11,8 @@ from .base import StrictModel
 # Reasons of failed attempts, as the operator reports them and as rules name them.
 FailureReason: TypeAlias = Literal[
     "ImagePullFailed", "InvalidConfig", "Unschedulable", "QuotaExceeded", "StartFailed", "HeadLost", "WorkerLost",
-    "Preempted", "OutOfMemory", "AcceleratorFault", "CollectiveTimeout", "WeightSyncFailed", "ApplicationError",
-    "DeadlineExceeded", "PreRunningDeadlineExceeded", "Unknown",
+    "Preempted", "OutOfMemory", "AcceleratorFault", "CollectiveTimeout", "WeightSyncFailed", "OutputNotSent",
+    "ApplicationError", "DeadlineExceeded", "PreRunningDeadlineExceeded", "Unknown",
 ]  # fmt: skip
 FailureAction: TypeAlias = Literal["Fail", "Retry", "RetryIgnoreLimit"]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000)]

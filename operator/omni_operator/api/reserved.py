@@ -62,6 +62,10 @@ RESERVED = {
     "trainer.project_name": "spec.observability.tracking.project",
     "trainer.log_val_generations": "spec.observability.tracking.images",
     "trainer.logger": "spec.observability.tracking.loggers",
+    "trainer.output.url": "spec.output.url",
+    "trainer.output.deadline_s": "spec.output.deadlineSeconds",
+    "trainer.store.endpoint": "spec.storage.endpoint",
+    "trainer.store.region": "spec.storage.region",
     "trainer.default_local_dir": "the run folder (drl run --runs DIR)",
 }
 

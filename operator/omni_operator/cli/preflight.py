@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omni_operator.api import DiffusionRLJob
+from omni_operator.api.base import is_in_store
 from omni_operator.api.training import ENTRYPOINT
 from omni_operator.api.validation_messages import format_path
 from omni_operator.api.yaml_document import Document, Problem
@@ -50,6 +51,8 @@ def _program(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
 
 def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
     model, at = job.spec.model, ("spec", "model", "base")
+    if model.base_in_store:
+        return  # the trainer downloads it
     if not model.base_is_folder:
         yield (
             at,
@@ -74,6 +77,8 @@ def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
     for name, files in (("train", data.train), ("validation", data.validation)):
         for place, path in enumerate(files):
             at = ("spec", "data", name, place)
+            if is_in_store(path):
+                continue  # the trainer downloads it
             if not os.access(path, os.R_OK) or not Path(path).is_file():
                 yield at, f"no readable file {console.short_path(Path(path))}"
             elif not custom and not path.endswith(PROMPT_SUFFIXES):

@@ -58,6 +58,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         max_lag=spec.rollout.staleness.max_versions,
         max_age=timedelta(seconds=spec.rollout.staleness.max_seconds),
         keeps_results=spec.keeps_results,
+        sends_output=spec.output is not None,
         vendor=spec.trainer.accelerator.vendor,
     )
 

@@ -58,9 +58,11 @@ def _from_scrapers() -> Object:
 
 
 def _outside(job: DiffusionRLJob) -> list[Object]:
-    """Ports of reward servers, model hub and trackers; a NetworkPolicy cannot name hosts."""
+    """Ports of reward servers, stores, model hub and trackers; a NetworkPolicy cannot name hosts."""
     wanted = {_port(url) for scorer in job.spec.reward.scorers if (url := scorer.server_url)}
-    if not job.spec.model.base_is_folder or {"wandb", "mlflow"} & set(job.spec.observability.tracking.loggers):
+    if job.spec.uses_store:
+        wanted.add(_port(job.spec.storage.endpoint or "https:"))
+    if job.spec.model.base_is_id or {"wandb", "mlflow"} & set(job.spec.observability.tracking.loggers):
         wanted.add(HTTPS)
     return [_ports(*(("TCP", port) for port in sorted(wanted)))] if wanted else []
 

@@ -187,4 +187,10 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         made["trainer.log_val_generations"] = tracking.shown_images
     if tracking.project:
         made["trainer.project_name"] = tracking.project
+    if spec.output:
+        made["trainer.output.url"] = f"{spec.output.url.rstrip('/')}/{job.metadata.name}"
+        made["trainer.output.deadline_s"] = spec.output.deadline_seconds
+    if spec.uses_store:
+        given = {"endpoint": spec.storage.endpoint, "region": spec.storage.region}
+        made |= {f"trainer.store.{name}": value for name, value in given.items() if value}
     return made

@@ -54,6 +54,8 @@ def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Breach]:
         yield from refuse_secret((*RUNTIME, "imagePullSecrets", place), secret.name, policy)
     if spec.model.token_secret_ref:
         yield from refuse_secret(("spec", "model", "tokenSecretRef"), spec.model.token_secret_ref.name, policy)
+    if spec.storage.secret_name:
+        yield from refuse_secret(("spec", "storage", "secretName"), spec.storage.secret_name, policy)
     if key := spec.observability.tracking.wandb_secret_ref:
         yield from refuse_secret(("spec", "observability", "tracking", "wandbSecretRef"), key.name, policy)
 

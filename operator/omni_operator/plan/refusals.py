@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
@@ -16,9 +17,9 @@ from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY
 from .policy_refusals import find_policy_refusals
 from .pools import Pool, pools_of
-from .storage import MODELS, RUNS
+from .storage import MODELS, OUTPUT, RUNS
 
-OUR_VOLUMES = {RUNS, MODELS, SHARED_MEMORY}  # the operator mounts these itself
+OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 # The trainer pods carry the job and its overrides as annotations, of which Kubernetes takes 256 KiB. As YAML a spec is
@@ -101,6 +102,21 @@ def _storage(job: DiffusionRLJob) -> Iterator[Violation]:
             ("spec", "checkpoint", "claimName"),
             "must be given with several trainer pods: they share one run folder (ReadWriteMany)",
         )
+    folder = job.spec.output.folder if job.spec.output else None
+    if folder == job.spec.checkpoint.path:
+        yield Violation(("spec", "output", "url"), "is spec.checkpoint.path: write another folder")
+    elif job.spec.output and folder and not job.spec.output.claim_name and not _mounted(job, folder):
+        yield Violation(
+            ("spec", "output", "claimName"),
+            f"must be given: {folder} is in the pod, and is deleted with it; name a claim, or mount a volume there",
+        )
+
+
+def _mounted(job: DiffusionRLJob, folder: str) -> bool:
+    """Whether the author's template mounts a volume at the folder or above it."""
+    spec: Mapping[str, Any] = drop_nulls(job.spec.trainer.pod_template).get("spec", {})
+    mounts = [mount for container in spec.get("containers", ()) for mount in container.get("volumeMounts", ())]
+    return any(PurePosixPath(folder).is_relative_to(str(mount.get("mountPath"))) for mount in mounts)
 
 
 def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
@@ -122,7 +138,7 @@ def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
 def find_warnings(job: DiffusionRLJob) -> list[Violation]:
     """Warnings for the author of a job on a cluster, which runs all the same."""
     made = []
-    if not job.spec.keeps_results:
+    if not job.spec.keeps_results and not job.spec.output:
         made.append(Violation(("spec", "checkpoint", "claimName"), RESULTS_LOST))
     if job.spec.trainer.accelerator.vendor is None:
         made.append(Violation(("spec", "trainer", "accelerator", "vendor"), NO_VENDOR))

@@ -6,6 +6,7 @@ import posixpath
 from dataclasses import dataclass
 
 from omni_operator.api import DiffusionRLJob
+from omni_operator.api.base import is_in_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:
     """The job with absolute paths; relative ones start at `folder`, the folder of its YAML file."""
 
     def absolute(path: str) -> str:
+        if is_in_store(path):
+            return path
         return posixpath.normpath(posixpath.join(folder, path))
 
     spec = job.spec

@@ -21,7 +21,7 @@ from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, apply_user_template, render_pod_template, secret_env
 from .merge import merge_templates
 from .pools import Pool, pools_of
-from .storage import add_model, add_run_folder
+from .storage import add_model, add_output, add_run_folder
 
 Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
@@ -50,7 +50,7 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
     if pool.group == ROLLOUT_GROUP:
         template = add_model(template, job)
     else:
-        template = add_model(add_run_folder(template, job), job)
+        template = add_model(add_output(add_run_folder(template, job), job), job)
         parts += [_job_folder(), _tracking(job), _reports(job, settings)]
     for part in parts:
         template = merge_templates(template, part)

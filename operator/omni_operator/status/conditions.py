@@ -154,13 +154,28 @@ def review_spec(facts: JobFacts | None) -> Table:
     """Conditions that warn of a spec before any pod runs; `facts` is None for an invalid spec."""
     if facts is None:
         unread = unknown_because("InvalidSpec")
-        return {"ResultsKept": unread, "AcceleratorChosen": unread}
+        return {"ResultsKept": unread, "OutputSent": unread, "AcceleratorChosen": unread}
     results = false_because("ResultsOnEmptyDir", f"spec.checkpoint.claimName {RESULTS_LOST}")
+    if facts.sends_output:
+        results = true_because("OutputGiven", "checkpoints to resume from are deleted with the pods")
     vendor = false_because("NoVendor", f"spec.trainer.accelerator.vendor {NO_VENDOR}")
     return {
         "ResultsKept": true_because("VolumeMounted") if facts.keeps_results else results,
         "AcceleratorChosen": true_because(facts.vendor) if facts.vendor else vendor,
     }
+
+
+def review_output(facts: JobFacts, report: TrainerReport | None, before: Condition | None) -> ConditionValue:
+    """The condition `OutputSent`; without a report of this attempt it stays as it was."""
+    if not facts.sends_output:
+        return unknown_because("NoOutput", "spec.output is not given")
+    if report is not None and report.output_failed:
+        return false_because("OutputNotSent", report.output_failed)
+    if report is not None and report.output:
+        return true_because("Sent", report.output)
+    if before is not None and before.reason in ("Sent", "OutputNotSent"):
+        return ConditionValue(before.status, before.reason, before.message)
+    return unknown_because("NothingSent")
 
 
 def _creating(attempt: int, refusal: Refusal | None, updated: ConditionValue) -> Table:

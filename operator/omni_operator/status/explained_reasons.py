@@ -232,6 +232,14 @@ WARNINGS: dict[str, Explanation] = {
         look="drl validate --cluster JOB.yaml",
         action="Name a PersistentVolumeClaim in `spec.checkpoint.claimName`.",
     ),
+    "OutputNotSent": Explanation(
+        shown=("OutputSent=False", "warning", *_FAILED),
+        meaning="The store of `spec.output` did not take results before `deadlineSeconds`; they are in the run folder. "
+        "After a checkpoint it is a warning, at the start and the end of an attempt it fails the attempt.",
+        look=LOG,
+        action="Correct URL, endpoint, keys or network policy by the message; the next checkpoint or attempt sends "
+        "them. `drl fetch NAME` copies them from the claim.",
+    ),
     "NoVendor": Explanation(
         shown=("AcceleratorChosen=False", "event"),
         meaning="No accelerator is named: the pods request none and train on the CPU.",
@@ -332,6 +340,10 @@ NORMAL: dict[str, Explanation] = {
         ("NotRequested", ("Suspended=False",), "`spec.suspend` is false."),
         ("NoFailure", ("Failed=False",), "The job has not failed."),
         ("VolumeMounted", ("ResultsKept=True",), "Results are on a volume that outlives the pods."),
+        ("OutputGiven", ("ResultsKept=True",), "Results are sent to the store of `spec.output`; checkpoints are lost."),
+        ("Sent", ("OutputSent=True",), "The newest results are in the store; the message says which."),
+        ("NothingSent", ("OutputSent=Unknown",), "The trainer has sent nothing yet."),
+        ("NoOutput", ("OutputSent=Unknown",), "The job has no `spec.output`."),
         ("AttemptSucceeded", ("Succeeded=True",), "The training finished."),
         ("Finished", ("Admitted=False", "Ready=False"), "The job succeeded; nothing is waiting to be admitted."),
         ("AttemptCreated", ("Admitted=Unknown", "Succeeded=Unknown", "event"), "The RayJob of an attempt was created."),

@@ -55,8 +55,9 @@ CONDITIONS: dict[ConditionType | str, ConditionExplanation] = {
     "Succeeded": ConditionExplanation("True", "the training finished; Unknown until the job ends"),
     "Failed": ConditionExplanation("False", "the job ended without success, and no other attempt follows"),
     "ResultsKept": ConditionExplanation(
-        "True", "checkpoints, adapter and report are on a volume that outlives the pods"
+        "True", "checkpoints, adapter and report are on a volume that outlives the pods, or results are sent elsewhere"
     ),
+    "OutputSent": ConditionExplanation("True", "the newest results are in the store of `spec.output`"),
     "AcceleratorChosen": ConditionExplanation("True", "the job names its accelerator; the reason is the vendor"),
     RECONCILE_ERROR: ConditionExplanation("absent", "a pass of the operator over this job failed; it is repeated"),
 }

@@ -29,6 +29,7 @@ class JobFacts:
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
         keeps_results: the run folder outlives the pods.
+        sends_output: results are sent to a store.
         vendor: vendor of the accelerators; None if the job does not name it.
         retain: `cleanupPolicy: Retain`: what an attempt leaves is kept for inspection.
     """
@@ -52,6 +53,7 @@ class JobFacts:
     max_lag: int = 1
     max_age: timedelta = timedelta(hours=1)
     keeps_results: bool = True
+    sends_output: bool = False
     vendor: str | None = None
 
 

@@ -16,6 +16,7 @@ from .conditions import (
     Heartbeat,
     derive_conditions,
     false_because,
+    review_output,
     review_spec,
     true_because,
     update_conditions,
@@ -86,7 +87,8 @@ def derive_status(
         now,
     )
     assert table is not None  # the other situations returned above
-    table = {**table, **review_spec(facts)}
+    sent = review_output(facts, report, previous.condition("OutputSent"))
+    table = {**table, **review_spec(facts), "OutputSent": sent}
     weights = base.condition("WeightsInSync")
     if report is None and heartbeat.at and weights and table["ProgressStalled"].reason != "NotRunning":
         # An earlier process received the last report: its result stays until the next report.

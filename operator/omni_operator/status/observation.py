@@ -132,6 +132,8 @@ class TrainerReport:
         checkpoint_at: arrival of the report of that checkpoint.
         phase: what the trainer waits for, before and between steps.
         error: the trainer's message about the error that ended it.
+        output: what was sent to the store last; None: nothing.
+        output_failed: why the trainer could not send results, if it has sent none since.
         warnings: the last warning of each reason.
     """
 
@@ -156,6 +158,8 @@ class TrainerReport:
     phase: str | None = None
     error: str | None = None
     error_kind: FailureReason | None = None
+    output: str | None = None
+    output_failed: str | None = None
     warnings: tuple[TrainerWarning, ...] = ()
 
 

@@ -20,6 +20,7 @@ class FailureReason(str, Enum):
     ACCELERATOR_FAULT = "AcceleratorFault"
     COLLECTIVE_TIMEOUT = "CollectiveTimeout"
     WEIGHT_SYNC_FAILED = "WeightSyncFailed"
+    OUTPUT_NOT_SENT = "OutputNotSent"
     APPLICATION_ERROR = "ApplicationError"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     PRE_RUNNING_DEADLINE_EXCEEDED = "PreRunningDeadlineExceeded"

@@ -31,12 +31,14 @@ Line = Annotated[str, StringConstraints(max_length=1024)]
 TRAINER_REASONS = frozenset({
     FailureReason.OUT_OF_MEMORY, FailureReason.ACCELERATOR_FAULT, FailureReason.COLLECTIVE_TIMEOUT,
     FailureReason.WEIGHT_SYNC_FAILED, FailureReason.INVALID_CONFIG, FailureReason.APPLICATION_ERROR,
+    FailureReason.OUTPUT_NOT_SENT,
 })  # fmt: skip
 _KINDS = {reason.value: reason for reason in TRAINER_REASONS}
+OUTPUT_NOT_SENT = FailureReason.OUTPUT_NOT_SENT.value
 # Each reason of a warning is an entry in the status and an event.
 WARNING_REASONS = frozenset({
     "SamplesCollapsed", "CheckpointsSetAside", "CheckpointDropped", "ReplicaRemoved", "SettingsWithoutEffect",
-    "ReportNotWritten",
+    "ReportNotWritten", OUTPUT_NOT_SENT,
 })  # fmt: skip
 OTHER_WARNING = "Warning"
 NAME_LIMIT = 255
@@ -48,7 +50,7 @@ class ReportEvent(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     attempt: Count | None = None
-    event: Literal["start", "phase", "step", "checkpoint", "heartbeat", "warning", "error", "stopped", "done"]
+    event: Literal["start", "phase", "step", "checkpoint", "output", "heartbeat", "warning", "error", "stopped", "done"]
     step: Count | None = None
     total_steps: Count | None = None
     reward_mean: Number | None = Field(default=None, alias="reward/mean")
@@ -63,6 +65,7 @@ class ReportEvent(BaseModel):
     samples: Count | None = None
     text: Line | None = None
     path: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    url: Line | None = None
     message: Annotated[str, StringConstraints(max_length=65_536)] | None = None
     reason: Annotated[str, StringConstraints(max_length=64)] | None = None
 
@@ -116,6 +119,9 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         step = event.step if event.step is not None else _step_of(name)
         values.update(checkpoint=name, checkpoint_at=now, checkpoint_step=step)
         values.pop("step", None)  # the step of the checkpoint, which may be older
+    if event.event == "output":
+        values.update(output=_describe_output(event), output_failed=None)
+        values.pop("step", None)
     if event.event == "done":
         values["eta_seconds"] = 0.0
     if event.event == "error":
@@ -123,7 +129,14 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         values["error_kind"] = _KINDS.get(event.reason or "")
     if event.event == "warning":
         values["warnings"] = _add_warning(base.warnings, event, attempt, now)
+    if event.event in ("warning", "error") and event.reason == OUTPUT_NOT_SENT:
+        values["output_failed"] = evidence.shorten(event.message or "the trainer reported no message")
     return replace(base, at=now, **values)
+
+
+def _describe_output(event: ReportEvent) -> str:
+    what = "report" if event.step is None else f"results of step {event.step}"
+    return f"{what} in {event.url or 'the store'}"
 
 
 def _add_warning(

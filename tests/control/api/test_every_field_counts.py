@@ -79,6 +79,8 @@ FULL: dict[str, Any] = {
         "staleness": {"maxVersions": 3, "maxSeconds": 60},
     },
     "checkpoint": {"everySteps": 3, "keep": 2, "resume": "Auto", "claimName": "runs", "path": "/runs"},
+    "output": {"url": "s3://bucket/runs", "deadlineSeconds": 60},
+    "storage": {"endpoint": "http://minio:9000", "region": "eu", "secretName": "store"},
     "seed": 3, "suspend": False, "managedBy": "diffusionrl.io/operator", "activeDeadlineSeconds": 600,
     "preRunningDeadlineSeconds": 60, "backoffLimit": 1,
     "failurePolicy": {"rules": [{"onReasons": ["HeadLost"], "action": "Fail"}]},
@@ -105,6 +107,8 @@ FULL: dict[str, Any] = {
 # Fields that exclude others of FULL.
 OTHER = {
     "scheduling": {"topology": {"preferred": "rack"}},
+    "output": {"url": "file:///results", "claimName": "results"},
+    "data": {"train": ["s3://bucket/train.jsonl"]},
     "rollout": {
         "placement": "Separate", "replicas": 4, "batchesAhead": 2,
         "accelerator": {
@@ -122,6 +126,7 @@ OTHER = {
 # Values that cannot be derived from the schema.
 VALUES: dict[str, list[Any]] = {
     "reward.scorers.settings": [{"color": "blue"}],
+    "storage.endpoint": ["http://other:9000"],
     "algorithm.overrides": [["data.shuffle=true"]],
     "trainer.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
     "head.podTemplate": [{"spec": {"priority": 3}}],

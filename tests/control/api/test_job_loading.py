@@ -220,13 +220,17 @@ def test_a_null_scorer_setting_means_the_default() -> None:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "hf", "hdfs", "https", "file"])
+@pytest.mark.parametrize("scheme", ["gs", "hf", "hdfs", "https", "file"])
 @pytest.mark.parametrize(
     ("field", "value", "fix"),
     [
         ("spec.data.train[0]", "spec.data.train=['{}://b/k.jsonl']", "copy the file to a folder or mount it"),
         ("spec.data.validation[0]", "spec.data.validation=['{}://b/k.jsonl']", "copy the file to a folder or mount it"),
-        ("spec.model.base", "spec.model.base={}://b/model", "write a folder or a model id 'owner/name'"),
+        (
+            "spec.model.base",
+            "spec.model.base={}://b/model",
+            "write a folder, a model id 'owner/name' or s3://BUCKET/FOLDER",
+        ),
         (
             "spec.reward.scorers[0].function.path",
             "spec.reward.scorers=[{{name: a, function: {{path: '{}://b/r.py'}}}}]",
@@ -238,6 +242,30 @@ def test_a_url_instead_of_a_path_is_refused(scheme: str, field: str, value: str,
     (found,) = problems(GOOD, value.format(scheme))
     assert f": {field}: {scheme}:// is not supported: " in found
     assert fix in found
+
+
+def test_data_and_model_may_be_in_an_s3_store() -> None:
+    changes = ["spec.data={train: ['s3://b/t.jsonl'], validation: ['s3://b/v.jsonl']}", "spec.model.base=s3://b/model"]
+    job = read_job(GOOD, "job.yaml", [*changes, "spec.storage={endpoint: 'http://minio:9000', secretName: s}"]).job
+    assert job.spec.uses_store and job.spec.model.base_in_store and not job.spec.model.base_is_folder
+    (found,) = problems(GOOD, "spec.reward.scorers=[{name: a, function: {path: 's3://b/r.py'}}]")
+    assert "s3:// is not supported: write the path of a Python file, or pkg://module" in found
+    for field, value in (("model.base", "s3://bucket-only"), ("data.train", "['s3:///no-bucket']")):
+        (found,) = problems(GOOD, f"spec.{field}={value}")
+        assert "s3:// is not supported: " in found
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    (["spec.output={url: hf://owner/name}"], "a repository of the Hugging Face hub is not supported yet"),
+    (["spec.output={url: results}"], "write s3://BUCKET/PREFIX, or file:///FOLDER"),
+    (["spec.output={url: s3://b, claimName: c}"], "has no effect unless spec.output.url is file:///FOLDER"),
+    (["spec.storage={secretName: s}"], "has no effect: no s3:// URL in spec.data, spec.model.base or spec.output.url"),
+    (["spec.model={base: s3://b/m, revision: main}"], "spec.model.base is not a model id"),
+    (["spec.model.cache={claimName: c}"], "spec.model.base is a folder, which is not downloaded"),
+])  # fmt: skip
+def test_stores_that_are_not_used_or_not_supported_are_refused(changes: list[str], said: str) -> None:
+    (found,) = problems(GOOD, *changes)
+    assert said in found
 
 
 def test_overrides_of_a_custom_algorithm_select_it() -> None:

@@ -75,8 +75,8 @@ def problems(*assignments: str) -> list[str]:
         (["spec.observability.tracking={loggers: [console], images: 4}"], "spec.observability.tracking.images",
          "contains tensorboard, wandb or mlflow"),
         (["spec.model.cache={claimName: c}"], "spec.model.cache", "spec.model.base is a folder"),
-        (["spec.model.revision=main"], "spec.model.revision", "spec.model.base is a folder"),
-        (["spec.model.tokenSecretRef={name: a, key: b}"], "spec.model.tokenSecretRef", "spec.model.base is a folder"),
+        (["spec.model.revision=main"], "spec.model.revision", "spec.model.base is not a model id"),
+        (["spec.model.tokenSecretRef={name: a, key: b}"], "spec.model.tokenSecretRef", "base is not a model id"),
         (["spec.runtime.image=x"], "spec.runtime.rayVersion", "must be given with spec.runtime.image"),
         (["spec.scheduling.topology={required: a, preferred: b}"], "spec.scheduling.topology.preferred", "one of them"),
         (["spec.security.allowHostPaths=true"], "spec.security.allowHostPaths", "jobs.podPolicy of the operator's"),
@@ -163,7 +163,7 @@ def test_the_written_status_matches_the_crd() -> None:
     assert set(schema["properties"]) == {field.alias for field in Status.model_fields.values()}
     written = Status(attempts=2).model_dump(exclude_none=True, exclude_defaults=True)
     assert written == {"attempts": 2}
-    assert len(CONDITION_TYPES) == 10
+    assert len(CONDITION_TYPES) == 11
 
 
 def test_names_are_within_the_limits_of_kuberay() -> None:

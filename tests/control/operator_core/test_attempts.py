@@ -9,7 +9,7 @@ from omni_operator.cluster.kinds import JOBS, RAYJOBS, SERVICES
 KEY = ("team-a", "red")
 CONDITIONS = [
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
-    "ResultsKept", "AcceleratorChosen",
+    "ResultsKept", "OutputSent", "AcceleratorChosen",
 ]  # fmt: skip
 
 
@@ -30,6 +30,30 @@ async def test_a_job_runs_to_success(simulation: Any) -> None:
     assert simulation.condition("Succeeded").status == "True"
     assert simulation.status().completion_time
     assert simulation.event_reasons() == ["Running", "Succeeded"]
+
+
+async def test_the_condition_of_the_output_is_what_the_trainer_last_said(simulation: Any) -> None:
+    def output() -> tuple[str, str, str]:
+        found = simulation.condition("OutputSent")
+        return found.status, found.reason, found.message
+
+    simulation.submit(output={"url": "s3://bucket/runs"}, checkpoint={})
+    await simulation.settle()
+    assert output() == ("Unknown", "NothingSent", "")
+    assert simulation.condition("ResultsKept").reason == "OutputGiven"
+    simulation.run(1)
+    simulation.report("warning", step=2, reason="OutputNotSent", message="NO_SUCH_BUCKET")
+    await simulation.settle()
+    assert output() == ("False", "OutputNotSent", "NO_SUCH_BUCKET")
+    assert "TrainerWarning" in simulation.event_reasons()
+    simulation.report("output", step=4, url="s3://bucket/runs/red")
+    await simulation.settle()
+    assert output() == ("True", "Sent", "results of step 4 in s3://bucket/runs/red")
+    simulation.report("error", reason="OutputNotSent", message="SLOW_DOWN")
+    simulation.end(1, "FAILED")
+    await simulation.settle()
+    assert output() == ("False", "OutputNotSent", "SLOW_DOWN")
+    assert simulation.condition("Failed").reason == "OutputNotSent"
 
 
 async def test_the_state_follows_the_life_of_a_job_and_is_added_to_older_statuses(simulation: Any) -> None:

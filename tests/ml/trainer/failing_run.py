@@ -56,6 +56,6 @@ def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
     ray.get(worker.generate.remote())
 
 
-settings = {"default_local_dir": sys.argv[1], "resume_mode": "auto", "total_training_steps": 3}
+settings = {"default_local_dir": sys.argv[1], "resume_mode": "auto", "total_training_steps": 3, "output": {"url": None}}
 config = OmegaConf.create({"trainer": settings})
 sys.exit(main_diffusion.run_training(config, NullReporter(), train))

@@ -60,7 +60,12 @@ def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(
         resources.callback(sys.stderr.write, "stopping\n")
         raise OSError("disk full")
 
-    settings = {"default_local_dir": str(tmp_path), "resume_mode": "auto", "total_training_steps": 3}
+    settings = {
+        "default_local_dir": str(tmp_path),
+        "resume_mode": "auto",
+        "total_training_steps": 3,
+        "output": {"url": None},
+    }
     config = OmegaConf.create({"trainer": settings})
     assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.FAILURE
     assert capfd.readouterr().err.splitlines()[-2:] == ["stopping", "error: OSError: disk full"]
@@ -96,7 +101,14 @@ def test_invalid_settings_are_reported_to_the_operator(
 
 def test_settings_without_effect_are_named_once_with_their_reasons(tmp_path: Path) -> None:
     config = OmegaConf.create(
-        {"trainer": {"default_local_dir": str(tmp_path), "resume_mode": "auto", "total_training_steps": 1}}
+        {
+            "trainer": {
+                "default_local_dir": str(tmp_path),
+                "resume_mode": "auto",
+                "total_training_steps": 1,
+                "output": {"url": None},
+            }
+        }
     )
     main_diffusion.run_training(
         config, NullReporter(), lambda run, resources: None, {"a.b": "nothing is c", "d": "there is no e"}

@@ -25,7 +25,12 @@ def started(run_folder: Path, mode: str, path: Path | None = None) -> tuple[Path
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
         seen.append(run.checkpoint)
 
-    trainer = {"default_local_dir": str(run_folder), "resume_mode": mode, "total_training_steps": 9}
+    trainer = {
+        "default_local_dir": str(run_folder),
+        "resume_mode": mode,
+        "total_training_steps": 9,
+        "output": {"url": None},
+    }
     config = OmegaConf.create({"trainer": {**trainer, "resume_from_path": None if path is None else str(path)}})
     assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.OK
     events = [json.loads(line) for line in (run_folder / "progress.jsonl").read_text().splitlines()]

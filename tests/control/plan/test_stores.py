@@ -1,0 +1,137 @@
+"""Stores in a job's pods: who gets keys, what downloads the model, where results go, which ports are open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.job_loader import read_job
+from omni_operator.plan.pod_policy import PodPolicy
+
+SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
+TEXT = """
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: ./model}
+  data: {train: [train.jsonl]}
+  reward: {scorers: [{name: jpeg}]}
+  trainer: {totalSteps: 3}
+"""
+STORAGE = "spec.storage={endpoint: 'http://minio.store:9000', secretName: keys}"
+KEYS = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
+
+
+def job(*assignments: str) -> DiffusionRLJob:
+    return read_job(TEXT, "job.yaml", assignments).job
+
+
+def pods(made: DiffusionRLJob) -> dict[str, Any]:
+    """Pod specs by group; `head` too."""
+    (ray_job,) = [each for each in plan.render_objects(made, 1, SETTINGS) if each["kind"] == "RayJob"]
+    cluster = ray_job["spec"]["rayClusterSpec"]
+    groups = {group["groupName"]: group["template"]["spec"] for group in cluster["workerGroupSpecs"]}
+    return {"head": cluster["headGroupSpec"]["template"]["spec"], **groups}
+
+
+def keys(container: dict[str, Any]) -> list[str]:
+    found = [entry for entry in container.get("env", ()) if entry["name"].startswith("AWS_")]
+    assert all(entry["valueFrom"]["secretKeyRef"]["name"] == "keys" for entry in found)
+    return [entry["name"] for entry in found]
+
+
+def test_only_the_trainer_gets_the_keys_of_its_output_and_data() -> None:
+    separate = "spec.rollout={placement: Separate}"
+    for changes in (["spec.output={url: s3://b/runs}"], ["spec.data.train=['s3://b/t.jsonl']"]):
+        made = pods(job(*changes, STORAGE, separate))
+        assert {group: keys(spec["containers"][0]) for group, spec in made.items()} == {
+            "head": [], "trainer": KEYS, "rollout": [],
+        }  # fmt: skip
+        assert "initContainers" not in made["trainer"]
+
+
+def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_in_the_init_container() -> None:
+    made = job(
+        "spec.model={base: s3://b/sd35, cache: {claimName: models}}", STORAGE, "spec.rollout={placement: Separate}"
+    )
+    for group, spec in pods(made).items():
+        if group == "head":
+            assert "initContainers" not in spec
+            continue
+        (fetch,) = spec["initContainers"]
+        assert fetch["command"] == [
+            "python3", "-m", "verl_omni.utils.stores", "download", "s3://b/sd35", "/var/lib/diffusionrl/models/b/sd35",
+            "--endpoint", "http://minio.store:9000",
+        ]  # fmt: skip
+        assert keys(fetch) == KEYS
+        assert keys(spec["containers"][0]) == []
+        assert {"name": "models", "persistentVolumeClaim": {"claimName": "models"}} in spec["volumes"]
+    assert "actor_rollout_ref.model.path=/var/lib/diffusionrl/models/b/sd35" in plan.render_pod_overrides(made)
+
+
+def test_a_session_token_may_be_absent_and_without_a_secret_the_pods_identity_counts() -> None:
+    (container,) = pods(job("spec.output={url: s3://b}", STORAGE))["trainer"]["containers"]
+    optional = {
+        e["name"]: e["valueFrom"]["secretKeyRef"].get("optional") for e in container["env"] if "AWS" in e["name"]
+    }
+    assert optional == dict(zip(KEYS, (None, None, True), strict=True))
+    (container,) = pods(job("spec.output={url: s3://b}"))["trainer"]["containers"]
+    assert keys(container) == []
+
+
+def test_the_settings_name_a_folder_of_the_job_and_how_the_store_is_reached() -> None:
+    found = plan.render_pod_overrides(job("spec.output={url: s3://b/runs/, deadlineSeconds: 60}", STORAGE))
+    assert [line for line in found if line.startswith(("trainer.output", "trainer.store"))] == [
+        "trainer.output.url='s3://b/runs/a-job'", "trainer.output.deadline_s=60",
+        "trainer.store.endpoint='http://minio.store:9000'",
+    ]  # fmt: skip
+
+
+def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
+    made = pods(job("spec.output={url: file:///results/team, claimName: results}"))
+    assert {"name": "output", "mountPath": "/results/team"} in made["trainer"]["containers"][0]["volumeMounts"]
+    assert {"name": "output", "persistentVolumeClaim": {"claimName": "results"}} in made["trainer"]["volumes"]
+    assert not any(volume["name"] == "output" for volume in made["head"]["volumes"])
+
+
+@pytest.mark.parametrize(("changes", "port"), [
+    (["spec.output={url: s3://b}", STORAGE], 9000), (["spec.output={url: s3://b}"], 443),
+    (["spec.model.base=s3://b/m", STORAGE], 9000), (["spec.data.train=['s3://b/t.jsonl']", STORAGE], 9000),
+])  # fmt: skip
+def test_the_port_of_the_store_is_open_in_the_network_policy(changes: list[str], port: int) -> None:
+    made = job(*changes, "spec.security={networkPolicy: DefaultDeny}")
+    (policy,) = [each for each in plan.render_objects(made, 1, SETTINGS) if each["kind"] == "NetworkPolicy"]
+    assert {"ports": [{"protocol": "TCP", "port": port}]} in policy["spec"]["egress"]
+
+
+def test_a_folder_that_vanishes_with_the_pod_is_refused() -> None:
+    def refusals(*changes: str) -> list[str]:
+        return [found.text for found in plan.find_refusals(job(*changes), SETTINGS)]
+
+    (found,) = refusals("spec.output={url: file:///results}")
+    assert "/results is in the pod, and is deleted with it; name a claim" in found
+    mounted = "{spec: {containers: [{name: ray, volumeMounts: [{name: v, mountPath: /results}]}], "
+    mounted += "volumes: [{name: v, persistentVolumeClaim: {claimName: c}}]}}"
+    assert refusals("spec.output={url: file:///results/a}", f"spec.trainer.podTemplate={mounted}") == []
+    assert refusals("spec.output={url: file:///results, claimName: c}") == []
+    (found,) = refusals("spec.output={url: file:///runs, claimName: c}")
+    assert "is spec.checkpoint.path" in found
+
+
+def test_results_that_are_sent_are_not_warned_of_as_lost() -> None:
+    warned = {found.at for found in plan.find_warnings(job())}
+    assert ("spec", "checkpoint", "claimName") in warned
+    assert ("spec", "checkpoint", "claimName") not in {
+        found.at for found in plan.find_warnings(job("spec.output={url: s3://b}"))
+    }
+
+
+def test_an_admin_decides_which_secrets_hold_keys() -> None:
+    strict = SETTINGS.model_copy(update={"pod_policy": PodPolicy.model_validate({"secrets": ["team-*"]})})
+    assert [found.at for found in plan.find_refusals(job("spec.output={url: s3://b}", STORAGE), strict)] == [
+        ("spec", "storage", "secretName")
+    ]

@@ -1,0 +1,236 @@
+"""`Output`: sends adapter, report and samples of a run to a store, in the background after each checkpoint.
+
+In the store, `<url>` has the files of the run folder under their names (docs/run-folder.md): of a checkpoint the
+adapter, or all of it where there is none, because all weights are trained. `latest.json`, written last, names the
+newest checkpoint whose files are all there.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_omni.trainer import checkpoints, inputs, report
+from verl_omni.trainer.run_folder import RunFolder, atomic_write
+from verl_omni.utils import exported_metrics as exported
+from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.stores import Store, StoreError
+
+NOT_SENT = "OutputNotSent"
+LATEST = "latest.json"
+TEXTS = (
+    "config.yaml", "job.yaml", "overrides.txt", "versions.json", "machine.json", "metrics.jsonl", "progress.jsonl",
+    "report.html",
+)  # fmt: skip
+CHECK_SECONDS = 60.0  # of the first file, before anything is trained
+GRACE_SECONDS = 20.0  # of what is left when a run is stopped or has failed
+PAUSE_FIRST, PAUSE_MOST = 1.0, 30.0
+
+
+class OutputNotSent(Exception):
+    """Results could not be sent to the store within the deadline; they are in the run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Results to send: those of the checkpoint of `step`, if there is one."""
+
+    step: int | None
+    checkpoint: Path | None
+
+
+def files_of(folder: Path, checkpoint: Path | None) -> list[Path]:
+    """The files of a run folder to send, those of the checkpoint first."""
+    weights: list[Path] = []
+    if checkpoint is not None:
+        adapter = checkpoint / "lora"
+        weights = sorted(path for path in (adapter if adapter.is_dir() else checkpoint).rglob("*") if path.is_file())
+        if not weights:
+            raise FileNotFoundError(f"{checkpoint} has been deleted")
+    samples = sorted(path for path in (folder / "samples").rglob("*") if path.is_file())
+    return [*weights, *samples, *(folder / name for name in TEXTS if (folder / name).is_file())]
+
+
+@dataclass
+class Output:
+    """Sends results of a run; at most one thread sends.
+
+    Args:
+        deadline_s: seconds that the results of one checkpoint may take, with retries.
+        report_phase: called with what takes time.
+    """
+
+    store: Store
+    folder: RunFolder
+    deadline_s: float
+    writer: MetricsWriter = field(default_factory=MetricsWriter)
+    pause: float = PAUSE_FIRST
+    write_report: Callable[[Path], Any] = report.write
+    _waiting: deque[Sending] = field(default_factory=deque, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _busy: bool = field(default=False, init=False)
+    _ends_at: float | None = field(default=None, init=False)
+    _sent: set[tuple[str, int, int]] = field(default_factory=set, init=False)
+    _newest: str | None = field(default=None, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+
+    def check(self) -> None:
+        """Send the settings, so that a wrong URL or key ends the run before it trains.
+
+        Raises:
+            OutputNotSent: they could not be sent.
+        """
+        path = self.folder.path / "config.yaml"
+        self._repeat(lambda: self._send_file(path), time.monotonic() + min(CHECK_SECONDS, self.deadline_s))
+
+    def add(self, step: int, checkpoint: Path) -> None:
+        """Send a complete checkpoint's results soon; returns at once."""
+        with self._changed:
+            self._waiting.append(Sending(step, checkpoint))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until nothing is being sent.
+
+        Args:
+            seconds: after these, what is left is given up; None: after `deadline_s` for each of two checkpoints.
+        """
+        with self._changed:
+            if seconds is not None:
+                self._ends_at = time.monotonic() + seconds
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._waiting and not self._busy)
+
+    def finish(self, step: int | None, checkpoint: Path | None, *, complete: bool) -> None:
+        """Send what the store does not have of the run's last state, after `wait`.
+
+        Args:
+            checkpoint: the newest one.
+            complete: the run has ended as it should; otherwise little time is left, and a failure is a warning.
+
+        Raises:
+            OutputNotSent: the results of a complete run could not be sent.
+        """
+        if complete:
+            self._send(Sending(step, checkpoint), time.monotonic() + self.deadline_s)
+        else:
+            self._warn(Sending(step, checkpoint), time.monotonic() + min(GRACE_SECONDS, self.deadline_s))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting))
+                sending, self._busy = self._waiting.popleft(), True
+            sent = False
+            try:
+                self.write_report(self.folder.path)
+                sent = self._warn(sending, time.monotonic() + self.deadline_s)
+            finally:
+                with self._changed:
+                    while not sent and len(self._waiting) > 1:
+                        self._waiting.popleft()  # a store that is down must not hold up the end of the run for each
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _warn(self, sending: Sending, until: float) -> bool:
+        """Send; a failure is a warning. Returns whether it was sent."""
+        try:
+            self._send(sending, until)
+        except (OutputNotSent, OSError) as error:
+            self.folder.event("warning", reason=NOT_SENT, message=str(error), step=sending.step)
+            return False
+        return True
+
+    def _send(self, sending: Sending, until: float) -> None:
+        self._repeat(lambda: self._send_once(sending), until)
+        if sending.step is not None:
+            self.writer.set(exported.OUTPUT_STEP, sending.step)
+        self.folder.event("output", step=sending.step, url=self.store.url)
+
+    def _send_once(self, sending: Sending) -> None:
+        for path in files_of(self.folder.path, sending.checkpoint):
+            self._send_file(path)
+        if sending.checkpoint is not None:
+            self._newest = sending.checkpoint.relative_to(self.folder.path).as_posix()
+        text = json.dumps({"step": sending.step, "checkpoint": self._newest}, indent=2) + "\n"
+        latest = self.folder.path / f".{LATEST}"
+        atomic_write(latest, text)
+        self.store.send(latest, LATEST)
+
+    def _send_file(self, path: Path) -> None:
+        """Send a file, unless it was sent as it is."""
+        found = path.stat()
+        name = path.relative_to(self.folder.path).as_posix()
+        key = (name, found.st_size, found.st_mtime_ns)
+        if key not in self._sent:
+            self.store.send(path, name)
+            self._sent.add(key)
+
+    def _repeat(self, act: Callable[[], None], until: float) -> None:
+        """Call `act` until the store accepts it.
+
+        Raises:
+            OutputNotSent: it did not before `until`.
+        """
+        pause = self.pause
+        while True:
+            try:
+                return act()
+            except StoreError as error:
+                self.writer.add(exported.OUTPUT_FAILURES, 1)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ended(until), max(0.0, min(pause, until - time.monotonic())))
+                    if self._ended(until):
+                        raise OutputNotSent(
+                            f"results were not sent to {self.store.url}: {error}; they are in {self.folder.path}"
+                        ) from error
+            pause = min(2 * pause, PAUSE_MOST)
+
+    def _ended(self, until: float) -> bool:
+        return time.monotonic() >= (until if self._ends_at is None else min(until, self._ends_at))
+
+
+class Results:
+    """The results of a run on their way to its store; without one, nothing happens."""
+
+    def __init__(self) -> None:
+        self._output: Output | None = None
+
+    def open(self, config: DictConfig, folder: RunFolder) -> None:
+        """Begin; the store has then taken a first file.
+
+        Raises:
+            OutputNotSent: it does not take it. ValueError: the URL is not that of a store.
+        """
+        url = config.trainer.output.url
+        if url is not None:
+            output = Output(Store(url, inputs.access(config)), folder, config.trainer.output.deadline_s)
+            output.check()
+            self._output = output
+
+    def observe(self, event: Mapping[str, Any]) -> None:
+        """Send the results of a checkpoint when the event of its completion comes."""
+        if self._output is not None and event["event"] == "checkpoint":
+            self._output.add(event["step"], Path(event["path"]))
+
+    def wait(self, *, complete: bool) -> None:
+        """Wait until nothing is being sent; only shortly for a run that was stopped or has failed."""
+        if self._output is not None:
+            self._output.wait(None if complete else GRACE_SECONDS)
+
+    def finish(self, checkpoint: Path | None, *, complete: bool) -> None:
+        """Send the last results; raises as `Output.finish`."""
+        if self._output is not None:
+            step = None if checkpoint is None else checkpoints.step_of(checkpoint)
+            self._output.finish(step, checkpoint, complete=complete)

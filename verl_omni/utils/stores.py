@@ -1,0 +1,194 @@
+"""Stores outside the run folder: S3-compatible object stores (`s3://bucket/key`) and folders (`file:///path`).
+
+    python3 -m verl_omni.utils.stores download URL FOLDER [--endpoint URL] [--region NAME]
+
+Credentials come from `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, or from where AWS's own
+programs look for them. pyarrow has the client, which the data sets need anyway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+S3, FILE = "s3", "file"
+CONNECT_SECONDS, REQUEST_SECONDS, REQUESTS = 5.0, 60.0, 3  # of one request, which the client itself repeats
+PART = ".part"
+BLOCK = 8 * 1024 * 1024
+
+
+class StoreError(OSError):
+    """A store refuses a request, or does not answer; the message names the store and the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How S3 is reached.
+
+    Attributes:
+        endpoint: URL of an S3-compatible server; None: that of AWS.
+        region: None: what AWS's variables say, else us-east-1.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object of a store: its name below the folder that was listed, size in bytes, and time of its change."""
+
+    name: str
+    size: int
+    changed_ns: int | None
+
+
+class Store:
+    """A folder of a store.
+
+    Args:
+        url: `s3://bucket/prefix` or `file:///folder`.
+
+    Raises:
+        ValueError: another kind of URL, or one without a bucket.
+    """
+
+    def __init__(self, url: str, access: Access = Access()) -> None:
+        self.url = url.rstrip("/")
+        parts = urlsplit(url)
+        if parts.scheme == S3 and parts.netloc:
+            self._files, self._root = _s3(access), f"{parts.netloc}{parts.path}".rstrip("/")
+        elif parts.scheme == FILE and parts.path.startswith("/") and not parts.netloc:
+            from pyarrow import fs
+
+            self._files, self._root = fs.LocalFileSystem(), parts.path.rstrip("/") or "/"
+        else:
+            raise ValueError(f"{url}: not the URL of a store; write s3://BUCKET/PREFIX or file:///FOLDER")
+
+    def send(self, path: Path, name: str) -> None:
+        """Write a file as the object `name`, which then is complete or, if it was there, as before.
+
+        Raises:
+            StoreError: the store does not take it. FileNotFoundError: there is no such file.
+        """
+        target = f"{self._root}/{name}"
+        with path.open("rb") as source:
+            try:
+                self._write(source, target)
+            except OSError as error:
+                raise StoreError(f"{self.url}/{name} could not be written: {_brief(error)}") from error
+
+    def receive(self, name: str, path: Path) -> None:
+        """Read the object `name` into a file; the file is complete or absent.
+
+        Raises:
+            StoreError: there is no such object, or the store does not give it.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(path.name + PART)
+        try:
+            source = self._files.open_input_stream(f"{self._root}/{name}" if name else self._root)
+            with source, aside.open("wb") as target:
+                shutil.copyfileobj(source, target, BLOCK)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise StoreError(f"{self.url}/{name}".rstrip("/") + f" could not be read: {_brief(error)}") from error
+        aside.replace(path)
+
+    def objects(self) -> list[Listed]:
+        """Everything below this folder, in order; one object with an empty name if the URL is that of a file.
+
+        Raises:
+            StoreError: there is nothing, or the store does not list it.
+        """
+        from pyarrow import fs
+
+        try:
+            info = self._files.get_file_info(self._root)
+            if info.type == fs.FileType.File:
+                return [Listed("", info.size, info.mtime_ns)]
+            found = self._files.get_file_info(fs.FileSelector(self._root, recursive=True))
+        except OSError as error:
+            raise StoreError(f"{self.url} could not be read: {_brief(error)}") from error
+        files = sorted((each for each in found if each.type == fs.FileType.File), key=lambda each: str(each.path))
+        return [Listed(each.path.removeprefix(f"{self._root}/"), each.size, each.mtime_ns) for each in files]
+
+    def _write(self, source: Any, target: str) -> None:
+        from pyarrow import fs
+
+        if not isinstance(self._files, fs.LocalFileSystem):
+            with self._files.open_output_stream(target) as stream:
+                shutil.copyfileobj(source, stream, BLOCK)
+            return
+        self._files.create_dir(target.rpartition("/")[0])
+        with self._files.open_output_stream(target + PART) as stream:
+            shutil.copyfileobj(source, stream, BLOCK)
+        self._files.move(target + PART, target)
+
+
+def download(url: str, folder: Path, access: Access = Access()) -> int:
+    """Copy everything below `url` into a folder; files that are there with their size are kept.
+
+    Returns:
+        The number of files.
+
+    Raises:
+        StoreError: there is nothing below `url`, or it cannot be read.
+    """
+    store = Store(url, access)
+    objects = store.objects()
+    for each in objects:
+        path = folder / (each.name or url.rpartition("/")[2])
+        if not path.is_file() or path.stat().st_size != each.size:
+            store.receive(each.name, path)
+    return len(objects)
+
+
+def _s3(access: Access) -> Any:
+    from pyarrow import fs
+
+    given: dict[str, Any] = {}
+    if access.endpoint:
+        parts = urlsplit(access.endpoint)
+        given = {"scheme": parts.scheme, "endpoint_override": f"{parts.netloc}{parts.path}".rstrip("/")}
+    if access.region:
+        given["region"] = access.region
+    elif access.endpoint:
+        given["region"] = "us-east-1"  # S3-compatible servers rarely have regions
+    return fs.S3FileSystem(
+        connect_timeout=CONNECT_SECONDS, request_timeout=REQUEST_SECONDS,
+        check_directory_existence_before_creation=True,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=REQUESTS), **given,
+    )  # fmt: skip
+
+
+def _brief(error: OSError) -> str:
+    return " ".join(str(error).split())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Download; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("download",))
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--endpoint")
+    parser.add_argument("--region")
+    given = parser.parse_args(arguments)
+    try:
+        count = download(given.url, given.folder, Access(given.endpoint, given.region))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{given.url}: {count} files in {given.folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
