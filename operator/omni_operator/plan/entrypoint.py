@@ -40,18 +40,24 @@ def _pod_layout(job: DiffusionRLJob) -> RunLayout:
     )
 
 
-def render_pod_overrides(job: DiffusionRLJob) -> list[str]:
-    """The trainer's overrides: those of `drl run`, and the address of the RayCluster."""
-    return [*render_overrides(*resolve_for_pods(job)), JOIN_RAY]
+def render_pod_overrides(made: DiffusionRLJob, layout: RunLayout) -> list[str]:
+    """The trainer's overrides: those of `drl run`, and the address of the RayCluster.
+
+    Args:
+        made, layout: what `resolve_for_pods` returns.
+    """
+    return [*render_overrides(made, layout), JOIN_RAY]
 
 
-def render_entrypoint(job: DiffusionRLJob) -> str:
+def render_entrypoint(made: DiffusionRLJob, layout: RunLayout) -> str:
     """`spec.entrypoint` of a RayJob, a shell command: fill the run folder like a local one, then start the trainer.
 
     The trainer's output goes to Ray's log of the job, to the run folder, and to the container's output for
     `kubectl logs`.
+
+    Args:
+        made, layout: what `resolve_for_pods` returns.
     """
-    made, layout = resolve_for_pods(job)
     folder = shlex.quote(layout.run_folder)
     copied = " ".join(f"{JOB_FOLDER}/{name}" for name in (JOB, OVERRIDES))
     # Ray signals the whole process group to stop a job; the copier ignores it, to copy the trainer's last output.

@@ -10,7 +10,7 @@ from omni_operator.api import API_VERSION, KIND, DiffusionRLJob
 from omni_operator.api.names import JOB_ANNOTATION, OVERRIDES_ANNOTATION, RENDERED_ANNOTATION, Names
 
 from .cluster_settings import ClusterSettings
-from .entrypoint import render_pod_overrides, resolve_for_pods
+from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
 from .rayjob import render_ray_job
@@ -38,32 +38,34 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     The job and its overrides are annotations of the trainer pods, which mount them as files: an attempt is one object.
     The digest leaves them out, because fields of the job that do not concern pods may change while they run.
     """
-    body = _render_pods(job, attempt, settings)
+    made, layout = resolve_for_pods(job)
+    body = _render_pods(job, attempt, settings, render_entrypoint(made, layout))
     trainer, *_ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    spec, layout = resolve_for_pods(job)
     document = {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": job.metadata.name},
-        "spec": spec.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True),
+        "spec": made.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True),
     }
     metadata = trainer["template"]["metadata"]
     metadata["annotations"] = {
         **metadata.get("annotations", {}),
         JOB_ANNOTATION: f"# Attempt {attempt}, in {layout.run_folder}.\n{dump_yaml(document)}",
-        OVERRIDES_ANNOTATION: "".join(f"{line}\n" for line in render_pod_overrides(job)),
+        OVERRIDES_ANNOTATION: "".join(f"{line}\n" for line in render_pod_overrides(made, layout)),
     }
     return body
 
 
 def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> str:
     """The digest of an attempt, without the files of its pods, which take most of the time of rendering it."""
-    return str(_render_pods(job, attempt, settings)["metadata"]["annotations"][RENDERED_ANNOTATION])
+    entrypoint = render_entrypoint(*resolve_for_pods(job))
+    return str(_render_pods(job, attempt, settings, entrypoint)["metadata"]["annotations"][RENDERED_ANNOTATION])
 
 
-def _render_pods(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+def _render_pods(job: DiffusionRLJob, attempt: int, settings: ClusterSettings, entrypoint: str) -> Object:
     """The RayJob of an attempt without the files of its pods."""
-    return _complete(render_ray_job(job, attempt, settings), job, Names(job.metadata.name).attempt_labels(attempt))
+    labels = Names(job.metadata.name).attempt_labels(attempt)
+    return _complete(render_ray_job(job, attempt, settings, entrypoint), job, labels)
 
 
 def compute_digest(body: Object) -> str:

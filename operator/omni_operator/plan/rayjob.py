@@ -9,7 +9,6 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import Names
 
 from .cluster_settings import ClusterSettings
-from .entrypoint import render_entrypoint
 from .head import render_head_group
 from .pools import driver_resource
 from .workers import render_worker_groups
@@ -27,7 +26,7 @@ SCHEDULER_KEYS = frozenset({
 DEADLINE_SLACK_SECONDS = 60  # the operator's own deadline comes first, and reports the reason
 
 
-def render_ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
+def render_ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings, entrypoint: str) -> Object:
     """The RayJob, without labels, owner and namespace, which the caller adds.
 
     KubeRay submits it once. A lost head ends the attempt; the operator detects that, because KubeRay would report
@@ -37,7 +36,7 @@ def render_ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
         "submissionMode": "HTTPMode",
         "backoffLimit": 0,
         **_end(job, settings),
-        "entrypoint": render_entrypoint(job),
+        "entrypoint": entrypoint,
         # The training program runs in a trainer pod: the head has neither accelerators nor memory for it.
         "entrypointResources": json.dumps({driver_resource(job): 0.001}),
         "rayClusterSpec": _cluster(job, attempt, settings),

@@ -45,7 +45,7 @@ class Pod:
             f"spec.algorithm.entrypoint=['{sys.executable}', '{folder / 'child.py'}']",
             f"spec.checkpoint={{claimName: c, path: '{self.runs.parent}'}}",
         )
-        line = plan.render_entrypoint(job).replace(JOB_FOLDER, str(folder / "job"))
+        line = plan.render_entrypoint(*plan.resolve_for_pods(job)).replace(JOB_FOLDER, str(folder / "job"))
         assert CONTAINER_OUTPUT in line
         self.line = line.replace(CONTAINER_OUTPUT, str(self.output))
 
