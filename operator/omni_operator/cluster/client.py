@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client import ApiClient
@@ -155,17 +156,18 @@ class ApiServer(AuthenticatedClient):
             ClusterError: the subclass for the answer, Unavailable without one, or NotLeader.
         """
         what = f"{verb} {path.rsplit('/apis/', maxsplit=1)[-1]}"
+        path += f"?{urlencode(parameters)}" if parameters else ""
         headers = {"Accept": accept, "Content-Type": content}
         rejected: Loaded | None = None
         while True:
             client = await self._authenticated_client(what, rejected)
             used = self._used
-            # The body is not given here: the package would copy all of it, although it is JSON already.
-            _, url, headers_sent, _, _ = await client.param_serialize(
-                method, path, query_params=list((parameters or {}).items()), header_params=dict(headers),
-                auth_settings=["BearerToken"],
-            )  # fmt: skip
-            answer = await self._exchange(verb, kind, client, (method, url, headers_sent, body), what)
+            # Not by the package's `param_serialize`, which copies everything, although it is text already.
+            sent = {**client.default_headers, **headers}
+            await client.update_params_for_auth(sent, [], ["BearerToken"], path, method, None)
+            answer = await self._exchange(
+                verb, kind, client, (method, client.configuration.host + path, sent, body), what
+            )
             if answer.code != 401 or rejected is not None:
                 break
             rejected = used
