@@ -30,7 +30,7 @@ from omni_operator.report_endpoint import BODY_LIMIT, ReportEndpoint, ReportStor
 from omni_operator.report_relay import ReportRelay
 from omni_operator.settings import Settings
 
-from .background import CacheCleanup, LeaseHeartbeat, MissingKinds, run_releases, utc_now
+from .background import CacheCleanup, LeaseHeartbeat, MemoryRelease, MissingKinds, utc_now
 from .http_server import probe_routes, serve
 from .leading_replica import LeadingReplica
 from .watches import Watches
@@ -85,7 +85,8 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             taking_part = asyncio.create_task(_take_part(election, watches))
             loops = [
                 *watches.runs(), LeaseHeartbeat(cluster, liveness, settings).run(), missing.run(),
-                CacheCleanup(cluster, cache, settings, leading.workers.wake).run(), run_releases(), _join(taking_part),
+                CacheCleanup(cluster, cache, settings, leading.workers.wake).run(),
+                MemoryRelease(lambda: len(cache.jobs())).run(), _join(taking_part),
             ]  # fmt: skip
             operating = _operate(settings, credentials, missing.served, lambda: _cancel(taking_part))
             await _run_all(operating, loops)
