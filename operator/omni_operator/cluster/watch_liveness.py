@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .kinds import Body, Kind
+from .kinds import LEASES, RAYJOBS, Body, Kind
 
+TRACKED = (LEASES, RAYJOBS)  # kinds whose writes are expected
 MAX_TRACKED = 4096
+MAX_EARLY = 256  # objects whose events may have arrived before the answers to the writes
 Place = tuple[Kind, str, str]
 
 
@@ -27,7 +29,7 @@ class WatchLiveness:
     deadline: float
     ready: bool = False
     _waiting: dict[Place, tuple[int, float]] = field(default_factory=dict)
-    _newest: dict[Place, int] = field(default_factory=dict)
+    _newest: dict[Place, int] = field(default_factory=dict)  # the last events of objects without an expected write
 
     def expect(self, kind: Kind, body: Body, at: float) -> None:
         """Track a write that succeeded at `at`; `body` is the API server's answer."""
@@ -40,11 +42,14 @@ class WatchLiveness:
 
     def confirm(self, kind: Kind, body: Body) -> None:
         """Record a watch event of an object, or of its deletion."""
+        if kind not in TRACKED:
+            return
         place, version = _place(kind, body), _version(body)
         waited = self._waiting.get(place)
         if waited is None:
-            self._newest[place] = version
-            while len(self._newest) > MAX_TRACKED:
+            self._newest.pop(place, None)
+            self._newest[place] = version  # the last one
+            if len(self._newest) > MAX_EARLY:
                 del self._newest[next(iter(self._newest))]
         elif version >= waited[0]:
             del self._waiting[place]

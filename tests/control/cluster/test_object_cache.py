@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Kind, UnknownKind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.watch_liveness import MAX_EARLY, WatchLiveness
 
 KEY = ("ns", "red")
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
@@ -200,4 +200,16 @@ def test_a_write_without_a_watch_event_is_overdue() -> None:
     assert not liveness.overdue(1000.0)
     liveness.confirm(RAYJOBS, child(RAYJOBS, "b", 7))
     liveness.expect(RAYJOBS, child(RAYJOBS, "b", 7), 0.0)  # the event came before the answer
+    assert not liveness.overdue(1000.0)
+
+
+def test_events_of_deleted_jobs_are_forgotten_and_those_just_before_an_answer_are_not() -> None:
+    liveness = WatchLiveness(60.0)
+    liveness.confirm(RAYJOBS, child(RAYJOBS, "early", 2))
+    for number in range(2 * MAX_EARLY):
+        liveness.confirm(RAYJOBS, child(RAYJOBS, f"job-{number}", 9))
+        liveness.confirm(SERVICES, child(SERVICES, f"job-{number}", 9))
+        liveness.confirm(RAYJOBS, child(RAYJOBS, "early", 3 + number))
+    assert len(liveness._newest) == MAX_EARLY
+    liveness.expect(RAYJOBS, child(RAYJOBS, "early", 2 + 2 * MAX_EARLY), 0.0)
     assert not liveness.overdue(1000.0)
