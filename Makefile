@@ -29,6 +29,8 @@ generated = $(BIN)/python -m omni_operator.api.crd $(1) \
   && $(BIN)/python -m verl_omni.trainer.setting_names $(1) && $(BIN)/python -m verl_omni.trainer.settings_page $(1) \
   && $(BIN)/python -m verl_omni.trainer.other_defaults $(1) \
   && PYTHONPATH=. $(BIN)/python -m e2e.metrics_page $(1)
+# Without the advertisement that mkdocs-material prints.
+site = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 # Without compiled modules each process imports torch, vLLM and verl in twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)
@@ -95,6 +97,11 @@ static: setup ## format, lint, types, walls, locks
 	@echo "walls" && PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache >/dev/null || { PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache; exit 1; }
 	@echo "locks" && $(BIN)/python requirements/lock.py --check
 	@echo "generated files" && $(call generated,--check)
+	@echo "docs site" && $(call site)
+
+docs: setup ## build the docs site into .venv/site, strictly and offline
+	@$(call site) && echo "open .venv/site/index.html"
+.PHONY: docs
 
 format: setup ## rewrite the code in its format
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
