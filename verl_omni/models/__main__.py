@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-FAMILIES = ("qwen_image", "sd3", "wan", "wan_5b")  # keys of `tiny.MAKERS`, which is slow to import
+FAMILIES = ("qwen3_vl", "qwen_image", "sd3", "wan", "wan_5b")  # keys of `tiny.MAKERS`, which is slow to import
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -98,20 +98,24 @@ def _t5(config_class: Any, model_class: Any, tokenizer: Any, width: int, seed: i
     return made.eval()
 
 
-def qwen_tokenizer(words: Sequence[str]) -> Qwen2Tokenizer:
-    """A Qwen2 byte-pair tokenizer trained on the words; other text is encoded as bytes."""
+def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ()) -> Qwen2Tokenizer:
+    """A Qwen2 byte-pair tokenizer trained on the words; other text is encoded as bytes.
+
+    Args:
+        special: special tokens besides those of turns.
+    """
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=2000, min_frequency=1, show_progress=False,
-        special_tokens=[QWEN_END, *QWEN_TURNS], initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[QWEN_END, *QWEN_TURNS, *special], initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
     made.train_from_iterator([" ".join(words), *words], trainer)
     learned = json.loads(made.to_str())["model"]
     return Qwen2Tokenizer(
         vocab=learned["vocab"],
         merges=[tuple(pair) for pair in learned["merges"]],
-        additional_special_tokens=list(QWEN_TURNS),
+        additional_special_tokens=[*QWEN_TURNS, *special],
     )
 
 

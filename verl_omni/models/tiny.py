@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tqdm
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLQwenImage,
@@ -23,6 +22,8 @@ from diffusers import (
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl_omni.models import text
+from verl_omni.models.saving import save
+from verl_omni.models.vision_language import make_tiny_qwen3_vl
 
 WORDS = tuple(
     "a above and below black blue bright cat circle dark dog green house left of on orange photo purple red "  # noqa: SIM905
@@ -65,7 +66,7 @@ def make_tiny_sd3(path: Path, seed: int = 0) -> None:
         text_encoder_3=text.t5_encoder(t5, 2 * WIDTH, seed=seed + 3),
         tokenizer_3=t5,
     )
-    _save(pipeline, path)
+    save(pipeline, path)
 
 
 def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
@@ -92,7 +93,7 @@ def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
         text_encoder=text.qwen_encoder(tokenizer, WIDTH, seed=seed + 1),
         tokenizer=tokenizer,
     )
-    _save(pipeline, path)
+    save(pipeline, path)
 
 
 def make_tiny_wan(path: Path, seed: int = 0) -> None:
@@ -133,7 +134,7 @@ def _make_wan(path: Path, seed: int, channels: int, vae_config: Mapping[str, Any
         tokenizer=tokenizer,
         **pipeline_config,
     )
-    _save(pipeline, path)
+    save(pipeline, path)
 
 
 @torch.no_grad()
@@ -153,18 +154,11 @@ def make_tiny_qwen2(path: Path, seed: int = 0) -> None:
         model = Qwen2ForCausalLM(config)
     generator = torch.Generator().manual_seed(seed + 1)
     model.get_input_embeddings().weight.normal_(0, 1, generator=generator)
-    _save(model.eval(), path)
+    save(model.eval(), path)
     tokenizer.save_pretrained(path)
 
 
-def _save(model: Any, path: Path) -> None:
-    """Write a model or a pipeline in its library's layout.
-
-    That shows a progress bar, whose monitor is a thread; a process with a second thread cannot fork Ray's workers
-    (docs/adr/0007), as a program that makes a model and then trains it would. Bars have no monitor from here on.
-    """
-    tqdm.tqdm.monitor_interval = 0
-    model.save_pretrained(path)
-
-
-MAKERS = {"qwen_image": make_tiny_qwen_image, "sd3": make_tiny_sd3, "wan": make_tiny_wan, "wan_5b": make_tiny_wan_5b}
+MAKERS = {
+    "qwen3_vl": make_tiny_qwen3_vl, "qwen_image": make_tiny_qwen_image, "sd3": make_tiny_sd3, "wan": make_tiny_wan,
+    "wan_5b": make_tiny_wan_5b,
+}  # fmt: skip

@@ -17,6 +17,8 @@ from verl_omni.reward_loop.rewards.http import KEPT_SECONDS, png_base64
 
 SHOWN = 200  # characters of a response in an error
 BUSY = 429  # too many requests
+# What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).
+SERVED = {"base_url": "http://reward-router", "model": "reward.reward_model.model_path"}
 _CLIENTS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = weakref.WeakKeyDictionary()
 
 
@@ -78,7 +80,7 @@ class Judge:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise JudgeError(
                 f"{self.url}: no response in {self.attempts} attempts of {self.timeout:g} s "
-                f"({type(error).__name__}: {error}); start the judge's server, or correct base_url"
+                f"({type(error).__name__}: {error}); check that the judge's server runs, and base_url"
             ) from error
 
     async def _post(self, body: Mapping[str, Any]) -> httpx.Response:
@@ -133,7 +135,10 @@ def connection_problems(given: Mapping[str, Any], environment: Mapping[str, str]
     found = []
     url = given.get("base_url")
     if not url:
-        found.append("base_url: must be given: the URL of an OpenAI-compatible server, up to and with /v1")
+        found.append(
+            "base_url: must be given: the URL of an OpenAI-compatible server, up to and with /v1; or let the run serve "
+            "the judge, with reward.reward_model.enable=true"
+        )
     elif not str(url).startswith(("http://", "https://")):
         found.append(f"base_url: {url} must start with http:// or https://")
     if not given.get("model"):

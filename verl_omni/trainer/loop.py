@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import (
@@ -19,6 +20,7 @@ from verl_omni.trainer import (
     collapse,
     data,
     generation_ahead,
+    judges,
     metrics,
     reward_aggregation,
     sample_generation,
@@ -73,6 +75,7 @@ class DiffusionTrainer:
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
         self._optimizer_steps = 0.0  # taken since this process started
+        self._awake = True  # the engines
         self._drawn = 0  # training samples since this process started
         self._collapse = collapse.CollapseState()
         self.exported = TrainerMetrics()
@@ -123,8 +126,7 @@ class DiffusionTrainer:
         began = time.perf_counter()
         line: dict[str, Any] = {"step": step, "weights/version": step}
         samples, version = self._samples(step, line)
-        if self.config.actor_rollout_ref.rollout.free_cache_engine:
-            self.stack.weights.sleep_replicas()
+        self._sleep_engines()
         if samples is not None:
             self._drawn += len(samples.scores)
             self.exported.generated(len(samples.scores))
@@ -174,8 +176,9 @@ class DiffusionTrainer:
         trainer = self.config.trainer
         saved = trainer.rollout_data_dir is not None and self._due(trainer.rollout_data_save_freq, step)
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
-        prompts.meta_info |= {"carry_responses": saved, "store_samples": True}
-        samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
+        score = self._score_all if judges.sleeps(self.config) else None
+        prompts.meta_info |= {"carry_responses": saved or score is not None, "store_samples": True}
+        samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
         metrics.check_versions(samples.versions, version)
         if saved and samples.images is not None:
             texts = [info["prompt"] for info in prompts.non_tensor_batch["extra_info"]]
@@ -183,6 +186,17 @@ class DiffusionTrainer:
             drawn = [Sample(*each) for each in zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)]
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
+
+    def _score_all(self, samples: DataProto) -> DataProto:
+        """Have the judge on the trainer's accelerators score a batch, while the engines sleep."""
+        self._sleep_engines()
+        found: DataProto = self.stack.rewards.compute_rm_score(samples)
+        return found
+
+    def _sleep_engines(self) -> None:
+        if self.config.actor_rollout_ref.rollout.free_cache_engine and self._awake:
+            self.stack.weights.sleep_replicas()
+            self._awake = False
 
     def _update(self, samples: sample_generation.ScoredSamples | None, step: int, *, fresh: bool) -> dict[str, float]:
         seed = hashed_seed("update", self.config.trainer.seed, step)
@@ -205,6 +219,7 @@ class DiffusionTrainer:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""
         self.exported.publishing(step)
         answer = self.stack.weights.update_weights(global_steps=step)
+        self._awake = True
         for message in answer.get("removed", ()):
             self.folder.event("warning", reason="ReplicaRemoved", message=message, step=step)
         return metrics.replica_versions(self.stack.versions(), step)
@@ -226,8 +241,11 @@ class DiffusionTrainer:
             rows = [self.held_out[place] for place in range(len(self.held_out))]  # type: ignore[index,arg-type]
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
             prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
-            found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
+            score = self._score_all if judges.sleeps(self.config) else None
+            found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
             metrics.check_versions(found.versions, step)
+            if not self._awake:
+                self._publish(step)
         line |= metrics.evaluation(found.scores, found.extras)
         if found.images is None:  # latents cannot be shown
             return line

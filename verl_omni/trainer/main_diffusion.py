@@ -82,10 +82,14 @@ def _check_files(config: Any) -> None:
     """Check what the settings name outside the configuration.
 
     Raises:
-        FileNotFoundError, ValueError: a checkpoint or a scorer does not exist, or a scorer does not take its settings.
+        FileNotFoundError, ValueError: a checkpoint, a scorer or the judge's model does not exist, or a scorer does
+            not take its settings.
     """
-    from verl_omni.trainer import checkpoints, reward_settings
+    from verl_omni.trainer import checkpoints, judges, reward_settings
+    from verl_omni.utils.model_folder import model_folder
 
+    if (judge := judges.model_path(config)) and not model_folder(judge, f"{judges.MODEL}.model_path").is_dir():
+        raise FileNotFoundError(f"{judges.MODEL}.model_path: {judge} does not exist; write the folder of a model")
     if problems := [*reward_settings.find_problems(config.reward), *reward_settings.normalization_problems(config)]:
         raise ValueError("\n".join(problems))
     if config.trainer.resume_mode == "resume_path":

@@ -69,6 +69,7 @@ def resources(config: DictConfig) -> dict[str, str]:
     """Custom Ray resources that pin the pools, each with the setting that names it."""
     named = {"trainer.node_resource": config.trainer.node_resource}
     named[f"{ROLLOUT}.node_resource"] = config.actor_rollout_ref.rollout.node_resource
+    named["reward.reward_model.node_resource"] = config.reward.reward_model.node_resource
     return {resource: setting for setting, resource in named.items() if resource is not None}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import pools
+from verl_omni.trainer import judges, pools
 
 # An agent-loop process takes about 7 ms of CPU time per image (docs/benchmarks.md, "Latency added by the agent loop"),
 # so one core serves eight engines that each generate up to 15 images a second.
@@ -110,10 +110,15 @@ def logical_cpus(config: DictConfig) -> int:
     """CPUs that Ray must have on the only node of a run, where each actor requests one."""
     rollout = config.actor_rollout_ref.rollout
     # A trainer, or the worker of a standalone replica, and at most one engine server for each accelerator.
-    return int(2 * local_accelerators(config) + rollout.agent.num_workers + config.reward.num_workers + OTHER_ACTORS)
+    # The judge has the same on its own accelerators, and on the trainer's a second time.
+    shared = config.trainer.n_gpus_per_node if judges.shared(config) else 0
+    return int(
+        2 * (local_accelerators(config) + shared) + rollout.agent.num_workers + config.reward.num_workers + OTHER_ACTORS
+    )
 
 
 def local_accelerators(config: DictConfig) -> int:
     """Accelerators of a run whose pools are all on one node."""
     rollout = config.actor_rollout_ref.rollout
-    return int(config.trainer.n_gpus_per_node + rollout.nnodes * rollout.n_gpus_per_node)
+    own = judges.accelerators(config)
+    return int(config.trainer.n_gpus_per_node + rollout.nnodes * rollout.n_gpus_per_node + own)

@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.reward_loop.judge_client import SERVED
 from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, setting_problems
 from verl_omni.reward_loop.scorer_signature import Signature, nearest_name, signature_in_source, signature_of
 
@@ -53,13 +54,14 @@ def _of_several(reward: DictConfig) -> Iterator[str]:
     for name in ("scorer", "scorer_kwargs", "custom_reward_function.path"):
         if OmegaConf.select(reward, name):
             yield f"reward.{name}: is not read by {SEVERAL}; write the scorer into reward.reward_functions"
+    served = bool(reward.reward_model.enable)
     for key, part in reward.reward_functions.items():
         where, given = f"reward.reward_functions.{key}", OmegaConf.to_container(part)
         own = {name: value for name, value in given.items() if name not in PART_SETTINGS}
         if path := given.get("path"):
             yield from _of_function(where, "path", str(path), given.get("name") or "compute_score", own)
         else:
-            yield from _of_scorer(where, "name", str(given.get("name") or key), own)
+            yield from _of_scorer(where, "name", str(given.get("name") or key), own, served=served)
 
 
 def _of_one(reward: DictConfig) -> Iterator[str]:
@@ -73,11 +75,18 @@ def _of_one(reward: DictConfig) -> Iterator[str]:
                 yield f"reward.{name}: is not read with reward.custom_reward_function.path; remove one of them"
         yield from _of_function("reward.custom_reward_function", "path", str(function.path), function.name, {})
     elif reward.scorer is not None:  # otherwise each row's data source names a scorer
-        yield from _of_scorer("reward", "scorer", str(reward.scorer), kwargs, inside="scorer_kwargs.")
+        served = bool(reward.reward_model.enable)
+        yield from _of_scorer("reward", "scorer", str(reward.scorer), kwargs, "scorer_kwargs.", served=served)
 
 
-def _of_scorer(where: str, setting: str, name: str, given: dict[str, Any], inside: str = "") -> Iterator[str]:
-    """A scorer of this package; the scorer `python` passes settings on to the function that it names."""
+def _of_scorer(
+    where: str, setting: str, name: str, given: dict[str, Any], inside: str = "", *, served: bool
+) -> Iterator[str]:
+    """A scorer of this package; the scorer `python` passes settings on to the function that it names.
+
+    Args:
+        served: whether the run serves a judge, which scorers ask that name no other.
+    """
     if name in UNAVAILABLE:
         yield f"{where}.{setting}: {name} is not available: {UNAVAILABLE[name]}; {ADVICE}"
         return
@@ -90,8 +99,12 @@ def _of_scorer(where: str, setting: str, name: str, given: dict[str, Any], insid
         path = file if file.endswith(".py") or not file else f"pkg://{file}"
         yield from _of_function(where, f"{inside}function", path, function, own, inside)
         return
+    signature = signature_of(get_scorer(name))
+    complete = (
+        {**SERVED, **given} if served and SERVED.keys() <= signature.settings and not given.get("base_url") else given
+    )
     # Values are checked only under right names.
-    problems = signature_of(get_scorer(name)).problems(given) or setting_problems(name, given)
+    problems = signature.problems(given) or setting_problems(name, complete)
     yield from (f"{where}.{inside}{problem}" for problem in problems)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,19 +82,28 @@ def generate(agent_loop: Any, prompts: DataProto, workers: int) -> DataProto:
     return unpad_dataproto(agent_loop.generate_sequences(padded), extra)
 
 
-def generate_scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> ScoredSamples:
+def generate_scored(
+    config: DictConfig, agent_loop: Any, prompts: DataProto, score: Callable[[DataProto], DataProto] | None = None
+) -> ScoredSamples:
     """Generate and score a batch.
+
+    Args:
+        score: scores the samples when all are generated; None: agent loops have them scored.
 
     Raises:
         KeyError: a sample has no reward.
     """
     began = time.perf_counter()
     output = generate(agent_loop, prompts, config.actor_rollout_ref.rollout.agent.num_workers)
+    scoring_seconds = output.meta_info.get("timing", {}).get("agent_loop/slowest/compute_score")
+    if score is not None and "rm_scores" not in output.batch:
+        generated = time.perf_counter()
+        output = output.union(score(to_score(prompts, output)))
+        scoring_seconds = time.perf_counter() - generated
     seconds = time.perf_counter() - began
     if "rm_scores" not in output.batch:
         raise KeyError("samples have no reward: check reward.scorer and reward.reward_manager")
     columns = output.non_tensor_batch
-    timing = output.meta_info.get("timing", {})
     names = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
     stored = list(columns["stored"]) if "stored" in columns else []
     return ScoredSamples(
@@ -109,8 +118,20 @@ def generate_scored(config: DictConfig, agent_loop: Any, prompts: DataProto) -> 
         versions=list(columns["global_steps"]),
         groups=[str(uid) for uid in columns["uid"]],
         seconds=seconds,
-        scoring_seconds=timing.get("agent_loop/slowest/compute_score"),
+        scoring_seconds=scoring_seconds,
         stored=stored,
+    )
+
+
+def to_score(prompts: DataProto, output: DataProto) -> DataProto:
+    """The rows of a batch as reward workers take them: columns of the data set, samples, and what a loop added."""
+    own = [name for name in output.non_tensor_batch if name not in (*prompts.non_tensor_batch, "stored")]
+    added = [{name: output.non_tensor_batch[name][row] for name in own} for row in range(len(output))]
+    columns = {**prompts.non_tensor_batch, "tool_extra_fields": objects(added)}
+    columns["__num_turns__"] = output.non_tensor_batch["__num_turns__"]
+    validating = bool(prompts.meta_info.get("validate"))
+    return DataProto.from_dict(
+        tensors={"responses": output.batch["responses"]}, non_tensors=columns, meta_info={"validate": validating}
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import machine, pools, process_counts, run_length, sequence_split
+from verl_omni.trainer import judges, machine, pools, process_counts, run_length, sequence_split
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.trainer.pool_nodes import wait_for_nodes
 from verl_omni.utils.model_folder import model_folder
@@ -60,6 +60,7 @@ class Stack:
     workers: Any  # RayWorkerGroup of DiffusionActorRolloutWorker
     servers: Any  # LLMServerManager
     agent_loop: Any  # AgentLoopManager
+    rewards: Any  # RewardWorkers
     weights: Any  # CheckpointEngineManager or ReplicaUpdates
     ray: Cluster
     deadline: float  # timeout in seconds for a replica to answer
@@ -97,6 +98,7 @@ class Stack:
 
         servers = self.servers.server_handles
         try:
+            self.rewards.stop()
             endings = {server.shutdown.remote(): server for server in servers}
             ended, silent = ray.wait(list(endings), num_returns=len(endings), timeout=STOP_SECONDS)
             for ending in silent:
@@ -193,6 +195,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
         pools.fill_in(rollout)
         if rollout.enable_sleep_mode is None:
             rollout.enable_sleep_mode = has_accelerator
+        judges.fill_in(config, has_accelerator=has_accelerator)
     process_counts.fill_in(config, machine.available_cpus() if cpus is None else cpus)
 
 
@@ -286,9 +289,9 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
             )
         from verl_omni.pipelines.registry import family
 
-        return ForkingCluster([family(config.actor_rollout_ref.model.architecture).engine_module], **here)
-    # Not in both threads at once: either would find the other's half of it.
-    import ray  # noqa: F401
+        engine = family(config.actor_rollout_ref.model.architecture).engine_module
+        return ForkingCluster([engine, *judges.modules(config)], **here)
+    import ray  # noqa: F401  not in both threads at once: either would find the other's half of it
 
     with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
         imported = pool.submit(_import_everything)
@@ -344,22 +347,21 @@ def _import_everything() -> None:
 
 def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluster) -> Stack:
     import ray
-    from verl.experimental.reward_loop import RewardLoopManager
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.workers.rollout.llm_server import LLMServerManager
 
     from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
     from verl_omni.trainer.replica_updates import weight_updates
+    from verl_omni.trainer.reward_workers import start_reward_workers
     from verl_omni.workers.engine_workers import DiffusionActorRolloutWorker
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     settings = config.actor_rollout_ref
     wait_for_nodes(config, report_phase)
     report_phase(f"starting the rollout engine and the workers ({process_counts.describe(config)})")
-    rewards = RewardLoopManager(config, rm_resource_pool=None)
     pool = RayResourcePool(
         process_on_nodes=[config.trainer.n_gpus_per_node] * config.trainer.nnodes,
-        use_gpu=True, name_prefix="actor", max_colocate_count=1,
+        use_gpu=True, name_prefix="actor", max_colocate_count=2 if judges.shared(config) else 1,
         accelerator_type=config.trainer.node_resource,
     )  # fmt: skip
     workers = RayWorkerGroup(
@@ -367,13 +369,17 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(DiffusionActorRolloutWorker), config=settings),
         device_name=_device_name(),
     )
-    with ThreadPoolExecutor(2, thread_name_prefix="startup") as threads:
+    with ThreadPoolExecutor(3, thread_name_prefix="startup") as threads:
+        rewards_up = threads.submit(start_reward_workers, config, pool, report_phase)
+        if judges.sleeps(config):
+            rewards_up.result()  # the judge sleeps before the engine takes the accelerators' memory
         servers_up = threads.submit(
             LLMServerManager.create, config, worker_group=None if settings.rollout.nnodes else workers
         )
         (device,) = set(workers.init_model())
         report_phase(f"waiting for the rollout engine; the policy is trained on {workers.world_size} x {device}")
         servers = servers_up.result()
+        rewards = rewards_up.result()
     report_phase("starting the agent loop")
     client = servers.get_client(client_cls=DiffusionLLMServerClient)
     agent_loop = DiffusionAgentLoopManager.create(config, client, None, rewards.reward_loop_worker_handles)
@@ -381,6 +387,7 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         workers,
         servers,
         agent_loop,
+        rewards,
         weight_updates(settings.rollout, workers, servers),
         cluster,
         deadline=settings.rollout.deadline_seconds,

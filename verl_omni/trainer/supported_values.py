@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.scorer_signature import nearest_name
-from verl_omni.trainer import generation_ahead, pools, run_length
+from verl_omni.trainer import generation_ahead, judges, pools, run_length
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
@@ -107,10 +107,7 @@ SUPPORTED = {
         (None, "naive", "omni_tcp"), f"weights reach the engine over IPC, or over TCP with {ROLLOUT}.nnodes > 0"
     ),
     f"{ROLLOUT}.val_kwargs.n": SupportedValues((1,), "an evaluation draws one sample of each prompt"),
-    "reward.reward_model.enable": SupportedValues(
-        (False,), "verl's reward-model server is not started; serve the model yourself and write reward.scorer=http"
-    ),
-    "reward.reward_model.enable_resource_pool": SupportedValues((False,), "there is no reward-model server"),
+    "reward.reward_model.rollout.name": SupportedValues(("vllm",), "vLLM serves the judge"),
     "reward.aggregation": SupportedValues(
         ("weighted_mean", "weighted_sum", "normalized_sum"), "scores are added by their weights"
     ),
@@ -134,6 +131,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
     own = [
         *run_length.find_problems(config),
         *pools.find_problems(config),
+        *judges.find_problems(config),
         *generation_ahead.find_problems(config),
         *_optimizer(config.actor_rollout_ref.actor.optim),
     ]

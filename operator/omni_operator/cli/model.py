@@ -19,6 +19,7 @@ app = typer.Typer(help="Create small models and prompts, offline.", no_args_is_h
 class Family(str, Enum):
     """The model families that have a tiny random model."""
 
+    QWEN3_VL = "qwen3_vl"
     QWEN_IMAGE = "qwen_image"
     SD3 = "sd3"
     WAN = "wan"

@@ -31,6 +31,9 @@ python3 -m verl_omni.trainer.main_diffusion \\
 """
 
 
+SGLANG = "reward.reward_model.rollout.name=sglang"
+
+
 @pytest.mark.parametrize("by_file", [True, False])
 def test_a_recipe_becomes_a_job(tmp_path: Path, by_file: bool) -> None:
     (tmp_path / "recipe.sh").write_text(RECIPE)
@@ -46,10 +49,10 @@ def test_a_recipe_becomes_a_job(tmp_path: Path, by_file: bool) -> None:
 
 
 def test_what_is_not_supported_is_named_in_the_job_too_and_the_exit_code_says_so() -> None:
-    done = CliRunner().invoke(app, ["convert", "-"], input=RECIPE.replace("$@", "reward.reward_model.enable=True"))
+    done = CliRunner().invoke(app, ["convert", "-"], input=RECIPE.replace("$@", SGLANG))
     assert done.exit_code == 1
-    assert "# Not supported here, and left out:\n#   reward.reward_model.enable=True: is not supported" in done.stdout
-    assert "note: left out: reward.reward_model.enable=True: is not supported; write false" in done.stderr
+    assert "# Not supported here, and left out:\n#   " + SGLANG + ": is not supported" in done.stdout
+    assert f"note: left out: {SGLANG}: is not supported; write vllm" in done.stderr
     read_job(done.stdout, "job")
 
 

@@ -234,11 +234,14 @@ def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> 
 
 def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
     made = convert(
-        [*REQUIRED, f"{ROLLOUT}.layered_summon=True", "reward.reward_model.enable=True", "trainer.nonsense=1"]
+        [*REQUIRED, f"{ROLLOUT}.layered_summon=True", "reward.reward_model.rollout.name=sglang", "trainer.nonsense=1"]
     )
     assert made.without_effect == (f"{ROLLOUT}.layered_summon=True",)
-    assert [argument for argument, _ in made.refused] == ["reward.reward_model.enable=True", "trainer.nonsense=1"]
-    assert made.refused[0][1].startswith("is not supported; write false: verl's reward-model server is not started")
+    assert [argument for argument, _ in made.refused] == [
+        "reward.reward_model.rollout.name=sglang",
+        "trainer.nonsense=1",
+    ]
+    assert made.refused[0][1].startswith("is not supported; write vllm: vLLM serves the judge")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,9 @@ def test_a_number_that_is_not_positive_is_refused(name: str) -> None:
 
 def test_one_line_names_the_numbers_of_a_run() -> None:
     made = OmegaConf.create({
-        "trainer": {"n_gpus_per_node": 8}, "reward": {"num_workers": 8},
+        "trainer": {"n_gpus_per_node": 8}, "reward": {
+            "num_workers": 8, "reward_model": {"enable": False, "enable_resource_pool": False},
+        },
         "actor_rollout_ref": {"rollout": {
             "agent": {"num_workers": 2}, "max_concurrent_requests": 32, "nnodes": 0, "n_gpus_per_node": 8,
         }},
@@ -113,3 +115,7 @@ def test_one_line_names_the_numbers_of_a_run() -> None:
     assert process_counts.logical_cpus(made) == 34
     made.actor_rollout_ref.rollout.nnodes = 1
     assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (16, 50)
+    made.reward.reward_model = {"enable": True, "enable_resource_pool": False}
+    assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (16, 66), "on the trainer's"
+    made.reward.reward_model = {"enable": True, "enable_resource_pool": True, "nnodes": 1, "n_gpus_per_node": 4}
+    assert (process_counts.local_accelerators(made), process_counts.logical_cpus(made)) == (20, 58), "on its own"

@@ -35,10 +35,9 @@ def test_every_setting_of_the_reference_is_known() -> None:
 def test_no_setting_has_a_rule_and_a_default() -> None:
     configs = settings_page.configurations()
     names = [name.removesuffix(".*") for name in rules() if name != "actor_rollout_ref.ref.*"]
-    groups_here = {"reward.reward_model"}  # its switches are settings; the rest has no effect without them
     doubled = [
-        name for name in names if name not in groups_here
-        and any(OmegaConf.select(config, name, default="absent") != "absent" for config in configs)
+        name for name in names
+        if any(OmegaConf.select(config, name, default="absent") != "absent" for config in configs)
     ]  # fmt: skip
     assert doubled == []
 

@@ -42,7 +42,9 @@ READERS: dict[str, tuple[str, ...]] = {
     "algorithm.": ("verl_omni/workers/**/*.py", "verl_omni/trainer/*.py"),
     "reward.": (
         "verl_omni/reward_loop/**/*.py", "verl_omni/agent_loop/*.py", "verl:experimental/reward_loop/reward_loop.py",
-        "verl:trainer/ppo/reward.py",
+        "verl:trainer/ppo/reward.py", "verl_omni/trainer/*.py",
+        "verl_omni/workers/rollout/vllm_rollout/judge/*.py", "verl:workers/rollout/replica.py",
+        "verl:workers/rollout/vllm_rollout/vllm_async_server.py",
     ),
     "trainer.": ("verl_omni/trainer/*.py", "verl_omni/workers/**/*.py"),
     "ray_kwargs.": ("verl_omni/trainer/startup.py",),
@@ -62,6 +64,7 @@ ALSO_CALLED: dict[str, tuple[str, ...]] = {
     "actor_rollout_ref.rollout.val_kwargs": ("chosen",),
     "ray_kwargs.ray_init": ("options",),
     "reward.reward_manager": ("reward_manager_cfg",),
+    "reward.reward_model": ("model",),
 }
 # Settings that no module reads by name, with the reason.
 EXCEPTIONS = {

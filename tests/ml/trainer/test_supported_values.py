@@ -37,8 +37,8 @@ OTHERS = {
     "actor_rollout_ref.actor.strategy": "megatron", f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.mode": "sync",
     f"{ROLLOUT}.load_format": "dummy", f"{ROLLOUT}.disaggregation.enabled": "true",
     f"{ROLLOUT}.prometheus.enable": "true", f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
-    f"{ROLLOUT}.val_kwargs.n": "2", "reward.reward_model.enable": "true",
-    "reward.reward_model.enable_resource_pool": "true", "reward.aggregation": "product", "trainer.resume_mode": "never",
+    f"{ROLLOUT}.val_kwargs.n": "2", "reward.reward_model.rollout.name": "sglang",
+    "reward.aggregation": "product", "trainer.resume_mode": "never",
     "trainer.v1.trainer_mode": "colocate_async", "trainer.v1.sampler.max_off_policy_strategy": "drop",
 }  # fmt: skip
 

@@ -43,7 +43,11 @@ class OutOfTreeCpuPlatform(CpuPlatform):
         """Disable compilation and keep the executor, which upstream would replace by one with a worker process."""
         from vllm.config import CompilationMode
 
+        if vllm_config.model_config is not None and not vllm_config.model_config.architectures:
+            return  # configuration of a part of a model, made from the model's, which this method has seen
         executor = vllm_config.parallel_config.distributed_executor_backend
+        if vllm_config.parallel_config.worker_cls == "auto":
+            vllm_config.parallel_config.worker_cls = "verl_omni.platforms.cpu.torch_worker.TorchWorker"
         super().check_and_update_config(vllm_config)
         vllm_config.parallel_config.distributed_executor_backend = executor
         vllm_config.compilation_config.mode = CompilationMode.NONE

@@ -1,0 +1,91 @@
+"""The router of a judge's replicas, in front of stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+import torch
+
+from tests.ml.reward_loop.stub_server import Server, start, stop
+from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop.judge_client import JudgeError, disconnect
+from verl_omni.reward_loop.judge_router import JudgeRouter
+
+ASKED = {"model": "judge", "messages": []}
+Serve = Callable[..., Server]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    started: list[tuple[Server, threading.Thread]] = []
+
+    def made(*answers: tuple[int, str]) -> Server:
+        started.append(start(*answers))
+        return started[-1][0]
+
+    yield made
+    await disconnect()
+    for each in started:
+        stop(*each)
+
+
+async def routed(*replicas: str) -> tuple[JudgeRouter, str]:
+    router = JudgeRouter(replicas, "the judge tiny-vl")
+    return router, await router.start("127.0.0.1")
+
+
+async def post(address: str) -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        return await client.post(f"http://{address}/v1/chat/completions", json=ASKED)
+
+
+async def test_requests_are_spread_and_answers_are_passed_on_as_they_are(serve: Serve) -> None:
+    servers = [serve(*[(200, f'{{"replica": {number}}}')] * 8) for number in range(2)]
+    router, address = await routed(*(server.address for server in servers))
+    answers = await asyncio.gather(*(post(address) for _ in range(8)))
+    counted = Counter(answer.json()["replica"] for answer in answers)
+    assert sum(counted.values()) == 8 and set(counted) == {0, 1}
+    assert servers[0].received[0] == ASKED and servers[0].paths[0] == "/v1/chat/completions"
+    refused = serve((400, '{"error": "no such model"}'))
+    await router.stop()
+    router, address = await routed(refused.address)
+    answer = await post(address)
+    assert (answer.status_code, answer.json()) == (400, {"error": "no such model"})
+    await router.stop()
+
+
+async def test_a_replica_that_is_gone_is_left_out_and_without_any_the_error_names_each(serve: Serve) -> None:
+    gone, thread = start()
+    left = serve((200, "{}"), (200, "{}"))
+    stop(gone, thread)
+    router, address = await routed(gone.address, left.address)
+    assert [(await post(address)).status_code for _ in range(2)] == [200, 200]
+    await router.stop()
+    router, address = await routed(gone.address)
+    answer = await post(address)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 503 and f"the judge tiny-vl has no replica left: replica {gone.address}: " in message
+    with pytest.raises(JudgeError, match=r"status 503.*the judge tiny-vl has no replica left"):
+        await rewards.get_scorer("genrm_ocr")(
+            "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
+            reward_router_address=address, model_name="tiny-vl", attempts=1,
+        )  # fmt: skip
+    await router.stop()
+
+
+async def test_a_scorer_gets_its_score_through_the_router(serve: Serve) -> None:
+    said = json.dumps({"choices": [{"message": {"content": "open"}}]})
+    server = serve((200, said))
+    router, address = await routed(server.address)
+    found = await rewards.get_scorer("genrm_ocr")(
+        "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
+        reward_router_address=address, model_name="tiny-vl",
+    )  # fmt: skip
+    assert found == {"score": 1.0, "exact": 1.0} and server.received[0]["model"] == "tiny-vl"
+    await router.stop()

@@ -1,0 +1,128 @@
+"""PURE: the judge of `reward.reward_model`: where it runs, and what does not work with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+
+from verl_omni.trainer import generation_ahead
+
+MODEL = "reward.reward_model"
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """What is not supported, a line for each setting."""
+    model = config.reward.reward_model
+    if not model.enable:
+        return
+    if not model.model_path:
+        yield f"{MODEL}.model_path: must be given with {MODEL}.enable=true: a folder, or a repository of the hub"
+    if config.algorithm.sample_source == "offline":
+        yield f"{MODEL}.enable: nothing is scored with algorithm.sample_source=offline; write false"
+    if model.rollout.skip_tokenizer_init:
+        yield f"{MODEL}.rollout.skip_tokenizer_init: a judge answers with text, which needs its tokenizer; write false"
+    yield from _own_pool(model) if model.enable_resource_pool else _shared(config, model)
+
+
+def _own_pool(model: DictConfig) -> Iterator[str]:
+    for name in ("nnodes", "n_gpus_per_node"):
+        if model[name] < 1:
+            yield f"{MODEL}.{name}: must be at least 1 with {MODEL}.enable_resource_pool=true: {model[name]}"
+            return
+    if (model.nnodes * model.n_gpus_per_node) % replica_size(model):
+        yield (
+            f"{MODEL}.n_gpus_per_node: {model.nnodes} x {model.n_gpus_per_node} accelerators are no multiple of the "
+            f"{replica_size(model)} of a replica (rollout.tensor_model_parallel_size)"
+        )
+
+
+def _shared(config: DictConfig, model: DictConfig) -> Iterator[str]:
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if ranks % replica_size(model):
+        yield (
+            f"{MODEL}.rollout.tensor_model_parallel_size: the trainer's {ranks} accelerators are no multiple of the "
+            f"{replica_size(model)} of a replica; write {MODEL}.rollout.tensor_model_parallel_size=1, or give the "
+            f"judge accelerators of its own with {MODEL}.enable_resource_pool=true"
+        )
+    if model.node_resource is not None:
+        yield f"{MODEL}.node_resource: is not read with {MODEL}.enable_resource_pool=false; remove it"
+    if generation_ahead.batches_ahead(config):
+        yield (
+            f"{MODEL}.enable_resource_pool: the trainer updates while the next batch is generated and scored, so the "
+            "judge needs accelerators of its own; write true"
+        )
+
+
+def fill_in(config: DictConfig, *, has_accelerator: bool) -> None:
+    """Complete the engine's settings for this machine.
+
+    Raises:
+        ValueError: the engine cannot run with them.
+    """
+    model = config.reward.reward_model
+    if not model.enable:
+        return
+    with open_dict(model):
+        if model.enable_resource_pool:
+            model.rollout.free_cache_engine = False  # nothing else needs its memory
+        model.rollout.enable_sleep_mode = sleeps(config) and has_accelerator
+        if has_accelerator:
+            return
+        if replica_size(model) > 1:
+            raise ValueError(
+                f"{MODEL}.rollout.tensor_model_parallel_size: {replica_size(model)} accelerators of a replica need "
+                "accelerators; without any write 1"
+            )
+        own: dict[str, Any] = {"distributed_executor_backend": "uni"}
+        model.rollout.engine_kwargs.vllm = {**own, **(model.rollout.engine_kwargs.get("vllm") or {})}
+
+
+def sleeps(config: DictConfig) -> bool:
+    """Whether the judge sleeps but for the scoring of a batch; otherwise it scores samples as they are generated."""
+    model = config.reward.reward_model
+    return bool(model.enable and not model.enable_resource_pool and model.rollout.free_cache_engine)
+
+
+def shared(config: DictConfig) -> bool:
+    """Whether the judge runs on the trainer's accelerators."""
+    model = config.reward.reward_model
+    return bool(model.enable and not model.enable_resource_pool)
+
+
+def replicas(config: DictConfig) -> int:
+    """Number of replicas of the judge; 0 without one."""
+    model = config.reward.reward_model
+    if not model.enable:
+        return 0
+    return int(accelerators(config) or config.trainer.nnodes * config.trainer.n_gpus_per_node) // replica_size(model)
+
+
+def accelerators(config: DictConfig) -> int:
+    """Accelerators that only the judge uses."""
+    model = config.reward.reward_model
+    return int(model.nnodes * model.n_gpus_per_node) if model.enable and model.enable_resource_pool else 0
+
+
+def model_path(config: DictConfig) -> str | None:
+    """The judge's model; None without a judge."""
+    model = config.reward.reward_model
+    return str(model.model_path) if model.enable else None
+
+
+def modules(config: DictConfig) -> list[str]:
+    """Modules that the judge's processes import."""
+    return ["verl_omni.trainer.judge_servers"] if config.reward.reward_model.enable else []
+
+
+def describe(config: DictConfig) -> str:
+    """What is started, for the output of a run."""
+    size, where = replica_size(config.reward.reward_model), "the trainer's" if shared(config) else "its own"
+    return f"{replicas(config)} x {size} of {where} accelerators"
+
+
+def replica_size(model: DictConfig) -> int:
+    """Accelerators of one replica."""
+    rollout = model.rollout
+    return int(rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size)

@@ -1,0 +1,112 @@
+"""Reward workers of a run: verl's, and scoring of a whole batch by a judge that sleeps otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from omegaconf import DictConfig
+from typing_extensions import override
+from verl import DataProto
+from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
+from verl.trainer.ppo.reward import resolve_reward_manager_cls
+
+from verl_omni.trainer import judges
+
+if TYPE_CHECKING:
+    from verl_omni.trainer.judge_servers import JudgeServers  # imports vLLM's server
+
+
+class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
+    """verl's worker. Its own asks a judge's classification route where there is no custom function."""
+
+    @override
+    async def compute_score(self, data: DataProto) -> dict[str, Any]:
+        """The score of one sample, from the reward manager."""
+        found: dict[str, Any] = await self.reward_manager.run_single(data)
+        return found
+
+
+class RewardWorkers(RewardLoopManager):  # type: ignore[misc]
+    """verl's manager of reward workers.
+
+    Args:
+        judge: its router's address reaches the scorers.
+    """
+
+    def __init__(self, config: DictConfig, judge: JudgeServers | None) -> None:
+        # Not the parent's constructor, which starts a judge of its own.
+        self.config, self.judge = config, judge
+        self.reward_model_manager = judge
+        self.reward_router_address = None if judge is None else judge.address
+        self.reward_loop_workers_class = ray.remote(RewardWorker)
+        self.reward_manager_cls = resolve_reward_manager_cls(config)
+        self._init_reward_loop_workers()
+
+    @property
+    @override
+    def reward_loop_worker_handles(self) -> list[Any] | None:
+        """Workers that score samples while others are generated; None if the judge sleeps meanwhile."""
+        return None if judges.sleeps(self.config) else self.reward_loop_workers
+
+    @override
+    def compute_rm_score(self, data: DataProto) -> DataProto:
+        """Score generated samples, with the judge awake.
+
+        Returns:
+            `rm_scores` [B, 1], and the scorers' further numbers in `meta_info["reward_extra_keys"]`.
+
+        Raises:
+            TimeoutError: the process of a reward worker does not respond within `reward.deadline_seconds`.
+            RayTaskError: a sample could not be scored.
+        """
+        assert self.judge is not None
+        self.judge.wake_up()
+        parts = np.array_split(np.arange(len(data)), min(len(data), len(self.reward_loop_workers)))
+        replies = {
+            worker.compute_score_batch.remote(data.select_idxs(part)): worker
+            for part, worker in zip(parts, self.reward_loop_workers, strict=False)
+        }
+        self._wait(replies)
+        found = [each for part in ray.get(list(replies)) for each in part]
+        self.judge.sleep()
+        extras = [each["reward_extra_info"] for each in found]
+        names = sorted(set.intersection(*(set(each) for each in extras)))  # a key that only some have has no column
+        return DataProto.from_dict(
+            tensors={"rm_scores": self.reward_manager_cls.assemble_rm_scores(data, [e["reward_score"] for e in found])},
+            non_tensors={name: np.array([each[name] for each in extras], dtype=object) for name in names},
+            meta_info={"reward_extra_keys": names},
+        )
+
+    def stop(self) -> None:
+        """Stop the judge, if there is one."""
+        if self.judge is not None:
+            self.judge.stop()
+
+    def _wait(self, replies: dict[Any, Any]) -> None:
+        """Wait for all replies, or for the first failure. A worker's own deadline limits each call of a scorer."""
+        seconds, waiting = float(self.config.reward.deadline_seconds), list(replies)
+        while waiting:
+            ended, waiting = ray.wait(waiting, timeout=seconds)
+            for reply in ended:
+                ray.get(reply)
+            alive = {replies[reply].__ray_ready__.remote(): replies[reply] for reply in waiting}
+            if not ended and ray.wait(list(alive), num_returns=len(alive), timeout=seconds)[1]:
+                raise TimeoutError(f"a reward worker did not respond within {seconds:g} s (reward.deadline_seconds)")
+
+
+def start_reward_workers(config: DictConfig, pool: Any, report_phase: Callable[[str], None]) -> RewardWorkers:
+    """Start the judge, if there is one, and the reward workers.
+
+    Args:
+        pool: the trainer's accelerators.
+    """
+    model = config.reward.reward_model
+    if not model.enable:
+        return RewardWorkers(config, None)
+    from verl_omni.trainer.judge_servers import JudgeServers
+
+    report_phase(f"starting the judge {model.model_path} ({judges.describe(config)})")
+    return RewardWorkers(config, JudgeServers(config, pool))
