@@ -10,10 +10,12 @@ from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 
 GIB = 1 << 30
-# Assumptions, not measured here: what a process takes on its device before its first tensor (driver context, library
-# workspaces), and in host memory (Python, torch, and the libraries that it imports).
+# Assumptions: what a process takes on its device before its first tensor (driver context, library workspaces; not
+# measured here), and in host memory (Python, torch, and the libraries that it imports). Forked workers share what they
+# imported: docs/figures/start_up.json has 3.2 GiB for five processes, and 6.2 without forking.
 DEVICE_CONTEXT = int(0.6 * GIB)
 PROCESS = GIB
+FORKED_PROCESS = int(0.6 * GIB)
 # Of a device, kept free for fragmentation and for the workspaces of kernels and collectives, which are not counted.
 RESERVE = 0.08
 
@@ -36,6 +38,7 @@ class Setup:
         offloads_weights, offloads_optimizer: whether they are in host memory while they are not used.
         copies_checkpoints: whether checkpoints are written in the background, from a copy in host memory.
         regathers: whether the backward pass gathers the weights again.
+        forks: whether Ray's workers are forked from a process that has imported everything.
     """
 
     nodes: int
@@ -54,6 +57,12 @@ class Setup:
     offloads_optimizer: bool
     copies_checkpoints: bool
     regathers: bool
+    forks: bool
+
+    @property
+    def process(self) -> int:
+        """Host memory of a process without its tensors."""
+        return FORKED_PROCESS if self.forks else PROCESS
 
     @property
     def ranks_per_node(self) -> int:
@@ -177,7 +186,7 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     """Phases of a host whose ranks have accelerators; the driver runs there."""
     ranks = setup.ranks_per_node
     # A trainer and an engine worker for each rank; server and driver.
-    processes = {"processes": (2 * ranks + 2 + setup.helpers_per_node) * PROCESS}
+    processes = {"processes": (2 * ranks + 2 + setup.helpers_per_node) * setup.process}
     samples = {"trajectories": _trajectories(setup)}
     weights = ranks * (trainer.weights + trainer.delayed_copies) if setup.offloads_weights else 0
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
@@ -209,7 +218,7 @@ def _on_host(setup: Setup, phase: Phase) -> Phase:
     ranks = setup.ranks_per_node
     parts = {name: ranks * size for name, size in phase.parts.items()}
     trajectories = parts.get("trajectories", 0) + _trajectories(setup)
-    processes = (ranks + 2 + setup.helpers_per_node) * PROCESS
+    processes = (ranks + 2 + setup.helpers_per_node) * setup.process
     (made,) = _without_zeros((Phase(phase.name, {**parts, "trajectories": trajectories, "processes": processes}),))
     return made
 

@@ -78,4 +78,5 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
         offloads_optimizer=accelerator and offload.optimizer_offload,
         copies_checkpoints=actor.checkpoint.async_save,
         regathers=offload.reshard_after_forward,
+        forks=bool(config.trainer.fork_workers),
     )
