@@ -34,7 +34,15 @@ def variants(family: str) -> list[list[tuple[str, str]]]:
     grpo = ALGORITHMS[0]
     if family != next(iter(TRANSFORMERS)):
         return [[grpo, LORA], [grpo, LORA, BFLOAT16]]
-    settings = ([FULL], [LORA, GUIDANCE], [LORA, KL], [LORA, CHECKPOINTING], [LORA, BFLOAT16], [FULL, BFLOAT16])
+    settings = (
+        [FULL],
+        [FULL, KL],
+        [LORA, GUIDANCE],
+        [LORA, KL],
+        [LORA, CHECKPOINTING],
+        [LORA, BFLOAT16],
+        [FULL, BFLOAT16],
+    )
     return [*([each, LORA] for each in ALGORITHMS), *([grpo, *each] for each in settings)]
 
 

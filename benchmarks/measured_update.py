@@ -102,7 +102,8 @@ def measured_peak(config: Any) -> int:
     gc.collect()
     states = [value for state in actor.optimizer.state.values() for value in state.values()]
     old = list(actor.policy.old.values.values()) if actor.policy.old else []
-    before = sum(t.nbytes for t in (*actor.module.parameters(), *actor.module.buffers(), *states, *old))
+    base = list(actor.policy.base.parameters()) if actor.policy.base else []
+    before = sum(t.nbytes for t in (*actor.module.parameters(), *actor.module.buffers(), *base, *states, *old))
     return before + allocated_peak(lambda: actor.update(dict(batch), **arguments))
 
 

@@ -25,6 +25,7 @@ LORA = "actor_rollout_ref.model.lora_rank=4"
 GUIDANCE = "actor_rollout_ref.rollout.pipeline.guidance_scale=4.5"
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
 BFLOAT16 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16"
+KL = "actor_rollout_ref.actor.use_kl_loss=true"
 NFT = "actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_nft"
 # Parameters of the transformer as published: billions, with the precision of the publication.
 PUBLISHED = {
@@ -311,7 +312,7 @@ def test_the_tracker_counts_storages_until_they_are_free() -> None:
     ("family", "overrides"),
     [
         ("sd3", [LORA, GUIDANCE, CHECKPOINTING]),
-        ("sd3", [BFLOAT16]),
+        ("sd3", [BFLOAT16, KL]),
         ("sd3", [LORA, NFT]),
         ("qwen_image", [LORA]),
         ("wan", [LORA, BFLOAT16, "actor_rollout_ref.rollout.pipeline.num_frames=5"]),

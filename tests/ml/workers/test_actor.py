@@ -12,6 +12,7 @@ from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
 from ml.workers.tiny_actor import model_settings
 from verl_omni.algos.agreement import VELOCITY_TOLERANCES, LogProbMismatch, VelocityMismatch, velocity_projections
+from verl_omni.workers.actor import build
 from verl_omni.workers.actor.actor import DiffusionActor, learning_rate_factor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 from verl_omni.workers.config import (
@@ -210,8 +211,60 @@ def test_the_kl_loss_is_0_at_the_base_and_grows(model_folder: Path) -> None:
     data = batch(actor)
     assert actor.update(data, **SAMPLER)["actor/kl"] == 0
     assert actor.update(data, **SAMPLER)["actor/kl"] > 0
-    with pytest.raises(ValueError, match="needs LoRA"):
-        make(model_folder, rank=0, use_kl_loss=True).update(data, **SAMPLER)
+
+
+def kl_of_all_weights(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean KL of Flow-GRPO over rows and steps, float64, from the velocities of two actors; with its gradient.
+
+    m - m_base = (v - v_base) dt (1 + g^2 (1 - sigma) / (2 sigma)) for `sde` (arXiv:2505.05470, eq. 9), and
+    g = noise_level sqrt(sigma / (1 - sigma)).
+    """
+    found = []
+    for step in range(2):
+        x, time = data["all_latents"][:, step], data["all_timesteps"][:, step]
+        with torch.no_grad():
+            there = base.policy.velocity(data, x, time, 1).double()
+        here = actor.policy.velocity(data, x, time, 1).double()
+        now, after = (data["all_sigmas"][0, place].double() for place in (step, step + 1))
+        diffusion = SAMPLER["noise_level"] * (now / (1 - now)).sqrt()  # type: ignore[operator]
+        shift = (here - there) * (after - now) * (1 + diffusion**2 * (1 - now) / (2 * now))
+        found.append(shift.square().flatten(1).mean(1) / (2 * diffusion**2))
+    return torch.stack(found).mean()
+
+
+@pytest.mark.parametrize("fsdp", [DiffusionFSDPConfig(), BFLOAT16], ids=["float32", "bfloat16"])
+def test_with_all_weights_trained_the_kl_is_that_to_the_weights_of_the_folder(
+    model_folder: Path, tmp_path: Path, fsdp: DiffusionFSDPConfig
+) -> None:
+    """Also after a resume, and its gradient is that of a float64 reference."""
+    changes: dict[str, Any] = {"rank": 0, "fsdp_config": fsdp, "optim": DiffusionOptimizerConfig(lr=1e-3)}
+    first = make(model_folder, **changes, use_kl_loss=True, kl_loss_coef=1.0, grad_clip=1e9)
+    data = batch()
+    assert first.update(data, **SAMPLER)["actor/kl"] == 0
+    first.save(tmp_path)
+    actor = make(model_folder, **changes, use_kl_loss=True, kl_loss_coef=1.0, grad_clip=1e9)
+    actor.load(tmp_path)
+    data["advantages"] = torch.zeros(4)  # only the KL has a gradient
+    expected = kl_of_all_weights(actor, make(model_folder, **changes), data)
+    expected.backward()
+    norm = torch.cat([build.gather(p.grad).flatten().double() for p in actor.trained if p.grad is not None]).norm()
+    actor.optimizer.zero_grad()
+    found = actor.update(data, **SAMPLER)
+    assert found["actor/kl"] == pytest.approx(expected.item(), rel=1e-4) and expected > 0
+    assert found["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-2 if fsdp is BFLOAT16 else 1e-4)
+
+
+def test_with_all_weights_trained_the_kl_loss_holds_the_policy_to_the_base(model_folder: Path) -> None:
+    distances = []
+    for coefficient in (0.0, 1e4):
+        actor = make(
+            model_folder, rank=0, optim=DiffusionOptimizerConfig(lr=1e-4), use_kl_loss=True, kl_loss_coef=coefficient
+        )
+        data = batch()
+        for _ in range(6):
+            found = actor.update(data, **SAMPLER)
+        distances.append(found["actor/kl"])
+    assert distances[1] < 0.5 * distances[0]
 
 
 def test_the_kl_loss_of_sde_is_scaled_by_the_step_size_unless_it_is_exact(model_folder: Path) -> None:

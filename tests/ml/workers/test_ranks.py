@@ -31,14 +31,14 @@ pytestmark = pytest.mark.slow
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 ROWS, STEPS, LAYERS = 8, 2, 2
 HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")}
-# Name -> (ranks, rank of the adapter or 0 for all weights, settings of FSDP).
+# Name -> (ranks, rank of the adapter or 0 for all weights, settings of FSDP, and whether there is a KL loss).
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "adapter on 2": (2, 4, {}),
     "all weights on 2": (2, 0, {}),
     "each reduced on 2": (2, 0, {"use_no_sync_for_gradient_accumulation": False}),
     "prefetched on 2": (2, 0, {"forward_prefetch": True}),
     "bfloat16 on 2": (2, 4, HALF),
-    "all weights in bfloat16 on 2": (2, 0, HALF),
+    "all weights in bfloat16 with a KL on 2": (2, 0, {"use_kl_loss": True, **HALF}),
     "all weights on 4": (4, 0, {}),
     "two copies on 4": (4, 0, {"fsdp_size": 2}),
     "two copies in bfloat16 on 4": (4, 4, {"fsdp_size": 2, **HALF}),
@@ -65,8 +65,11 @@ def make(folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None) -> Dif
         fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
         enable_gradient_checkpointing=True,
     )  # fmt: skip
+    kl = fsdp.get("use_kl_loss", False)
+    fsdp = {name: value for name, value in fsdp.items() if name != "use_kl_loss"}
     config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
+        use_kl_loss=kl, kl_loss_coef=1e3, diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
         optim=DiffusionOptimizerConfig(lr=1e-3), fsdp_config=DiffusionFSDPConfig(**fsdp),
     )  # fmt: skip
     return DiffusionActor(model, config, 1, mesh=mesh)

@@ -135,6 +135,7 @@ def _resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     return {
         "weights": 0 if away else trainer.weights,
         "delayed copies": 0 if away else trainer.delayed_copies,
+        "base model": 0 if away else trainer.reference,
         "optimizer": 0 if setup.accelerator and setup.offloads_optimizer else trainer.optimizer,
     }
 
@@ -157,6 +158,7 @@ def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase
     parts = {
         "weights": trainer.weights,
         "delayed copies": trainer.delayed_copies,
+        "base model": trainer.reference,
         "optimizer": trainer.optimizer,
         "gradients": trainer.gradients,
         "gathered weights": trainer.gathered,
@@ -176,6 +178,7 @@ def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
         **_resting(setup, trainer),
         "weights": trainer.weights,
         "delayed copies": trainer.delayed_copies,
+        "base model": trainer.reference,
         **_awake(setup, trainer, engine),
         "weight buffer": min(setup.bucket, max(sent, trainer.largest)) + trainer.largest + sent,
     }
@@ -188,7 +191,8 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     # A trainer and an engine worker for each rank; server and driver.
     processes = {"processes": (2 * ranks + 2 + setup.helpers_per_node) * setup.process}
     samples = {"trajectories": _trajectories(setup)}
-    weights = ranks * (trainer.weights + trainer.delayed_copies) if setup.offloads_weights else 0
+    kept = trainer.weights + trainer.delayed_copies + trainer.reference
+    weights = ranks * kept if setup.offloads_weights else 0
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
     asleep = ranks * engine.weights if setup.sleeps else 0
     copy = {name: ranks * size for name, size in _checkpoint_copy(setup, trainer).items()}

@@ -38,22 +38,27 @@ class MicroBatch:
 
 
 def run(
-    config: DictConfig, model: ModelShapes, module: nn.Module, sample: Mapping[str, Tensor], sharding: Sharding
-) -> MicroBatch:
+    config: DictConfig, model: ModelShapes, module: nn.Module, base: nn.Module | None, sample: Mapping[str, Tensor],
+    sharding: Sharding,
+) -> MicroBatch:  # fmt: skip
     """Run one term of the objective on a micro-batch.
 
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
         module: the trained transformer on the meta device, in the dtypes that it computes in; it becomes fake.
+        base: the base model that is kept beside it, likewise; None if none is.
         sample: tensors of one sample.
     """
     settings = config.actor_rollout_ref
     loss, actor = omega_conf_to_dataclass(settings.actor.diffusion_loss), omega_conf_to_dataclass(settings.actor)
     algorithm = training_algorithm(loss.loss_mode)
-    model.as_fake(module).eval()
+    modules = [module] if base is None else [module, base]
+    for each in modules:
+        model.as_fake(each).eval()
     policy = Policy(
         module, training_adapter(settings.model.architecture), dtype=sharding.precision.compute,
         lora=settings.model.lora_rank > 0, keeps_old="old" in settings.model.policy_state_adapters,
+        base=base,
     )  # fmt: skip
     objective = algorithm.objective(policy, loss, actor, algorithm.update_arguments(config, 1))
     rows = max(1, actor.ppo_mini_batch_size * algorithm.rows_per_prompt(settings.rollout.n) // sharding.groups)
@@ -67,7 +72,8 @@ def run(
         nonlocal calls
         calls += 1
 
-    module.register_forward_pre_hook(count)
+    for each in modules:
+        each.register_forward_pre_hook(count)
     trained = [p for p in module.parameters() if p.requires_grad]
     appears = passes == 1 and not sharding.wrapped
     if not appears:
@@ -75,14 +81,15 @@ def run(
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(_drop_gradient)
     tracker = PeakTracker()
-    base = tracker.add([*module.parameters(), *module.buffers(), *part.values()])
+    counted = [tensor for each in modules for tensor in (*each.parameters(), *each.buffers())]
+    known = tracker.add([*counted, *part.values()])
     if policy.old is not None:
-        base += tracker.add(policy.old.values.values())
+        known += tracker.add(policy.old.values.values())
     with tracker:
         objective.term(part, 0)[0].sum().backward()
     if appears:  # in the only pass gradients appear while activations go, but they are counted as if always there
-        base += tensor_bytes(trained)
-    return MicroBatch(tensor_bytes(part.values()), max(0, tracker.peak - base), passes, calls)
+        known += tensor_bytes(trained)
+    return MicroBatch(tensor_bytes(part.values()), max(0, tracker.peak - known), passes, calls)
 
 
 def _drop_gradient(parameter: Tensor) -> None:

@@ -34,6 +34,7 @@ class TrainerMemory:
     Attributes:
         weights: parameters and buffers. gradients, optimizer: of the trained parameters.
         delayed_copies: of the trained parameters: the old policy that some algorithms keep, and the moving average.
+        reference: the base model that is kept for a KL loss when all weights are trained.
         gathered: what FSDP2 gathers for the layers at work.
         inputs: tensors of a micro-batch. activations: what forward and backward pass keep and compute beyond all this.
         step_temporary: temporary tensors of an optimizer step, when no activations are left.
@@ -49,6 +50,7 @@ class TrainerMemory:
     gradients: int
     optimizer: int
     delayed_copies: int
+    reference: int
     gathered: int
     inputs: int
     activations: int
@@ -86,7 +88,11 @@ def measure(
     gathered = gathered_bytes(module, settings.model.fsdp_layer_prefixes, sharding.precision) if sharding.wrapped else 0
     module = as_computed(module, sharding.precision)
     computed = tensor_bytes(module.parameters())
-    found = micro_batch.run(config, model, module, sample, sharding)
+    base, reference = None, 0
+    if settings.actor.use_kl_loss and settings.model.lora_rank == 0:
+        base = as_computed(_trained_module(config, model, sharding.precision), sharding.precision)
+        reference = shard_bytes(list(base.parameters()), sharding.shards)  # it shares the buffers
+    found = micro_batch.run(config, model, module, base, sample, sharding)
     once = settings.actor.fsdp_config.use_no_sync_for_gradient_accumulation and found.passes > 1
     shard = shard_bytes(trained, sharding.shards)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
@@ -96,6 +102,7 @@ def measure(
         optimizer=MOMENTS * shard,
         delayed_copies=shard
         * (("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)),
+        reference=reference,
         gathered=gathered,
         inputs=found.inputs,
         # What a rank keeps outside of the layers, of inputs and predictions, is not split, and too small to count.

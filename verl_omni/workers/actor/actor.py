@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,19 +69,12 @@ class DiffusionActor:
         dtypes = precision.resolve(actor.fsdp_config, lora=lora)
         if mesh is None and dtypes.mixed:
             self.mesh = mesh = parallel.mesh_of_one(self.device)
-        if mesh is None:
-            self.module = build.load_transformer(model, precision=dtypes, seed=actor.seed).eval()
-            self.module.to(self.device)
-        else:
-            self.module = shard_loading.load_sharded(
-                model, mesh, precision=dtypes, seed=actor.seed,
-                reshard_after_forward=actor.fsdp_config.reshard_after_forward,
-                forward_prefetch=actor.fsdp_config.forward_prefetch, before_sharding=self._split_sequence,
-            )  # fmt: skip
+        self.module = self._load(dtypes)
+        base = self._load(replace(dtypes, frozen=dtypes.compute)) if actor.use_kl_loss and not lora else None
         self.policy = Policy(
             self.module, training_adapter(model.architecture), dtype=dtypes.compute,
             lora=lora, keeps_old="old" in model.policy_state_adapters,
-            averages=actor.ema_decay is not None,
+            averages=actor.ema_decay is not None, base=base,
         )  # fmt: skip
         self.trained = list(self.policy.trained.values())
         self.optimizer = _adamw(self.trained, actor.optim)
@@ -90,6 +84,16 @@ class DiffusionActor:
         self._state = TrainingState(self.policy, self.optimizer, self.scheduler, self.generator, mesh)
         self.offload = Offload(self.policy, self.optimizer, self.device, actor.fsdp_config)
         self.offload.rest()
+
+    def _load(self, dtypes: precision.Precision) -> nn.Module:
+        """The transformer of the model's folder, on the training device."""
+        model, fsdp, seed = self.model_config, self.config.fsdp_config, self.config.seed
+        if self.mesh is None:
+            return build.load_transformer(model, precision=dtypes, seed=seed).eval().to(self.device)
+        return shard_loading.load_sharded(
+            model, self.mesh, precision=dtypes, seed=seed, reshard_after_forward=fsdp.reshard_after_forward,
+            forward_prefetch=fsdp.forward_prefetch, before_sharding=self._split_sequence,
+        )  # fmt: skip
 
     def _split_sequence(self, module: nn.Module) -> None:
         if self.sequence_ranks > 1:

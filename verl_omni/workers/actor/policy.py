@@ -44,20 +44,24 @@ class Policy:
         dtype: dtype that the layers compute in.
         lora: whether a LoRA adapter is trained; the base model is then the model with the adapter disabled.
         keeps_old: keep an old policy. averages: keep an exponential moving average of the trained parameters.
+        base: the base model, when all weights are trained and it is kept; it becomes frozen.
     """
 
     def __init__(
         self, module: nn.Module, adapter: TrainingAdapter, *, dtype: torch.dtype, lora: bool, keeps_old: bool,
-        averages: bool = False,
+        averages: bool = False, base: nn.Module | None = None,
     ) -> None:  # fmt: skip
         self.module, self.adapter, self.dtype, self.lora = module, adapter, dtype, lora
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.old = DelayedPolicy(self.trained) if keeps_old else None
         self.average = DelayedPolicy(self.trained) if averages else None
+        self.base = None if base is None else _frozen_base(base, module)
 
     def move(self, device: torch.device) -> None:
-        """Move the model and its delayed copies to a device; the parameter objects stay the same."""
+        """Move the model, its delayed copies and the base to a device; the parameter objects stay the same."""
         self.module.to(device)
+        if self.base is not None:
+            self.base.to(device)
         for copy in (self.old, self.average):
             if copy is not None:
                 copy.values = {name: value.to(device) for name, value in copy.values.items()}
@@ -92,20 +96,25 @@ class Policy:
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
-        """Run as the base model: adapter disabled, no gradients.
+        """Run as the base model, without gradients: with the adapter disabled, or with the base that is kept.
 
         Raises:
-            ValueError: all weights are trained, so the base weights are not kept.
+            ValueError: all weights are trained, and the base is not kept.
         """
-        if not self.lora:
-            raise ValueError("a comparison with the base model needs LoRA: with full weights the base is not kept")
         module: Any = self.module
-        module.disable_adapters()
+        if self.base is not None:
+            self.module = self.base
+        elif self.lora:
+            module.disable_adapters()
+        else:
+            raise ValueError("a comparison with the base model needs LoRA: with full weights the base is not kept")
         try:
             with torch.no_grad():
                 yield
         finally:
-            module.enable_adapters()
+            self.module = module
+            if self.base is None:
+                module.enable_adapters()
 
     @contextmanager
     def as_old(self) -> Iterator[None]:
@@ -133,3 +142,11 @@ class Policy:
         for part in self.module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
+
+
+def _frozen_base(base: nn.Module, trained: nn.Module) -> nn.Module:
+    """The base with the buffers of the trained model: loaded with weights in bfloat16, its own would be rounded."""
+    for name, buffer in trained.named_buffers():
+        owner, _, own = name.rpartition(".")
+        base.get_submodule(owner)._buffers[own] = buffer
+    return base.requires_grad_(False)

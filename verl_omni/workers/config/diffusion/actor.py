@@ -163,7 +163,8 @@ class DiffusionActorConfig(BaseConfig):
         grad_clip: upper limit of the gradient norm.
         max_skipped_steps: optimizer steps in a row that may be skipped because their gradients are not finite; one more
             ends the run. Not negative.
-        use_kl_loss, kl_loss_coef: add this multiple of the KL to the base model (adapter disabled); Flow-GRPO only.
+        use_kl_loss, kl_loss_coef: add this multiple of the KL to the base model; algorithms on recorded steps only.
+            With all weights trained, a frozen copy of the base is kept, in the dtype that layers compute in.
         ema_decay: decay, in (0, 1), of an exponential moving average of the trained weights after each optimizer step,
             which evaluations and saved adapters have; None: none.
         seed: seed of the initial adapter and of the shuffling.
