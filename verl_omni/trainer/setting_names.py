@@ -14,13 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from verl_omni.trainer.generated_file import write_or_check
 from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
-from verl_omni.trainer.settings import CONFIG_NAME, OPEN
+from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
@@ -38,10 +36,7 @@ from __future__ import annotations
 
 def setting_names(loss: str) -> frozenset[str]:
     """Names of all settings of an algorithm; those of groups of settings too."""
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
-        config = compose(CONFIG_NAME, overrides=[f"loss={loss}"])
-    return frozenset(_walk(OmegaConf.to_container(config, resolve=False), ""))
+    return frozenset(_walk(OmegaConf.to_container(defaults(loss), resolve=False), ""))
 
 
 def _walk(node: Any, prefix: str) -> Iterator[str]:

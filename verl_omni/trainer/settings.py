@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib.util
 import re
@@ -11,9 +12,11 @@ from functools import cache
 from typing import Any
 
 from hydra import compose, initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -52,19 +55,15 @@ def load(overrides: Sequence[str]) -> DictConfig:
             or one does not go with the algorithm.
     """
     loss, others = _loss(overrides)
-    store_settings(loss)
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
-        known = _known(loss)
-        own = _translate(others, known)
-        if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
-            raise SettingsError("\n".join(unknown))
-        try:
-            config = compose(
-                CONFIG_NAME, overrides=[f"loss={loss}", *(_opened(override) for override in own.overrides)]
-            )
-        except (HydraException, OmegaConfBaseException) as error:
-            raise SettingsError(str(error)) from error
+    config = defaults(loss)
+    known = tuple(_names(config))
+    own = _translate(others, known)
+    if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
+        raise SettingsError("\n".join(unknown))
+    try:
+        _apply(config, [_opened(override) for override in own.overrides])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SettingsError(str(error)) from error
     if missing := sorted(name for name in known if _is_missing(config, name)):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
     packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)
@@ -73,6 +72,31 @@ def load(overrides: Sequence[str]) -> DictConfig:
     if wrong := [*_differing_copies(config, own.copies), *wrong]:
         raise SettingsError("\n".join(wrong))
     return config
+
+
+def defaults(loss: str) -> DictConfig:
+    """The default settings with an algorithm; interpolations are not resolved."""
+    # The settings of a user's algorithm may be registered again; those of this package are files.
+    return copy.deepcopy(_files(loss)) if registry.ALGORITHMS[loss].like is None else _compose(loss)
+
+
+@cache
+def _files(loss: str) -> DictConfig:
+    return _compose(loss)
+
+
+def _compose(loss: str) -> DictConfig:
+    store_settings(loss)
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
+        return compose(CONFIG_NAME, overrides=[f"loss={loss}"])
+
+
+def _apply(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Apply overrides as Hydra does, which would read the files again: that takes ten times as long."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    ConfigLoaderImpl.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
+    ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
 
 
 def without_effect(overrides: Sequence[str]) -> dict[str, str]:
@@ -136,12 +160,6 @@ def _differing_copies(config: DictConfig, copies: Sequence[tuple[str, str, Any]]
         own = OmegaConf.select(config, name)
         if value != (OmegaConf.to_container(own) if OmegaConf.is_config(own) else own):
             yield f"{key}: {_plain(value)} differs from {name}, which is {_plain(own)}; write the value there only"
-
-
-@cache
-def _known(loss: str) -> tuple[str, ...]:
-    """The names of all settings with an algorithm. Hydra must be initialized."""
-    return tuple(_names(compose(CONFIG_NAME, overrides=[f"loss={loss}"])))
 
 
 def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:

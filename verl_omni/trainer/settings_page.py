@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer.generated_file import write_or_check
 from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
-from verl_omni.trainer.settings import CONFIG_NAME, OPEN
+from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
@@ -72,9 +70,7 @@ def reference_settings(source: Path = SOURCE) -> list[dict[str, str]]:
 
 def configurations() -> list[DictConfig]:
     """The default settings with each algorithm; interpolations are not resolved."""
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
-        return [compose(CONFIG_NAME, overrides=[f"loss={loss}"]) for loss in ALGORITHMS]
+    return [defaults(loss) for loss in ALGORITHMS]
 
 
 def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:
