@@ -19,6 +19,7 @@ from omni_operator.api.names import RENDERED_ANNOTATION, report_audience
 from omni_operator.plan.objects import compute_digest
 
 MakeJob = Callable[..., DiffusionRLJob]
+SPEC = crd.schema()["properties"]["spec"]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
 NVIDIA = "spec.trainer.accelerator={vendor: NVIDIA, count: 1, preset: NVIDIA}"
 
@@ -367,7 +368,7 @@ def test_every_container_has_requests_and_the_limits_of_the_job(make_job: MakeJo
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=25)
 def test_rendering_is_deterministic(documents: ModuleType, data: st.DataObject) -> None:
-    document = data.draw(documents.jobs(crd.schema()["properties"]["spec"]))
+    document = data.draw(documents.jobs(SPEC))
     try:
         job = DiffusionRLJob.model_validate(document)
     except ValidationError:

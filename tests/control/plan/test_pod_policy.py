@@ -22,6 +22,7 @@ from omni_operator.plan.pod_rules import find_breaches
 from omni_operator.plan.workers import render_worker_groups
 
 MakeJob = Callable[..., DiffusionRLJob]
+SPEC = crd.schema()["properties"]["spec"]
 
 
 def refusals(job: DiffusionRLJob, **policy: Any) -> list[str]:
@@ -126,7 +127,7 @@ def test_a_path_of_the_node_is_allowed_with_what_is_below(
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=25)
 def test_the_operators_own_pods_satisfy_the_default_policy(documents: ModuleType, data: st.DataObject) -> None:
     """So a job without a template needs no check of its pods."""
-    document = data.draw(documents.jobs(crd.schema()["properties"]["spec"]))
+    document = data.draw(documents.jobs(SPEC))
     for role in ("head", "trainer", "rollout"):
         if isinstance(inner := document["spec"].get(role), dict):
             inner.pop("podTemplate", None)
