@@ -15,8 +15,8 @@ KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum 
 AGAIN  := $(MAKE) --no-print-directory
 FAST   := not engine and not slow and not gpu and not npu and not cluster and not bare
 # Two processes, because one of them needs half a minute to import torch and verl, and one half of the tests does not.
-fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml >.venv/ml.log 2>&1 & ml=$$!; \
-  $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml || { wait $$ml || cat .venv/ml.log; exit 1; }; \
+fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml tests/contract >.venv/ml.log 2>&1 & ml=$$!; \
+  $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml --ignore=tests/contract || { wait $$ml || cat .venv/ml.log; exit 1; }; \
   wait $$ml && cat .venv/ml.log || { cat .venv/ml.log; exit 1; }
 # Short benchmarks first.
 BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up example_job

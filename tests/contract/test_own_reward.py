@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,12 +42,12 @@ def problems(path: Path) -> list[str]:
     return reward_settings.find_problems(config.reward)
 
 
-def test_the_function_scores_as_the_page_says(folder: Path) -> None:
+def test_the_function_scores_as_the_page_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, trial = blocks("python")
-    done = subprocess.run(
-        [sys.executable, "-c", trial], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    exec(compile(trial, str(PAGE), "exec"), {"__name__": "__main__"})
+    assert Path(sys.modules.pop("contrast").__file__ or "").parent == folder
     assert trial.count("assert") == 3
 
 

@@ -91,8 +91,10 @@ def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
         return [(images,), (clusters,)]
     main = (
         Stage(STATIC, ("make", "--no-print-directory", "static")),
-        pytest_stage("fast: control", f"not slow and {ELSEWHERE}", "--ignore=tests/ml", "tests"),
-        pytest_stage("fast: ml", f"not slow and {ELSEWHERE}", "tests/ml"),
+        pytest_stage(
+            "fast: control", f"not slow and {ELSEWHERE}", "--ignore=tests/ml", "--ignore=tests/contract", "tests"
+        ),
+        pytest_stage("fast: ml", f"not slow and {ELSEWHERE}", "tests/ml", "tests/contract"),
         pytest_stage("slow", f"slow and {ELSEWHERE}", "-W", "default", "tests"),
         pytest_stage("control plane", "cluster and not bare", "e2e", "tests", after=(PROGRAMS,)),
     )

@@ -92,6 +92,7 @@ def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_es
     return job_estimate.estimate_job(job(folder, *overrides, accelerator=accelerator), accelerator=accelerator)
 
 
+@pytest.mark.slow
 def test_an_adapter_has_two_moments_and_a_gradient_and_the_base_has_none(tiny: Path) -> None:
     found = estimated(tiny).trainer
     trained = 4 * found.trained_parameters  # float32
@@ -218,6 +219,7 @@ def test_a_checkpoint_in_the_background_is_copied_to_the_host(tiny: Path) -> Non
     assert copies == {"start": None, "generation": state, "update": state}
 
 
+@pytest.mark.slow
 def test_without_accelerators_everything_is_on_the_host(tiny: Path) -> None:
     found = estimated(tiny, accelerator=False).estimate
     assert found.device == () and found.device_peak is None
@@ -286,6 +288,7 @@ def test_a_missing_configuration_file_is_named(tiny: Path, tmp_path: Path, capsy
     assert f"{tmp_path}/text_encoder/config.json does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_program_prints_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [f"actor_rollout_ref.model.path={tiny}", *REQUIRED, "actor_rollout_ref.rollout.pipeline.height=64"]
     assert program.main(["--cpu", "--capacity", str(1 << 60), "--", *arguments]) == 0

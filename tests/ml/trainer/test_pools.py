@@ -184,6 +184,7 @@ def test_a_run_stops_without_any_replica(monkeypatch: pytest.MonkeyPatch) -> Non
         updates.update_weights(4)
 
 
+@pytest.mark.slow  # it imports the engine
 def test_the_engine_of_a_replica_waits_for_weights_that_are_late_on_the_network() -> None:
     from verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker import RelayAdapter
 
