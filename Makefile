@@ -14,23 +14,15 @@ KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum 
 # Not as `$(MAKE)` in a recipe: `make -n` would run that line, the tests and all.
 AGAIN  := $(MAKE) --no-print-directory
 FAST   := not engine and not slow and not gpu and not npu and not cluster and not bare
-# Two processes, because one of them needs half a minute to import torch and verl, and one half of the tests does not.
+# Two processes, because one of them needs 15 seconds to import torch and verl, and one half of the tests does not.
 fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml tests/contract >.venv/ml.log 2>&1 & ml=$$!; \
   $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml --ignore=tests/contract || { wait $$ml || cat .venv/ml.log; exit 1; }; \
   wait $$ml && cat .venv/ml.log || { cat .venv/ml.log; exit 1; }
 # Short benchmarks first.
 BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up example_job
 STAMP  := .venv/.ready-$(KEY)
-# Written from the models, or checked with `--check`; the chart has a copy of the CRD, which Helm installs.
-generated = $(BIN)/python -m omni_operator.api.crd $(1) \
-  && $(BIN)/python -m omni_operator.api.crd --out charts/omni-operator/files $(1) \
-  && PYTHONPATH=operator:. $(BIN)/python -m e2e.chart_values $(1) \
-  && $(BIN)/python -m omni_operator.api.reference $(1) && $(BIN)/python -m omni_operator.status.troubleshooting $(1) \
-  && $(BIN)/python -m verl_omni.trainer.setting_names $(1) && $(BIN)/python -m verl_omni.trainer.settings_page $(1) \
-  && $(BIN)/python -m verl_omni.trainer.other_defaults $(1) \
-  && PYTHONPATH=. $(BIN)/python -m e2e.metrics_page $(1)
-# Without the advertisement that mkdocs-material prints.
-site = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+# Written from the models, or checked with `--check`.
+generated = PYTHONPATH=operator:. $(BIN)/python -m e2e.generated_files $(1)
 # Without compiled modules each process imports torch, vLLM and verl in twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)
