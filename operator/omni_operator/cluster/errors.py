@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from omni_operator.status.evidence import is_refused_by_quota
+
 TEXT_LIMIT = 1024
 
 
@@ -90,7 +92,7 @@ class NameTaken(Refused):
 
 
 class QuotaExceeded(Refused):
-    """The namespace's ResourceQuota is exhausted."""
+    """A ResourceQuota of the namespace refuses the object."""
 
 
 class NamespaceTerminating(Refused):
@@ -122,7 +124,7 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
         causes = ((reply or {}).get("details") or {}).get("causes") or ()
         if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
             return NamespaceTerminating(text)
-        return QuotaExceeded(text) if "exceeded quota" in said else Forbidden(text)
+        return QuotaExceeded(text) if is_refused_by_quota(said) else Forbidden(text)
     if code in (401, 429) or code >= 500:  # 401 is about the operator's credentials, not about the object
         seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
         return ServerError(text, seconds, what) if code == 500 else Unavailable(text, seconds)

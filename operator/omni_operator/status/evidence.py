@@ -23,6 +23,8 @@ TEXT_LIMIT = 512
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 CONFIG_ERROR = "CreateContainerConfigError"
 _MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
+# What a ResourceQuota's admission answers; the quota's status is unknown until a controller has counted new resources.
+_QUOTA = re.compile(r"\b(exceeded|failed|status unknown for) quota: ")
 PULL_ERRORS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
@@ -44,6 +46,11 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
 def reason_from_text(text: str) -> FailureReason | None:
     """Reason that matches the text of an error; None if none does."""
     return next((reason for reason, pattern in _COMPILED if pattern.search(text)), None)
+
+
+def is_refused_by_quota(text: str) -> bool:
+    """Whether a ResourceQuota is the reason of a refusal."""
+    return _QUOTA.search(text) is not None
 
 
 def find_evidence(pod: ObservedPod) -> Evidence | None:

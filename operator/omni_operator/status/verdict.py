@@ -176,7 +176,7 @@ def _starting(
             kind, problem = "Unschedulable", evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
     cluster = observed.cluster(rayjob.attempt)
     if cluster and cluster.failure and not problem:
-        kind = "QuotaExceeded" if "exceeded quota" in cluster.failure else "PodsRefused"
+        kind = "QuotaExceeded" if evidence.is_refused_by_quota(cluster.failure) else "PodsRefused"
         problem = evidence.shorten(cluster.failure)
     if facts.running_deadline is not None:
         deadline = max(rayjob.created, admitted or rayjob.created) + facts.running_deadline

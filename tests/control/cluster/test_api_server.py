@@ -224,6 +224,7 @@ async def test_a_listing_is_paged_and_asks_for_metadata_alone(server: RecordingS
     [
         (status(404, name="red"), NotFound), (status(404), KindAbsent), (status(409), Conflict),
         (status(403), Forbidden), (status(403, "exceeded quota: q"), QuotaExceeded),
+        (status(403, "status unknown for quota: q, resources: count/rayjobs.ray.io"), QuotaExceeded),
         (status(403, causes=[{"reason": "NamespaceTerminating"}]), NamespaceTerminating),
         (status(422), Refused), (status(500), ServerError), (status(503), Unavailable), (status(429), Unavailable),
         (lambda _: web.Response(text="404 page not found", status=404), KindAbsent),

@@ -111,6 +111,7 @@ async def test_pods_that_cannot_be_scheduled_are_named_until_the_deadline(simula
     ("failure", "reason"),
     [
         ('pods "red" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8', "QuotaExceeded"),
+        ('pods "red" is forbidden: failed quota: cpus: must specify limits.cpu for: log', "QuotaExceeded"),
         ('admission webhook "pods.example.com" denied the request: no label', "PodsRefused"),
     ],
 )
