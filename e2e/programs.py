@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from e2e import helm, prometheus
+from e2e import helm, prometheus, registry
 from e2e.cache import prune
 from e2e.cluster.bare import machine
 from e2e.cluster.bare.provider import PROGRAMS
@@ -26,6 +26,7 @@ def control_plane(say: Say) -> None:
     helm.helm(say)
     kuberay_files(say)
     prometheus.ensure(say)
+    registry.ensure(say)
 
 
 def nodes(say: Say) -> None:

@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from typing import Any
 import httpx
 
 from e2e.cluster import deadlines
-from e2e.cluster.errors import CommandFailed, DeadlinePassed, ToolMissing
+from e2e.cluster.errors import DeadlinePassed
 from e2e.cluster.paths import cache
 from e2e.cluster.ports import free_ports
-from e2e.cluster.processes import run
-from e2e.cluster.tools import Say, locked
+from e2e.cluster.tools import Say
+from e2e.debian_package import unpack
 
 PROGRAMS = ("prometheus", "promtool")
-FETCH_S = 300.0
 SCRAPED_S = 60.0
 
 
@@ -53,30 +51,8 @@ def ensure(say: Say = print, folder: Path | None = None) -> Programs:
     if all(found):
         return Programs(*(Path(str(path)) for path in found))
     kept = (folder or cache()) / "prometheus"
-    unpacked = Programs(*(kept / "usr" / "bin" / name for name in PROGRAMS))
-    if not unpacked.promtool.exists():
-        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-            raise ToolMissing(
-                "prometheus and promtool are missing: install Prometheus (Debian: apt-get install prometheus)"
-            )
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with locked(kept.parent, say):
-            say(f"fetching Debian's Prometheus (20 MB; kept in {kept})")
-            _fetch(kept)
-    return unpacked
-
-
-def _fetch(kept: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        try:
-            # Unpacked, its programs run as they are; installed, it would start a service.
-            run(["sh", "-c", 'cd "$0" && apt-get -qq download prometheus', folder], deadline=FETCH_S)
-            (package,) = Path(folder).glob("*.deb")
-            run(["dpkg-deb", "--extract", str(package), f"{folder}/files"], deadline=FETCH_S)
-        except (CommandFailed, ValueError) as error:
-            raise ToolMissing(f"Debian's prometheus cannot be fetched (apt-get update?): {error}") from error
-        shutil.rmtree(kept, ignore_errors=True)
-        (Path(folder) / "files").rename(kept)
+    unpack("prometheus", kept, "20 MB", say)
+    return Programs(*(kept / "usr" / "bin" / name for name in PROGRAMS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""A release: one version everywhere, the changelog, wheel, chart, images and checksums. It pushes nothing.
+"""A release: one version everywhere, the changelog, wheel, chart, images, bills of materials and checksums.
+
+It pushes nothing.
 
 PYTHONPATH=operator:. python -m e2e.release VERSION [--images NAME ...] [--out dist]
 """
@@ -7,13 +9,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import re
 import shutil
+import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+from e2e import sbom
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import cache
 from e2e.cluster.processes import run
@@ -31,7 +37,9 @@ PLACES = {
         re.compile(r'^appVersion: "(?P<version>[^"]*)"$', re.MULTILINE),
     ),
 }
-CHECKSUMS = "SHA256SUMS"
+CHECKSUMS, DIGESTS = "SHA256SUMS", "IMAGE_DIGESTS"
+# Locked set that each part of a release installs.
+SETS = {"operator": "operator.txt", "rollout": "all.txt"}
 IMAGES = {image.folder: image for image in (OPERATOR, ROLLOUT_CPU, ROLLOUT, ROLLOUT_ASCEND)}
 DEFAULT_IMAGES = ("operator", "rollout-cpu", "rollout")
 STEP_S = 300.0
@@ -118,9 +126,42 @@ def export_images(images: Sequence[Image], version: str, root: Path, folder: Pat
     """
     kept = cache() / "archives"
     builder = choose(kept / "buildah", print)
+    commit = _commit(root)
+    digests = []
     for image in images:
         built = build(image, builder, kept, print, root=root)
-        builder.export(built.name, folder / f"{image.repository.rpartition('/')[2]}-{version}.tar")
+        name = image.repository.rpartition("/")[2]
+        archive = folder / f"{name}-{version}.tar"
+        builder.export(built.name, archive, labels(version, commit))
+        if digest := image_digest(archive):
+            digests.append(f"{digest}  {name}:{version}\n")
+    (folder / DIGESTS).write_text("".join(digests), encoding="utf-8")
+
+
+def write_bills(version: str, root: Path, folder: Path) -> None:
+    """Write a bill of materials for each locked set that images install."""
+    for name, locked in SETS.items():
+        text = (root / "requirements" / locked).read_text(encoding="utf-8")
+        made = sbom.bill(f"omni-{name}", version, text)
+        (folder / f"omni-{name}-{version}.cdx.json").write_text(made, encoding="utf-8")
+
+
+def image_digest(archive: Path) -> str | None:
+    """The digest by which a registry will name the image of an OCI archive; None for Docker's format without one."""
+    with tarfile.open(archive) as packed:
+        try:
+            index = packed.extractfile("index.json")
+        except KeyError:
+            return None
+        assert index is not None
+        (manifest,) = json.load(index)["manifests"]
+        return str(manifest["digest"])
+
+
+def labels(version: str, commit: str) -> dict[str, str]:
+    """Labels of released images, by the names of the OCI's image specification."""
+    prefix = "org.opencontainers.image"
+    return {f"{prefix}.version": version, **({f"{prefix}.revision": commit} if commit else {})}
 
 
 def write_checksums(folder: Path) -> None:
@@ -148,9 +189,16 @@ def release(version: str, root: Path, folder: Path, images: Sequence[Image], day
     folder.mkdir(parents=True)
     build_wheel(root, folder)
     package_chart(program, root, folder)
+    write_bills(version, root, folder)
     if images:  # else no builder is needed, nor the packages that it is made of
         export_images(images, version, root, folder)
     write_checksums(folder)
+
+
+def _commit(root: Path) -> str:
+    """The commit of a checkout; empty where there is none."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:

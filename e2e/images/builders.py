@@ -11,9 +11,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from e2e.cluster.errors import BuildFailed, CommandFailed, ToolMissing
@@ -55,8 +56,12 @@ class Builder(Protocol):
     def clean(self) -> None:
         """Remove what builds left that failed or were cut off."""
 
-    def export(self, name: str, archive: Path) -> None:
-        """Write a built image as an archive, for a registry or another machine."""
+    def export(self, name: str, archive: Path, labels: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Write a built image as an archive, for a registry or another machine.
+
+        Args:
+            labels: added to those of the image; the built image keeps its own.
+        """
 
     def forget(self, repository: str, kept: str) -> None:
         """Remove the images of a repository, but one."""
@@ -144,9 +149,13 @@ class Docker:
         self.export(recipe.name, archive)
         return archive
 
-    def export(self, name: str, archive: Path) -> None:
+    def export(self, name: str, archive: Path, labels: Mapping[str, str] = MappingProxyType({})) -> None:
         part = archive.with_suffix(".part")
         part.unlink(missing_ok=True)
+        if labels:
+            options = [f"--label={label}={value}" for label, value in labels.items()]
+            name, source = f"{name}-labelled", f"FROM {name}\n"
+            run(["docker", "build", *options, f"--tag={name}", "-"], deadline=ARCHIVE_S, text=source)
         run(["docker", "save", f"--output={part}", name], deadline=ARCHIVE_S)
         part.rename(archive)
 
@@ -197,12 +206,24 @@ class Buildah:
             raise BuildFailed(f"buildah does not have the image {recipe.name} that it has just built")
         return built
 
-    def export(self, name: str, archive: Path) -> None:
+    def export(self, name: str, archive: Path, labels: Mapping[str, str] = MappingProxyType({})) -> None:
         part = archive.with_suffix(".part")
         part.unlink(missing_ok=True)
+        labelled = self._with_labels(name, labels) if labels else name
         packed = ["--format=oci", "--compression-format=zstd", "--compression-level=1"]
-        self._run("push", "--quiet", *packed, name, f"oci-archive:{part}:{name}", deadline=ARCHIVE_S)
+        self._run("push", "--quiet", *packed, labelled, f"oci-archive:{part}:{name}", deadline=ARCHIVE_S)
+        if labels:
+            self._run("rmi", labelled, deadline=ARCHIVE_S)
         part.rename(archive)
+
+    def _with_labels(self, name: str, labels: Mapping[str, str]) -> str:
+        """An image with the layers of another and more labels."""
+        container = self._run("from", "--pull-never", name).strip()
+        options = [f"--label={label}={value}" for label, value in labels.items()]
+        self._run("config", *options, container)
+        made = f"{name}-labelled"
+        self._run("commit", "--quiet", "--rm", container, made, deadline=ARCHIVE_S)
+        return made
 
     def forget(self, repository: str, kept: str) -> None:
         listed = self._run("images", "--format={{.Name}}:{{.Tag}}", "--noheading")

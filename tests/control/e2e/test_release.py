@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import shutil
 import subprocess
 import sys
@@ -16,8 +18,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from e2e import helm as tool
-from e2e import release
+from e2e import registry as local
+from e2e import release, sbom
 from e2e.cluster.errors import ToolMissing
+from e2e.cluster.processes import run
 from e2e.conftest import leave_out
 
 ROOT = release.ROOT
@@ -31,7 +35,7 @@ def tree(tmp_path: Path) -> Path:
     copy.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy)
-    for name in ("charts", "crds", "operator", "verl_omni"):
+    for name in ("charts", "crds", "operator", "verl_omni", "requirements"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     # Right after a release there are no fragments.
     (copy / "changelog.d").mkdir()
@@ -132,6 +136,38 @@ def test_the_same_sources_give_the_same_wheel(tree: Path, tmp_path: Path) -> Non
     assert wheels[0] == wheels[1]
 
 
+def test_a_bill_of_materials_lists_every_locked_package_with_its_hashes() -> None:
+    for name in release.SETS.values():
+        text = (ROOT / "requirements" / name).read_text()
+        packages = list(sbom.read_locked(text))
+        assert len(packages) == sum("==" in line for line in text.splitlines() if line[:1].isalnum())
+        assert sum(len(each.hashes) for each in packages) == text.count("--hash=sha256:")
+        bill = json.loads(sbom.bill("omni", "7.8.9", text))
+        assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+        assert len({each["bom-ref"] for each in bill["components"]}) == len(packages)
+    marked = 'a_b[x]==1.0 ; python_version < "3.12" \\\n    --hash=sha256:' + "0" * 64 + "\n"
+    (found,) = json.loads(sbom.bill("omni", "1", marked))["components"]
+    assert found["purl"] == "pkg:pypi/a-b@1.0"
+    assert found["properties"] == [{"name": "python:marker", "value": 'python_version < "3.12"'}]
+
+
+@pytest.mark.parametrize("line", ["a>=1 --hash=sha256:" + "0" * 64, "a==1.0", "-e ."])
+def test_what_is_not_locked_is_in_no_bill(line: str) -> None:
+    with pytest.raises(ValueError, match="not a locked package with hashes"):
+        sbom.bill("omni", "1", line)
+
+
+def test_the_digest_of_an_image_is_that_of_its_manifest(tmp_path: Path) -> None:
+    index = json.dumps({"manifests": [{"digest": "sha256:1234"}]}).encode()
+    for name, content in (("index.json", index), ("manifest.json", b"[]")):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as packed:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            packed.addfile(entry, io.BytesIO(content))
+    assert release.image_digest(tmp_path / "index.json.tar") == "sha256:1234"
+    assert release.image_digest(tmp_path / "manifest.json.tar") is None, "Docker's format"
+
+
 @pytest.mark.cluster
 def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
     try:
@@ -142,7 +178,8 @@ def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
     release.release("7.8.9", tree, out, (), DAY, program)
     wheel, chart = out / "omni_operator-7.8.9-py3-none-any.whl", out / "omni-operator-7.8.9.tgz"
     assert {path.name for path in out.iterdir()} == {
-        wheel.name, chart.name, release.CHECKSUMS, *(path.name for path in (ROOT / "crds").glob("*.yaml")),
+        wheel.name, chart.name, release.CHECKSUMS, "omni-operator-7.8.9.cdx.json", "omni-rollout-7.8.9.cdx.json",
+        *(path.name for path in (ROOT / "crds").glob("*.yaml")),
     }  # fmt: skip
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
@@ -154,14 +191,19 @@ def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
         assert described is not None
         found = YAML(typ="safe").load(described)
     assert (found["version"], found["appVersion"]) == ("7.8.9", "7.8.9")
-    bodies = tool.rendered(program, chart=chart)
+    with local.registry(tmp_path) as address:
+        run([str(program), "push", str(chart), f"oci://{address}/charts", "--plain-http"])
+        pulled = [str(program), "template", "omni", f"oci://{address}/charts/omni-operator", "--plain-http"]
+        text = run(
+            [*pulled, "--version=7.8.9", f"--kube-version={tool.KUBERNETES}", f"--set=image.repository={address}/o"]
+        )
     images = {
         container["image"]
-        for body in bodies
-        if body["kind"] == "Deployment"
+        for body in YAML(typ="safe").load_all(text)
+        if body and body["kind"] == "Deployment"
         for container in body["spec"]["template"]["spec"]["containers"]
     }
-    assert images == {"omni-operator:7.8.9"}
+    assert images == {f"{address}/o:7.8.9"}
     with pytest.raises(release.NotReleasable, match="already"):
         release.release("7.8.9", tree, out, (), DAY, program)
 

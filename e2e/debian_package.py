@@ -1,0 +1,41 @@
+"""Programs of Debian's packages, unpacked into a folder and not installed: installed, some would start a service."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from e2e.cluster.errors import CommandFailed, ToolMissing
+from e2e.cluster.processes import run
+from e2e.cluster.tools import Say, locked
+
+FETCH_S = 300.0
+
+
+def unpack(package: str, kept: Path, note: str, say: Say) -> None:
+    """Unpack a package into `kept`, unless that exists.
+
+    Args:
+        note: what to expect, for the line that is said.
+
+    Raises:
+        ToolMissing: this is not Debian, or its archive does not answer.
+    """
+    if kept.exists():
+        return
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise ToolMissing(f"{package} is missing: install it (Debian: apt-get install {package})")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with locked(kept.parent, say):
+        if kept.exists():
+            return
+        say(f"fetching Debian's {package} ({note}; kept in {kept})")
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+            try:
+                run(["sh", "-c", 'cd "$0" && apt-get -qq download "$1"', folder, package], deadline=FETCH_S)
+                (archive,) = Path(folder).glob("*.deb")
+                run(["dpkg-deb", "--extract", str(archive), f"{folder}/files"], deadline=FETCH_S)
+            except (CommandFailed, ValueError) as error:
+                raise ToolMissing(f"Debian's {package} cannot be fetched (apt-get update?): {error}") from error
+            (Path(folder) / "files").rename(kept)

@@ -1,0 +1,72 @@
+"""A real registry of images and charts on the loopback: Debian's docker-registry."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.cluster import deadlines
+from e2e.cluster.errors import DeadlinePassed
+from e2e.cluster.paths import cache
+from e2e.cluster.ports import free_ports
+from e2e.cluster.tools import Say
+from e2e.debian_package import unpack
+
+PROGRAM = "docker-registry"
+ANSWERS_S = 20.0
+
+
+def ensure(say: Say = print) -> Path:
+    """The program: an installed one, or that of Debian's package.
+
+    Raises:
+        ToolMissing: there is neither.
+    """
+    if found := shutil.which(PROGRAM):
+        return Path(found)
+    kept = cache() / PROGRAM
+    unpack(PROGRAM, kept, "5 MB", say)
+    return kept / "usr" / "bin" / PROGRAM
+
+
+@contextmanager
+def registry(folder: Path) -> Iterator[str]:
+    """The address `HOST:PORT` of a registry without TLS that keeps its content in `folder`, until the end of the block.
+
+    Raises:
+        ToolMissing: the program is not there. DeadlinePassed: it does not answer.
+    """
+    program = ensure()
+    (port,) = free_ports(1, random.Random(os.getpid()))
+    settings = folder / "registry.yml"
+    settings.write_text(
+        f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {folder / 'content'}}}}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'}}\n",
+        encoding="utf-8",
+    )
+    with subprocess.Popen([str(program), "serve", str(settings)], stderr=subprocess.DEVNULL) as process:
+        try:
+            _await(port, process)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(deadlines.COMMAND)
+
+
+def _await(port: int, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + ANSWERS_S
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise DeadlinePassed(f"the registry does not answer on port {port} (exit code {process.poll()})")
