@@ -23,6 +23,8 @@ BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhea
 STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`.
 generated = PYTHONPATH=operator:. $(BIN)/python -m e2e.generated_files $(1)
+# Without the advertisement that mkdocs-material prints.
+site = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 # Without compiled modules each process imports torch, vLLM and verl in twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)
