@@ -70,7 +70,9 @@ def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_i
         assert keys(fetch) == KEYS
         assert keys(spec["containers"][0]) == []
         assert {"name": "models", "persistentVolumeClaim": {"claimName": "models"}} in spec["volumes"]
-    assert "actor_rollout_ref.model.path=/var/lib/diffusionrl/models/b/sd35" in plan.render_pod_overrides(made)
+    assert "actor_rollout_ref.model.path=/var/lib/diffusionrl/models/b/sd35" in plan.render_pod_overrides(
+        *plan.resolve_for_pods(made)
+    )
 
 
 def test_a_session_token_may_be_absent_and_without_a_secret_the_pods_identity_counts() -> None:
@@ -84,7 +86,8 @@ def test_a_session_token_may_be_absent_and_without_a_secret_the_pods_identity_co
 
 
 def test_the_settings_name_a_folder_of_the_job_and_how_the_store_is_reached() -> None:
-    found = plan.render_pod_overrides(job("spec.output={url: s3://b/runs/, deadlineSeconds: 60}", STORAGE))
+    made = job("spec.output={url: s3://b/runs/, deadlineSeconds: 60}", STORAGE)
+    found = plan.render_pod_overrides(*plan.resolve_for_pods(made))
     assert [line for line in found if line.startswith(("trainer.output", "trainer.store"))] == [
         "trainer.output.url='s3://b/runs/a-job'", "trainer.output.deadline_s=60",
         "trainer.store.endpoint='http://minio.store:9000'",
