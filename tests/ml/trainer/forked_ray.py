@@ -1,5 +1,6 @@
 """Run by test_fork_server.py: a Ray whose workers are forks. Prints the ids of all processes that there were."""
 
+import gc
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ cluster = ForkingCluster(num_cpus=4, include_dashboard=False, _node_ip_address="
 import ray  # noqa: E402
 
 assert not can_fork_workers()
+assert gc.isenabled() and gc.get_freeze_count() > 100_000, "what was imported is exempt from collections"
 
 
 def drawn() -> set[str]:

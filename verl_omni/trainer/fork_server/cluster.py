@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -72,14 +73,15 @@ class ForkingCluster:
             raise
 
     def _start(self, needed: Sequence[str], head_options: dict[str, Any]) -> None:
-        for name in BEFORE_RAY:
-            importlib.import_module(name)
-        found = self._read_head(head_options)
-        # Ray reads both once, when it is imported; so modules that import Ray come after this.
-        os.environ["RAY_JOB_ID"], os.environ["RAY_RAYLET_PID"] = JOB_ID, str(found["raylet_pid"])
-        with _ray_rng_untouched():
-            for name in (*WORKERS_NEED, *needed):
+        with _frozen_imports():
+            for name in BEFORE_RAY:
                 importlib.import_module(name)
+            found = self._read_head(head_options)
+            # Ray reads both once, when it is imported; so modules that import Ray come after this.
+            os.environ["RAY_JOB_ID"], os.environ["RAY_RAYLET_PID"] = JOB_ID, str(found["raylet_pid"])
+            with _ray_rng_untouched():
+                for name in (*WORKERS_NEED, *needed):
+                    importlib.import_module(name)
         name = self._fork_server()
         import ray
 
@@ -135,6 +137,18 @@ class ForkingCluster:
         except subprocess.TimeoutExpired:
             self._head.kill()
             self._head.wait()
+
+
+@contextlib.contextmanager
+def _frozen_imports() -> Iterator[None]:
+    """Collect garbage once after the imports, where it takes a fifth of their time, and never look at them again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @contextlib.contextmanager
