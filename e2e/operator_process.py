@@ -117,7 +117,7 @@ def install_kuberay(plane: ControlPlane) -> None:
 def _await_served(plane: ControlPlane, paths: Sequence[str]) -> None:
     with plane.api("e2e-install") as api:
         for path in paths:
-            deadlines.wait_until(f"{path} to be served", deadlines.API_READY, functools.partial(_served, api, path))
+            deadlines.wait_until(f"{path} to be served", deadlines.API_READY, functools.partial(is_served, api, path))
     # Aggregated discovery, which helm and kubectl read, is updated some time later.
     versions = {path.removeprefix("/apis/").rpartition("/")[0] for path in paths}
     deadlines.wait_until(
@@ -126,7 +126,8 @@ def _await_served(plane: ControlPlane, paths: Sequence[str]) -> None:
     )  # fmt: skip
 
 
-def _served(api: Api, path: str) -> bool:
+def is_served(api: Api, path: str) -> bool:
+    """Whether the API server serves a kind."""
     try:
         api.get(path)
     except (ApiError, ValueError):  # before a group is known the answer is a page of text

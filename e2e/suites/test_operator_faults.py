@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,11 @@ from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane
 from e2e.fault_proxy import Call, FaultProxy, fault_proxy
 from e2e.jobs import JOB_SEEN, JobOnPlane
-from e2e.operator_process import RunningOperator, install_kuberay, operator
+from e2e.operator_process import RunningOperator, install_kuberay, is_served, operator
 
 pytestmark = pytest.mark.cluster
 QUICK = {"RETRY_SECONDS": "0.1"}
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 @pytest.fixture
@@ -194,7 +197,7 @@ def test_a_quota_on_rayjobs_is_named_until_there_is_room(running: RunningOperato
     job = JobOnPlane(api, namespace)
     job.submit()
     said = job.await_condition("Ready", "False", "QuotaExceeded")
-    assert "exceeded quota: none" in said["message"]
+    assert "quota: none" in said["message"]
     api.delete(f"{quotas}/none")
     job.await_attempt(1)
 
@@ -207,18 +210,50 @@ def test_a_namespace_that_is_deleted_goes_with_its_jobs(running: RunningOperator
     deadlines.wait_until("the RayJobs to be gone", JOB_SEEN, lambda: not rayjobs(job))
 
 
+def test_an_upgrade_of_kuberay_interrupts_no_job(running: RunningOperator, api: Api, namespace: str) -> None:
+    """Its new CRDs have a new field and a second version; the API server ends all watches of these kinds."""
+    job, later = JobOnPlane(api, namespace), JobOnPlane(api, namespace, "later")
+    job.start()
+    before = {f"{CRDS}/{plural}.ray.io": api.get(f"{CRDS}/{plural}.ray.io") for plural in ("rayjobs", "rayclusters")}
+    try:
+        for path, definition in before.items():
+            api.patch(path, {"spec": {"versions": upgraded(definition)}})
+        for plural in ("rayjobs", "rayclusters"):
+            new = f"/apis/ray.io/v2/namespaces/{namespace}/{plural}"
+            deadlines.wait_until(f"{plural} of v2", deadlines.API_READY, lambda at=new: is_served(api, at))
+        later.start()
+        job.end(1)
+        job.await_condition("Succeeded", "True")
+        assert api.get(job.ray("rayjobs", job.attempt(1)))["status"]["jobStatus"] == "SUCCEEDED"
+        for each in (job, later):
+            assert (each.status()["attempts"], each.status().get("failures", [])) == (1, [])
+    finally:
+        for path, definition in before.items():
+            api.patch(path, {"spec": {"versions": definition["spec"]["versions"]}})
+    later.end(1)
+    later.await_condition("Succeeded", "True")
+    assert running.page("/healthz").status_code == 200
+
+
+def upgraded(definition: dict[str, Any]) -> list[dict[str, Any]]:
+    """Versions of a CRD with a new field in each, and another version."""
+    versions: list[dict[str, Any]] = copy.deepcopy(definition["spec"]["versions"])
+    for version in versions:
+        version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["addedField"] = {"type": "string"}
+    return [*versions, {**versions[0], "name": "v2", "storage": False}]
+
+
 def test_kuberay_that_is_removed_and_installed_again_gets_a_new_attempt(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
 ) -> None:
     """Removing its CRDs deletes all RayJobs and ends their watches."""
-    crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     job = JobOnPlane(api, namespace, patience=2 * JOB_SEEN)
     job.start()
     try:
         for plural in ("rayjobs", "rayclusters"):
-            api.delete(f"{crds}/{plural}.ray.io")
+            api.delete(f"{CRDS}/{plural}.ray.io")
         for plural in ("rayjobs", "rayclusters"):
-            deadlines.wait_until(f"{plural} to be gone", JOB_SEEN, lambda at=plural: api.gone(f"{crds}/{at}.ray.io"))
+            deadlines.wait_until(f"{plural} to be gone", JOB_SEEN, lambda at=plural: api.gone(f"{CRDS}/{at}.ray.io"))
         lost = job.await_status("the loss to be seen", lambda status: bool(status.get("failures")))
         assert [item["reason"] for item in lost["failures"]] == ["ChildDeleted"]
     finally:
