@@ -1,0 +1,85 @@
+"""Resident memory of the operator's cache with thousands of jobs, and after their deletion. No API server is needed.
+
+    PYTHONPATH=.:operator python benchmarks/operator_memory.py [--jobs 5000] [--out FILE]
+
+The process imports what the operator does. Each job has its RayJob, Service and NetworkPolicy, as the API server sends
+them. `deleted_mib` is what stays before the operator releases memory, `trimmed_mib` after the C library gave its pages
+back, and `released_mib` after what the operator does periodically.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from operator_stack import SPEC
+from results import FIGURES, table, write
+
+from omni_operator import main as operator_main
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.cluster.kinds import JOBS, Body, Kind, kind_of
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.handlers.background import MemoryRelease, release_memory
+
+NAME = "one-of-many"
+
+
+def resident() -> float:
+    """Resident memory of this process in MiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def objects() -> list[tuple[Kind, str]]:
+    """The objects of one job as JSON; its name and the uids contain `NAME`."""
+    meta = {"name": NAME, "namespace": "default", "uid": f"uid-{NAME}"}
+    own = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC}
+    bodies = [own, *plan.render_objects(DiffusionRLJob.model_validate(own), 1, plan.ClusterSettings(image="rollout:1"))]
+    for body in bodies:
+        body["metadata"] |= {"uid": f"uid-{body['kind']}-{NAME}", "resourceVersion": "7", "generation": 1}
+    return [(kind_of(body), json.dumps(body)) for body in bodies]
+
+
+def copies(texts: list[tuple[Kind, str]], jobs: int) -> Iterator[tuple[Kind, Body]]:
+    """The objects of all jobs, one at a time, as a watch delivers them."""
+    for number in range(jobs):
+        for kind, text in texts:
+            yield kind, json.loads(text.replace(NAME, f"job-{number}"))
+
+
+def measure(jobs: int) -> dict[str, float]:
+    """All figures, in MiB."""
+    operator_main.spare_collections()
+    cache, texts = ObjectCache(), objects()
+    memory = MemoryRelease(lambda: len(cache.jobs()))
+    release_memory()
+    found = {"jobs": float(jobs), "empty_mib": resident()}
+    for kind, body in copies(texts, jobs):
+        cache.put(kind, body)
+    memory.check()
+    found |= {"full_mib": resident(), "kib_per_job": (resident() - found["empty_mib"]) * 1024 / jobs}
+    for kind, body in copies(texts, jobs):
+        cache.remove(kind, body)
+    found["deleted_mib"] = resident()
+    release_memory()
+    found["trimmed_mib"] = resident()
+    memory.check()
+    return {**found, "released_mib": resident()}
+
+
+def main() -> None:
+    """Measure, print and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=5000)
+    parser.add_argument("--out", type=Path, default=FIGURES / "operator_memory.json")
+    given = parser.parse_args()
+    found = measure(given.jobs)
+    table([{"figure": name, "value": value} for name, value in found.items()], ["figure", "value"])
+    write(given.out, [found])
+
+
+if __name__ == "__main__":
+    main()
