@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ def test_adapter_report_and_samples_are_in_the_store_after_a_checkpoint_and_at_t
         picture.mkdir(parents=True)
         (picture / "00.png").write_bytes(b"png")
         save(run, 2)
+        deadline = time.monotonic() + 60
         while not (bucket / "team" / "a-job" / "latest.json").exists():
+            assert time.monotonic() < deadline, "nothing was sent while the training went on"
             threading.Event().wait(0.01)
         during.update(files(bucket / "team" / "a-job"))
         save(run, 4)
