@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from e2e.cluster.errors import ToolMissing
+from e2e.conftest import leave_out
+from e2e.object_store import ObjectStore, object_store
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -36,15 +42,26 @@ MARK = "OMNI_OPERATOR_TEST_RUN"
 
 
 class Run:
-    """A `drl run` whose processes are marked."""
+    """A `drl run` whose processes are marked.
 
-    def __init__(self, runs: Path) -> None:
+    Args:
+        store: data and model come from there, and results are sent there.
+    """
+
+    def __init__(self, runs: Path, store: ObjectStore | None = None) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = runs / "red-grpo"
         self.shared_before = set(os.listdir("/dev/shm"))
         self.process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("drl")), "run", JOB, "--runs", str(runs), *SETTINGS],
-            cwd=ROOT, env={**os.environ, MARK: self.mark}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [
+                str(Path(sys.executable).with_name("drl")), "run", JOB, "--runs", str(runs), *SETTINGS,
+                *(stored_settings(store) if store else ()),
+            ],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={
+                **os.environ, MARK: self.mark,
+                **({**store.variables, "XDG_CACHE_HOME": str(runs / "cache")} if store else {}),
+            },
         )  # fmt: skip
 
     def until_step(self, step: int) -> None:
@@ -102,6 +119,31 @@ class Run:
         return load_file(found)
 
 
+def stored_settings(store: ObjectStore) -> list[str]:
+    """Options by which a run reads from the store and sends its results there."""
+    values = {
+        "model.base": "s3://inputs/model", "data.train": "['s3://inputs/train.jsonl']",
+        "data.validation": "['s3://inputs/held-out.jsonl']", "output": "{url: s3://results/team}",
+        "storage": f"{{endpoint: '{store.endpoint}'}}",
+    }  # fmt: skip
+    return [part for name, value in values.items() for part in ("--set", f"spec.{name}={value}")]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A real S3 server with the inputs of the job."""
+    try:
+        with object_store(tmp_path_factory.mktemp("s3")) as running:
+            inputs = running.bucket("inputs")
+            running.bucket("results")
+            shutil.copytree(ROOT / "examples" / "shapes-sd3", inputs / "model")
+            for name, file in (("train", "shapes_train"), ("held-out", "shapes_heldout")):
+                shutil.copy(ROOT / "examples" / "prompts" / f"{file}.jsonl", inputs / f"{name}.jsonl")
+            yield running
+    except ToolMissing as error:
+        leave_out(error)
+
+
 def in_use() -> set[str]:
     """Files of shared memory that a process has mapped; once a run has ended, those of other programs."""
     found: set[str] = set()
@@ -138,8 +180,10 @@ def test_the_reward_rises_and_every_sample_has_the_weights_of_its_step(unbroken:
     unbroken.check_nothing_left()
 
 
-def test_an_interrupted_and_killed_run_ends_like_an_uninterrupted_one(unbroken: Run, tmp_path: Path) -> None:
-    first = Run(tmp_path)
+def test_an_interrupted_and_killed_run_from_a_store_ends_like_an_uninterrupted_one(
+    unbroken: Run, store: ObjectStore, tmp_path: Path
+) -> None:
+    first = Run(tmp_path, store)
     first.until_step(2)
     first.process.send_signal(signal.SIGINT)
     code, said = first.end()
@@ -148,20 +192,20 @@ def test_an_interrupted_and_killed_run_ends_like_an_uninterrupted_one(unbroken: 
     stopped_at = max(first.metrics())
     assert (first.folder / "checkpoints" / f"step_{stopped_at:06d}").is_dir()
 
-    second = Run(tmp_path)
+    second = Run(tmp_path, store)
     second.until_step(6)
     second.trainer().kill()
     code, said = second.end()
     assert code != 0, said
     second.check_nothing_left()
 
-    third = Run(tmp_path)
+    third = Run(tmp_path, store)
     third.until_step(9)
     third.process.kill()
     third.process.communicate()
     third.check_nothing_left()
 
-    fourth = Run(tmp_path)
+    fourth = Run(tmp_path, store)
     code, said = fourth.end()
     assert code == 0, said
     fourth.check_nothing_left()
@@ -169,3 +213,10 @@ def test_an_interrupted_and_killed_run_ends_like_an_uninterrupted_one(unbroken: 
     one, other = fourth.adapter(), unbroken.adapter()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+    # The store has the adapter of the last checkpoint and the report, and says so.
+    results = store.bucket("results") / "team" / "red-grpo"
+    assert json.loads((results / "latest.json").read_text())["checkpoint"] == f"checkpoints/step_{STEPS:06d}"
+    (sent,) = (results / "checkpoints" / f"step_{STEPS:06d}").rglob("*lora*.safetensors")
+    assert all(torch.equal(tensor, other[name]) for name, tensor in load_file(sent).items())
+    assert (results / "report.html").read_bytes() == (fourth.folder / "report.html").read_bytes()
+    assert len(list((results / "samples").glob("step_*"))) == 3
