@@ -19,7 +19,7 @@ fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml tests/contract >.venv/ml
   $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml --ignore=tests/contract || { wait $$ml || cat .venv/ml.log; exit 1; }; \
   wait $$ml && cat .venv/ml.log || { cat .venv/ml.log; exit 1; }
 # Short benchmarks first.
-BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up example_job
+BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up real_size example_job
 STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`.
 generated = PYTHONPATH=operator:. $(BIN)/python -m e2e.generated_files $(1)

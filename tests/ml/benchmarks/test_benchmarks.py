@@ -149,3 +149,14 @@ def test_a_spread_keeps_the_value_of_every_turn(program: Any) -> None:
     assert made == {
         "seconds": 2.0, "seconds_lowest": 1.0, "seconds_highest": 3.0, "seconds_all": [3.0, 1.0, 2.0]
     }  # fmt: skip
+
+
+def test_a_model_of_real_size_fails_without_a_module_a_step_or_a_right_estimate(program: Any) -> None:
+    (run,) = json.loads((DOCS / "figures" / "real_size.json").read_text(encoding="utf-8"))["runs"]
+    problems = program("real_size").problems
+    assert run["layers"] == 24 and problems(run) == []
+    skipped = {**run, "metrics": {**run["metrics"], "actor/optimizer_steps": 0.0}}
+    double = {**run, "phases": [{**row, "measured": 2 * row["measured"]} for row in run["phases"]]}
+    assert problems({**run, "bound_modules": 336}) == ["the adapter has 337 modules, and 336 are bound"]
+    assert problems(skipped) == ["no optimizer step was taken"]
+    assert problems(double)[0].startswith("the estimate is 0.4")
