@@ -19,7 +19,7 @@ WATCHED: tuple[Rule, ...] = (
     rule("diffusionrl.io", "diffusionrljobs/status", "patch"),
     rule("diffusionrl.io", "diffusionrljobs/finalizers", "update"),  # to own children with blockOwnerDeletion
     rule("ray.io", "rayjobs", "get list watch create patch delete"),
-    rule("ray.io", "rayclusters", "list watch"),
+    rule("ray.io", "rayclusters", "list watch patch"),
     rule("", "pods", "list watch"),
     rule("", "services", "get list watch create patch"),
     rule("networking.k8s.io", "networkpolicies", "get list watch create patch"),

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from e2e.cluster import deadlines
-from e2e.cluster.api import Api
+from e2e.cluster.api import Api, ApiError
 from e2e.cluster.audit import Mark
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
@@ -62,6 +62,34 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     for path in (job.ray("rayjobs"), job.ray("rayclusters"), f"/api/v1/namespaces/{namespace}/services"):
         deadlines.wait_until(f"{path} to be empty", JOB_SEEN, lambda path=path: not api.get(path)["items"])
     assert_requests(installed, mark, Counter())
+
+
+def test_a_running_job_is_scaled_with_one_request(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    rollout = {"placement": "Separate", "replicas": 2, "minReplicas": 2}
+    job = JobOnPlane(api, namespace, spec={"rollout": rollout})
+    job.submit()
+    job.run(1)
+    job.await_condition("Ready", "False", "PodsNotReady")
+    path, scale = job.ray("rayclusters", f"{job.attempt(1)}-x1"), f"{job.own_path}/scale"
+
+    def groups() -> list[tuple[str, int]]:
+        return [(group["groupName"], group["replicas"]) for group in api.get(path)["spec"]["workerGroupSpecs"]]
+
+    assert groups() == [("trainer", 1), ("rollout", 2)]
+    mark = installed.audit.mark()
+    api.patch(scale, {"spec": {"replicas": 5}})  # as kubectl scale and a HorizontalPodAutoscaler do
+    job.await_status("5 rollout pods", lambda status: status["rollout"]["desired"] == 5, JOB_SEEN)
+    assert groups() == [("trainer", 1), ("rollout", 5)]
+    found = api.get(scale)
+    selector = f"ray.io/cluster={job.attempt(1)}-x1,ray.io/group=rollout"
+    assert (found["spec"]["replicas"], found["status"]) == (5, {"replicas": 0, "selector": selector})
+    assert_requests(installed, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1}))
+    with pytest.raises(ApiError, match=r"must not be more than spec\.rollout\.replicas"):
+        api.patch(scale, {"spec": {"replicas": 1}})
+    updated = next(condition for condition in job.status()["conditions"] if condition["type"] == "Updated")
+    assert (updated["status"], job.status()["attempts"]) == ("True", 1)
 
 
 def test_a_job_goes_without_the_operator_and_takes_what_is_created_later(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar, assert_never
 
-from omni_operator.api.names import FINALIZER, Names
+from omni_operator.api.names import FINALIZER, ROLLOUT_GROUP, Names
 from omni_operator.api.status import Status
 from omni_operator.cluster import owned_objects
 from omni_operator.cluster.errors import (
@@ -26,10 +26,10 @@ from omni_operator.cluster.errors import (
 )
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_facts, parse_status
-from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind, kind_of
+from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
-from omni_operator.cluster.protocol import Cluster
+from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.cluster.refusals import BACKOFF_MOST, Refusals, ServerErrors
 from omni_operator.plan import ClusterSettings
 from omni_operator.spec_cache import SpecCache, ValidSpec
@@ -48,6 +48,7 @@ from omni_operator.status.situation import (
     EnsureShared,
     RemoveFinalizer,
     RequestCheckpoint,
+    ScaleRollout,
     Step,
 )
 from omni_operator.status.timeouts import Timeouts
@@ -300,6 +301,12 @@ class Reconciler:
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
                 self.made(answer)
+            case ScaleRollout(cluster=cluster, replicas=replicas):
+                assert cluster.rollout_group is not None
+                group = cluster.rollout_group
+                change = GroupChange(group.index, ROLLOUT_GROUP, group.replicas, replicas)
+                answer = await self.cluster.scale_group(RAYCLUSTERS, key[0], cluster.name, cluster.uid, change)
+                self.cache.put(RAYCLUSTERS, answer)
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, key[0], name, uid)
             case DeleteSelf():

@@ -16,7 +16,7 @@ RBAC rules of the operator. It reads (get) an object only if its name was taken 
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [ray.io]
   resources: [rayclusters]
-  verbs: [list, watch]
+  verbs: [list, watch, patch] # patch: the number of rollout pods
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

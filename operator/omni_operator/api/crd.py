@@ -33,11 +33,17 @@ COLUMNS = (
     ("Attempts", "integer", ".status.attempts", "Attempts (RayJobs) so far.", 0),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created.", 0),
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether trainer and engines are running.", 1),
-    ("Rollouts", "string", ".status.rollout.summary", "Trainer pods that are ready, of all.", 1),
+    ("Rollouts", "string", ".status.rollout.summary", "Pods with engines that are ready, of all.", 1),
     ("Weights", "integer", ".status.weights.trainerVersion", "Version of the trainer's weights.", 1),
     ("Lag", "integer", ".status.weights.lag", "Weight versions that the slowest engine is behind.", 1),
     ("RayJob", "string", ".status.children.rayJob", "RayJob of the running attempt.", 1),
 )
+# Of `kubectl scale` and of a HorizontalPodAutoscaler.
+SCALE = {
+    "specReplicasPath": ".spec.rollout.replicas",
+    "statusReplicasPath": ".status.rollout.updated",
+    "labelSelectorPath": ".status.rollout.selector",
+}
 # May change after the end of the job: they say what is deleted.
 AFTER_THE_END = {"ttlSecondsAfterFinished", "cleanupPolicy"}
 
@@ -74,7 +80,7 @@ def _version() -> dict[str, Any]:
             {"name": name, "type": kind, "jsonPath": path, "description": text, **({"priority": 1} if wide else {})}
             for name, kind, path, text, wide in COLUMNS
         ],
-        "subresources": {"status": {}},
+        "subresources": {"status": {}, "scale": SCALE},
     }
 
 

@@ -21,6 +21,7 @@ RESERVED = {
     "actor_rollout_ref.rollout.nnodes": "spec.rollout.replicas",
     "actor_rollout_ref.rollout.n_gpus_per_node": "spec.rollout.accelerator.count",
     "actor_rollout_ref.rollout.node_resource": "spec.rollout.placement",
+    "actor_rollout_ref.rollout.min_replicas": "spec.rollout.minReplicas",
     "trainer.use_v1": "spec.rollout.batchesAhead",
     "trainer.v1.trainer_mode": "spec.rollout.batchesAhead",
     "trainer.v1.separate_async.num_warmup_batches": "spec.rollout.batchesAhead",

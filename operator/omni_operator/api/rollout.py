@@ -14,12 +14,13 @@ from .platform import PoolScheduling
 from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory
 
-_ELASTIC = "elastic rollouts do not exist yet: the number of engines is fixed, and every update must reach all of them"
+_ELASTIC = "is not supported: change spec.rollout.replicas, with kubectl scale or kubectl autoscale"
 _ROLLING = "rollout pods are not replaced while they run: a change of the job is for its next attempt"
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
 OWN_PODS_ONLY = "must not be given with placement Colocated: engines run in the trainer's pods; write Separate"
 # Fields of the rollout pods, in YAML.
-OF_OWN_PODS = ("accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
+OF_OWN_PODS = ("minReplicas", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
+MORE_THAN_ALL = "must not be more than spec.rollout.replicas"
 WINDOW_TOO_LONG = "must not be more than spec.rollout.pipeline.steps"
 NOTHING_TO_TRAIN = "must be at least 2 without spec.rollout.sampler.window: the last step adds no noise to train on"
 WINDOW_DOES_NOT_FIT = "must not be more than the steps between start and end of the window"
@@ -136,7 +137,7 @@ class Rollout(StrictModel):
     """How samples are generated: several images for each prompt."""
 
     not_yet = MappingProxyType({
-        **dict.fromkeys(("autoscaling", "minReplicas", "maxReplicas"), _ELASTIC),
+        **dict.fromkeys(("autoscaling", "maxReplicas"), _ELASTIC),
         "updateStrategy": _ROLLING,
     })  # fmt: skip
 
@@ -151,7 +152,15 @@ class Rollout(StrictModel):
         le=1024,
         description="Colocated: number of engines; replicas x engine.tensorParallelSize must be all accelerators of "
         "the trainer. Separate: number of rollout pods; each has an engine for every engine.tensorParallelSize of its "
-        "accelerators. In a local run, all accelerators are of one machine.",
+        "accelerators, and the number may change while the job runs (kubectl scale). In a local run, all accelerators "
+        "are of one machine.",
+    )
+    min_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Rollout pods without which the trainer waits: with fewer that have the current weights, it "
+        "generates nothing until others have joined. Default: 1. Separate only.",
     )
     accelerator: Accelerator | None = Field(
         default=None,
@@ -195,6 +204,7 @@ class Rollout(StrictModel):
     cel = (
         Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),
         Cel("has(self.sampler.window) || self.pipeline.steps >= 2", NOTHING_TO_TRAIN, ".pipeline"),
+        Cel("!has(self.minReplicas) || self.minReplicas <= self.replicas", MORE_THAN_ALL, ".minReplicas"),
         Cel("self.placement == 'Separate' || self.batchesAhead == 0", AHEAD_NEEDS_PODS, ".batchesAhead"),
         *(Cel(f"self.placement == 'Separate' || !has(self.{name})", OWN_PODS_ONLY, f".{name}") for name in OF_OWN_PODS),
     )
@@ -211,10 +221,20 @@ class Rollout(StrictModel):
             yield Violation(("sampler", "window", "end"), f"is {window.end}: {WINDOW_TOO_LONG}, which is {steps}")
         if window is None and steps < 2:
             yield Violation(("pipeline", "steps"), NOTHING_TO_TRAIN)
+        if self.min_replicas and self.min_replicas > self.replicas:
+            text = f"is {self.min_replicas}: {MORE_THAN_ALL}, which is {self.replicas}"
+            yield Violation(("minReplicas",), text)
         if not self.separate:
             if self.batches_ahead:
                 yield Violation(("batchesAhead",), f"is {self.batches_ahead}: {AHEAD_NEEDS_PODS}")
-            given = (self.accelerator, self.resources, self.shared_memory, self.scheduling, self.pod_template)
+            given = (
+                self.min_replicas,
+                self.accelerator,
+                self.resources,
+                self.shared_memory,
+                self.scheduling,
+                self.pod_template,
+            )
             for name, value in zip(OF_OWN_PODS, given, strict=True):
                 if value is not None:
                     yield Violation((name,), OWN_PODS_ONLY)

@@ -73,12 +73,15 @@ class Children(LenientModel):
 
 
 class RolloutStatus(LenientModel):
-    """Pods of trainer and engines, which may be the same."""
+    """Pods with engines: rollout pods, or those of the trainer."""
 
     desired: Count = Field(default=0, description="Number of pods that the spec asks for.")
     ready: Count = Field(default=0, description="Number of ready pods.")
     updated: Count = Field(default=0, description="Number of pods of the running attempt.")
     summary: Short | None = Field(default=None, description="ready/desired, for kubectl get.")
+    selector: Short | None = Field(
+        default=None, description="Label selector of the running attempt's rollout pods, for the scale subresource."
+    )
 
 
 class Weights(LenientModel):

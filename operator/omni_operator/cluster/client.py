@@ -16,13 +16,15 @@ from omni_operator.api.names import FIELD_MANAGER
 
 from .authenticated_client import AuthenticatedClient
 from .credentials import Credentials, Loaded
-from .errors import KindAbsent, NotFound, Unavailable, error_of
+from .errors import Conflict, KindAbsent, NotFound, Refused, Unavailable, error_of
 from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of
-from .protocol import Identity, Listing
+from .protocol import GroupChange, Identity, Listing
 from .write_fence import no_fence
 
 APPLY = "application/apply-patch+yaml"
 CONDITION_MANAGER = f"{FIELD_MANAGER}-condition"
+SCALE_MANAGER = f"{FIELD_MANAGER}-scale"
+JSON_PATCH = "application/json-patch+json"
 MERGE = "application/merge-patch+json"
 KEPT = ("namespace", "name", "uid")
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -77,6 +79,22 @@ class ApiServer(AuthenticatedClient):
         patch = {**changes, "metadata": {**changes.get("metadata", {}), **precondition}}
         path = kind.path(meta["namespace"], meta["name"])
         return await self._send("patch", kind, "PATCH", path, patch, MERGE, _MANAGER)
+
+    async def scale_group(self, kind: Kind, namespace: str, name: str, uid: str, change: GroupChange) -> Body:
+        group = f"/spec/workerGroupSpecs/{change.index}"
+        # Not the version of the object: KubeRay writes its status all the time, which would be a conflict each time.
+        tests = {"/metadata/uid": uid, f"{group}/groupName": change.group, f"{group}/replicas": change.old}
+        patch = [
+            *({"op": "test", "path": path, "value": value} for path, value in tests.items()),
+            {"op": "replace", "path": f"{group}/replicas", "value": change.new},
+        ]
+        path, parameters = kind.path(namespace, name), {"fieldManager": SCALE_MANAGER}
+        try:
+            return await self._send("patch", kind, "PATCH", path, patch, JSON_PATCH, parameters)
+        except Refused as error:
+            if type(error) is not Refused:  # not for lack of a right or of quota: a test failed
+                raise
+            raise Conflict(f"{kind.plural} {name}: {error}") from error
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
@@ -143,7 +161,7 @@ class ApiServer(AuthenticatedClient):
         kind: Kind,
         method: str,
         path: str,
-        body: Body | None = None,
+        body: Body | list[Body] | None = None,
         content: str = "application/json",
         parameters: Mapping[str, str] | None = None,
         *,

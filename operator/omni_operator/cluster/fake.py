@@ -16,7 +16,7 @@ from omni_operator.status.timestamps import format_timestamp
 
 from .errors import AlreadyExists, ClusterError, Conflict, KindAbsent, NamespaceTerminating, NotFound
 from .kinds import Body, Kind, kind_of
-from .protocol import Identity, Listing
+from .protocol import GroupChange, Identity, Listing
 
 Place = tuple[Kind, str, str]
 WITHOUT_GENERATION = ("metadata", "status")
@@ -90,6 +90,19 @@ class FakeCluster:
         if current["metadata"]["resourceVersion"] != meta["resourceVersion"]:
             raise Conflict(f"{kind.plural} {meta['name']}: resourceVersion")
         return self._store(kind, _merge(current, changes))
+
+    async def scale_group(self, kind: Kind, namespace: str, name: str, uid: str, change: GroupChange) -> Body:
+        self._record("patch", kind, name)
+        current = copy.deepcopy(self._get(kind, namespace, name))
+        groups = current["spec"]["workerGroupSpecs"]
+        found = groups[change.index] if change.index < len(groups) else {}
+        if current["metadata"]["uid"] != uid or (found.get("groupName"), found.get("replicas")) != (
+            change.group,
+            change.old,
+        ):
+            raise Conflict(f"{kind.plural} {name}: test failed")
+        found["replicas"] = change.new
+        return self._store(kind, current)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._record("delete", kind, name)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from omni_operator.api.job import Spec
 from omni_operator.api.names import FINALIZER
 from omni_operator.api.status import RECONCILE_ERROR, Status
+from omni_operator.plan.pools import follows_replicas
 from omni_operator.status.evidence import shorten
 from omni_operator.status.job_facts import JobFacts, Rule
 from omni_operator.status.reasons import Action
@@ -37,6 +38,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     """Facts from a job's metadata and spec."""
     bare, patient = parse_metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
+    rollout_pods = spec.rollout.replicas if spec.rollout.separate else 0
     accelerated = spec.trainer.accelerator.vendor != "CPU"
     return JobFacts(
         uid=bare.uid,
@@ -53,7 +55,10 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         ttl=_span(spec.ttl_seconds_after_finished),
         retain=spec.cleanup_policy == "Retain",
         accelerators=spec.trainer.accelerators + spec.rollout_accelerators if accelerated else 0,
-        workers=spec.trainer.replicas + (spec.rollout.replicas if spec.rollout.separate else 0),
+        workers=spec.trainer.replicas + rollout_pods,
+        rollout_pods=rollout_pods,
+        least_rollout_pods=min(spec.rollout.min_replicas or 1, rollout_pods),
+        live=follows_replicas(spec.rollout, body["metadata"].get("labels") or {}),
         total_steps=spec.trainer.total_steps,
         max_lag=spec.rollout.staleness.max_versions,
         max_age=timedelta(seconds=spec.rollout.staleness.max_seconds),

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from omni_operator.api.names import RENDERED_ANNOTATION
+from omni_operator.api.names import RENDERED_ANNOTATION, ROLLOUT_GROUP
 from omni_operator.status import evidence
 from omni_operator.status.observation import (
     HEAD,
     ObservedPod,
     ObservedRayCluster,
     ObservedRayJob,
+    RolloutGroup,
     TerminatedContainer,
     WaitingContainer,
 )
@@ -98,8 +99,16 @@ def parse_raycluster(body: Body) -> ObservedRayCluster:
         provisioned=_map(conditions.get("RayClusterProvisioned")).get("status") == "True",
         desired_workers=_count(status.get("desiredWorkerReplicas")),
         ready_workers=_count(status.get("readyWorkerReplicas")),
+        rollout_group=_rollout_group(_map(body.get("spec"))),
         failure=_text(failure.get("message")) if failure and failure.get("status") == "True" else "",
     )
+
+
+def _rollout_group(spec: Mapping[str, Any]) -> RolloutGroup | None:
+    for index, group in enumerate(_items(spec.get("workerGroupSpecs"))):
+        if group.get("groupName") == ROLLOUT_GROUP:
+            return RolloutGroup(index, _count(group.get("replicas")))
+    return None
 
 
 def parse_pod(body: Body) -> ObservedPod:

@@ -30,6 +30,16 @@ class Listing:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """A change of the number of pods of the worker group `group`, at a place in the spec of a RayCluster."""
+
+    index: int
+    group: str
+    old: int
+    new: int
+
+
 class Cluster(Protocol):
     """Requests that the operator makes. Every method may raise a ClusterError."""
 
@@ -44,6 +54,12 @@ class Cluster(Protocol):
 
     async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:
         """Merge changes into an object that has not changed since `body`; return the object afterwards."""
+
+    async def scale_group(self, kind: Kind, namespace: str, name: str, uid: str, change: GroupChange) -> Body:
+        """Change the number of pods of a worker group, as a field manager of its own; return the object afterwards.
+
+        Conflict if the object, the group at that place, or its number of pods is not the expected one.
+        """
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete the object with this uid, children in the background; no error if it does not exist."""

@@ -13,6 +13,7 @@ from .cluster_settings import ClusterSettings
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
+from .pools import follows_replicas
 from .rayjob import render_ray_job
 from .service import render_head_service
 from .yaml_writer import dump_yaml
@@ -40,6 +41,8 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     """
     made, layout = resolve_for_pods(job)
     body = _render_pods(job, attempt, settings, render_entrypoint(made, layout))
+    live = follows_replicas(job.spec.rollout, job.metadata.labels)
+    _add_digest(body, digest_attempt(job, attempt, settings) if live else compute_digest(body))
     trainer, *_ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     document = {
         "apiVersion": API_VERSION,
@@ -58,14 +61,18 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
 
 def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> str:
     """The digest of an attempt, without the files of its pods, which take most of the time of rendering it."""
-    entrypoint = render_entrypoint(*resolve_for_pods(job))
-    return str(_render_pods(job, attempt, settings, entrypoint)["metadata"]["annotations"][RENDERED_ANNOTATION])
+    rollout = job.spec.rollout
+    if follows_replicas(rollout, job.metadata.labels):
+        # Their number changes while an attempt runs, so it makes no other one.
+        one = rollout.model_copy(update={"replicas": rollout.min_replicas or 1})
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": one})})
+    return compute_digest(_render_pods(job, attempt, settings, render_entrypoint(*resolve_for_pods(job))))
 
 
 def _render_pods(job: DiffusionRLJob, attempt: int, settings: ClusterSettings, entrypoint: str) -> Object:
-    """The RayJob of an attempt without the files of its pods."""
+    """The RayJob of an attempt without the files of its pods, and without a digest."""
     labels = Names(job.metadata.name).attempt_labels(attempt)
-    return _complete(render_ray_job(job, attempt, settings, entrypoint), job, labels)
+    return _own(render_ray_job(job, attempt, settings, entrypoint), job, labels)
 
 
 def compute_digest(body: Object) -> str:
@@ -75,11 +82,22 @@ def compute_digest(body: Object) -> str:
 
 def _complete(body: Object, job: DiffusionRLJob, labels: dict[str, str]) -> Object:
     """Add namespace, labels, owner, and the digest of the object."""
+    made = _own(body, job, labels)
+    _add_digest(made, compute_digest(made))
+    return made
+
+
+def _own(body: Object, job: DiffusionRLJob, labels: dict[str, str]) -> Object:
+    """Add namespace, labels and owner."""
     metadata = body["metadata"]
     metadata["namespace"] = job.metadata.namespace or "default"
     metadata["labels"] = {**metadata.get("labels", {}), **labels}
     if job.metadata.uid:
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.metadata.name, "uid": job.metadata.uid}
         metadata["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
-    metadata["annotations"] = {**metadata.get("annotations", {}), RENDERED_ANNOTATION: compute_digest(body)}
     return body
+
+
+def _add_digest(body: Object, digest: str) -> None:
+    metadata = body["metadata"]
+    metadata["annotations"] = {**metadata.get("annotations", {}), RENDERED_ANNOTATION: digest}

@@ -116,6 +116,9 @@ def _pools(rollout: Rollout, layout: RunLayout) -> Settings:
         f"{ROLLOUT}.nnodes": layout.rollout_nodes,
         f"{ROLLOUT}.n_gpus_per_node": layout.rollout_accelerators_per_node,
     }
+    if rollout.min_replicas:
+        engines = layout.rollout_nodes * layout.rollout_accelerators_per_node // rollout.engine.tensor_parallel_size
+        made[f"{ROLLOUT}.min_replicas"] = rollout.min_replicas * engines // rollout.replicas
     if rollout.batches_ahead:
         made["trainer.use_v1"] = True
         made["trainer.v1.trainer_mode"] = "separate_async"

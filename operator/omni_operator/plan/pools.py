@@ -10,7 +10,10 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.platform import PoolScheduling, Scheduling
 from omni_operator.api.pods import Accelerator, Resources, SharedMemory
+from omni_operator.api.rollout import Rollout
 
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+MOST_REPLICAS = 1024  # as the schema of spec.rollout.replicas says
 # Ray resource that places the training program in a trainer pod of a job with one pool. Renaming it would make running
 # jobs differ from what a new operator renders.
 DRIVER_RESOURCE = "trainer"
@@ -25,6 +28,7 @@ class Pool:
     Attributes:
         group: name of the worker group, and of the field of the job's spec that describes it.
         replicas: number of pods.
+        live: whether that number may change while an attempt runs.
         resource: Ray resource that every pod of the pool offers, and no other pod.
     """
 
@@ -36,6 +40,7 @@ class Pool:
     scheduling: Scheduling | PoolScheduling
     pod_template: Mapping[str, Any]
     resource: str
+    live: bool = False
 
 
 def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
@@ -50,9 +55,17 @@ def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
     other = Pool(
         ROLLOUT_GROUP, rollout.replicas, job.spec.rollout_accelerator, rollout.resources or Resources(),
         rollout.shared_memory or SharedMemory(), rollout.scheduling or PoolScheduling(), rollout.pod_template or {},
-        resource=ROLLOUT_RESOURCE,
+        resource=ROLLOUT_RESOURCE, live=follows_replicas(rollout, job.metadata.labels),
     )  # fmt: skip
     return (own, other)
+
+
+def follows_replicas(rollout: Rollout, labels: Mapping[str, str]) -> bool:
+    """Whether a running attempt follows changes of `spec.rollout.replicas`.
+
+    In a Kueue queue it does not: the queue has admitted the pods of the attempt, and would not see those added to it.
+    """
+    return rollout.separate and KUEUE_QUEUE not in labels
 
 
 def driver_resource(job: DiffusionRLJob) -> str:

@@ -16,12 +16,11 @@ from .accelerators import resolve_accelerator
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY
 from .policy_refusals import find_policy_refusals
-from .pools import Pool, pools_of
+from .pools import KUEUE_QUEUE, Pool, pools_of
 from .storage import MODELS, OUTPUT, RUNS
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
-KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 # The trainer pods carry the job and its overrides as annotations, of which Kubernetes takes 256 KiB. As YAML a spec is
 # at most about twice as long as its JSON, and so is a list of overrides, which is in both annotations.
 SPEC_BYTES = 96 * 1024

@@ -20,7 +20,7 @@ from .accelerators import AcceleratorNeeds, resolve_accelerator
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, apply_user_template, render_pod_template, secret_env
 from .merge import merge_templates
-from .pools import Pool, pools_of
+from .pools import MOST_REPLICAS, Pool, pools_of
 from .storage import add_model, add_output, add_run_folder
 
 Object = dict[str, Any]
@@ -57,8 +57,9 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
     return {
         "groupName": pool.group,
         "replicas": pool.replicas,
-        "minReplicas": pool.replicas,
-        "maxReplicas": pool.replicas,
+        # KubeRay keeps `replicas` between these.
+        "minReplicas": 1 if pool.live else pool.replicas,
+        "maxReplicas": MOST_REPLICAS if pool.live else pool.replicas,
         "rayStartParams": {"object-store-memory": str(quantity.whole(pool.shared_memory.size_limit) // 2)},
         "resources": {
             "CPU": str(_logical_cpus(job, pool)),

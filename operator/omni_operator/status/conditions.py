@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
+from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status
 
 from .job_facts import JobFacts
-from .observation import Observation, Refusal, TrainerReport
+from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from .situation import (
     Active,
     BetweenAttempts,
@@ -78,13 +79,14 @@ Table = Mapping[str, ConditionValue]
 
 def derive_conditions(
     situation: Situation,
+    facts: JobFacts | None,
     observed: Observation,
     refusal: Refusal | None,
     updated: ConditionValue,
     heartbeat: Heartbeat,
     now: datetime,
 ) -> Table | None:
-    """All conditions; None if they do not change."""
+    """All conditions; None if they do not change. `facts` is None for an invalid spec."""
     match situation:
         case Finished() | Deleting():
             return None
@@ -94,7 +96,8 @@ def derive_conditions(
         case Creating(attempt=attempt):
             return _creating(attempt, refusal, updated)
         case Active(attempt=attempt, going=going):
-            return _active(attempt, going, observed, refusal, updated, heartbeat, now)
+            assert facts is not None
+            return _active(attempt, going, facts, observed, refusal, updated, heartbeat, now)
         case BetweenAttempts(text=text):
             between = unknown_because("BetweenAttempts", text)
             return _table(between, false_because("BetweenAttempts", text), between, updated=updated)
@@ -189,6 +192,7 @@ def _creating(attempt: int, refusal: Refusal | None, updated: ConditionValue) ->
 def _active(
     attempt: int,
     going: InProgress,
+    facts: JobFacts,
     observed: Observation,
     refusal: Refusal | None,
     updated: ConditionValue,
@@ -208,7 +212,7 @@ def _active(
     report = observed.report_of(attempt)
     return _table(
         admitted,
-        problem or _serving(observed, attempt),
+        problem or _serving(facts, observed, attempt),
         unknown_because("Running", (report.phase if report else None) or ""),
         updated=updated,
         weights=_weights(report, heartbeat, now),
@@ -216,15 +220,33 @@ def _active(
     )
 
 
-def _serving(observed: Observation, attempt: int) -> ConditionValue:
+def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionValue:
     cluster = observed.cluster(attempt)
     if cluster is None:
         return false_because("PodsNotReady", "KubeRay has not created the RayCluster yet")
+    if facts.rollout_pods:
+        return _serving_apart(facts, observed, cluster)
     ready, desired = cluster.ready_workers, cluster.desired_workers
     if cluster.head_ready and ready >= desired:
         return true_because("TrainerAndRolloutsServing")
     head = "ready" if cluster.head_ready else "not ready"
     return false_because("PodsNotReady", f"head {head}, workers {ready}/{desired}")
+
+
+def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> ConditionValue:
+    """Rollout pods come and go: the job is ready as long as the trainer need not wait for them."""
+    trainers, all_trainers = observed.ready_pods(cluster.attempt, TRAINER_GROUP), facts.workers - facts.rollout_pods
+    ready, desired = observed.ready_pods(cluster.attempt, ROLLOUT_GROUP), facts.rollout_pods
+    if not cluster.head_ready or trainers < all_trainers:
+        head = "ready" if cluster.head_ready else "not ready"
+        text = f"head {head}, trainer pods {trainers}/{all_trainers}, rollout pods {ready}/{desired}"
+        return false_because("PodsNotReady", text)
+    if ready < facts.least_rollout_pods:
+        least = f"spec.rollout.minReplicas is {facts.least_rollout_pods}"
+        return false_because("TooFewRollouts", f"rollout pods {ready}/{desired}: the trainer waits, {least}")
+    if ready < desired:
+        return true_because("RolloutsMissing", f"rollout pods {ready}/{desired}: KubeRay starts the others")
+    return true_because("TrainerAndRolloutsServing")
 
 
 def _weights(report: TrainerReport | None, heartbeat: Heartbeat, now: datetime) -> ConditionValue:

@@ -36,6 +36,7 @@ from .situation import (
     Finished,
     RemoveFinalizer,
     RequestCheckpoint,
+    ScaleRollout,
     Succeeding,
     Suspended,
     Suspending,
@@ -73,7 +74,17 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
     if isinstance(verdict, AttemptFailed):
         return Decision(_failing(facts, status, current, verdict), wake=now)
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status)) if at), default=None)
-    return Decision(Active(current, verdict), (EnsureShared(),), wake)
+    return Decision(Active(current, verdict), (EnsureShared(), *_scale(facts, observed, current)), wake)
+
+
+def _scale(facts: JobFacts, observed: Observation, attempt: int) -> tuple[ScaleRollout, ...]:
+    """Let the rollout pods of a running attempt be as many as the spec says."""
+    cluster = observed.cluster(attempt)
+    if not facts.live or cluster is None or cluster.deleting or cluster.rollout_group is None:
+        return ()
+    if cluster.rollout_group.replicas == facts.rollout_pods:
+        return ()
+    return (ScaleRollout(cluster, facts.rollout_pods),)
 
 
 def _verdict(

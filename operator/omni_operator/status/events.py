@@ -58,9 +58,21 @@ def find_events(previous: Status, new: Status) -> tuple[Event, ...]:
     asked = previous.condition("Suspended")
     if asked and asked.status == "Unknown" and new.checkpoint.last not in (None, previous.checkpoint.last):
         made.append(Event("Normal", EventReason.CHECKPOINT_SAVED, new.checkpoint.last, f"c{new.checkpoint.last}"))
+    made += _lost_rollouts(previous, new)
     for condition in new.conditions:
         made.extend(_of_condition(previous.condition(condition.type), condition, new.attempts))
     return tuple(made)
+
+
+def _lost_rollouts(previous: Status, new: Status) -> list[Event]:
+    """Event for fewer ready rollout pods than before, of an attempt that continues."""
+    ready, before, after = new.condition("Ready"), previous.rollout.ready, new.rollout.ready
+    if ready is None or ready.reason not in ("TooFewRollouts", "RolloutsMissing"):
+        return []
+    if after >= before or previous.attempts != new.attempts:
+        return []
+    key = f"r{new.attempts}-{after}-{new.progress.heartbeat_time}"
+    return [Event("Warning", EventReason.ROLLOUT_POD_LOST, f"attempt {new.attempts}: {ready.message}", key)]
 
 
 def _of_warning(warning: TrainerWarning) -> Event:

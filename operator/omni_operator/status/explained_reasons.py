@@ -111,6 +111,18 @@ WAITING: dict[str, Explanation] = {
         look=PODS,
         action="Wait; if it lasts, look for the pod that is not ready.",
     ),
+    "TooFewRollouts": Explanation(
+        shown=("Ready=False",),
+        meaning="Fewer rollout pods than `spec.rollout.minReplicas` are ready; the trainer waits.",
+        look=PODS,
+        action="Wait; if it lasts, look for what the rollout pods wait for: the attempt fails after 30 minutes.",
+    ),
+    "RolloutPodLost": Explanation(
+        shown=("event",),
+        meaning="A rollout pod was lost, or is not ready any more. The others generate its samples again.",
+        look=PODS,
+        action="Nothing: KubeRay starts another one, and its engines join with the next weight update.",
+    ),
     "ReconcileError": Explanation(
         shown=("ReconcileError=True", "event"),
         meaning="An error in the operator, or a status that the API server refuses. Other jobs are not affected.",
@@ -278,6 +290,12 @@ WARNINGS: dict[str, Explanation] = {
         look=LOG,
         action="Read why in the message; the run continues with the other replicas.",
     ),
+    "ReplicaNotStarted": Explanation(
+        shown=("warning",),
+        meaning="A rollout replica did not start on its node. The trainer tries again, and continues with the others.",
+        look=LOG,
+        action="Read why in the message; `kubectl get pods` shows the state of the rollout pods.",
+    ),
     "SettingsWithoutEffect": Explanation(
         shown=("warning",),
         meaning="The job sets trainer settings that have no effect here; the message says why for each.",
@@ -334,6 +352,7 @@ NORMAL: dict[str, Explanation] = {
     for name, shown, meaning in (
         ("ChildUnsuspended", ("Admitted=True",), "The attempt may run."),
         ("TrainerAndRolloutsServing", ("Ready=True",), "All pods are ready."),
+        ("RolloutsMissing", ("Ready=True",), "Rollout pods are missing, but not too many: the run continues."),
         ("InSync", ("WeightsInSync=True",), "All engines have weights that are new enough."),
         ("AsRequested", ("Updated=True",), "The running attempt has the current spec."),
         ("StepAdvancing", ("ProgressStalled=False",), "The trainer reports."),

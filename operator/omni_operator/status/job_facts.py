@@ -26,6 +26,9 @@ class JobFacts:
         grace: how long a suspension waits for a checkpoint; None: it requests none.
         accelerators: accelerators of a running attempt.
         workers: pods besides the head.
+        rollout_pods: how many of them are rollout pods; 0 where engines run in the trainer's pods.
+        least_rollout_pods: with fewer, the trainer waits.
+        live: whether the running attempt follows changes of `spec.rollout.replicas`.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
         keeps_results: the run folder outlives the pods.
@@ -49,6 +52,9 @@ class JobFacts:
     retain: bool = False
     accelerators: int = 0
     workers: int = 1
+    rollout_pods: int = 0
+    least_rollout_pods: int = 0
+    live: bool = False
     total_steps: int | None = None
     max_lag: int = 1
     max_age: timedelta = timedelta(hours=1)

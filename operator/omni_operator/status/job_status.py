@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from omni_operator.api.names import ROLLOUT_GROUP
 from omni_operator.api.status import COUNT_LIMIT, FAILURES_KEPT, Children, Failure, RolloutStatus, Status, Weights
 
 from .conditions import (
@@ -22,7 +23,7 @@ from .conditions import (
     update_conditions,
 )
 from .job_facts import JobFacts
-from .observation import Observation, Refusal, TrainerReport
+from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from .progress import update_checkpoint, update_progress, update_usage, update_weights
 from .situation import (
     CHECKPOINT_REQUESTED,
@@ -80,6 +81,7 @@ def derive_status(
     heartbeat = find_heartbeat(facts, base, report, context)
     table = derive_conditions(
         situation,
+        facts,
         observed,
         context.refusal,
         _updated(base, observed, attempt, facts.generation, context),
@@ -233,14 +235,27 @@ def _children(observed: Observation, attempt: int, before: Children) -> Children
 
 
 def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutStatus:
-    """All pods besides the head are counted: engines run in those of the trainer, or in rollout pods."""
+    """Pods with engines: rollout pods, or those of the trainer."""
     cluster = observed.cluster(attempt)
+    if facts.rollout_pods:
+        return _rollout_pods(observed, attempt, facts.rollout_pods, cluster)
     ready = min(cluster.ready_workers, facts.workers) if cluster else 0
     return RolloutStatus(
         desired=facts.workers,
         ready=ready,
         updated=facts.workers if cluster else 0,
         summary=f"{ready}/{facts.workers}",
+    )
+
+
+def _rollout_pods(
+    observed: Observation, attempt: int, desired: int, cluster: ObservedRayCluster | None
+) -> RolloutStatus:
+    pods = [pod for pod in observed.pods_of(attempt) if pod.group == ROLLOUT_GROUP and not pod.deleting]
+    ready = observed.ready_pods(attempt, ROLLOUT_GROUP)
+    selector = f"ray.io/cluster={cluster.name},ray.io/group={ROLLOUT_GROUP}" if cluster else None
+    return RolloutStatus(
+        desired=desired, ready=ready, updated=len(pods), summary=f"{ready}/{desired}", selector=selector
     )
 
 
@@ -270,6 +285,7 @@ def derive_invalid_status(
     situation = Invalid(text)
     table = derive_conditions(
         situation,
+        None,
         observed,
         None,
         false_because("InvalidSpec", text),

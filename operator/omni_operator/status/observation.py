@@ -42,6 +42,14 @@ class ObservedRayJob:
     ended: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """The worker group of the rollout pods: its place in the RayCluster's spec, and its number of pods."""
+
+    index: int
+    replicas: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRayCluster:
     """An attempt's RayCluster.
@@ -50,6 +58,7 @@ class ObservedRayCluster:
         head_ready: condition `HeadPodReady`; None until KubeRay sets it.
         head_since: last change of that condition.
         provisioned: condition `RayClusterProvisioned`: all pods have been ready.
+        rollout_group: the worker group of the rollout pods; None if engines run in the trainer's.
     """
 
     name: str
@@ -63,6 +72,7 @@ class ObservedRayCluster:
     provisioned: bool = False
     desired_workers: int = 0
     ready_workers: int = 0
+    rollout_group: RolloutGroup | None = None
     failure: str = ""
 
 
@@ -206,6 +216,10 @@ class Observation:
 
     def pods_of(self, attempt: int) -> tuple[ObservedPod, ...]:
         return tuple(observed for observed in self.pods if observed.attempt == attempt)
+
+    def ready_pods(self, attempt: int, group: str) -> int:
+        """Number of ready pods of a group that are not being deleted."""
+        return sum(pod.ready and not pod.deleting and pod.group == group for pod in self.pods_of(attempt))
 
     def evidence_of(self, attempt: int) -> tuple[Evidence, ...]:
         return tuple(evidence for number, evidence in self.evidence if number == attempt)

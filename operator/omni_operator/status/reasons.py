@@ -65,5 +65,6 @@ class EventReason(str, Enum):
     WEIGHTS_IN_SYNC = "WeightsInSync"
     RESULTS_ON_EMPTY_DIR = "ResultsOnEmptyDir"
     NO_VENDOR = "NoVendor"
+    ROLLOUT_POD_LOST = "RolloutPodLost"
     CHECKPOINT_SAVED = "CheckpointSaved"
     LEADER_ELECTED = "LeaderElected"  # about the Lease

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from .observation import ObservedRayCluster
 from .reasons import Action, FailureReason
 from .verdict import InProgress
 
@@ -51,7 +52,15 @@ class RequestCheckpoint:
     since: datetime
 
 
-Step = RemoveFinalizer | EnsureShared | CreateAttempt | DeleteRayJob | DeleteSelf | RequestCheckpoint
+@dataclass(frozen=True, slots=True)
+class ScaleRollout:
+    """Change the number of rollout pods of a running attempt."""
+
+    cluster: ObservedRayCluster
+    replicas: int
+
+
+Step = ScaleRollout | RemoveFinalizer | EnsureShared | CreateAttempt | DeleteRayJob | DeleteSelf | RequestCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

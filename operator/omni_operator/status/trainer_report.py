@@ -31,14 +31,14 @@ Line = Annotated[str, StringConstraints(max_length=1024)]
 TRAINER_REASONS = frozenset({
     FailureReason.OUT_OF_MEMORY, FailureReason.ACCELERATOR_FAULT, FailureReason.COLLECTIVE_TIMEOUT,
     FailureReason.WEIGHT_SYNC_FAILED, FailureReason.INVALID_CONFIG, FailureReason.APPLICATION_ERROR,
-    FailureReason.OUTPUT_NOT_SENT,
+    FailureReason.WORKER_LOST, FailureReason.OUTPUT_NOT_SENT,
 })  # fmt: skip
 _KINDS = {reason.value: reason for reason in TRAINER_REASONS}
 OUTPUT_NOT_SENT = FailureReason.OUTPUT_NOT_SENT.value
 # Each reason of a warning is an entry in the status and an event.
 WARNING_REASONS = frozenset({
-    "SamplesCollapsed", "CheckpointsSetAside", "CheckpointDropped", "ReplicaRemoved", "SettingsWithoutEffect",
-    "ReportNotWritten", OUTPUT_NOT_SENT,
+    "SamplesCollapsed", "CheckpointsSetAside", "CheckpointDropped", "ReplicaRemoved", "ReplicaNotStarted",
+    "SettingsWithoutEffect", "ReportNotWritten", OUTPUT_NOT_SENT,
 })  # fmt: skip
 OTHER_WARNING = "Warning"
 NAME_LIMIT = 255

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
+from omni_operator.api.names import ROLLOUT_GROUP
+
 from . import evidence
 from .job_facts import JobFacts
 from .observation import HEAD, Observation, ObservedRayCluster, ObservedRayJob
@@ -143,7 +145,8 @@ def _head_once_ready(rayjob: ObservedRayJob, cluster: ObservedRayCluster) -> boo
 
 def _running(observed: Observation, attempt: int, timeouts: Timeouts) -> Verdict:
     for pod in observed.pods_of(attempt):
-        if text := evidence.crash_loop_error(pod, timeouts.restarts):
+        # KubeRay replaces rollout pods, and the trainer does without them.
+        if pod.group != ROLLOUT_GROUP and (text := evidence.crash_loop_error(pod, timeouts.restarts)):
             return AttemptFailed(FailureReason.WORKER_LOST, text)
     return InProgress(Stage.RUNNING)
 

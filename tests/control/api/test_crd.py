@@ -135,10 +135,12 @@ def fill(value: Any, node: dict[str, Any]) -> None:
 def test_columns_read_existing_fields() -> None:
     version = crd.crd()["spec"]["versions"][0]
     paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
-    for path in paths:
+    scale = version["subresources"]["scale"]
+    assert sorted(scale) == ["labelSelectorPath", "specReplicasPath", "statusReplicasPath"]
+    for path in (*paths, *scale.values()):
         plain = re.sub(r"\[\?\(@\.type==\"\w+\"\)\]", "[]", path)
         assert plain in NODES or plain == ".metadata.creationTimestamp", path
-    assert version["subresources"] == {"status": {}}
+    assert version["subresources"]["status"] == {}
 
 
 def test_kubectl_get_shows_at_most_seven_columns_and_begins_with_the_state() -> None:

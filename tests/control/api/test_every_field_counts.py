@@ -110,7 +110,7 @@ OTHER = {
     "output": {"url": "file:///results", "claimName": "results"},
     "data": {"train": ["s3://bucket/train.jsonl"]},
     "rollout": {
-        "placement": "Separate", "replicas": 4, "batchesAhead": 2,
+        "placement": "Separate", "replicas": 4, "minReplicas": 2, "batchesAhead": 2,
         "accelerator": {
             "vendor": "Mock", "count": 2, "resourceName": "a.b/c", "runtimeClassName": "rc", "preset": "Atlas-A2",
             "rayResource": "GPU",

@@ -9,7 +9,7 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.cluster.kinds import EVENTS, JOBS, LEASES, RAYJOBS, TOKEN_REVIEWS, Kind, kind_of
+from omni_operator.cluster.kinds import EVENTS, JOBS, LEASES, RAYCLUSTERS, RAYJOBS, TOKEN_REVIEWS, Kind, kind_of
 from omni_operator.handlers.watches import CHILDREN
 
 pytestmark = pytest.mark.cluster
@@ -48,6 +48,7 @@ def needed() -> set[Right]:
     # blockOwnerDeletion needs this on clusters that protect owners.
     found |= rights(JOBS, "update", subresource="/finalizers")
     found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
+    found |= rights(RAYCLUSTERS, "patch")  # the number of rollout pods
     for kind in (JOBS, *CHILDREN):
         found |= rights(kind, "list", "watch")
     for kind in applied():
@@ -141,6 +142,8 @@ def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:
     # Besides jobs, only what drl why reads of a queue.
     queues = {right for right in granted(view["rules"]) if right[0] != "diffusionrl.io"}
     assert queues == {("kueue.x-k8s.io", "workloads", "get"), ("kueue.x-k8s.io", "workloads", "list")}
+    scale = {verb for _, resource, verb in granted(edit["rules"]) if resource == "diffusionrljobs/scale"}
+    assert scale == {"get", "update", "patch"}, "kubectl scale"
     # Only the operator writes the status.
     assert {verb for _, resource, verb in granted(edit["rules"]) if resource.endswith("/status")} == set()
 

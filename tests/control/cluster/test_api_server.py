@@ -27,11 +27,15 @@ from omni_operator.cluster.errors import (
     ServerError,
     Unavailable,
 )
-from omni_operator.cluster.kinds import JOBS, LEASES, PODS
+from omni_operator.cluster.kinds import JOBS, LEASES, PODS, RAYCLUSTERS
+from omni_operator.cluster.protocol import GroupChange
 from omni_operator.cluster.write_fence import WriteFence
 
 JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": "ns", "name": "red"}}
 JOB_PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
+
+
+SCALED = GroupChange(index=1, group="rollout", old=2, new=5)
 
 
 class RecordingServer:
@@ -129,6 +133,7 @@ async def test_a_replica_that_does_not_lead_sends_no_write(server: RecordingServ
             lambda: cluster.apply_status(JOBS, body, {}),
             lambda: cluster.apply_condition(JOBS, "ns", "red", "u", None),
             lambda: cluster.delete(JOBS, "ns", "red", "u"),
+            lambda: cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED),
         )  # fmt: skip
         for write in writes:
             with pytest.raises(NotLeader, match="not sent, because this replica does not hold the leader's Lease"):
@@ -183,6 +188,26 @@ async def test_changes_and_deletions_name_the_object_that_was_read(server: Recor
     assert server.headers[0]["Content-Type"] == "application/merge-patch+json"
     options = {"propagationPolicy": "Background", "preconditions": {"uid": "u"}}
     assert server.requests[1] == ("DELETE", JOB_PATH, {}, options)
+
+
+async def test_the_number_of_pods_of_a_group_is_changed_only_where_it_is_the_expected_one(
+    server: RecordingServer,
+) -> None:
+    async with client(server) as cluster:
+        await cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED)
+        for code, error in ((422, Conflict), (409, Conflict), (403, Forbidden)):
+            server.answer = status(code)
+            with pytest.raises(error):
+                await cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED)
+    path = "/apis/ray.io/v1/namespaces/ns/rayclusters/red-a01-x1"
+    patch = [
+        {"op": "test", "path": "/metadata/uid", "value": "u"},
+        {"op": "test", "path": "/spec/workerGroupSpecs/1/groupName", "value": "rollout"},
+        {"op": "test", "path": "/spec/workerGroupSpecs/1/replicas", "value": 2},
+        {"op": "replace", "path": "/spec/workerGroupSpecs/1/replicas", "value": 5},
+    ]
+    assert server.requests[0] == ("PATCH", path, {"fieldManager": "diffusionrl-operator-scale"}, patch)
+    assert server.headers[0]["Content-Type"] == "application/json-patch+json"
 
 
 async def test_an_object_is_created_by_a_post_and_one_that_exists_is_read(server: RecordingServer) -> None:

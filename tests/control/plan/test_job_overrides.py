@@ -219,7 +219,9 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=bfloat16")
     every |= settings(*NUMBERS)
     every |= settings("spec.output={url: s3://b/runs}", "spec.storage={endpoint: 'http://h:9000', region: eu}")
-    every |= plan.render_settings(*plan.resolve_for_pods(job("spec.rollout={placement: Separate, batchesAhead: 1}")))
+    every |= plan.render_settings(
+        *plan.resolve_for_pods(job("spec.rollout={placement: Separate, batchesAhead: 1, minReplicas: 1}"))
+    )
     assert [name for name in every if owner_of(name) is None] == []
     assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
 

@@ -39,7 +39,8 @@ def test_a_pool_is_a_worker_group_with_a_ray_resource_of_its_own(make_job: MakeJ
     job = make_job(*SEPARATE)
     trainer, rollout = groups(job)
     assert [(one["groupName"], one["replicas"]) for one in (trainer, rollout)] == [("trainer", 1), ("rollout", 3)]
-    assert [one["minReplicas"] == one["maxReplicas"] == one["replicas"] for one in (trainer, rollout)] == [True, True]
+    limits = [(one["minReplicas"], one["maxReplicas"]) for one in (trainer, rollout)]
+    assert limits == [(1, 1), (1, 1024)], "the number of rollout pods may change, in what the schema of the job allows"
     named = [{name for name in one["resources"] if name not in ("CPU", "GPU")} for one in (trainer, rollout)]
     assert named == [{"omni_trainer"}, {"omni_rollout"}]
     assert [one["resources"]["GPU"] for one in (trainer, rollout)] == ["8", "4"]
@@ -56,6 +57,32 @@ def test_batches_are_generated_ahead_only_where_the_job_asks_for_it(make_job: Ma
         job = make_job(*SEPARATE, *assignments)
         rendered = plan.render_settings(*plan.resolve_for_pods(job))
         assert [rendered.get(name) for name in mode] == values
+
+
+def with_replicas(make_job: MakeJob) -> list[DiffusionRLJob]:
+    """Jobs that differ in the number of their rollout pods."""
+    others = [text for text in SEPARATE if "rollout.replicas" not in text]
+    return [make_job(*others, f"spec.rollout.replicas={count}") for count in (3, 5, 40)]
+
+
+def test_the_number_of_rollout_pods_is_no_part_of_what_an_attempt_is_made_of(make_job: MakeJob) -> None:
+    digests = {plan.digest_attempt(job, 1, SETTINGS) for job in with_replicas(make_job)}
+    assert len(digests) == 1
+    queued = with_replicas(make_job)
+    for job in queued:
+        job.metadata.labels["kueue.x-k8s.io/queue-name"] = "q"
+    assert len({plan.digest_attempt(job, 1, SETTINGS) for job in queued}) == 3
+    trainer, rollout = groups(queued[0])
+    assert [(one["minReplicas"], one["maxReplicas"]) for one in (trainer, rollout)] == [(1, 1), (3, 3)]
+
+
+def test_the_least_number_of_pods_is_given_to_the_trainer_in_engines(make_job: MakeJob) -> None:
+    parallel = ("spec.rollout.engine.tensorParallelSize=2", "spec.rollout.minReplicas=2")
+    job = make_job(*SEPARATE, *parallel)
+    name = "actor_rollout_ref.rollout.min_replicas"
+    assert plan.render_settings(*plan.resolve_for_pods(job))[name] == 4, "two engines in each pod"
+    assert plan.render_settings(job, plan.local_layout(job, "/runs"))[name] == 4
+    assert name not in plan.render_settings(*plan.resolve_for_pods(make_job(*SEPARATE)))
 
 
 def test_the_trainer_gets_the_pools_as_settings(make_job: MakeJob) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from omni_operator.api.status import CONDITION_TYPES, Condition, Failure, JobState, Status
 from omni_operator.status.conditions import UP_TO_DATE, Heartbeat, derive_conditions, review_spec, update_conditions
+from omni_operator.status.job_facts import JobFacts
 from omni_operator.status.observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from omni_operator.status.reasons import Action, FailureReason
 from omni_operator.status.situation import (
@@ -29,6 +30,7 @@ from omni_operator.status.state import with_state
 from omni_operator.status.verdict import InProgress, Stage
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FACTS = JobFacts(uid="u", generation=1, created=NOW)
 QUOTA = Refusal(kind="QuotaExceeded", text="exceeded quota")
 FAILURE = Failure(attempt=1, reason="HeadLost")
 SERVING = ObservedRayCluster(
@@ -47,7 +49,7 @@ def state(
 ) -> tuple[JobState | None, str | None]:  # fmt: skip
     heartbeat = Heartbeat(NOW - timedelta(hours=1) if silent else NOW, timedelta(minutes=10))
     observed = Observation(clusters=clusters, report=reported)
-    table = derive_conditions(situation, observed, refusal, UP_TO_DATE, heartbeat, NOW)
+    table = derive_conditions(situation, FACTS, observed, refusal, UP_TO_DATE, heartbeat, NOW)
     assert table is not None
     status = Status(attempts=1, failures=failures)
     made = with_state(

@@ -1,0 +1,172 @@
+"""Rollout pods that are lost, replaced and scaled while an attempt runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_operator.cluster.errors import Forbidden
+from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.status.timeouts import Timeouts
+
+KEY, CLUSTER = ("team-a", "red"), "red-a01-x1"
+ROLLOUT = {"placement": "Separate", "replicas": 3, "minReplicas": 2}
+READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+
+class Pools:
+    """KubeRay and kubelets for the two groups of a job with rollout pods."""
+
+    def __init__(self, simulation: Any) -> None:
+        self.simulation, self.made = simulation, 0
+
+    async def run(self, **job: Any) -> None:
+        """A job whose first attempt runs, all pods ready."""
+        self.simulation.submit(**{"rollout": ROLLOUT, **job})
+        await self.simulation.settle()
+        self.simulation.run(1)
+        rayjob = self.simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
+        self.simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
+        self.add("trainer")
+        for _ in range(ROLLOUT["replicas"]):  # type: ignore[arg-type]
+            self.add("rollout")
+        await self.simulation.settle()
+
+    def add(self, group: str, status: Any = READY) -> str:
+        """KubeRay makes a pod, and it becomes ready."""
+        cluster = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
+        owner = {"kind": "RayCluster", "name": CLUSTER, "uid": cluster["metadata"]["uid"], "controller": True}
+        labels = {**cluster["metadata"]["labels"], "ray.io/node-type": "worker", "ray.io/group": group}
+        self.made += 1
+        meta = {"namespace": KEY[0], "name": f"{CLUSTER}-{group}-{self.made}", "labels": labels}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {**meta, "ownerReferences": [owner]}, "status": status}
+        return str(self.simulation.cluster.make(body)["metadata"]["name"])
+
+    def groups(self) -> list[tuple[str, int]]:
+        body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
+        return [(group["groupName"], group["replicas"]) for group in body["spec"]["workerGroupSpecs"]]
+
+    def patches(self) -> int:
+        return int(self.simulation.cluster.log.count(("patch", "rayclusters")))
+
+    def events(self, reason: str) -> list[str]:
+        return [str(event["note"]) for event in self.simulation.events() if event["reason"] == reason]
+
+
+@pytest.fixture
+def pools(simulation: Any) -> Pools:
+    return Pools(simulation)
+
+
+async def test_a_lost_rollout_pod_ends_no_attempt_and_the_conditions_count_pods(simulation: Any, pools: Pools) -> None:
+    await pools.run(backoffLimit=0)
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason) == ("True", "TrainerAndRolloutsServing")
+    for number, said in ((2, ("True", "RolloutsMissing")), (3, ("False", "TooFewRollouts"))):
+        simulation.cluster.remove(PODS, KEY[0], f"{CLUSTER}-rollout-{number}")
+        await simulation.settle()
+        ready = simulation.condition("Ready")
+        assert (ready.status, ready.reason) == said
+    assert ready.message == "rollout pods 1/3: the trainer waits, spec.rollout.minReplicas is 2"
+    status = simulation.status().rollout
+    assert (status.desired, status.ready, status.updated, status.summary) == (3, 1, 1, "1/3")
+    assert status.selector == f"ray.io/cluster={CLUSTER},ray.io/group=rollout"
+    lost = ["attempt 1: rollout pods 2/3: KubeRay starts the others", f"attempt 1: {ready.message}"]
+    assert pools.events("RolloutPodLost") == lost
+    for _ in range(2):
+        pools.add("rollout")
+    await simulation.settle()
+    assert simulation.condition("Ready").reason == "TrainerAndRolloutsServing"
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+
+
+async def test_a_lost_trainer_pod_is_not_hidden_by_rollout_pods(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    simulation.cluster.remove(PODS, KEY[0], f"{CLUSTER}-trainer-1")
+    await simulation.settle()
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "PodsNotReady")
+    assert ready.message == "head ready, trainer pods 0/1, rollout pods 3/3"
+
+
+async def test_a_rollout_pod_that_keeps_failing_is_not_the_reason_of_a_failure(simulation: Any, pools: Pools) -> None:
+    await pools.run(backoffLimit=0)
+    killed = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": ""}}
+    looping = {"waiting": {"reason": "CrashLoopBackOff"}}
+    container = {"name": "ray", "state": looping, "lastState": killed, "restartCount": Timeouts().restarts}
+    pools.add("rollout", {"phase": "Running", "containerStatuses": [container]})
+    await simulation.settle()
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+    simulation.report("error", message="2 rollout replicas are left", reason="WorkerLost")
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.settle()
+    (failure,) = simulation.status().failures
+    assert (failure.reason, failure.message) == ("WorkerLost", "2 rollout replicas are left")
+
+
+@pytest.mark.parametrize("replicas", [5, 2])
+async def test_a_change_of_replicas_scales_the_running_attempt_with_one_request(
+    simulation: Any, pools: Pools, replicas: int
+) -> None:
+    await pools.run()
+    before = pools.patches()
+    simulation.edit(rollout={**ROLLOUT, "replicas": replicas})
+    await simulation.settle()
+    assert pools.groups() == [("trainer", 1), ("rollout", replicas)]
+    assert pools.patches() - before == 1
+    assert simulation.status().rollout.desired == replicas
+    updated = simulation.condition("Updated")
+    assert (updated.status, updated.reason) == ("True", "AsRequested"), "it is no change for the next attempt"
+    await simulation.after(3600)
+    assert (pools.patches() - before, simulation.attempts()) == (1, ["red-a01"])
+
+
+async def test_another_change_of_the_spec_still_waits_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    simulation.edit(rollout={**ROLLOUT, "replicas": 4, "resources": {"requests": {"cpu": "2"}}})
+    await simulation.settle()
+    assert pools.groups() == [("trainer", 1), ("rollout", 4)]
+    assert simulation.condition("Updated").reason == "NextAttempt"
+
+
+async def test_a_group_that_changed_in_between_is_not_overwritten(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    simulation.frozen = {RAYCLUSTERS}
+    body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
+    groups = body["spec"]["workerGroupSpecs"]
+    groups[1]["replicas"] = 7
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": groups})
+    simulation.edit(rollout={**ROLLOUT, "replicas": 4})
+    simulation.watch()
+    await simulation.reconcile()
+    assert pools.groups()[1] == ("rollout", 7)
+    simulation.frozen = set()
+    await simulation.after(5)
+    assert pools.groups()[1] == ("rollout", 4)
+
+
+async def test_in_a_queue_the_running_attempt_keeps_the_pods_that_were_admitted(simulation: Any, pools: Pools) -> None:
+    simulation.submit(rollout=ROLLOUT)
+    queue = {"labels": {"kueue.x-k8s.io/queue-name": "q"}}
+    simulation.cluster.change(JOBS, *KEY, metadata=queue)
+    await simulation.settle()
+    simulation.run(1)
+    rayjob = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
+    simulation.edit(rollout={**ROLLOUT, "replicas": 4})
+    await simulation.settle()
+    assert (pools.groups()[1], pools.patches()) == (("rollout", 3), 0)
+    assert simulation.condition("Updated").reason == "NextAttempt"
+
+
+async def test_an_operator_without_the_right_to_scale_says_so(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    simulation.cluster.failures = lambda verb, kind, name: (
+        Forbidden("rayclusters is forbidden") if (verb, kind) == ("patch", RAYCLUSTERS) else None
+    )
+    simulation.edit(rollout={**ROLLOUT, "replicas": 4})
+    await simulation.settle()
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "Forbidden")
+    assert "rayclusters is forbidden" in ready.message
