@@ -5,6 +5,7 @@ The batches of the next steps may be generated while the trainer updates (`gener
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -28,8 +29,10 @@ from verl_omni.trainer import (
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.preferences import PreferencePairs
+from verl_omni.trainer.replica_reports import RunReports
 from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.trackers import Trackers
+from verl_omni.utils.metrics_writer import MetricsWriter
 from verl_omni.utils.seeds import hashed_seed, row_seed
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -80,6 +83,9 @@ class DiffusionTrainer:
         self._collapse = collapse.CollapseState()
         self.exported = TrainerMetrics()
         self._ahead: generation_ahead.GenerationAhead[sample_generation.ScoredSamples] | None = None
+        if stack.pool is not None:
+            stack.pool.updates.reports = RunReports(folder, MetricsWriter())
+            stack.pool.start()
 
     def fit(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint if there is one.
@@ -178,7 +184,8 @@ class DiffusionTrainer:
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
         score = self._score_all if judges.sleeps(self.config) else None
         prompts.meta_info |= {"carry_responses": saved or score is not None, "store_samples": True}
-        samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
+        with self._joining(version) if self._ahead is None else contextlib.nullcontext():
+            samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
         metrics.check_versions(samples.versions, version)
         if saved and samples.images is not None:
             texts = [info["prompt"] for info in prompts.non_tensor_batch["extra_info"]]
@@ -186,6 +193,10 @@ class DiffusionTrainer:
             drawn = [Sample(*each) for each in zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)]
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
+
+    def _joining(self, version: int) -> AbstractContextManager[None]:
+        """Replicas may join during a generation, in which the weights of the trainer stay those of this version."""
+        return self.stack.pool.updates.generating(version) if self.stack.pool else contextlib.nullcontext()
 
     def _score_all(self, samples: DataProto) -> DataProto:
         """Have the judge on the trainer's accelerators score a batch, while the engines sleep."""
@@ -218,10 +229,8 @@ class DiffusionTrainer:
     def _publish(self, step: int) -> dict[str, int]:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""
         self.exported.publishing(step)
-        answer = self.stack.weights.update_weights(global_steps=step)
+        self.stack.weights.update_weights(global_steps=step)
         self._awake = True
-        for message in answer.get("removed", ()):
-            self.folder.event("warning", reason="ReplicaRemoved", message=message, step=step)
         return metrics.replica_versions(self.stack.versions(), step)
 
     def _evaluate(self, step: int) -> dict[str, float]:
@@ -242,7 +251,8 @@ class DiffusionTrainer:
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
             prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
             score = self._score_all if judges.sleeps(self.config) else None
-            found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
+            with self._joining(step):
+                found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
             metrics.check_versions(found.versions, step)
             if not self._awake:
                 self._publish(step)

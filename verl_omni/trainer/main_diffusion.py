@@ -254,6 +254,8 @@ def _reason(error: BaseException) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     if "OutputNotSent" in names:
         return "OutputNotSent"
+    if "TooFewReplicas" in names:
+        return "WorkerLost"
     if "WeightSyncError" in names:
         return "WeightSyncFailed"
     return "OutOfMemory" if "OutOfMemoryError" in names else "ApplicationError"

@@ -23,11 +23,13 @@ class StaleReplica(RuntimeError):
 
 
 def replica_versions(found: Sequence[int | None], published: int) -> dict[str, int]:
-    """Metrics of the lowest and highest weight version that replicas serve.
+    """Metrics of the lowest and highest weight version that replicas serve; none while no replica answers.
 
     Raises:
         StaleReplica: a replica does not serve `published`; the message lists all versions.
     """
+    if not found:
+        return {}
     if set(found) != {published}:
         raise StaleReplica(f"published weight version {published}, but the replicas serve {list(found)}")
     return {"weights/min_replica_version": published, "weights/max_replica_version": published}

@@ -30,3 +30,39 @@ def wait_for_nodes(config: DictConfig, report_phase: Callable[[str], None]) -> N
             )
         report_phase(f"waiting for nodes with the Ray resource {' and '.join(missing)}")
         time.sleep(NODE_POLL_SECONDS)
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.nnodes > 0 and rollout.node_resource is not None:
+        _wait_for_replicas(rollout, latest, report_phase)
+
+
+def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callable[[str], None]) -> None:
+    """Wait for the nodes of all standalone replicas; from `latest` on, those that the run needs are enough.
+
+    `rollout.nnodes` is then that of the nodes that are there. Others may join later.
+
+    Raises:
+        ValueError: there is no room for `rollout.min_replicas` replicas.
+    """
+    import ray
+    from verl.utils.device import get_resource_name
+
+    wanted, accelerator, said = pools.replicas(rollout), get_resource_name(), -1
+    while True:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        found = pools.room(rollout, nodes, accelerator)
+        if found >= wanted:
+            return
+        if time.monotonic() > latest:
+            if found < rollout.min_replicas:
+                raise ValueError(
+                    f"{pools.ROLLOUT}.node_resource: after {rollout.deadline_seconds:g} s, the nodes with the resource "
+                    f"{rollout.node_resource} have room for {found} replicas, and rollout.min_replicas is "
+                    f"{rollout.min_replicas}"
+                )
+            report_phase(f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later")
+            rollout.nnodes = found * pools.replica_size(rollout) // rollout.n_gpus_per_node
+            return
+        if found != said:
+            report_phase(f"waiting for the nodes of {wanted} rollout replicas: {found} are there")
+            said = found
+        time.sleep(NODE_POLL_SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig
 
@@ -57,12 +57,25 @@ def fill_in(rollout: DictConfig) -> None:
     if standalone:
         rollout.enable_sleep_mode = False
         if rollout.min_replicas is None:
-            rollout.min_replicas = replicas(rollout)
+            rollout.min_replicas = 1
 
 
 def replicas(rollout: DictConfig) -> int:
     """Number of standalone replicas."""
     return int(rollout.nnodes * rollout.n_gpus_per_node // replica_size(rollout))
+
+
+def room(rollout: DictConfig, nodes: list[Mapping[str, float]], accelerator: str) -> int:
+    """Number of standalone replicas that nodes have room for.
+
+    Args:
+        nodes: Ray's resources of each node.
+        accelerator: Ray's name of the accelerators.
+    """
+    if rollout.node_resource is None:
+        return replicas(rollout)
+    found = [node.get(accelerator, 0.0) for node in nodes if rollout.node_resource in node]
+    return sum(int(count) // replica_size(rollout) for count in found)
 
 
 def resources(config: DictConfig) -> dict[str, str]:

@@ -75,7 +75,8 @@ def fill_in(config: DictConfig, cpus: int) -> None:
     """
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     size = RunSize(
-        nodes=trainer.nnodes + rollout.nnodes,
+        # With a resource, these actors are on the trainer's nodes only (actor_nodes).
+        nodes=trainer.nnodes + (rollout.nnodes if trainer.node_resource is None else 0),
         replicas=pools.replicas(rollout)
         or max(1, trainer.nnodes * trainer.n_gpus_per_node // pools.replica_size(rollout)),
         samples=max(1, config.data.train_batch_size * rollout.n),

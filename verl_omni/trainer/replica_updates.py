@@ -1,135 +1,214 @@
-"""Weight updates of standalone replicas: one that fails leaves the router, and the others continue."""
+"""Weight updates of standalone replicas, which may join, fail and leave while a run goes on.
+
+A replica serves only with the current version: it joins, and comes back, by an update. One that fails an update leaves
+the router before another request could reach its older weights, and the others continue.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from verl_omni.utils.root_cause import describe_error
+from verl_omni.trainer.replica_reports import ReplicaReports
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 logger = logging.getLogger(__name__)
+REASONS_KEPT = 8
+
+
+class Transport(Protocol):
+    """Calls to replicas and to the router. Each has a deadline."""
+
+    def unreachable(self, replicas: Sequence[Any]) -> dict[int, str]:
+        """Rank and reason of each replica of which a process does not answer."""
+
+    def send(self, version: int, replicas: Sequence[Any]) -> dict[int, str]:
+        """Send the trainer's weights; rank and reason of each replica that did not take them.
+
+        Raises:
+            Any error of the trainer's ranks.
+        """
+
+    def versions(self, replicas: Sequence[Any]) -> tuple[dict[int, int], dict[int, str]]:
+        """Rank and version of the replicas that answer; rank and reason of the others."""
+
+    def serving(self) -> set[str]:
+        """Addresses in the router."""
+
+    def add(self, replicas: Sequence[Any]) -> None:
+        """Add replicas to the router."""
+
+    def remove(self, replicas: Sequence[Any]) -> None:
+        """Take replicas from the router; those that are not in it are ignored."""
 
 
 @dataclass
 class ReplicaUpdates:
     """What the trainer uses of verl's `CheckpointEngineManager`, for replicas on nodes of their own.
 
+    Thread-safe: the trainer updates, and `ReplicaPool` adds and removes replicas.
+
     Attributes:
-        workers: RayWorkerGroup of DiffusionActorRolloutWorker.
-        router: actor that chooses a replica for each request.
-        replicas: those that serve; one that an update did not reach is removed.
+        replicas: those that have the version of the last update.
         least: `rollout.min_replicas`.
-        deadline: seconds to wait for a replica's answer, besides the deadlines of the transfer itself.
+        patience: seconds that an update waits for `least` replicas (`rollout.deadline_seconds`).
+        reports: what hears of replicas that join and leave.
+        left: replicas that serve no more, whose processes are still to be stopped.
     """
 
-    workers: Any
-    router: Any
+    transport: Transport
     replicas: list[Any]
     least: int
-    deadline: float
-    _lost: list[str] = field(default_factory=list)
+    patience: float
+    reports: ReplicaReports = field(default_factory=ReplicaReports)
+    left: list[Any] = field(default_factory=list)
+    _joining: list[Any] = field(default_factory=list)
+    _reasons: list[str] = field(default_factory=list)
+    _generating: int | None = None
+    _changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
 
-    def update_weights(self, global_steps: int) -> dict[str, list[str]]:
-        """Send the policy to all replicas at the same time.
-
-        Returns:
-            `removed`: a message for each replica that this update did not reach, and that serves no more.
+    def update_weights(self, global_steps: int) -> None:
+        """Send the policy to all replicas at the same time, also to those that join.
 
         Raises:
-            TooFewReplicas: fewer than `least` replicas have this version.
+            TooFewReplicas: fewer than `least` replicas have this version, and no others joined within `patience`.
             Any error of the trainer's ranks.
         """
-        import ray
-
-        failed = self._unreachable()
-        targets = [
-            (each, worker) for each in self.replicas if each.replica_rank not in failed for worker in each.workers
-        ]
-        if targets:
-            address = self.workers.open_weight_stream()
-            receiving = [
-                worker.receive_weights.remote(address, number, global_steps)
-                for number, (_, worker) in enumerate(targets)
-            ]
-            unconfirmed = ray.get(self.workers.send_to_replicas(global_steps, len(targets)))[0]
-            for number, reason in unconfirmed.items():
-                failed.setdefault(targets[number][0].replica_rank, reason)
-            # An error of the replica itself says more than what the trainer saw of it.
-            for number, reason in self._errors(receiving).items():
-                failed[targets[number][0].replica_rank] = reason
-        messages = self._remove(failed, global_steps)
-        self._restore(global_steps)
-        return {"removed": messages}
+        with self._changed:
+            self._send(global_steps, [*self.replicas, *self._joining])
+            if len(self.replicas) < self.least:
+                self.reports.waiting(len(self.replicas), self.least)
+            while len(self.replicas) < self.least:
+                if not self._changed.wait_for(lambda: self._joining, self.patience):
+                    raise TooFewReplicas(
+                        f"{len(self.replicas)} rollout replicas are left, rollout.min_replicas is {self.least}, and no "
+                        f"other one joined within {self.patience:g} s (rollout.deadline_seconds): "
+                        f"{'; '.join(self._reasons) or 'none was lost'}"
+                    )
+                self._send(global_steps, list(self._joining))
 
     def sleep_replicas(self) -> None:
         """Nothing: a standalone replica does not share its accelerators with the trainer."""
 
-    def _unreachable(self) -> dict[int, str]:
-        """Rank and reason of each replica with a worker that does not answer."""
-        asked = [(each.replica_rank, worker.ready.remote()) for each in self.replicas for worker in each.workers]
-        errors = self._errors([answer for _, answer in asked])
-        return {asked[number][0]: reason for number, reason in errors.items()}
+    def versions(self) -> list[int]:
+        """Weight version that each replica reports; one that does not answer serves no more."""
+        with self._changed:
+            found, failed = self.transport.versions(self.replicas)
+            self._drop([(each, failed[each.replica_rank]) for each in self.replicas if each.replica_rank in failed])
+            return list(found.values())
 
-    def _errors(self, answers: list[Any]) -> dict[int, str]:
-        """Why the answers that failed, or did not arrive within the deadline, did; by their place."""
-        import ray
+    def all(self) -> list[Any]:
+        """The replicas that serve, and those that join with the next update."""
+        with self._changed:
+            return [*self.replicas, *self._joining]
 
-        arrived, _ = ray.wait(answers, num_returns=len(answers), timeout=self.deadline)
-        found = {}
-        for number, answer in enumerate(answers):
-            if answer not in arrived:
-                found[number] = f"no answer within {self.deadline:g} s"
-                continue
-            try:
-                ray.get(answer)
-            except ray.exceptions.RayError as error:
-                found[number] = describe_error(error)
-        return found
+    def join(self, replica: Any) -> None:
+        """Add a started replica, which serves once an update has reached it."""
+        with self._changed:
+            self._joining.append(replica)
+            self._changed.notify_all()
 
-    def _remove(self, failed: dict[int, str], version: int) -> list[str]:
-        import ray
+    def lose(self, replica: Any, reason: str) -> None:
+        """Remove a replica that is gone."""
+        with self._changed:
+            if replica in self.all():
+                self._drop([(replica, reason)])
 
-        leaving = [each for each in self.replicas if each.replica_rank in failed]
-        if not leaving:
-            return []
+    def leave(self, replica: Any) -> None:
+        """Send a replica no more requests and updates; it may finish those that it has."""
+        with self._changed:
+            self.transport.remove([replica])
+            self._forget([replica])
+            self.reports.leaving(replica.replica_rank)
+
+    def take_left(self) -> list[Any]:
+        """Replicas whose processes must be stopped; each is returned once."""
+        with self._changed:
+            found, self.left = self.left, []
+            return found
+
+    @contextmanager
+    def generating(self, version: int) -> Iterator[None]:
+        """While the weights of the trainer do not change, `admit` may send them, as this version."""
+        with self._changed:
+            self._generating = version
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._generating = None
+
+    def admit(self) -> None:
+        """Let replicas serve that join, or that left the router and answer again, in the middle of `generating`.
+
+        At any time, those that left the router and do not answer are lost.
+        """
+        with self._changed:
+            serving = self.transport.serving()
+            outside = [each for each in self.replicas if each.server_address not in serving]
+            if self._generating is None:
+                failed = self.transport.unreachable(outside)
+                gone = [each for each in outside if each.replica_rank in failed]
+                self._drop([(each, f"it left the router: {failed[each.replica_rank]}") for each in gone])
+            elif waiting := [*outside, *self._joining]:
+                self._send(self._generating, waiting)
+            elif not self.replicas:
+                self.reports.waiting(0, self.least)
+
+    def _send(self, version: int, replicas: Sequence[Any]) -> None:
+        """Send a version to replicas: those that have it serve, and the others leave."""
+        failed = self.transport.unreachable(replicas)
+        targets = [each for each in replicas if each.replica_rank not in failed]
+        if targets:
+            failed |= self.transport.send(version, targets)
+        self._drop([
+            (each, f"version {version} did not reach it: {failed[each.replica_rank]}")
+            for each in replicas if each.replica_rank in failed
+        ])  # fmt: skip
+        reached = [each for each in targets if each.replica_rank not in failed]
+        joined = [each for each in reached if each in self._joining]
+        self._joining = [each for each in self._joining if each not in joined]
+        self.replicas += joined
+        serving = self.transport.serving()
+        if back := [each for each in reached if each.server_address not in serving]:
+            self.transport.add(back)
+            logger.warning("replicas %s have version %d and serve", [each.replica_rank for each in back], version)
+        for each in joined:
+            self.reports.joined(each.replica_rank, version)
+        self.reports.serving(len(self.replicas))
+
+    def _drop(self, lost: Sequence[tuple[Any, str]]) -> None:
+        if not lost:
+            return
+        gone = [replica for replica, _ in lost]
         # From the router first: no request may reach an older version.
-        ray.get(self.router.remove_servers.remote([each.server_address for each in leaving]), timeout=self.deadline)
-        self.replicas = [each for each in self.replicas if each not in leaving]
-        messages = [
-            f"version {version} did not reach replica {each.replica_rank}, which serves no more: "
-            f"{failed[each.replica_rank]}"
-            for each in leaving
-        ]
-        self._lost += messages
-        if len(self.replicas) < self.least:
-            raise TooFewReplicas(
-                f"{len(self.replicas)} rollout replicas are left, and rollout.min_replicas is {self.least}: "
-                + "; ".join(self._lost)
-            )
-        return messages
+        self.transport.remove(gone)
+        self._forget(gone)
+        self.left += gone
+        for replica, reason in lost:
+            message = f"replica {replica.replica_rank} serves no more: {reason}"
+            self._reasons = [*self._reasons, message][-REASONS_KEPT:]
+            self.reports.lost(message)
 
-    def _restore(self, version: int) -> None:
-        """Let replicas serve again that left the router as silent, and have this version now."""
-        import ray
-
-        serving = ray.get(self.router.get_all_servers.remote(), timeout=self.deadline)
-        back = [each for each in self.replicas if each.server_address not in serving]
-        if back:
-            servers = {each.server_address: each.server_handle for each in back}
-            ray.get(self.router.add_servers.remote(servers), timeout=self.deadline)
-            logger.warning("replicas %s have version %d and serve again", [each.replica_rank for each in back], version)
+    def _forget(self, gone: Sequence[Any]) -> None:
+        self.replicas = [each for each in self.replicas if each not in gone]
+        self._joining = [each for each in self._joining if each not in gone]
+        self.reports.serving(len(self.replicas))
 
 
 def weight_updates(rollout: Any, workers: Any, servers: Any) -> Any:
     """What sends the trainer's weights to the replicas."""
     if rollout.nnodes > 0:
+        from verl_omni.trainer.replica_transport import RayTransport
         from verl_omni.workers.rollout.network_settings import network_deadline
 
+        transport = RayTransport(workers, servers.global_load_balancer, network_deadline(rollout))
         found = list(servers.get_replicas())
-        least, deadline = rollout.min_replicas, network_deadline(rollout)
-        return ReplicaUpdates(workers, servers.global_load_balancer, found, least, deadline)
+        return ReplicaUpdates(transport, found, rollout.min_replicas, rollout.deadline_seconds)
     from verl.checkpoint_engine import CheckpointEngineManager
     from verl.utils.config import omega_conf_to_dataclass
 

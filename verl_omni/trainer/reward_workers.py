@@ -10,10 +10,11 @@ import ray
 from omegaconf import DictConfig
 from typing_extensions import override
 from verl import DataProto
-from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
 from verl_omni.trainer import judges
+from verl_omni.trainer.actor_nodes import PinnedRewardLoopManager
 
 if TYPE_CHECKING:
     from verl_omni.trainer.judge_servers import JudgeServers  # imports vLLM's server
@@ -29,7 +30,7 @@ class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
         return found
 
 
-class RewardWorkers(RewardLoopManager):  # type: ignore[misc]
+class RewardWorkers(PinnedRewardLoopManager):
     """verl's manager of reward workers.
 
     Args:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
 from verl_omni.trainer import judges, machine, pools, process_counts, run_length, sequence_split
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
+from verl_omni.trainer.generation_ahead import batches_ahead
 from verl_omni.trainer.pool_nodes import wait_for_nodes
+from verl_omni.trainer.replica_pool import ReplicaPool
+from verl_omni.trainer.replica_updates import ReplicaUpdates
+from verl_omni.trainer.stack import Cluster, PlainCluster, Stack
 from verl_omni.utils.model_folder import model_folder
 from verl_omni.workers.actor.setting_checks import check_fsdp_size, check_trained_dtype
 from verl_omni.workers.algorithms import registry
@@ -25,93 +27,10 @@ ReportPhase = Callable[[str], None]
 # At least so many, and one for each actor (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are
 # logical: more than the cores is fine.
 LOGICAL_CPUS = 16
-STOP_SECONDS = 60.0  # timeout for an engine to shut down
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 PASSED_PREFIXES = ("VERL_", "OMP_", "HF_", "HCCL_", LOG_LEVEL)
 OF_ITS_NODE = ("HCCL_IF_IP",)  # the address of the driver's node, which is wrong on every other one
 SECOND_EXPERT = "transformer_2"  # part of a diffusers pipeline
-
-
-class Cluster(Protocol):
-    """Ray cluster of a run."""
-
-    def stop(self) -> None:
-        """Disconnect, and stop what this process started."""
-
-
-@dataclass
-class PlainCluster:
-    """Ray cluster that `ray.init` started or connected to."""
-
-    started_here: bool
-
-    def stop(self) -> None:
-        """See `Cluster`."""
-        import ray
-
-        if self.started_here:
-            ray.shutdown()
-
-
-@dataclass
-class Stack:
-    """Actors and handles of a run, outside the driver."""
-
-    workers: Any  # RayWorkerGroup of DiffusionActorRolloutWorker
-    servers: Any  # LLMServerManager
-    agent_loop: Any  # AgentLoopManager
-    rewards: Any  # RewardWorkers
-    weights: Any  # CheckpointEngineManager or ReplicaUpdates
-    ray: Cluster
-    deadline: float  # timeout in seconds for a replica to answer
-
-    def versions(self) -> list[int]:
-        """Weight version that each rollout replica reports.
-
-        Raises:
-            ReplicaCallFailed: a replica did not answer within `deadline`.
-        """
-        import ray
-
-        from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
-
-        serving = self.weights.replicas
-        requests = [replica.server_handle.get_global_steps.remote() for replica in serving]
-        answered, _ = ray.wait(requests, num_returns=len(requests), timeout=self.deadline)
-        if silent := [
-            str(replica.replica_rank)
-            for replica, answer in zip(serving, requests, strict=True)
-            if answer not in answered
-        ]:
-            raise ReplicaCallFailed(
-                f"replica {', '.join(silent)} did not report its weight version within {self.deadline:g} s"
-            )
-        found: list[int] = ray.get(requests)
-        return found
-
-    def stop(self) -> None:
-        """Shut down the engines, which removes their shared memory, then Ray.
-
-        Works after a failure too; an engine that does not shut down within `STOP_SECONDS` is killed.
-        """
-        import ray
-
-        servers = self.servers.server_handles
-        try:
-            self.rewards.stop()
-            endings = {server.shutdown.remote(): server for server in servers}
-            ended, silent = ray.wait(list(endings), num_returns=len(endings), timeout=STOP_SECONDS)
-            for ending in silent:
-                ray.kill(endings[ending])
-            for ending in ended:
-                with contextlib.suppress(ray.exceptions.RayActorError):  # it has exited already
-                    ray.get(ending)
-            # An actor that exits by itself removes its semaphores from /dev/shm; a killed one does not.
-            last = [endings[ending].__ray_terminate__.remote() for ending in ended]
-            if last:
-                ray.wait(last, num_returns=len(last), timeout=10)
-        finally:
-            self.ray.stop()
 
 
 def prepare_environment(has_accelerator: bool) -> None:
@@ -348,9 +267,8 @@ def _import_everything() -> None:
 def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluster) -> Stack:
     import ray
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-    from verl.workers.rollout.llm_server import LLMServerManager
 
-    from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+    from verl_omni.trainer import actor_nodes
     from verl_omni.trainer.replica_updates import weight_updates
     from verl_omni.trainer.reward_workers import start_reward_workers
     from verl_omni.workers.engine_workers import DiffusionActorRolloutWorker
@@ -374,24 +292,33 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         if judges.sleeps(config):
             rewards_up.result()  # the judge sleeps before the engine takes the accelerators' memory
         servers_up = threads.submit(
-            LLMServerManager.create, config, worker_group=None if settings.rollout.nnodes else workers
+            actor_nodes.PinnedServerManager.create, config, worker_group=None if settings.rollout.nnodes else workers
         )
         (device,) = set(workers.init_model())
         report_phase(f"waiting for the rollout engine; the policy is trained on {workers.world_size} x {device}")
         servers = servers_up.result()
         rewards = rewards_up.result()
     report_phase("starting the agent loop")
-    client = servers.get_client(client_cls=DiffusionLLMServerClient)
-    agent_loop = DiffusionAgentLoopManager.create(config, client, None, rewards.reward_loop_worker_handles)
+    client = servers.get_client(client_cls=DiffusionLLMServerClient, waits=batches_ahead(config) == 0)
+    agent_loop = actor_nodes.PinnedAgentLoopManager.create(config, client, None, rewards.reward_loop_worker_handles)
+    weights = weight_updates(settings.rollout, workers, servers)
     return Stack(
         workers,
         servers,
         agent_loop,
         rewards,
-        weight_updates(settings.rollout, workers, servers),
+        weights,
         cluster,
         deadline=settings.rollout.deadline_seconds,
+        pool=_replica_pool(settings.rollout, servers, weights) if settings.rollout.nnodes else None,
     )
+
+
+def _replica_pool(rollout: DictConfig, servers: Any, updates: ReplicaUpdates) -> ReplicaPool:
+    """What replaces lost replicas, and follows the nodes; it starts with the training."""
+    from verl_omni.trainer.replica_launcher import RayLauncher
+
+    return ReplicaPool(updates, RayLauncher(servers, rollout), first_rank=len(updates.replicas))
 
 
 def _device_name() -> str:

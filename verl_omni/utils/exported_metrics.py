@@ -66,6 +66,16 @@ PUBLISHED = ExportedMetric(
     "omni_weight_version_published", "gauge", "",
     "Weight version that the trainer last began to send to the replicas: the number of the step that made it.",
 )  # fmt: skip
+REPLICAS = ExportedMetric("omni_replicas", "gauge", "", "Standalone rollout replicas with the current weight version.")
+REPLICAS_ADDED = ExportedMetric(
+    "omni_replicas_added_total", "counter", "", "Standalone replicas that joined the run after its start."
+)
+REPLICAS_REMOVED = ExportedMetric(
+    "omni_replicas_removed_total", "counter", "", "Standalone replicas that left because their node is being removed."
+)
+REPLICAS_LOST = ExportedMetric(
+    "omni_replicas_lost_total", "counter", "", "Standalone replicas that failed, or whose node was lost."
+)
 SERVED = ExportedMetric(
     "omni_weight_version_served", "gauge", "", "Weight version that a replica's workers have all confirmed.",
     ("replica",),
@@ -81,6 +91,6 @@ IN_FLIGHT = ExportedMetric(
 
 TRAINER = (
     STEP, STEPS, REWARD, VALIDATION_REWARD, COLLAPSED, GENERATED, TRAINED, OPTIMIZER_STEPS, SKIPPED_STEPS,
-    PHASE_SECONDS, OUTPUT_STEP, OUTPUT_FAILURES, PUBLISHED,
+    PHASE_SECONDS, OUTPUT_STEP, OUTPUT_FAILURES, PUBLISHED, REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST,
 )  # fmt: skip
 ROLLOUT = (SERVED, RECEIVED_BYTES, IN_FLIGHT)

@@ -62,7 +62,7 @@ class SharedMemoryFull(WeightSyncError):
 
 
 class TooFewReplicas(WeightSyncError):
-    """Fewer standalone replicas than `rollout.min_replicas` have the weights."""
+    """Fewer standalone replicas than a run needs have the weights, and no others joined in time."""
 
 
 class DeadlineExceeded(WeightSyncError):

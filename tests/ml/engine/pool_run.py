@@ -1,17 +1,19 @@
 """`main_diffusion` that loses two standalone replicas: `python pool_run.py name=value ...`.
 
-The worker of replica 1 dies before version 2, and the server of replica 2 before version 2 generates.
+The worker of replica 1 dies before version 1, and the server of replica 2 before version 1 generates. Version 2 is sent
+when two others have started in their place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from typing import Any
 
 from verl_omni.trainer import main_diffusion, startup
 
-VERSION_OF_LOSSES = 2
+VERSION_OF_LOSSES = 1
 
 
 def main() -> int:
@@ -21,12 +23,19 @@ def main() -> int:
     def starting(*arguments: Any) -> startup.Stack:
         stack = start(*arguments)
         update, generate = stack.weights.update_weights, stack.agent_loop.generate_sequences
+        join, started = stack.weights.join, threading.Semaphore(0)
 
         def updating(global_steps: int) -> Any:
             if global_steps == VERSION_OF_LOSSES:
                 (worker,) = stack.weights.replicas[1].workers
                 kill(worker, worker.ready.remote)
+            if global_steps == VERSION_OF_LOSSES + 1:
+                assert all(started.acquire(timeout=120) for _ in range(2)), "no replica was started"
             return update(global_steps=global_steps)
+
+        def joining(replica: Any) -> None:
+            join(replica)
+            started.release()
 
         def generating(prompts: Any) -> Any:
             if prompts.meta_info["global_steps"] == VERSION_OF_LOSSES:
@@ -35,6 +44,7 @@ def main() -> int:
             return generate(prompts)
 
         stack.weights.update_weights, stack.agent_loop.generate_sequences = updating, generating
+        stack.weights.join = joining
         return stack
 
     startup.start_actors = starting

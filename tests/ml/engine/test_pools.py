@@ -77,9 +77,12 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     assert [line["weights/version"] for line in metrics(pools)] == list(range(STEPS + 1))
     assert metrics(pools) == metrics(colocated)
     in_update, in_generation = (line for line in said.splitlines() if line.startswith("warning:"))
-    assert "version 2 did not reach replica 1, which serves no more" in in_update
-    assert "version 3 did not reach replica 2, which serves no more" in in_generation
+    assert "replica 1 serves no more: version 1 did not reach it" in in_update
+    assert "replica 2 serves no more: it left the router: ActorDiedError" in in_generation
     assert "it serves no more, and others generate its samples again" in said
+    # Those in their place have the version of the others before their first request.
+    joined = [line for line in said.splitlines() if "joined with version" in line]
+    assert sorted(line.split(" joined")[0] for line in joined) == ["replica 3", "replica 4"]
 
     # The batch of step s + 1 is generated while the trainer updates with that of step s.
     ahead, _ = run(tmp_path / "ahead", model, "-m verl_omni.trainer.main_diffusion_v1", *STANDALONE, TWO, ASYNC[1])

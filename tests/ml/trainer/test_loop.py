@@ -82,14 +82,13 @@ def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> Diff
     process_counts.fill_in(config, cpus=2)
     published: list[int] = []
 
-    def publish(global_steps: int) -> dict[str, list[str]]:
+    def publish(global_steps: int) -> None:
         published.append(global_steps)
-        return {}
 
     weights = SimpleNamespace(update_weights=publish, sleep_replicas=lambda: None)
     stack = SimpleNamespace(
         agent_loop=AnsweringAgentLoop(), workers=AnsweringWorkers(optimizer_steps), weights=weights,
-        versions=lambda: published[-1:],
+        versions=lambda: published[-1:], pool=None,
     )  # fmt: skip
     return DiffusionTrainer(config, stack, RunFolder(folder), ROWS, ROWS, stop_requested=lambda: False)
 

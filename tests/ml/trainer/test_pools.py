@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from verl_omni.trainer import pool_nodes, pools, settings
+from verl_omni.trainer.replica_reports import ReplicaReports
+from verl_omni.trainer.replica_transport import RayTransport
 from verl_omni.trainer.replica_updates import ReplicaUpdates
-from verl_omni.weight_sync.errors import TooFewReplicas
 
 ROLLOUT = "actor_rollout_ref.rollout"
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -52,21 +53,52 @@ def test_the_defaults_depend_on_the_nodes_of_the_rollout() -> None:
     colocated = filled_in()
     assert (colocated.checkpoint_engine.backend, colocated.free_cache_engine) == ("naive", True)
     pool = filled_in(*POOL)
-    assert (pool.checkpoint_engine.backend, pool.free_cache_engine, pool.min_replicas) == ("omni_tcp", False, 8)
+    assert (pool.checkpoint_engine.backend, pool.free_cache_engine, pool.min_replicas) == ("omni_tcp", False, 1)
     assert filled_in(*POOL, f"{ROLLOUT}.min_replicas=3").min_replicas == 3
+
+
+ROLLOUT_NODE = {"Alive": True, "Resources": {"rollout_pool": 1.0, "GPU": 4.0}}
+
+
+def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    config = settings.load(
+        [*REQUIRED, *POOL, f"{ROLLOUT}.node_resource=rollout_pool", f"{ROLLOUT}.deadline_seconds=0.01"]
+    )
+    rollout = config.actor_rollout_ref.rollout
+    pools.fill_in(rollout)
+    monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"rollout_pool": 1.0})
+    monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE])
+    said: list[str] = []
+    pool_nodes.wait_for_nodes(config, said.append)
+    assert said[-1] == "starting with the nodes of 4 rollout replicas of 8; others may join later"
+    assert (rollout.nnodes, pools.replicas(rollout)) == (1, 4)
 
 
 def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     overrides = (*POOL, f"{ROLLOUT}.node_resource=rollout_pool", "trainer.node_resource=trainer_pool")
-    config = settings.load([*REQUIRED, *overrides, f"{ROLLOUT}.deadline_seconds=0.01"])
+    config = settings.load([*REQUIRED, *overrides, f"{ROLLOUT}.min_replicas=5"])
     monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
     joining = iter([{"trainer_pool": 1.0}, {"trainer_pool": 1.0, "rollout_pool": 1.0}])
     monkeypatch.setattr(ray, "cluster_resources", lambda: next(joining))
     said: list[str] = []
+    pools.fill_in(config.actor_rollout_ref.rollout)
+    nodes = iter([1, 2])
+    monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE] * next(nodes))
     pool_nodes.wait_for_nodes(config, said.append)
-    assert said == ["waiting for nodes with the Ray resource rollout_pool"]
+    assert said == [
+        "waiting for nodes with the Ray resource rollout_pool",
+        "waiting for the nodes of 8 rollout replicas: 4 are there",
+    ]
+    config.actor_rollout_ref.rollout.deadline_seconds = 0.01
+    monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"trainer_pool": 1.0, "rollout_pool": 1.0})
+    with pytest.raises(ValueError, match=r"the resource rollout_pool have room for 4 replicas, and rollout.min_rep"):
+        pool_nodes.wait_for_nodes(config, said.append)
     monkeypatch.setattr(ray, "cluster_resources", dict)
     with pytest.raises(
         ValueError, match=r"rollout.node_resource: no node of the Ray cluster has the resource rollout_"
@@ -110,20 +142,28 @@ class Calls:
 GONE = FakeRay.exceptions.RayError("the actor died")
 
 
+class Lost(ReplicaReports):
+    """What is said of lost replicas."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def lost(self, message: str) -> None:
+        self.lines.append(message)
+
+
 def manager(
-    monkeypatch: pytest.MonkeyPatch,
-    *replicas: tuple[Any, Any],
-    least: int = 1,
-    unconfirmed: dict[int, str] | None = None,
+    monkeypatch: pytest.MonkeyPatch, *replicas: tuple[Any, Any], unconfirmed: dict[int, str] | None = None
 ) -> Any:
     """A manager of replicas with one worker each, whose answers to `ready` and to `receive_weights` are given."""
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
-    monkeypatch.setattr("verl_omni.trainer.replica_updates.describe_error", str)
+    monkeypatch.setattr("verl_omni.trainer.replica_transport.describe_error", str)
     made = [
         SimpleNamespace(
-            replica_rank=rank, server_address=f"host:{rank}", server_handle=f"handle {rank}",
+            replica_rank=rank, server_address=f"host:{rank}",
+            server_handle=SimpleNamespace(name=f"handle {rank}", get_global_steps=Calls(4)),
             workers=[SimpleNamespace(ready=Calls(ready), receive_weights=Calls(received))],
         )
         for rank, (ready, received) in enumerate(replicas)
@@ -134,7 +174,7 @@ def manager(
     )
     serving = [each.server_address for each in made]
     router = SimpleNamespace(remove_servers=Calls(), get_all_servers=Calls(serving), add_servers=Calls())
-    return ReplicaUpdates(workers, router, made, least=least, deadline=1.0)
+    return ReplicaUpdates(RayTransport(workers, router, deadline=1.0), made, least=1, patience=0.0, reports=Lost())
 
 
 def ranks(updates: Any) -> list[int]:
@@ -142,9 +182,9 @@ def ranks(updates: Any) -> list[int]:
 
 
 def test_an_update_that_reaches_all_removes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"), least=2)
-    assert updates.update_weights(4) == {"removed": []}
-    assert ranks(updates) == [0, 1] and updates.router.remove_servers.arguments == []
+    updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"))
+    updates.update_weights(4)
+    assert ranks(updates) == [0, 1] and updates.transport.router.remove_servers.arguments == []
     assert updates.replicas[1].workers[0].receive_weights.arguments == [("address", 1, 4)]
 
 
@@ -153,35 +193,39 @@ def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(mon
     # Receivers 0 to 4 are replicas 0, 3, 4, 5 and 6: nothing is sent to those that do not answer.
     updates = manager(monkeypatch, *answers, unconfirmed={3: "digest mismatch"})
     before = list(updates.replicas)
-    removed = updates.update_weights(4)["removed"]
+    updates.update_weights(4)
     assert ranks(updates) == [0, 6]
-    assert updates.router.remove_servers.arguments == [([f"host:{rank}" for rank in range(1, 6)],)]
+    assert updates.transport.router.remove_servers.arguments == [([f"host:{rank}" for rank in range(1, 6)],)]
     assert [each.workers[0].receive_weights.arguments for each in before[1:3]] == [[], []]
     reasons = ["the actor died", "no answer within 1 s", "the actor died", "no answer within 1 s", "digest mismatch"]
-    assert removed == [
-        f"version 4 did not reach replica {rank}, which serves no more: {reason}"
+    assert updates.reports.lines == [
+        f"replica {rank} serves no more: version 4 did not reach it: {reason}"
         for rank, reason in enumerate(reasons, start=1)
     ]
+    assert [each.replica_rank for each in updates.take_left()] == [1, 2, 3, 4, 5] and updates.take_left() == []
 
 
 def test_a_replica_that_was_silent_serves_again_when_it_has_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"), ("ok", GONE))
-    updates.router.get_all_servers.value = ["host:0"]  # requests have left out the others
-    assert len(updates.update_weights(4)["removed"]) == 1
-    assert updates.router.add_servers.arguments == [({"host:1": "handle 1"},)]
+    updates.transport.router.get_all_servers.value = ["host:0"]  # requests have left out the others
+    updates.update_weights(4)
+    assert updates.transport.router.add_servers.arguments == [({"host:1": updates.replicas[1].server_handle},)]
 
 
-def test_a_run_stops_with_fewer_replicas_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = manager(monkeypatch, ("ok", "ok"), ("ok", GONE), least=2)
-    with pytest.raises(TooFewReplicas, match=r"1 rollout replicas are left, and rollout.min_replicas is 2: version 4"):
-        updates.update_weights(4)
-    assert updates.router.remove_servers.arguments == [(["host:1"],)], "it must not serve in any case"
+def test_a_replica_that_does_not_report_its_version_serves_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"))
+    updates.replicas[1].server_handle.get_global_steps.value = GONE
+    assert updates.versions() == [4]
+    assert (ranks(updates), updates.reports.lines) == (
+        [0], ["replica 1 serves no more: its weight version: the actor died"],
+    )  # fmt: skip
 
 
-def test_a_run_stops_without_any_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = manager(monkeypatch, (GONE, "ok"))
-    with pytest.raises(TooFewReplicas, match="0 rollout replicas are left"):
-        updates.update_weights(4)
+def test_there_is_room_for_replicas_on_the_nodes_of_their_pool() -> None:
+    rollout = filled_in(*POOL, f"{ROLLOUT}.node_resource=pool", f"{ROLLOUT}.tensor_model_parallel_size=2")
+    nodes = [{"pool": 1.0, "GPU": 4.0}, {"pool": 1.0, "GPU": 3.0}, {"GPU": 8.0}, {"pool": 1.0}]
+    assert pools.room(rollout, nodes, "GPU") == 3
+    assert pools.room(filled_in(*POOL), nodes, "GPU") == 8, "without a resource, as many as the settings say"
 
 
 @pytest.mark.slow  # it imports the engine

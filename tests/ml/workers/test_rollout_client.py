@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from verl_omni.utils.root_cause import describe_error
+from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError, ReplicaLost
+from verl_omni.workers.rollout.vllm_rollout.driver import rollout_client
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
     DiffusionLLMServerClient,
     DiffusionWholeSampleRetryLLMServerClient,
@@ -159,14 +161,17 @@ class Pool:
         self.remove_servers = Call(lambda names: [self.servers.pop(name) for name in names])
 
     def _next(self) -> tuple[str, Any]:
+        if not self.servers:
+            raise RuntimeError("No available servers in load balancer")
         name = next(iter(self.servers))
         self.asked.append(name)
         return name, SimpleNamespace(generate=Call(lambda **_: self.servers[name]))
 
 
-def of_pool(pool: Pool, least: int | None) -> DiffusionLLMServerClient:
-    rollout = SimpleNamespace(name="vllm_omni", deadline_seconds=30.0, min_replicas=least)
-    return DiffusionLLMServerClient(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)), pool)
+def of_pool(pool: Pool, least: int | None, deadline: float = 30.0, **more: Any) -> DiffusionLLMServerClient:
+    rollout = SimpleNamespace(name="vllm_omni", deadline_seconds=deadline, min_replicas=least)
+    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
+    return DiffusionLLMServerClient(config, pool, **more)
 
 
 async def test_a_lost_replica_leaves_the_router_and_another_one_generates_the_sample() -> None:
@@ -179,13 +184,55 @@ async def test_a_lost_replica_leaves_the_router_and_another_one_generates_the_sa
     assert (await ask(client)).extra_fields["global_steps"] == 4
 
 
-@pytest.mark.parametrize("least", [2, None], ids=["all are needed", "they share the trainer's accelerators"])
-async def test_a_lost_replica_ends_the_run_where_no_other_may_take_its_place(least: int | None) -> None:
+async def test_requests_wait_for_a_replica_that_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import ActorDiedError, ObjectLostError
+
+    monkeypatch.setattr(rollout_client, "SERVER_POLL_SECONDS", 0.001)
+    pool = Pool(a=ActorDiedError(), b=ObjectLostError("ab", None, ""))
+    client = of_pool(pool, least=1)
+    acquire, asked = pool._next, []
+
+    def joins() -> tuple[str, Any]:
+        asked.append(len(pool.servers))
+        if asked.count(0) == 3:
+            pool.servers["c"] = sample(4)
+        return acquire()
+
+    pool.acquire_server = Call(lambda request_id: joins())
+    assert (await ask(client)).extra_fields["global_steps"] == 4
+    assert (pool.asked, asked) == (["a", "b", "c"], [2, 1, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("waits", "said"),
+    [
+        (True, r"no other one joined within 0\.01 s \(rollout\.deadline"),
+        (False, "no other one has the weights of this batch"),
+    ],
+)
+async def test_a_run_ends_without_replicas_where_none_joins_in_time(
+    waits: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import ActorDiedError
+
+    monkeypatch.setattr(rollout_client, "SERVER_POLL_SECONDS", 0.001)
+    pool = Pool(a=ActorDiedError())
+    with pytest.raises(TooFewReplicas, match=f"all rollout replicas are lost, and {said}"):
+        await ask(of_pool(pool, least=1, deadline=0.01, waits=waits))
+
+
+async def test_another_error_of_the_router_is_raised() -> None:
+    pool = Pool()
+    with pytest.raises(RuntimeError, match="No available servers"):
+        await ask(of_pool(pool, least=None))
+
+
+async def test_a_lost_replica_on_the_trainers_accelerators_ends_the_run() -> None:
     from ray.exceptions import ActorDiedError
 
     pool = Pool(a=ActorDiedError(), b=sample(4))
     with pytest.raises(ReplicaLost, match=r"replica a: .*died") as failure:
-        await ask(of_pool(pool, least))
+        await ask(of_pool(pool, least=None))
     assert (list(pool.servers), pool.asked) == (["a", "b"], ["a"])
     assert str(pickle.loads(pickle.dumps(failure.value))) == str(failure.value)
 

@@ -115,7 +115,7 @@ class DiffusionRolloutConfig(RolloutConfig):
             (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
 
         node_resource: custom Ray resource of the nodes for standalone replicas; None: any node.
-        min_replicas: standalone replicas that every update must reach. None only until the trainer has filled it in.
+        min_replicas: standalone replicas without which a run waits. None only until the trainer has filled it in.
 
     Raises:
         ValueError: `mode` is `sync`, `rollout_adapter` is unknown, or `deadline_seconds` is not positive.

@@ -47,6 +47,11 @@ class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
     @override
     async def init_standalone(self) -> None:
         """Start the replica on accelerators of its own, on nodes with `rollout.node_resource` if there is one."""
+        self.place()
+        await self.launch_servers()
+
+    def place(self) -> None:
+        """Start the workers, one on each accelerator of the replica; waits until a node has them."""
         self.rollout_mode = RolloutMode.STANDALONE
         name = f"rollout_standalone_{self.replica_rank}{self.name_suffix}"
         self.resource_pool = RayResourcePool(
@@ -58,7 +63,6 @@ class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
             bin_pack=False, name_prefix=name, use_gpu=True, device_name=get_device_name(),
         )  # fmt: skip
         self.workers = group.workers
-        await self.launch_servers()
 
     @override
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:

@@ -9,16 +9,18 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 from typing_extensions import override
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_omni.utils.root_cause import describe_error
+from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError, ReplicaLost
 
 logger = logging.getLogger(__name__)
+NO_SERVER, SERVER_POLL_SECONDS = "No available servers", 1.0  # what verl's router raises then
 MEDIA = ("image_data", "video_data", "audio_data")
 PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
 
@@ -31,22 +33,47 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
     deadline does not depend on the batch size.
 
     Of standalone replicas, one that is gone or silent leaves the router, and others generate its samples again, with
-    the same seeds, as long as `rollout.min_replicas` are left.
+    the same seeds. While the router has none, requests wait for one to join.
+
+    Args:
+        waits: whether a replica may join that has the weights which these requests are for.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, waits: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         rollout = self.config.actor_rollout_ref.rollout
         self._deadline = float(getattr(rollout, "deadline_seconds", REPLICA_DEADLINE_SECONDS))
-        self._least: int | None = getattr(rollout, "min_replicas", None)  # None: not standalone
+        self._standalone = getattr(rollout, "min_replicas", None) is not None
+        self._waits = waits
         self._in_flight: dict[str, tuple[str, float]] = {}  # request -> its replica, and when it was sent
         self._last_reply: dict[str, float] = {}  # replica -> time of its last reply
 
     @override
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        server_id, server = await super()._acquire_server(request_id, **extra)
+        server_id, server = await self._any_server(request_id, **extra)
         self._in_flight[request_id] = server_id, asyncio.get_running_loop().time()
         return server_id, server
+
+    async def _any_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        """A replica of the router; waits for one to join.
+
+        Raises:
+            TooFewReplicas: the router has none, and none can join, or none did within `rollout.deadline_seconds`.
+        """
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._deadline
+        while True:
+            try:
+                acquired: tuple[str, Any] = await super()._acquire_server(request_id, **extra)
+                return acquired
+            except RuntimeError as error:  # as Ray raises the router's own
+                if not self._standalone or NO_SERVER not in str(error):
+                    raise
+                if not self._waits or clock() > until:
+                    none = f"joined within {self._deadline:g} s (rollout.deadline_seconds)"
+                    none = none if self._waits else "has the weights of this batch"
+                    raise TooFewReplicas(f"all rollout replicas are lost, and no other one {none}") from error
+            await asyncio.sleep(SERVER_POLL_SECONDS)
 
     @override
     async def generate(self, request_id: str, **kwargs: Any) -> DiffusionOutput:
@@ -57,8 +84,8 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
 
         Raises:
             ReplicaError: the replica's engine failed.
-            ReplicaLost: the replica died, or sent nothing for `rollout.deadline_seconds`, and no other one may take its
-                place.
+            ReplicaLost: a replica on the trainer's accelerators died, or sent nothing for `rollout.deadline_seconds`.
+            TooFewReplicas: all standalone replicas did.
             ReplicaCallFailed: the replica raised another error.
         """
         while True:
@@ -71,18 +98,13 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         """Take a lost replica from the router.
 
         Raises:
-            ReplicaLost: fewer than `rollout.min_replicas` would be left, or the replicas share the trainer's
-                accelerators, and the next weight update needs all of them.
+            ReplicaLost: the replicas share the trainer's accelerators, and the next weight update needs all of them.
         """
-        if self._least is None:
+        if not self._standalone:
             raise lost
-        serving = await self._load_balancer.get_all_servers.remote()
-        if lost.replica not in serving:
-            return  # another request has done it
-        if len(serving) - 1 < self._least:
-            raise lost
-        await self._load_balancer.remove_servers.remote([lost.replica])
-        logger.warning("%s; it serves no more, and others generate its samples again", lost)
+        if lost.replica in await self._load_balancer.get_all_servers.remote():
+            await self._load_balancer.remove_servers.remote([lost.replica])
+            logger.warning("%s; it serves no more, and others generate its samples again", lost)
 
     async def _generate_once(self, request_id: str, **kwargs: Any) -> DiffusionOutput:
         try:
@@ -95,7 +117,8 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         except Exception as error:
             if (sent := self._in_flight.get(request_id)) is None:
                 raise  # no replica was acquired
-            if isinstance(error, RayActorError):
+            # An output is lost with the node of the replica that has made it.
+            if isinstance(error, (RayActorError, ObjectLostError)):
                 raise ReplicaLost(sent[0], describe_error(error)) from error
             # Without Ray's traceback, after which a reader of the last line would miss the replica.
             raise ReplicaCallFailed(f"replica {sent[0]}: {describe_error(error)}") from error

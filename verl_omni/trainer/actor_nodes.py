@@ -1,0 +1,82 @@
+"""Managers whose actors stay on the trainer's nodes: agent-loop workers, reward workers and the router.
+
+A run cannot lose any of them, and the nodes of standalone replicas may come and go. Without `trainer.node_resource`,
+all nodes are alike, and verl's own placement holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from typing_extensions import override
+from verl.experimental.reward_loop import RewardLoopManager
+from verl.workers.rollout.llm_server import LLMServerManager
+
+from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+
+
+def nodes_with(resource: str) -> list[str]:
+    """Ids of the nodes that have a custom resource, of which there must be one."""
+    found = [node["NodeID"] for node in ray.nodes() if node["Alive"] and resource in node["Resources"]]
+    if not found:
+        raise RuntimeError(f"trainer.node_resource: no node of the Ray cluster has the resource {resource}")
+    return found
+
+
+def pinned(resource: str, number: int) -> dict[str, Any]:
+    """Options of actor `number`: the nodes take turns. They need no CPU of Ray."""
+    nodes = nodes_with(resource)
+    strategy = NodeAffinitySchedulingStrategy(node_id=nodes[number % len(nodes)], soft=False)
+    return {"scheduling_strategy": strategy, "num_cpus": 0}
+
+
+class PinnedServerManager(LLMServerManager):  # type: ignore[misc]
+    """verl's manager of replicas, with its router on a node of the trainer."""
+
+    @override
+    async def _init_global_load_balancer(self) -> None:
+        resource = self.config.trainer.node_resource
+        if resource is None or self.rollout_config.router_config_path:
+            await super()._init_global_load_balancer()
+            return
+        from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+        servers = dict(zip(self.server_addresses, self.server_handles, strict=True))
+        actor = ray.remote(GlobalRequestLoadBalancer).options(**pinned(resource, 0))
+        self.global_load_balancer = actor.remote(servers=servers, full_determinism=self.rollout_config.full_determinism)
+
+
+class PinnedAgentLoopManager(DiffusionAgentLoopManager):
+    """The manager of agent-loop workers, with its workers on the trainer's nodes."""
+
+    @override
+    async def _init_agent_loop_workers(self) -> None:
+        resource = self.config.trainer.node_resource
+        if resource is None:
+            await super()._init_agent_loop_workers()
+            return
+        self.agent_loop_workers = [
+            self.agent_loop_workers_class.options(
+                name=f"agent_loop_worker_{number}", **pinned(resource, number)
+            ).remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
+            for number in range(self.rollout_config.agent.num_workers)
+        ]
+
+
+class PinnedRewardLoopManager(RewardLoopManager):  # type: ignore[misc]
+    """verl's manager of reward workers, with its workers on the trainer's nodes."""
+
+    @override
+    def _init_reward_loop_workers(self) -> None:
+        resource = self.config.trainer.node_resource
+        if resource is None:
+            super()._init_reward_loop_workers()
+            return
+        self.reward_loop_workers = [
+            self.reward_loop_workers_class.options(
+                name=f"reward_loop_worker_{number}", **pinned(resource, number)
+            ).remote(self.config, self.reward_router_address)
+            for number in range(self.config.reward.num_workers)
+        ]

@@ -1,0 +1,103 @@
+"""`RayLauncher`: starts standalone replicas on the nodes of a Ray cluster, and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from verl_omni.trainer import pools
+from verl_omni.trainer.replica_pool import Room
+
+logger = logging.getLogger(__name__)
+
+
+class RayLauncher:
+    """The `Launcher` over Ray.
+
+    With `rollout.node_resource`, there is room on every node that has the resource; without it, for as many replicas as
+    the settings say.
+
+    Args:
+        servers: LLMServerManager of the run.
+        rollout: settings of the rollout.
+    """
+
+    def __init__(self, servers: Any, rollout: Any) -> None:
+        self._servers, self._rollout = servers, rollout
+        self._nodes: dict[int, str] = {}  # rank of a replica -> id of its node
+
+    def room(self, replicas: Iterable[Any]) -> Room:
+        """See `Launcher`."""
+        import ray
+
+        alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        draining = draining_nodes()
+        places = {each.replica_rank: self._node_of(each) for each in replicas}
+        return Room(
+            pools.room(self._rollout, [alive[node] for node in alive if node not in draining], _accelerator()),
+            frozenset(rank for rank, node in places.items() if node not in alive),
+            frozenset(rank for rank, node in places.items() if node in draining and node in alive),
+        )
+
+    def start(self, rank: int) -> Any:
+        """See `Launcher`."""
+        servers = self._servers
+        replica = servers.rollout_replica_class(
+            replica_rank=rank, config=servers.rollout_config, model_config=servers.model_config,
+            gpus_per_node=self._rollout.n_gpus_per_node,
+        )  # fmt: skip
+        try:
+            replica.place()
+            asyncio.run(asyncio.wait_for(replica.launch_servers(), self._rollout.deadline_seconds))
+        except BaseException:
+            self.stop(replica)
+            raise
+        return replica
+
+    def stop(self, replica: Any) -> None:
+        """See `Launcher`."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        self._nodes.pop(replica.replica_rank, None)
+        for actor in (*replica.servers, *replica.workers):
+            ray.kill(actor)
+        groups = replica.resource_pool.pgs if replica.resource_pool is not None else None
+        for group in groups or ():
+            with contextlib.suppress(ray.exceptions.RayError):
+                remove_placement_group(group)
+
+    def _node_of(self, replica: Any) -> str:
+        """Id of the replica's node; empty if it is gone before that was known."""
+        import ray
+
+        if replica.replica_rank not in self._nodes:
+            asked = replica.workers[0].__ray_call__.remote(_own_node)
+            try:
+                self._nodes[replica.replica_rank] = ray.get(asked, timeout=self._rollout.deadline_seconds)
+            except ray.exceptions.RayError:
+                return ""
+        return self._nodes[replica.replica_rank]
+
+
+def draining_nodes() -> set[str]:
+    """Ids of the nodes that are about to be removed."""
+    from ray._private.state import state
+
+    return set(state.get_draining_nodes())
+
+
+def _own_node(worker: Any) -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _accelerator() -> str:
+    """Ray's name of the accelerators."""
+    from verl.utils.device import get_resource_name
+
+    return str(get_resource_name())

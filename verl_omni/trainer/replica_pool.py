@@ -1,0 +1,150 @@
+"""`ReplicaPool`: keeps as many standalone replicas as the nodes have room for, while a run goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from verl_omni.trainer.replica_updates import ReplicaUpdates
+from verl_omni.utils.root_cause import describe_error
+
+logger = logging.getLogger(__name__)
+POLL_SECONDS = 5.0
+RETRY_SECONDS, RETRY_MOST_SECONDS = 10.0, 300.0  # before a replica that did not start is started again
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Nodes for standalone replicas.
+
+    Attributes:
+        replicas: how many have a place on nodes that are alive and not being removed, those that run counted too.
+        gone: ranks of replicas whose node is not alive.
+        leaving: ranks of replicas whose node is being removed.
+    """
+
+    replicas: int
+    gone: frozenset[int] = frozenset()
+    leaving: frozenset[int] = frozenset()
+
+
+class Launcher(Protocol):
+    """Starts and stops the processes of replicas."""
+
+    def room(self, replicas: Iterable[Any]) -> Room:
+        """The nodes as they are now, with what becomes of `replicas`."""
+
+    def start(self, rank: int) -> Any:
+        """Start a replica on a node with room, and wait until its engine is ready.
+
+        Raises:
+            Exception: it did not start; its processes are stopped.
+        """
+
+    def stop(self, replica: Any) -> None:
+        """Stop what is left of a replica's processes, and free its accelerators. Does not raise if it is gone."""
+
+
+class ReplicaPool:
+    """Starts a replica wherever a node has room for one, and removes those whose node is gone.
+
+    A thread looks at the nodes every `POLL_SECONDS`. Each start has a thread of its own, because loading a model takes
+    minutes. Started replicas join with the next weight update, or in the middle of a generation that the trainer's
+    weights allow (`ReplicaUpdates.generating`). Ranks are never used twice, so the named actors of a replica that is
+    gone are in no one's way.
+    """
+
+    def __init__(
+        self,
+        updates: ReplicaUpdates,
+        launcher: Launcher,
+        first_rank: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        run: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        self.updates = updates
+        self._launcher, self._rank, self._clock = launcher, first_rank, clock
+        self._run = run or _in_thread
+        self._starting = 0
+        self._leaving: list[Any] = []
+        self._failures, self._retry_at = 0, 0.0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="replica-pool", daemon=True)
+
+    def start(self) -> None:
+        """Start to look at the nodes."""
+        self._thread.start()
+
+    def stop(self) -> list[Any]:
+        """Start nothing any more. Returns all replicas that are not stopped."""
+        self._stopping.set()
+        return [*self.updates.all(), *self._leaving, *self.updates.take_left()]
+
+    def look(self) -> None:
+        """Act on what has changed since the last look."""
+        known = [*self.updates.all(), *self._leaving]
+        room = self._launcher.room(known)
+        for replica in known:
+            if replica.replica_rank in room.gone:
+                self._gone(replica)
+            elif replica.replica_rank in room.leaving and replica not in self._leaving:
+                self.updates.leave(replica)
+                self._leaving.append(replica)
+        for replica in self.updates.take_left():
+            self._launcher.stop(replica)
+        with self._lock:
+            missing = missing_replicas(room.replicas, self.updates.all(), self._starting)
+            if self._clock() < self._retry_at or self._stopping.is_set():
+                missing = 0
+            self._starting += missing
+            first, self._rank = self._rank, self._rank + missing
+        for rank in range(first, first + missing):
+            self._run(lambda rank=rank: self._start(rank))  # type: ignore[misc]
+        self.updates.admit()
+
+    def _gone(self, replica: Any) -> None:
+        if replica in self._leaving:
+            self._leaving.remove(replica)
+            self._launcher.stop(replica)
+        else:
+            self.updates.lose(replica, "its node is gone")
+
+    def _start(self, rank: int) -> None:
+        try:
+            replica = self._launcher.start(rank)
+        except Exception as error:  # noqa: BLE001  a node may disappear at any moment; the run goes on without it
+            with self._lock:
+                self._starting -= 1
+                self._failures += 1
+                pause = min(RETRY_SECONDS * 2.0 ** (self._failures - 1), RETRY_MOST_SECONDS)
+                self._retry_at = self._clock() + pause
+            if not self._stopping.is_set():
+                text = f"replica {rank} did not start, next try in {pause:g} s: {describe_error(error)}"
+                self.updates.reports.start_failed(text)
+            return
+        with self._lock:
+            self.updates.join(replica)
+            self._starting -= 1
+            self._failures = 0
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(POLL_SECONDS):
+            try:
+                self.look()
+            except Exception:  # the trainer meets what is wrong, and the next look may succeed
+                logger.exception("rollout replicas could not be managed; trying again in %g s", POLL_SECONDS)
+
+
+def missing_replicas(room: int, running: Sequence[Any], starting: int) -> int:
+    """How many replicas to start. PURE."""
+    return max(0, room - len(running) - starting)
+
+
+def _in_thread(action: Callable[[], None]) -> None:
+    threading.Thread(target=action, name="replica-start", daemon=True).start()

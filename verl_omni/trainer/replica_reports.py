@@ -1,0 +1,73 @@
+"""What users see of standalone replicas that join, fail and leave: events of the run folder, and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from verl_omni.utils import exported_metrics as exported
+from verl_omni.utils.metrics_writer import MetricsWriter
+
+
+class ReplicaReports:
+    """Hears of replicas, and does nothing. Methods are called from several threads, but never by two at once."""
+
+    def joined(self, rank: int, version: int) -> None:
+        """A replica that was added has this version, and serves."""
+
+    def leaving(self, rank: int) -> None:
+        """A replica gets no more requests, because its node is being removed."""
+
+    def lost(self, message: str) -> None:
+        """A replica failed, or is gone; the message names it, and why."""
+
+    def start_failed(self, message: str) -> None:
+        """A replica could not be started; it is tried again."""
+
+    def waiting(self, serving: int, least: int) -> None:
+        """The run waits for replicas."""
+
+    def serving(self, count: int) -> None:
+        """So many replicas have the current version."""
+
+
+@dataclass
+class RunReports(ReplicaReports):
+    """Reports in the run folder, which the operator gets too, and in the exported metrics."""
+
+    folder: Any  # RunFolder
+    writer: MetricsWriter
+    _waits: bool = False
+
+    @override
+    def joined(self, rank: int, version: int) -> None:
+        self._waits = False
+        self.writer.add(exported.REPLICAS_ADDED, 1)
+        self.folder.event("phase", text=f"replica {rank} joined with version {version}")
+
+    @override
+    def leaving(self, rank: int) -> None:
+        self.writer.add(exported.REPLICAS_REMOVED, 1)
+        self.folder.event("phase", text=f"replica {rank} gets no more requests: its node is being removed")
+
+    @override
+    def lost(self, message: str) -> None:
+        self.writer.add(exported.REPLICAS_LOST, 1)
+        self.folder.event("warning", reason="ReplicaRemoved", message=message)
+
+    @override
+    def start_failed(self, message: str) -> None:
+        self.folder.event("warning", reason="ReplicaNotStarted", message=message)
+
+    @override
+    def waiting(self, serving: int, least: int) -> None:
+        if not self._waits:  # once, not at every look
+            text = f"waiting for rollout replicas: {serving} serve, rollout.min_replicas is {least}"
+            self.folder.event("phase", text=text)
+        self._waits = True
+
+    @override
+    def serving(self, count: int) -> None:
+        self.writer.set(exported.REPLICAS, count)

@@ -1,0 +1,96 @@
+"""Calls of the driver to standalone replicas and to the router that chooses one for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_omni.utils.root_cause import describe_error
+
+
+@dataclass
+class RayTransport:
+    """The `Transport` over Ray; a replica has a server, and a worker for each of its accelerators.
+
+    Attributes:
+        workers: RayWorkerGroup of DiffusionActorRolloutWorker.
+        router: actor that chooses a replica for each request.
+        deadline: seconds to wait for a replica's answer, besides the deadlines of the transfer itself.
+    """
+
+    workers: Any
+    router: Any
+    deadline: float
+
+    def unreachable(self, replicas: Sequence[Any]) -> dict[int, str]:
+        """See `Transport`."""
+        asked = [(each.replica_rank, each.server_handle.get_global_steps.remote()) for each in replicas]
+        asked += [(each.replica_rank, worker.ready.remote()) for each in replicas for worker in each.workers]
+        errors = self._errors([answer for _, answer in asked])
+        return {asked[number][0]: reason for number, reason in errors.items()}
+
+    def send(self, version: int, replicas: Sequence[Any]) -> dict[int, str]:
+        """See `Transport`."""
+        import ray
+
+        targets = [(each.replica_rank, worker) for each in replicas for worker in each.workers]
+        address = self.workers.open_weight_stream()
+        receiving = [
+            worker.receive_weights.remote(address, number, version) for number, (_, worker) in enumerate(targets)
+        ]
+        unconfirmed = ray.get(self.workers.send_to_replicas(version, len(targets)))[0]
+        failed: dict[int, str] = {}
+        for number, reason in unconfirmed.items():
+            failed.setdefault(targets[number][0], reason)
+        # An error of the replica itself says more than what the trainer saw of it.
+        for number, reason in self._errors(receiving).items():
+            failed[targets[number][0]] = reason
+        return failed
+
+    def versions(self, replicas: Sequence[Any]) -> tuple[dict[int, int], dict[int, str]]:
+        """See `Transport`."""
+        import ray
+
+        asked = [each.server_handle.get_global_steps.remote() for each in replicas]
+        errors = self._errors(asked)
+        ranks = [each.replica_rank for each in replicas]
+        found = {ranks[number]: ray.get(answer) for number, answer in enumerate(asked) if number not in errors}
+        return found, {ranks[number]: f"its weight version: {reason}" for number, reason in errors.items()}
+
+    def serving(self) -> set[str]:
+        """See `Transport`."""
+        import ray
+
+        return set(ray.get(self.router.get_all_servers.remote(), timeout=self.deadline))
+
+    def add(self, replicas: Sequence[Any]) -> None:
+        """See `Transport`."""
+        import ray
+
+        servers = {each.server_address: each.server_handle for each in replicas}
+        ray.get(self.router.add_servers.remote(servers), timeout=self.deadline)
+
+    def remove(self, replicas: Sequence[Any]) -> None:
+        """See `Transport`."""
+        import ray
+
+        ray.get(self.router.remove_servers.remote([each.server_address for each in replicas]), timeout=self.deadline)
+
+    def _errors(self, answers: list[Any]) -> dict[int, str]:
+        """Why the answers that failed, or did not arrive within the deadline, did; by their place."""
+        import ray
+
+        if not answers:
+            return {}
+        arrived, _ = ray.wait(answers, num_returns=len(answers), timeout=self.deadline)
+        found = {}
+        for number, answer in enumerate(answers):
+            if answer not in arrived:
+                found[number] = f"no answer within {self.deadline:g} s"
+                continue
+            try:
+                ray.get(answer)
+            except ray.exceptions.RayError as error:
+                found[number] = describe_error(error)
+        return found

@@ -1,0 +1,99 @@
+"""`Stack`: the actors and handles of a run, outside the driver."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from verl_omni.trainer.replica_pool import ReplicaPool
+
+STOP_SECONDS = 60.0  # timeout for an engine to shut down
+
+
+class Cluster(Protocol):
+    """Ray cluster of a run."""
+
+    def stop(self) -> None:
+        """Disconnect, and stop what this process started."""
+
+
+@dataclass
+class PlainCluster:
+    """Ray cluster that `ray.init` started or connected to."""
+
+    started_here: bool
+
+    def stop(self) -> None:
+        """See `Cluster`."""
+        import ray
+
+        if self.started_here:
+            ray.shutdown()
+
+
+@dataclass
+class Stack:
+    """Actors and handles of a run, outside the driver."""
+
+    workers: Any  # RayWorkerGroup of DiffusionActorRolloutWorker
+    servers: Any  # LLMServerManager
+    agent_loop: Any  # AgentLoopManager
+    rewards: Any  # RewardWorkers
+    weights: Any  # CheckpointEngineManager or ReplicaUpdates
+    ray: Cluster
+    deadline: float  # timeout in seconds for a replica to answer
+    pool: ReplicaPool | None = None  # of standalone replicas
+
+    def versions(self) -> list[int]:
+        """Weight version that each rollout replica reports; a standalone one that does not answer is left out.
+
+        Raises:
+            ReplicaCallFailed: a replica on the trainer's accelerators did not answer within `deadline`.
+        """
+        if self.pool is not None:
+            return self.pool.updates.versions()
+        import ray
+
+        from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
+
+        serving = self.weights.replicas
+        requests = [replica.server_handle.get_global_steps.remote() for replica in serving]
+        answered, _ = ray.wait(requests, num_returns=len(requests), timeout=self.deadline)
+        if silent := [
+            str(replica.replica_rank)
+            for replica, answer in zip(serving, requests, strict=True)
+            if answer not in answered
+        ]:
+            raise ReplicaCallFailed(
+                f"replica {', '.join(silent)} did not report its weight version within {self.deadline:g} s"
+            )
+        found: list[int] = ray.get(requests)
+        return found
+
+    def stop(self) -> None:
+        """Shut down the engines, which removes their shared memory, then Ray.
+
+        Works after a failure too; an engine that does not shut down within `STOP_SECONDS` is killed.
+        """
+        import ray
+
+        if self.pool is not None:
+            servers = [replica.server_handle for replica in self.pool.stop()]
+        else:
+            servers = self.servers.server_handles
+        try:
+            self.rewards.stop()
+            endings = {server.shutdown.remote(): server for server in servers}
+            ended, silent = ray.wait(list(endings), num_returns=len(endings), timeout=STOP_SECONDS)
+            for ending in silent:
+                ray.kill(endings[ending])
+            for ending in ended:
+                with contextlib.suppress(ray.exceptions.RayActorError):  # it has exited already
+                    ray.get(ending)
+            # An actor that exits by itself removes its semaphores from /dev/shm; a killed one does not.
+            last = [endings[ending].__ray_terminate__.remote() for ending in ended]
+            if last:
+                ray.wait(last, num_returns=len(last), timeout=10)
+        finally:
+            self.ray.stop()
