@@ -125,7 +125,9 @@ def generate_scored(
 
 def to_score(prompts: DataProto, output: DataProto) -> DataProto:
     """The rows of a batch as reward workers take them: columns of the data set, samples, and what a loop added."""
-    own = [name for name in output.non_tensor_batch if name not in (*prompts.non_tensor_batch, "stored")]
+    own = [
+        name for name in output.non_tensor_batch if name not in (*prompts.non_tensor_batch, "stored", "__num_turns__")
+    ]
     added = [{name: output.non_tensor_batch[name][row] for name in own} for row in range(len(output))]
     columns = {**prompts.non_tensor_batch, "tool_extra_fields": objects(added)}
     columns["__num_turns__"] = output.non_tensor_batch["__num_turns__"]

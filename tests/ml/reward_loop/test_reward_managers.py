@@ -161,8 +161,17 @@ async def test_the_data_sets_row_is_not_changed(settings: Settings, sample: Samp
     before = copy.deepcopy(own)
     data = sample(extra_info=own, tool_extra_fields={"seed": 3})
     await visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge).run_single(data)
-    assert seen == [{"index": 7, "seed": 3}]
+    assert seen == [{"index": 7, "seed": 3, "num_turns": None, "rollout_reward_scores": {}}]
     assert own == before
+
+
+async def test_scorers_get_the_turns_and_the_scores_of_the_agent_loop(settings: Settings, sample: Sample) -> None:
+    def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> float:
+        return float(extra_info["num_turns"] + extra_info["rollout_reward_scores"]["tool"])
+
+    data = sample(__num_turns__=2, reward_scores={"tool": 0.5})
+    manager = visual(settings(custom_reward_function={"path": "mine.py", "name": "x"}), judge)
+    assert (await manager.run_single(data))["reward_score"] == 2.5
 
 
 async def test_rows_without_extra_info_are_scored(settings: Settings, sample: Sample) -> None:

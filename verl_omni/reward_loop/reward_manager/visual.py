@@ -85,11 +85,12 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             raise ValueError(f"a reward manager scores one sample at a time, and got {len(data)}")
         row = data[0].non_tensor_batch
         image = self._pixels(data.batch["responses"][0], validate=bool(data.meta_info.get("validate")))
+        of_loop = {"num_turns": row.get("__num_turns__"), "rollout_reward_scores": row.get("reward_scores", {})}
         return {
             "data_source": row["data_source"],
             "solution_image": image,
             "ground_truth": row["reward_model"]["ground_truth"],
-            "extra_info": {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {})},
+            "extra_info": {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {}), **of_loop},
         }
 
     def _pixels(self, response: torch.Tensor, *, validate: bool) -> torch.Tensor:
