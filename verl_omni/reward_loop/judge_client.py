@@ -80,7 +80,7 @@ class Judge:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise JudgeError(
                 f"{self.url}: no response in {self.attempts} attempts of {self.timeout:g} s "
-                f"({type(error).__name__}: {error}); check that the judge's server runs, and base_url"
+                f"({type(error).__name__}: {error}); start the judge's server, or correct base_url"
             ) from error
 
     async def _post(self, body: Mapping[str, Any]) -> httpx.Response:

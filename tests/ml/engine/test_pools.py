@@ -1,6 +1,6 @@
 """Standalone replicas: a run equals a colocated one, loses a replica, is ahead; an average is evaluated.
 
-A judge on the trainer's accelerators scores the images, and its loss ends the run.
+A judge on the trainer's accelerators scores the images of a run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,8 @@ STILL = "actor_rollout_ref.actor.ema_decay=0.999999999"  # an average that hardl
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 
 
-def run(folder: Path, model: Path, program: str, *overrides: str, code: int = 0) -> tuple[Path, str]:
-    """Run a short training; its run folder and its output.
-
-    Args:
-        code: the expected exit code.
-    """
+def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path, str]:
+    """Run a short training; its run folder and its output."""
     prompts, pipeline = folder / "prompts.jsonl", "actor_rollout_ref.rollout.pipeline"
     prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
     settings = (
@@ -51,7 +47,7 @@ def run(folder: Path, model: Path, program: str, *overrides: str, code: int = 0)
     ended = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
     )
-    assert ended.returncode == code, ended.stdout
+    assert ended.returncode == 0, ended.stdout
     return folder / "run", ended.stdout
 
 
@@ -101,27 +97,26 @@ RM = "reward.reward_model"
 TRUTH = "answer image score final text visible exactly with all of the 1 2 3 4 5 in this a is to"
 
 
-def test_a_served_judge_scores_what_it_sees_and_its_loss_ends_the_run(tmp_path: Path) -> None:
+def test_a_served_judge_scores_what_it_sees(tmp_path: Path) -> None:
     model, judge, saved = tmp_path / "model", tmp_path / "judge", tmp_path / "saved"
     make_tiny_sd3(model)
     make_tiny_qwen3_vl(judge)
     prompts = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"a {colour} circle", "ground_truth": TRUTH} for colour in ("red", "blue", "green", "grey")]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folder, said = run(
-        tmp_path, model, str(Path(__file__).with_name("judge_run.py")), f"data.train_files='{prompts}'",
+    folder, _ = run(
+        tmp_path, model, "-m verl_omni.trainer.main_diffusion", f"data.train_files='{prompts}'",
         f"data.val_files='{prompts}'", "reward.scorer=genrm_ocr", "reward.scorer_kwargs.max_tokens=12",
         f"trainer.rollout_data_dir='{saved}'", f"{RM}.enable=true", f"{RM}.model_path='{judge}'",
         f"{RM}.rollout.tensor_model_parallel_size=1", f"{RM}.rollout.max_model_len=512",
-        f"{RM}.rollout.max_num_seqs=8", f"{RM}.rollout.dtype=float32", code=1,
+        f"{RM}.rollout.max_num_seqs=8", f"{RM}.rollout.dtype=float32", "trainer.total_training_steps=2",
     )  # fmt: skip
-    found = [json.loads(line) for line in (saved / "1.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for step in (1, 2) for line in (saved / f"{step}.jsonl").read_text().splitlines()]
     expected = [ocr_score(judge, saved / line["output"]) for line in found]
     assert [line["score"] for line in found] == pytest.approx(expected)
-    assert len(found) == 8 and len(set(expected)) > 2, "the images are not told apart"
+    assert len(found) == 16 and len(set(expected)) > 2, "the images are not told apart"
     steps = metrics(folder)
-    assert [line["weights/version"] for line in steps] == [0, 1] and steps[1]["actor/grad_norm"] > 0
-    assert said.splitlines()[-1].startswith("error: replica 0 of the judge, wake_up: ")
+    assert [line["weights/version"] for line in steps] == [0, 1, 2] and steps[1]["actor/grad_norm"] > 0
 
 
 @cache
@@ -135,7 +130,12 @@ def ocr_score(judge: Path, picture: Path) -> float:
     """The score of `genrm_ocr`, with the answer of transformers."""
     processor, model = _reference(judge)
     content = [{"type": "image"}, {"type": "text", "text": QUESTION}]
-    text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
     asked = processor(text=[text], images=[Image.open(picture)], return_tensors="pt")
-    answer = model.generate(**asked, max_new_tokens=12, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    # verl's server masks them out.
+    never = processor.tokenizer.convert_tokens_to_ids(["<|image_pad|>", "<|video_pad|>"])
+    made = model.generate(**asked, max_new_tokens=12, do_sample=False, suppress_tokens=never)
+    answer = made[0, asked["input_ids"].shape[1] :]
     return text_score(normalize(processor.tokenizer.decode(answer, skip_special_tokens=True)), normalize(TRUTH))
