@@ -54,6 +54,9 @@ ONE_VENDOR = (
 )
 TOKEN_NEEDED = "must be Token with spec.rollout.placement Separate: trainer and replicas prove by it who they are"
 UNUSED_STORE = "has no effect: no s3:// URL in spec.data, spec.model.base or spec.output.url; remove it"
+JUDGE_IN_POD = "must divide the accelerators of a reward pod, because those of a replica must be in one pod"
+JUDGE_ON_ALL = "must divide all accelerators of the trainer, which the judge uses with placement Colocated"
+JUDGE_AHEAD = "must be Separate with spec.rollout.batchesAhead: the trainer is busy while samples are scored"
 UNEVEN = "x spec.rollout.samplesPerPrompt must be a multiple of"
 _ACCELERATORS = "self.trainer.replicas * self.trainer.accelerator.count"
 _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
@@ -192,6 +195,32 @@ class Spec(StrictModel):
             ".security.rayAuth",
         ),
         Cel(
+            "!has(self.reward.model) || self.reward.model.placement != 'Colocated' || "
+            f"({_ACCELERATORS}) % self.reward.model.tensorParallelSize == 0",
+            JUDGE_ON_ALL,
+            ".reward.model.tensorParallelSize",
+        ),
+        Cel(
+            "!has(self.reward.model) || self.reward.model.placement != 'Separate' || "
+            "(has(self.reward.model.accelerator) ? self.reward.model.accelerator.count "
+            ": self.trainer.accelerator.count) % self.reward.model.tensorParallelSize == 0",
+            JUDGE_IN_POD,
+            ".reward.model.tensorParallelSize",
+        ),
+        Cel(
+            "!has(self.reward.model) || self.reward.model.placement == 'Separate' || self.rollout.batchesAhead == 0",
+            JUDGE_AHEAD,
+            ".reward.model.placement",
+        ),
+        Cel(
+            "!has(self.reward.model) || !has(self.reward.model.accelerator) || "
+            "(has(self.reward.model.accelerator.vendor) == has(self.trainer.accelerator.vendor) && "
+            "(!has(self.trainer.accelerator.vendor) || "
+            "self.reward.model.accelerator.vendor == self.trainer.accelerator.vendor))",
+            ONE_VENDOR,
+            ".reward.model.accelerator",
+        ),
+        Cel(
             f"{_SAMPLES} % ({_ACCELERATORS}) == 0",
             f"{UNEVEN} the number of accelerators",
             ".trainer.batch.prompts",
@@ -262,6 +291,18 @@ class Spec(StrictModel):
         return self.trainer_uses_store or self.model.base_in_store
 
     @property
+    def judge_accelerator(self) -> Accelerator:
+        """Accelerators of one reward pod, where a judge has pods of its own."""
+        judge = self.reward.model
+        return (judge.accelerator if judge else None) or self.trainer.accelerator
+
+    @property
+    def judge_pods(self) -> int:
+        """Number of reward pods; 0 without a judge that has pods of its own."""
+        judge = self.reward.model
+        return judge.replicas if judge and judge.separate else 0
+
+    @property
     def keeps_results(self) -> bool:
         """Whether the run folder outlives the pods: it is on a claim, or on a volume of the user's."""
         if self.checkpoint.claim_name:
@@ -274,6 +315,7 @@ class Spec(StrictModel):
     @override
     def violations(self) -> Iterator[Violation]:
         yield from self._size_rules()
+        yield from self._judge_rules()
         yield from self._algorithm_rules()
         yield from self._cluster_rules()
 
@@ -306,6 +348,20 @@ class Spec(StrictModel):
             yield Violation(("rollout", "accelerator", "vendor"), f"is {given}: {ONE_VENDOR} ({other})")
         if self.security.ray_auth != "Token":
             yield Violation(("security", "rayAuth"), TOKEN_NEEDED)
+
+    def _judge_rules(self) -> Iterator[Violation]:
+        judge = self.reward.model
+        if judge is None:
+            return
+        at, device = ("reward", "model"), self.judge_accelerator
+        count, text = (device.count, JUDGE_IN_POD) if judge.separate else (self.trainer.accelerators, JUDGE_ON_ALL)
+        if count % judge.tensor_parallel_size:
+            yield Violation((*at, "tensorParallelSize"), f"is {judge.tensor_parallel_size}: {text} ({count})")
+        if not judge.separate and self.rollout.batches_ahead:
+            yield Violation((*at, "placement"), f"is Colocated: {JUDGE_AHEAD}")
+        if device.vendor != self.trainer.accelerator.vendor:
+            given, other = device.vendor or "not given", self.trainer.accelerator.vendor or "not given"
+            yield Violation((*at, "accelerator", "vendor"), f"is {given}: {ONE_VENDOR} ({other})")
 
     def _algorithm_rules(self) -> Iterator[Violation]:
         name = self.algorithm.name

@@ -18,7 +18,7 @@ FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is rem
 FIELD_MANAGER = "diffusionrl-operator"
 SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all jobs
 ATTEMPT_NUMBER = "[0-9]{1,6}"
-TRAINER_GROUP, ROLLOUT_GROUP = "trainer", "rollout"  # names of the worker groups
+TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP = "trainer", "rollout", "reward"  # names of the worker groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,15 @@ from pydantic import AfterValidator, Field, JsonValue, StringConstraints, Valida
 from typing_extensions import override
 
 from .base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
-from .scorers import BUILTIN, SERVER_URL, UNAVAILABLE, JudgeSettings
+from .judge import JudgeModel
+from .scorers import BUILTIN, SERVER_URL, UNAVAILABLE, BrightnessSettings, JudgeSettings
 from .suggestions import did_you_mean
 from .validation_messages import describe_errors
 
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
 RESERVED_SETTINGS = frozenset({"name", "path", "weight", "required", "url", "timeout", "attempts"})
+NO_JUDGE = "must be given: the judge's URL up to and with /v1; or give spec.reward.model, a judge that the job serves"
 NO_URL = "write the path of a Python file, or pkg://module"
 
 
@@ -133,8 +135,14 @@ class Scorer(StrictModel):
         """URL of the server that it calls; None if it calls none."""
         if self.http:
             return self.http.url
-        builtin = self.function is None and issubclass(BUILTIN[self.scorer], JudgeSettings)
-        return str(self.settings["base_url"]) if builtin else None
+        url = self.settings.get("base_url") if self.asks_judge else None
+        return None if url is None else str(url)
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether it is a built-in scorer that asks a vision-language model."""
+        builtin = self.function is None and self.http is None
+        return builtin and issubclass(BUILTIN.get(self.scorer, BrightnessSettings), JudgeSettings)
 
     @override
     def violations(self) -> Iterator[Violation]:
@@ -188,6 +196,9 @@ class Reward(StrictModel):
         description="Number of scoring processes, spread over the pods; each has all scorers. Default: one for each "
         "engine, on at most half of the CPUs.",
     )
+    model: JudgeModel | None = Field(
+        default=None, description="A vision-language judge that the job serves. Default: none. See docs/rewards.md."
+    )
     scorers: Annotated[tuple[Scorer, ...], Field(strict=False)] = Field(
         min_length=1,
         max_length=32,
@@ -206,3 +217,16 @@ class Reward(StrictModel):
                 yield Violation(("scorers",), f"{count} scorers are called {name!r}; names must differ")
         if not sum(scorer.weight for scorer in self.scorers):
             yield Violation(("scorers",), "all weights are 0, so there is no reward; give one scorer a weight above 0")
+        for place, scorer in enumerate(self.scorers):
+            yield from (Violation(("scorers", place, *at), text) for at, text in self._judge_problems(scorer))
+
+    def _judge_problems(self, scorer: Scorer) -> Iterator[tuple[tuple[str, ...], str]]:
+        url, model = scorer.settings.get("base_url"), scorer.settings.get("model")
+        if not scorer.asks_judge:
+            return
+        if not url and self.model is None:
+            yield ("settings", "base_url"), NO_JUDGE
+        elif url and not model:
+            yield ("settings", "model"), "must be given: the name that the server at base_url serves the model under"
+        elif model and not url:
+            yield ("settings", "model"), "has no effect without base_url: spec.reward.model is asked; remove it"

@@ -70,11 +70,13 @@ class ShapesSettings(ScorerSettings):
 class JudgeSettings(ScorerSettings):
     """Settings of a scorer that asks a vision-language model on an OpenAI-compatible server."""
 
-    base_url: Annotated[str, StringConstraints(max_length=2048, pattern=SERVER_URL)] = Field(
-        description="The judge's URL up to and with /v1: http:// or https://, host, optional port, path."
+    base_url: Annotated[str, StringConstraints(max_length=2048, pattern=SERVER_URL)] | None = Field(
+        default=None,
+        description="The judge's URL up to and with /v1: http:// or https://, host, optional port, path. Default: the "
+        "judge of spec.reward.model.",
     )
-    model: Annotated[str, StringConstraints(min_length=1)] = Field(
-        description="The name that the judge's server serves the model under."
+    model: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+        default=None, description="The name that the server at base_url serves the model under."
     )
     api_key_env: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = Field(
         default=None, description="Name of the environment variable with the API key."

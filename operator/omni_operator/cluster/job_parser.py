@@ -39,6 +39,8 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     bare, patient = parse_metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
     rollout_pods = spec.rollout.replicas if spec.rollout.separate else 0
+    own = spec.judge_pods * spec.judge_accelerator.count
+    accelerators = spec.trainer.accelerators + spec.rollout_accelerators + own
     accelerated = spec.trainer.accelerator.vendor != "CPU"
     return JobFacts(
         uid=bare.uid,
@@ -54,9 +56,10 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         rules=tuple(rules),
         ttl=_span(spec.ttl_seconds_after_finished),
         retain=spec.cleanup_policy == "Retain",
-        accelerators=spec.trainer.accelerators + spec.rollout_accelerators if accelerated else 0,
-        workers=spec.trainer.replicas + rollout_pods,
+        accelerators=accelerators if accelerated else 0,
+        workers=spec.trainer.replicas + rollout_pods + spec.judge_pods,
         rollout_pods=rollout_pods,
+        reward_pods=spec.judge_pods,
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollout_pods),
         live=follows_replicas(spec.rollout, body["metadata"].get("labels") or {}),
         total_steps=spec.trainer.total_steps,

@@ -22,21 +22,27 @@ def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
     if not job.spec.model.base_is_folder:
         model = job.spec.model.model_copy(update={"base": model_path(job.spec.model.base)})
         made = made.model_copy(update={"spec": made.spec.model_copy(update={"model": model})})
+    judge = job.spec.reward.model
+    if judge and not judge.base_is_folder:
+        moved = judge.model_copy(update={"base": model_path(judge.base)})
+        reward = made.spec.reward.model_copy(update={"model": moved})
+        made = made.model_copy(update={"spec": made.spec.model_copy(update={"reward": reward})})
     return made, _pod_layout(job)
 
 
 def _pod_layout(job: DiffusionRLJob) -> RunLayout:
     """A node is a pod."""
     trainer, folder = job.spec.trainer, run_folder_path(job)
-    if not job.spec.rollout.separate:
-        return RunLayout(folder, nodes=trainer.replicas, accelerators_per_node=trainer.accelerator.count)
+    separate, judge = job.spec.rollout.separate, job.spec.judge_pods
     return RunLayout(
         folder,
         nodes=trainer.replicas,
         accelerators_per_node=trainer.accelerator.count,
-        rollout_nodes=job.spec.rollout.replicas,
-        rollout_accelerators_per_node=job.spec.rollout_accelerator.count,
-        pinned=True,
+        rollout_nodes=job.spec.rollout.replicas if separate else 0,
+        rollout_accelerators_per_node=job.spec.rollout_accelerator.count if separate else 0,
+        judge_nodes=judge,
+        judge_accelerators_per_node=job.spec.judge_accelerator.count if judge else 0,
+        pinned=separate or judge > 0,
     )
 
 

@@ -62,7 +62,9 @@ def _outside(job: DiffusionRLJob) -> list[Object]:
     wanted = {_port(url) for scorer in job.spec.reward.scorers if (url := scorer.server_url)}
     if job.spec.uses_store:
         wanted.add(_port(job.spec.storage.endpoint or "https:"))
-    if job.spec.model.base_is_id or {"wandb", "mlflow"} & set(job.spec.observability.tracking.loggers):
+    judge = job.spec.reward.model
+    downloads = job.spec.model.base_is_id or (judge is not None and not judge.base_is_folder)
+    if downloads or {"wandb", "mlflow"} & set(job.spec.observability.tracking.loggers):
         wanted.add(HTTPS)
     return [_ports(*(("TCP", port) for port in sorted(wanted)))] if wanted else []
 

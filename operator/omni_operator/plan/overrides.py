@@ -11,12 +11,13 @@ from omni_operator.api.rollout import Rollout
 from omni_operator.api.training import ENTRYPOINT, ESTIMATORS, LOSSES
 
 from .hydra import Value, format_assignment
-from .pools import ROLLOUT_RESOURCE, TRAINER_RESOURCE
+from .pools import REWARD_RESOURCE, ROLLOUT_RESOURCE, TRAINER_RESOURCE
 from .run_layout import RunLayout
 
 Settings = dict[str, Value]
 PYTHONS = ("python", "python3")
 ROLLOUT = "actor_rollout_ref.rollout"
+JUDGE = "reward.reward_model"
 ACTOR = "actor_rollout_ref.actor"
 
 
@@ -44,6 +45,7 @@ def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         **_data(spec),
         **_rollout(spec),
         **_pools(spec.rollout, layout),
+        **_judge(spec, layout),
         **_actor(spec),
         **_reward(spec.reward.scorers),
         **({"reward.num_workers": spec.reward.replicas} if spec.reward.replicas else {}),
@@ -125,6 +127,27 @@ def _pools(rollout: Rollout, layout: RunLayout) -> Settings:
         made["trainer.v1.separate_async.num_warmup_batches"] = rollout.batches_ahead
     if layout.pinned:
         made |= {f"{ROLLOUT}.node_resource": ROLLOUT_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
+    return made
+
+
+def _judge(spec: Spec, layout: RunLayout) -> Settings:
+    """The judge that the run serves, and the nodes of its own accelerators."""
+    judge = spec.reward.model
+    if judge is None:
+        return {}
+    made: Settings = {
+        f"{JUDGE}.enable": True,
+        f"{JUDGE}.model_path": judge.base,
+        f"{JUDGE}.rollout.tensor_model_parallel_size": judge.tensor_parallel_size,
+    }
+    if layout.judge_nodes:
+        made |= {
+            f"{JUDGE}.enable_resource_pool": True,
+            f"{JUDGE}.nnodes": layout.judge_nodes,
+            f"{JUDGE}.n_gpus_per_node": layout.judge_accelerators_per_node,
+        }
+        if layout.pinned:
+            made |= {f"{JUDGE}.node_resource": REWARD_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
     return made
 
 

@@ -1,4 +1,4 @@
-"""PURE: pools of a job: the trainer's pods, and the rollout pods where engines have their own."""
+"""PURE: pools of a job: the trainer's pods, and those of engines and of a judge that have their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.platform import PoolScheduling, Scheduling
 from omni_operator.api.pods import Accelerator, Resources, SharedMemory
 from omni_operator.api.rollout import Rollout
@@ -17,8 +17,8 @@ MOST_REPLICAS = 1024  # as the schema of spec.rollout.replicas says
 # Ray resource that places the training program in a trainer pod of a job with one pool. Renaming it would make running
 # jobs differ from what a new operator renders.
 DRIVER_RESOURCE = "trainer"
-# Ray resources of the pods of two pools: `trainer.node_resource` and `rollout.node_resource` name them.
-TRAINER_RESOURCE, ROLLOUT_RESOURCE = "omni_trainer", "omni_rollout"
+# Ray resources of the pods of several pools: the `node_resource` of each pool in the trainer's settings names it.
+TRAINER_RESOURCE, ROLLOUT_RESOURCE, REWARD_RESOURCE = "omni_trainer", "omni_rollout", "omni_reward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,15 @@ class Pool:
     """Pods of one worker group.
 
     Attributes:
-        group: name of the worker group, and of the field of the job's spec that describes it.
+        group: name of the worker group.
+        field: the field of the job's spec that describes it.
         replicas: number of pods.
         live: whether that number may change while an attempt runs.
         resource: Ray resource that every pod of the pool offers, and no other pod.
     """
 
     group: str
+    field: tuple[str, ...]
     replicas: int
     accelerator: Accelerator
     resources: Resources
@@ -47,17 +49,34 @@ def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
     """The pools, that of the trainer first."""
     trainer, rollout = job.spec.trainer, job.spec.rollout
     own = Pool(
-        TRAINER_GROUP, trainer.replicas, trainer.accelerator, trainer.resources, trainer.shared_memory,
+        TRAINER_GROUP, ("trainer",), trainer.replicas, trainer.accelerator, trainer.resources, trainer.shared_memory,
         job.spec.scheduling, trainer.pod_template, resource=driver_resource(job),
     )  # fmt: skip
-    if not rollout.separate:
-        return (own,)
-    other = Pool(
-        ROLLOUT_GROUP, rollout.replicas, job.spec.rollout_accelerator, rollout.resources or Resources(),
+    found = [own]
+    if rollout.separate:
+        found.append(_rollout(job))
+    if job.spec.judge_pods:
+        found.append(_judge(job))
+    return tuple(found)
+
+
+def _rollout(job: DiffusionRLJob) -> Pool:
+    rollout = job.spec.rollout
+    return Pool(
+        ROLLOUT_GROUP, ("rollout",), rollout.replicas, job.spec.rollout_accelerator, rollout.resources or Resources(),
         rollout.shared_memory or SharedMemory(), rollout.scheduling or PoolScheduling(), rollout.pod_template or {},
         resource=ROLLOUT_RESOURCE, live=follows_replicas(rollout, job.metadata.labels),
     )  # fmt: skip
-    return (own, other)
+
+
+def _judge(job: DiffusionRLJob) -> Pool:
+    judge = job.spec.reward.model
+    assert judge is not None
+    return Pool(
+        REWARD_GROUP, ("reward", "model"), judge.replicas, job.spec.judge_accelerator, judge.resources or Resources(),
+        judge.shared_memory or SharedMemory(), judge.scheduling or PoolScheduling(), judge.pod_template or {},
+        resource=REWARD_RESOURCE,
+    )  # fmt: skip
 
 
 def follows_replicas(rollout: Rollout, labels: Mapping[str, str]) -> bool:
@@ -70,4 +89,4 @@ def follows_replicas(rollout: Rollout, labels: Mapping[str, str]) -> bool:
 
 def driver_resource(job: DiffusionRLJob) -> str:
     """Ray resource of the pods that the training program may run in."""
-    return TRAINER_RESOURCE if job.spec.rollout.separate else DRIVER_RESOURCE
+    return TRAINER_RESOURCE if job.spec.rollout.separate or job.spec.judge_pods else DRIVER_RESOURCE

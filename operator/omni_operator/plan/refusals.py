@@ -70,7 +70,7 @@ def _accelerators(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Vi
         known = given.resource_name or settings.resource_names.get(given.vendor or "CPU")
         if given.vendor in ("NVIDIA", "Ascend") and not known:
             yield Violation(
-                ("spec", pool.group, "accelerator", "resourceName"),
+                ("spec", *pool.field, "accelerator", "resourceName"),
                 f"must be given: the operator has no resource name for {given.vendor} accelerators",
             )
     count = job.spec.trainer.accelerator.count
@@ -85,11 +85,11 @@ def _accelerators(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Vi
 
 def _ray_resources(pools: tuple[Pool, ...], settings: ClusterSettings) -> Iterator[Violation]:
     """Pools whose accelerators count as different Ray resources: the trainer asks for one kind in both."""
-    trainer, *others = (resolve_accelerator(pool.accelerator, settings).ray_resource for pool in pools)
-    for found in others:
+    (_, trainer), *others = ((pool, resolve_accelerator(pool.accelerator, settings).ray_resource) for pool in pools)
+    for pool, found in others:
         if found != trainer:
             yield Violation(
-                ("spec", "rollout", "accelerator"),
+                ("spec", *pool.field, "accelerator"),
                 f"counts as the Ray resource {found}, and spec.trainer.accelerator as {trainer}: must be the same, "
                 "because both pools use the trainer's kind of device; correct preset or rayResource",
             )

@@ -17,6 +17,7 @@ class RunLayout:
         run_folder: absolute path of the run folder.
         nodes, accelerators_per_node: nodes and accelerators of the trainer.
         rollout_nodes, rollout_accelerators_per_node: those of standalone engines; 0 where the trainer's are shared.
+        judge_nodes, judge_accelerators_per_node: those of a judge; 0 where it shares the trainer's.
         pinned: the nodes of each pool have a Ray resource that names the pool.
     """
 
@@ -25,6 +26,8 @@ class RunLayout:
     accelerators_per_node: int
     rollout_nodes: int = 0
     rollout_accelerators_per_node: int = 0
+    judge_nodes: int = 0
+    judge_accelerators_per_node: int = 0
     pinned: bool = False
 
 
@@ -36,6 +39,8 @@ def local_layout(job: DiffusionRLJob, runs: str) -> RunLayout:
         accelerators_per_node=job.spec.trainer.accelerators,
         rollout_nodes=1 if job.spec.rollout.separate else 0,
         rollout_accelerators_per_node=job.spec.rollout_accelerators,
+        judge_nodes=1 if job.spec.judge_pods else 0,
+        judge_accelerators_per_node=job.spec.judge_pods * job.spec.judge_accelerator.count,
     )
 
 
@@ -66,5 +71,8 @@ def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:
         if moved_settings := {name: absolute(path) for name, path in scorer.paths.items()}:
             scorer = scorer.model_copy(update={"settings": {**scorer.settings, **moved_settings}})
         scorers.append(scorer)
-    reward = spec.reward.model_copy(update={"scorers": tuple(scorers)})
+    judge = spec.reward.model
+    if judge and judge.base_is_folder:
+        judge = judge.model_copy(update={"base": absolute(judge.base)})
+    reward = spec.reward.model_copy(update={"scorers": tuple(scorers), "model": judge})
     return job.model_copy(update={"spec": spec.model_copy(update={"model": model, "data": data, "reward": reward})})

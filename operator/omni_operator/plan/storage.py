@@ -56,17 +56,20 @@ def store_keys(job: DiffusionRLJob) -> list[Object]:
 
 
 def add_model(template: Object, job: DiffusionRLJob) -> Object:
-    """Add an init container that downloads the model, if it is a model id or in a store."""
-    model = job.spec.model
-    if model.base_is_folder:
+    """Add init containers that download the model, if it is a model id or in a store, and the judge's model id."""
+    model, judge = job.spec.model, job.spec.reward.model
+    downloads: dict[str, Object] = {}
+    if not model.base_is_folder:
+        fetch = _from_store(job) if model.base_in_store else _from_hub(job, model.base, model.revision)
+        downloads["fetch-model"] = fetch
+    if judge and not judge.base_is_folder:
+        downloads["fetch-judge"] = _from_hub(job, judge.base, None)
+    if not downloads:
         return template
     container = template["spec"]["containers"][0]
     mount = {"name": MODELS, "mountPath": MODELS_PATH}
-    fetch = {
-        "name": "fetch-model",
-        "image": container["image"],
-        "imagePullPolicy": container["imagePullPolicy"],
-        **(_from_store(job) if model.base_in_store else _from_hub(job)),
+    image = {"image": container["image"], "imagePullPolicy": container["imagePullPolicy"]}
+    common = {
         # A ResourceQuota refuses pods with a container without resources. These add nothing to the pod's request,
         # which is the larger one of init container and containers.
         "resources": _without_accelerators(container["resources"]),
@@ -74,21 +77,20 @@ def add_model(template: Object, job: DiffusionRLJob) -> Object:
         "volumeMounts": [mount],
     }
     added = {
-        "initContainers": [fetch],
+        "initContainers": [{"name": name, **image, **fetch, **common} for name, fetch in downloads.items()],
         "containers": [{"name": CONTAINER, "volumeMounts": [{**mount, "readOnly": True}]}],
         "volumes": [volume(MODELS, model.cache.claim_name if model.cache else None)],
     }
     return merge_templates(template, {"spec": added})
 
 
-def _from_hub(job: DiffusionRLJob) -> Object:
-    model = job.spec.model
-    command = ["hf", "download", model.base, "--local-dir", model_path(model.base)]
+def _from_hub(job: DiffusionRLJob, base: str, revision: str | None) -> Object:
+    command = ["hf", "download", base, "--local-dir", model_path(base)]
     env = [{"name": "HF_HOME", "value": f"{MODELS_PATH}/.cache"}]
-    if model.revision:
-        command += ["--revision", model.revision]
-    if model.token_secret_ref:
-        env.append(secret_env("HF_TOKEN", model.token_secret_ref.name, model.token_secret_ref.key))
+    if revision:
+        command += ["--revision", revision]
+    if secret := job.spec.model.token_secret_ref:
+        env.append(secret_env("HF_TOKEN", secret.name, secret.key))
     return {"command": command, "env": env}
 
 

@@ -10,7 +10,7 @@ from omni_operator.api.names import (
     JOB_ANNOTATION,
     OVERRIDES_ANNOTATION,
     REPORTS_PATH,
-    ROLLOUT_GROUP,
+    TRAINER_GROUP,
     Names,
     report_audience,
 )
@@ -38,7 +38,7 @@ def render_worker_groups(job: DiffusionRLJob, attempt: int, settings: ClusterSet
 
 
 def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings: ClusterSettings) -> Object:
-    """The worker group of a pool. Rollout pods get no file, token or key that only the training program reads."""
+    """The worker group of a pool. Only trainer pods get what the training program alone reads: files, token, key."""
     needs, labels = resolve_accelerator(pool.accelerator, settings), Names(job.metadata.name).attempt_labels(attempt)
     variables = [*needs.env, {"name": "DIFFUSIONRL_ATTEMPT", "value": str(attempt)}]
     template = render_pod_template(
@@ -47,7 +47,7 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
         probe={"path": "/api/local_raylet_healthz", "port": 52365},
     )  # fmt: skip
     parts = [_placement(pool, needs)]
-    if pool.group == ROLLOUT_GROUP:
+    if pool.group != TRAINER_GROUP:
         template = add_model(template, job)
     else:
         template = add_model(add_output(add_run_folder(template, job), job), job)
@@ -77,7 +77,9 @@ def _logical_cpus(job: DiffusionRLJob, pool: Pool) -> int:
     # reward workers are spread over the pods of both pools.
     loops = job.spec.rollout.agent_loop.workers or 2 * math.ceil(most / 8)
     rewards = job.spec.reward.replicas or most
-    return max(LOGICAL_CPUS, 2 * own + loops + rewards + 8, quantity.whole(given))
+    judge = job.spec.reward.model
+    shared = own if judge and not judge.separate and pool.group == TRAINER_GROUP else 0
+    return max(LOGICAL_CPUS, 2 * (own + shared) + loops + rewards + 8, quantity.whole(given))
 
 
 def _placement(pool: Pool, needs: AcceleratorNeeds) -> Object:

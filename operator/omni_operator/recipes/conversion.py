@@ -11,7 +11,6 @@ from omni_operator.api.job import API_VERSION, KIND, NAME_LIMIT
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
 from omni_operator.api.scorers import BUILTIN as BUILTIN_SCORERS
 from omni_operator.api.scorers import UNAVAILABLE as UNAVAILABLE_SCORERS
-from omni_operator.api.scorers import JudgeSettings
 from omni_operator.api.setting_names import ELSEWHERE
 from omni_operator.api.training import ESTIMATORS, LOSSES
 
@@ -46,8 +45,15 @@ from .fields import (
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
 # A module of the reference's scorers, as a file or by name.
 _REFERENCE_SCORER = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]reward_score[./](?P<name>\w+?)(?:\.py)?")
-JUDGE = "reward.reward_model.model_path"
-JUDGES = [name for name, settings in BUILTIN_SCORERS.items() if issubclass(settings, JudgeSettings)]
+JUDGE = "reward.reward_model"
+# Settings of a judge that become fields of spec.reward.model.
+JUDGE_FIELDS = tuple(
+    f"{JUDGE}.{name}"
+    for name in (
+        "enable", "enable_resource_pool", "model_path", "n_gpus_per_node", "nnodes",
+        "rollout.tensor_model_parallel_size",
+    )
+)  # fmt: skip
 ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
 TOTAL_STEPS = "trainer.total_training_steps"
 BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
@@ -111,6 +117,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
         (WINDOW, _window),
         ((ESTIMATOR,), _estimator),
         ((SCORER, SCORERS), _scorers),
+        (JUDGE_FIELDS, _judge),
         ((BATCH,), _sizes),
         (V1, _ahead),
     ):
@@ -151,6 +158,7 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
             made.put(FIELDS[name].path, FIELDS[name].convert(value))
     elif (
         name in TOGETHER
+        or name in JUDGE_FIELDS
         or name.startswith((f"{SCORERS}.", f"{SETTINGS}."))
         or name in ("trainer.experiment_name", "trainer.seed")
     ):
@@ -231,11 +239,7 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
     if several:
         made.put("reward.scorers", [_scorer(key, dict(settings)) for key, settings in several.items()])
     elif path and (own := _builtin(str(path))):
-        # The reference's judge is the model that verl's reward-model server serves.
-        judge = values.get(JUDGE) if own in JUDGES else None
-        made.put("reward.scorers", [{"name": own} | ({"settings": {"model": judge}} if judge else {})])
-        if judge:
-            made.without_effect = [each for each in made.without_effect if not each.startswith(f"{JUDGE}=")]
+        made.put("reward.scorers", [{"name": own}])
     elif path:
         function = {"path": path, "name": values.get(f"{SCORER}.name") or "compute_score"}
         made.put("reward.scorers", [{"name": "reward", "function": function}])
@@ -245,6 +249,23 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
         made.put("reward.scorers", [{"name": builtin} | ({"settings": settings} if settings else {})])
     else:
         raise Refusal("the script names no reward function; write spec.reward.scorers")
+
+
+def _judge(made: _Made, values: Mapping[str, Any]) -> None:
+    """The model that verl's reward-model server serves."""
+    enable, separate, path, count, nodes, parallel = map(values.get, JUDGE_FIELDS)
+    if not enable:
+        given = {name: values.get(name) for name in JUDGE_FIELDS}
+        made.without_effect += [f"{name}={value}" for name, value in given.items() if value not in (None, False)]
+        return
+    if not path:
+        raise Refusal("the script names no model for its judge; write spec.reward.model.base")
+    made.put("reward.model", {"base": str(path), "tensorParallelSize": 2 if parallel is None else number(parallel)})
+    if separate:
+        vendor = "Ascend" if values.get("trainer.device") == "npu" else "NVIDIA"
+        made.put("reward.model.placement", "Separate")
+        made.put("reward.model.replicas", number(nodes or 1))
+        made.put("reward.model.accelerator", {"vendor": vendor, "count": 8 if count is None else number(count)})
 
 
 def _builtin(path: str) -> str | None:

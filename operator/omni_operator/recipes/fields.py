@@ -38,6 +38,7 @@ TOGETHER = (
 IMPLIED: dict[str, tuple[Any, ...]] = {
     f"{ROLLOUT}.name": ("vllm_omni",),
     "reward.reward_manager.name": ("VisualRewardManager", "MultiVisualRewardManager"),
+    "reward.reward_model.rollout.name": ("vllm",),
     "reward.reward_manager.module.path": ("pkg://verl_omni.reward_loop.reward_manager",),
 }
 

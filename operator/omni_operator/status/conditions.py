@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
-from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status
 
 from .job_facts import JobFacts
@@ -235,11 +235,13 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
 
 def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> ConditionValue:
     """Rollout pods come and go: the job is ready as long as the trainer need not wait for them."""
-    trainers, all_trainers = observed.ready_pods(cluster.attempt, TRAINER_GROUP), facts.workers - facts.rollout_pods
-    ready, desired = observed.ready_pods(cluster.attempt, ROLLOUT_GROUP), facts.rollout_pods
-    if not cluster.head_ready or trainers < all_trainers:
+    attempt, ready, desired = cluster.attempt, observed.ready_pods(cluster.attempt, ROLLOUT_GROUP), facts.rollout_pods
+    trainers, all_trainers = observed.ready_pods(attempt, TRAINER_GROUP), facts.trainer_pods
+    judges = observed.ready_pods(attempt, REWARD_GROUP)
+    if not cluster.head_ready or trainers < all_trainers or judges < facts.reward_pods:
         head = "ready" if cluster.head_ready else "not ready"
         text = f"head {head}, trainer pods {trainers}/{all_trainers}, rollout pods {ready}/{desired}"
+        text += f", reward pods {judges}/{facts.reward_pods}" if facts.reward_pods else ""
         return false_because("PodsNotReady", text)
     if ready < facts.least_rollout_pods:
         least = f"spec.rollout.minReplicas is {facts.least_rollout_pods}"

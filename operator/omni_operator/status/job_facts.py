@@ -27,6 +27,7 @@ class JobFacts:
         accelerators: accelerators of a running attempt.
         workers: pods besides the head.
         rollout_pods: how many of them are rollout pods; 0 where engines run in the trainer's pods.
+        reward_pods: how many of them are the judge's; 0 where it runs in the trainer's pods, or there is none.
         least_rollout_pods: with fewer, the trainer waits.
         live: whether the running attempt follows changes of `spec.rollout.replicas`.
         max_lag: versions that an engine may be behind the trainer.
@@ -53,6 +54,7 @@ class JobFacts:
     accelerators: int = 0
     workers: int = 1
     rollout_pods: int = 0
+    reward_pods: int = 0
     least_rollout_pods: int = 0
     live: bool = False
     total_steps: int | None = None
@@ -61,6 +63,10 @@ class JobFacts:
     keeps_results: bool = True
     sends_output: bool = False
     vendor: str | None = None
+
+    @property
+    def trainer_pods(self) -> int:
+        return self.workers - self.rollout_pods - self.reward_pods
 
 
 def action_for(facts: JobFacts, reason: FailureReason) -> Action:

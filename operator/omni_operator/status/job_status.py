@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from omni_operator.api.names import ROLLOUT_GROUP
+from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.status import COUNT_LIMIT, FAILURES_KEPT, Children, Failure, RolloutStatus, Status, Weights
 
 from .conditions import (
@@ -239,12 +239,12 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
     cluster = observed.cluster(attempt)
     if facts.rollout_pods:
         return _rollout_pods(observed, attempt, facts.rollout_pods, cluster)
-    ready = min(cluster.ready_workers, facts.workers) if cluster else 0
+    desired, ready = facts.trainer_pods, cluster.ready_workers if cluster else 0
+    if facts.reward_pods:
+        ready = observed.ready_pods(attempt, TRAINER_GROUP)
+    ready = min(ready, desired)
     return RolloutStatus(
-        desired=facts.workers,
-        ready=ready,
-        updated=facts.workers if cluster else 0,
-        summary=f"{ready}/{facts.workers}",
+        desired=desired, ready=ready, updated=desired if cluster else 0, summary=f"{ready}/{desired}"
     )
 
 

@@ -31,6 +31,7 @@ EXCEPTIONS = {
 # Fields that are only validated: they confirm what other fields ask for.
 CONFIRM = {
     "rollout.accelerator.vendor": "must be the trainer's",
+    "reward.model.accelerator.vendor": "must be the trainer's",
 }
 FULL: dict[str, Any] = {
     "model": {
@@ -41,6 +42,7 @@ FULL: dict[str, Any] = {
     "data": {"train": ["train.jsonl"], "validation": ["val.jsonl"], "promptLength": 12},
     "reward": {
         "replicas": 2,
+        "model": {"base": "owner/judge", "placement": "Colocated", "replicas": 1, "tensorParallelSize": 2},
         "scorers": [
             {"name": "red", "builtin": "color", "weight": 2.0, "required": True, "settings": {"color": "red"}},
             {"name": "mine", "function": {"path": "r.py", "name": "score"}},
@@ -105,22 +107,25 @@ FULL: dict[str, Any] = {
     },
 }  # fmt: skip
 # Fields that exclude others of FULL.
+POOL: dict[str, Any] = {
+    "accelerator": {
+        "vendor": "Mock", "count": 2, "resourceName": "a.b/c", "runtimeClassName": "rc", "preset": "Atlas-A2",
+        "rayResource": "GPU",
+    },
+    "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi"}}, "sharedMemory": {"sizeLimit": "3Gi"},
+    "scheduling": {
+        "nodeSelector": {"zone": "a"}, "topology": {"required": "rack"},
+        "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
+    },
+    "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"hostNetwork": True}},
+}  # fmt: skip
 OTHER = {
     "scheduling": {"topology": {"preferred": "rack"}},
     "output": {"url": "file:///results", "claimName": "results"},
     "data": {"train": ["s3://bucket/train.jsonl"]},
+    "reward": {"model": {"base": "judge", "placement": "Separate", "replicas": 2, "tensorParallelSize": 1, **POOL}},
     "rollout": {
-        "placement": "Separate", "replicas": 4, "minReplicas": 2, "batchesAhead": 2,
-        "accelerator": {
-            "vendor": "Mock", "count": 2, "resourceName": "a.b/c", "runtimeClassName": "rc", "preset": "Atlas-A2",
-            "rayResource": "GPU",
-        },
-        "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi"}}, "sharedMemory": {"sizeLimit": "3Gi"},
-        "scheduling": {
-            "nodeSelector": {"zone": "a"}, "topology": {"required": "rack"},
-            "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
-        },
-        "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"hostNetwork": True}},
+        "placement": "Separate", "replicas": 4, "minReplicas": 2, "batchesAhead": 2, **POOL,
     },
 }  # fmt: skip
 # Values that cannot be derived from the schema.
@@ -131,6 +136,7 @@ VALUES: dict[str, list[Any]] = {
     "trainer.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
     "head.podTemplate": [{"spec": {"priority": 3}}],
     "rollout.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
+    "reward.model.podTemplate": [{"spec": {"hostNetwork": True, "priority": 3}}],
     "trainer.batch.prompts": [4, 16],
     "trainer.batch.miniBatchPrompts": [8],
     "failurePolicy.rules.onReasons": [["WorkerLost"]],
@@ -139,6 +145,7 @@ VALUES: dict[str, list[Any]] = {
 TOGETHER: dict[str, dict[str, Any]] = {
     "trainer.replicas": {"trainer.replicas": 1, "rollout.replicas": 2},
     "rollout.placement": {"rollout.placement": "Separate"},
+    "reward.model.placement": {"reward.model.placement": "Separate"},
     "trainer.accelerator.count": {"trainer.accelerator.count": 1, "rollout.replicas": 2},
     "rollout.engine.tensorParallelSize": {"rollout.engine.tensorParallelSize": 4, "rollout.replicas": 1},
     "reward.scorers.builtin": {"reward.scorers.settings": {}, "reward.scorers.builtin": "brightness"},
@@ -162,7 +169,8 @@ def other() -> dict[str, Any]:
 
 def preferred() -> dict[str, Any]:
     made = other()
-    made["rollout"]["scheduling"]["topology"] = {"preferred": "rack"}
+    for pool in (made["rollout"], made["reward"]["model"]):
+        pool["scheduling"]["topology"] = {"preferred": "rack"}
     return made
 
 

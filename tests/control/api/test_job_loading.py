@@ -186,6 +186,11 @@ JUDGE = "model: m, base_url: 'http://judge:80/v1'"
         ("{name: shapes, settings: {correct_weight: 1.5}}", "correct_weight", "1.5 must be at most 1"),
         ("{name: genrm_ocr, settings: {model: m}}", "base_url", "must be given: the judge's URL up to and with /v1"),
         (
+            "{name: genrm_ocr, settings: {base_url: 'http://judge/v1'}}",
+            "model",
+            "must be given: the name that the server",
+        ),
+        (
             "{name: genrm_ocr, settings: {model: m, base_url: 'judge:80'}}",
             "base_url",
             "'judge:80' has the wrong format",

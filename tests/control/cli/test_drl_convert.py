@@ -51,8 +51,8 @@ def test_a_recipe_becomes_a_job(tmp_path: Path, by_file: bool) -> None:
 def test_what_is_not_supported_is_named_in_the_job_too_and_the_exit_code_says_so() -> None:
     done = CliRunner().invoke(app, ["convert", "-"], input=RECIPE.replace("$@", SGLANG))
     assert done.exit_code == 1
-    assert "# Not supported here, and left out:\n#   " + SGLANG + ": is not supported" in done.stdout
-    assert f"note: left out: {SGLANG}: is not supported; write vllm" in done.stderr
+    assert "# Not supported here, and left out:\n#   " + SGLANG + ": sglang is not" in done.stdout
+    assert f"note: left out: {SGLANG}: sglang is not supported; write vllm" in done.stderr
     read_job(done.stdout, "job")
 
 

@@ -222,6 +222,8 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= plan.render_settings(
         *plan.resolve_for_pods(job("spec.rollout={placement: Separate, batchesAhead: 1, minReplicas: 1}"))
     )
+    judge = job("spec.reward.model={base: judge, placement: Separate}")
+    every |= plan.render_settings(*plan.resolve_for_pods(judge))
     assert [name for name in every if owner_of(name) is None] == []
     assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omni_operator import plan
-from omni_operator.api import JobError, load_job, read_job
+from omni_operator.api import load_job, read_job
 from omni_operator.api.setting_names import ELSEWHERE
 from omni_operator.recipes import Conversion, convert
 from omni_operator.recipes.fields import FIELDS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
@@ -213,17 +213,29 @@ def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> Non
     ]
 
 
-def test_a_judge_of_the_reference_keeps_its_model_and_lacks_only_its_url() -> None:
-    path = f"reward.custom_reward_function.path={REFERENCE_SCORERS}/genrm_ocr.py"
-    made = convert([*REQUIRED, path, "reward.reward_model.model_path=Qwen/Qwen3-VL-8B-Instruct"])
-    assert made.document["spec"]["reward"]["scorers"] == [
-        {"name": "genrm_ocr", "settings": {"model": "Qwen/Qwen3-VL-8B-Instruct"}}
-    ]
-    assert not [each for each in made.without_effect if "model_path" in each]
-    with pytest.raises(JobError) as caught:
-        read_job(plan.dump_yaml(made.document), "job")
-    (problem,) = caught.value.problems
-    assert problem.text.startswith("must be given: the judge's URL")
+def test_a_judge_of_the_reference_becomes_the_judge_of_the_job() -> None:
+    judge = (
+        f"reward.custom_reward_function.path={REFERENCE_SCORERS}/genrm_ocr.py", "reward.reward_model.enable=True",
+        "reward.reward_model.model_path=Qwen/Qwen3-VL-8B-Instruct", "reward.reward_model.rollout.name=vllm",
+        "reward.reward_model.rollout.tensor_model_parallel_size=1",
+    )  # fmt: skip
+    found = spec(*judge, "reward.reward_model.rollout.max_model_len=8192")
+    assert found["reward"] == {
+        "scorers": [{"name": "genrm_ocr"}], "model": {"base": "Qwen/Qwen3-VL-8B-Instruct", "tensorParallelSize": 1},
+    }  # fmt: skip
+    assert "reward.reward_model.rollout.max_model_len=8192" in found["algorithm"]["overrides"]
+    own = spec(
+        *judge, "reward.reward_model.enable_resource_pool=True", "reward.reward_model.nnodes=1",
+        "reward.reward_model.n_gpus_per_node=2",
+    )["reward"]["model"]  # fmt: skip
+    assert own["placement"] == "Separate" and own["replicas"] == 1
+    assert own["accelerator"] == {"vendor": "NVIDIA", "count": 2}
+    made = convert([*REQUIRED, "reward.reward_model.enable=False", "reward.reward_model.nnodes=1"])
+    assert "model" not in made.document["spec"]["reward"] and "reward.reward_model.nnodes=1" in made.without_effect
+
+
+def test_a_judge_without_a_model_is_refused() -> None:
+    assert "names no model for its judge" in " ".join(refused("reward.reward_model.enable=True").values())
 
 
 @pytest.mark.parametrize("name", ["hpsv3", "choice"])
@@ -233,15 +245,11 @@ def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> 
 
 
 def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
-    made = convert(
-        [*REQUIRED, f"{ROLLOUT}.layered_summon=True", "reward.reward_model.rollout.name=sglang", "trainer.nonsense=1"]
-    )
+    sglang = "reward.reward_model.rollout.name=sglang"
+    made = convert([*REQUIRED, f"{ROLLOUT}.layered_summon=True", sglang, "trainer.nonsense=1"])
     assert made.without_effect == (f"{ROLLOUT}.layered_summon=True",)
-    assert [argument for argument, _ in made.refused] == [
-        "reward.reward_model.rollout.name=sglang",
-        "trainer.nonsense=1",
-    ]
-    assert made.refused[0][1].startswith("is not supported; write vllm: vLLM serves the judge")
+    assert [argument for argument, _ in made.refused] == [sglang, "trainer.nonsense=1"]
+    assert made.refused[0][1] == "sglang is not supported; write vllm"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 STEPS, HELD_OUT = 3, 2
-# What differs from the example: model, resolution, batch, accelerators, length of the run, address of the judge.
+# What differs from the example: model, resolution, batch, accelerators, length of the run, and a stand-in for the judge
+# (tests/ml/engine/test_pools.py has a run that serves one).
 SMALLER: dict[str, Any] = {
     "trainer.replicas": 1,
     "trainer.accelerator": {"vendor": "CPU"},
@@ -42,7 +43,9 @@ SHRUNK = {
     "actor_rollout_ref.rollout.pipeline.width", "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "data.train_batch_size", "data.val_max_samples",
     "trainer.n_gpus_per_node", "trainer.total_training_steps", FRAMES,
-    "reward.scorer_kwargs.base_url", "reward.reward_functions.video.server",
+    "reward.scorer_kwargs.base_url", "reward.scorer_kwargs.model", "reward.reward_functions.video.server",
+    "reward.reward_model.enable", "reward.reward_model.model_path",
+    "reward.reward_model.rollout.tensor_model_parallel_size",
 }  # fmt: skip
 JOBS = {
     "sd35-ocr-grpo": "sd3",
@@ -109,9 +112,10 @@ def shrink(name: str, model: Path, server: str) -> dict[str, Any]:
             node = node[group]
         node[last] = value
     (scorer,) = spec["reward"]["scorers"]
-    scorer["settings"] |= (
-        {"server": f"{server}/score"} if "server" in scorer["settings"] else {"base_url": f"{server}/v1"}
-    )
+    if spec["reward"].pop("model", None) or "server" not in scorer["settings"]:
+        scorer["settings"] = {"model": "judge", **scorer.get("settings", {}), "base_url": f"{server}/v1"}
+    else:
+        scorer["settings"] |= {"server": f"{server}/score"}
     overrides = [f"{FRAMES}=5" if line.startswith(f"{FRAMES}=") else line for line in spec["algorithm"]["overrides"]]
     spec["algorithm"]["overrides"] = [*overrides, f"data.val_max_samples={HELD_OUT}"]
     return document

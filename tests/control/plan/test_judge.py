@@ -1,0 +1,109 @@
+"""A judge that the job serves: in the trainer's pods, or in reward pods of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.cluster.job_parser import parse_job_facts
+
+MakeJob = Callable[..., DiffusionRLJob]
+SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
+RM = "reward.reward_model"
+OCR = "spec.reward.scorers=[{name: genrm_ocr}]"
+BASE = "spec.reward.model.base=Qwen/Qwen3-VL-8B-Instruct"
+JUDGE = (OCR, BASE)
+GPUS = ("spec.trainer.accelerator={vendor: NVIDIA, count: 8}", "spec.rollout.replicas=8")
+OWN = (
+    *GPUS, "spec.reward.model.placement=Separate", "spec.reward.model.replicas=3",
+    "spec.reward.model.accelerator={vendor: NVIDIA, count: 4}", "spec.reward.model.tensorParallelSize=2",
+)  # fmt: skip
+SEPARATE = (*JUDGE, *OWN)
+
+
+def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = plan.render_attempt(job, 1, SETTINGS)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    return found
+
+
+def judge_settings(job: DiffusionRLJob) -> dict[str, Any]:
+    made = plan.render_settings(*plan.resolve_for_pods(job))
+    return {name.removeprefix(f"{RM}."): value for name, value in made.items() if name.startswith(f"{RM}.")}
+
+
+def test_on_the_trainers_accelerators_there_is_one_pool_and_every_pod_downloads_it(make_job: MakeJob) -> None:
+    job = make_job(*JUDGE, *GPUS, "spec.reward.model.tensorParallelSize=4")
+    (trainer,) = groups(job)
+    fetch = {each["name"]: each["command"] for each in trainer["template"]["spec"]["initContainers"]}
+    folder = "/var/lib/diffusionrl/models/Qwen/Qwen3-VL-8B-Instruct"
+    assert fetch["fetch-judge"] == ["hf", "download", "Qwen/Qwen3-VL-8B-Instruct", "--local-dir", folder]
+    assert judge_settings(job) == {"enable": True, "model_path": folder, "rollout.tensor_model_parallel_size": 4}
+    assert trainer["resources"]["CPU"] > groups(make_job(*GPUS))[0]["resources"]["CPU"]
+
+
+def test_reward_pods_are_a_worker_group_that_is_pinned_and_counted(make_job: MakeJob) -> None:
+    job = make_job(*SEPARATE)
+    trainer, reward = groups(job)
+    assert (reward["groupName"], reward["replicas"], reward["minReplicas"]) == ("reward", 3, 3)
+    named = [{name for name in one["resources"] if name not in ("CPU", "GPU")} for one in (trainer, reward)]
+    assert named == [{"omni_trainer"}, {"omni_reward"}] and reward["resources"]["GPU"] == "4"
+    made = judge_settings(job)
+    assert (made["enable_resource_pool"], made["nnodes"], made["n_gpus_per_node"]) == (True, 3, 4)
+    assert made["node_resource"] == "omni_reward"
+    assert plan.render_settings(*plan.resolve_for_pods(job))["trainer.node_resource"] == "omni_trainer"
+    spec = plan.render_attempt(job, 1, SETTINGS)["spec"]
+    assert json.loads(spec["entrypointResources"]) == {"omni_trainer": 0.001}
+    facts = parse_job_facts(
+        {"metadata": {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}}, job.spec
+    )
+    assert (facts.accelerators, facts.workers) == (8 + 12, 1 + 3)
+
+
+def test_three_pools_have_a_group_each(make_job: MakeJob) -> None:
+    job = make_job(*SEPARATE, "spec.rollout.placement=Separate", "spec.rollout.batchesAhead=1")
+    assert [one["groupName"] for one in groups(job)] == ["trainer", "rollout", "reward"]
+
+
+def test_on_one_machine_it_has_the_accelerators_of_all_its_pods(make_job: MakeJob) -> None:
+    job = make_job(OCR, *OWN, "spec.reward.model.base=./judges/tiny")
+    here = plan.resolve_paths(job, "/jobs")
+    made = plan.render_settings(here, plan.local_layout(here, "/runs"))
+    found = [made.get(f"{RM}.{name}") for name in ("model_path", "nnodes", "n_gpus_per_node", "node_resource")]
+    assert found == ["/jobs/judges/tiny", 1, 12, None]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "said"),
+    [
+        (("spec.reward.model.replicas=2",), "is 2: must be 1 with placement Colocated"),
+        (("spec.reward.model.resources={}",), "must not be given with placement Colocated"),
+        (("spec.reward.model.tensorParallelSize=3",), "must divide all accelerators of the trainer"),
+        (
+            ("spec.reward.model.placement=Separate", "spec.reward.model.tensorParallelSize=3"),
+            "must divide the accelera",
+        ),
+        (("spec.rollout.placement=Separate", "spec.rollout.batchesAhead=1"), "is Colocated: must be Separate with"),
+        (
+            ("spec.reward.model.placement=Separate", "spec.reward.model.accelerator={vendor: Ascend, count: 1}"),
+            "is Ascend: must be that of spec.trainer.accelerator",
+        ),
+        ((f"spec.algorithm.overrides=[{RM}.enable=true]",), "spec.reward.model"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(make_job: MakeJob, assignments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        make_job(*JUDGE, *GPUS, *assignments)
+
+
+def test_a_judge_is_a_folder_or_a_model_id_and_a_scorer_names_both_server_and_model_or_neither(
+    make_job: MakeJob,
+) -> None:
+    with pytest.raises(Exception, match=r"s3:// is not supported"):
+        make_job(OCR, "spec.reward.model.base=s3://bucket/judge")
+    with pytest.raises(Exception, match=r"has no effect without base_url: spec\.reward\.model is asked"):
+        make_job("spec.reward.scorers=[{name: genrm_ocr, settings: {model: m}}]", BASE)
