@@ -30,6 +30,7 @@ from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffu
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, training_tensors
 from verl_omni.pipelines.registry import training_adapter
+from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.utils.sample_store import SampleWriter
 
@@ -235,6 +236,8 @@ class DiffusionAgentLoopWorker:
             return
         columns = {name: _single(value) for name, value in kwargs.items()}
         columns["__num_turns__"] = np.array([output.num_turns])
+        if _validating.get() and self.rollout_config.val_kwargs.pipeline.get("output_type") == BOTH:
+            responses = output.extra_fields["clean_latents"].unsqueeze(0)
         light = {key: value for key, value in output.extra_fields.items() if not isinstance(value, torch.Tensor)}
         columns["tool_extra_fields"] = _single(light)
         data = DataProto(

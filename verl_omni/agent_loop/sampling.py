@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.seeds import row_seed
 
 
@@ -18,10 +19,11 @@ def row_params(
 ) -> list[dict[str, Any]]:
     """Sampling parameters of each row, independent copies.
 
-    Validation takes overrides and seed from `val_kwargs`, and requests no fields for training; a column `seed` sets the
-    seed of each row. Training passes the version of the weights, and seeds only if `rollout_seed` is given; otherwise
-    the engine chooses them. With `algo.init_same_noise`, `seed` is that of the initial noise, the same for all samples
-    of a prompt, and `sde_noise_seed` that of the noise of the steps.
+    Validation takes overrides and seed from `val_kwargs`, and requests no fields for training, except for the final
+    latents with the output type `both`; a column `seed` sets the seed of each row. Training passes the version of the
+    weights, and seeds only if `rollout_seed` is given; otherwise the engine chooses them. With `algo.init_same_noise`,
+    `seed` is that of the initial noise, the same for all samples of a prompt, and `sde_noise_seed` that of the noise of
+    the steps.
 
     Raises:
         KeyError: a training batch has no `global_steps`.
@@ -31,6 +33,8 @@ def row_params(
         chosen = rollout.val_kwargs
         base |= {**as_params(chosen.pipeline), **as_params(chosen.algo), "seed": chosen.seed}
         base |= {"logprobs": False, "clean_latents": False}
+        if base.get("output_type") == BOTH:
+            base |= {"output_type": "image", "clean_latents": True}
         seeds = columns.get("seed")
         return [base | ({} if seeds is None else {"seed": int(seeds[row])}) for row in range(size)]
     base["global_steps"] = meta_info["global_steps"]

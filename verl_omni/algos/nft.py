@@ -6,6 +6,8 @@ at random noise levels of their final latents.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 
@@ -51,9 +53,19 @@ def weighted_error(velocity: Tensor, target: Tensor, time: Tensor, least: float)
     return (error**2).flatten(1).mean(1) / size
 
 
-def old_decay(updates: int, *, rate: float, most: float) -> float:
+def old_decay(updates: int, *, rate: float, most: float, delay: int = 0) -> float:
     """Share of the old policy that an update keeps: min(rate * number of updates before it, most).
 
     The first update replaces the old policy; later updates replace less and less of it.
+
+    Args:
+        delay: updates that are not counted.
     """
-    return min(rate * updates, most)
+    return min(rate * max(updates - delay, 0), most)
+
+
+# Arguments of `old_decay`, by the reference's names; the second is `decay_type` 2 in the code of the paper's authors.
+DECAY_SCHEDULES: dict[str, dict[str, Any]] = {
+    "copy": {"rate": 0.0, "most": 0.0},
+    "delayed_linear_to_0_999": {"rate": 0.0075, "most": 0.999, "delay": 75},
+}

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_files(config)
     except (OSError, ValueError) as error:
         return _refuse(str(error))
-    return _run(config, stop, settings.without_effect(overrides))
+    return _run(config, stop, settings.without_effect(overrides, config))
 
 
 def _refuse(message: str) -> int:

@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_omni.trainer import supported_values
+from verl_omni.trainer import reference_scorers, supported_values, unused_values
 from verl_omni.trainer.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
 from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
 from verl_omni.workers.algorithms import registry
@@ -57,13 +57,14 @@ def load(overrides: Sequence[str]) -> DictConfig:
     loss, others = _loss(overrides)
     config = defaults(loss)
     known = tuple(_names(config))
-    own = _translate(others, known)
+    own = _translate(others, known, loss)
     if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
         raise SettingsError("\n".join(unknown))
     try:
         _apply(config, [_opened(override) for override in own.overrides])
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(str(error)) from error
+    reference_scorers.use_built_in(config.reward)
     if missing := sorted(name for name in known if _is_missing(config, name)):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
     packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)
@@ -99,12 +100,16 @@ def _apply(config: DictConfig, overrides: Sequence[str]) -> None:
     ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
 
 
-def without_effect(overrides: Sequence[str]) -> dict[str, str]:
-    """The settings of the reference among `overrides` that do nothing here, each with the reason."""
-    found = {}
-    for override in overrides:
-        if (match := _KEY.match(override)) and isinstance(rule := find_rule(match["key"]), WithoutEffect):
-            found[match["key"]] = rule.reason
+def without_effect(overrides: Sequence[str], config: DictConfig | None = None) -> dict[str, str]:
+    """The settings of the reference among `overrides` that do nothing here, each with the reason.
+
+    Args:
+        config: what `load` made of the overrides; with it, also settings with a value that changes nothing.
+    """
+    given = {match["key"]: match["value"] or "" for override in overrides if (match := _KEY.match(override))}
+    found = {name: rule.reason for name in given if isinstance(rule := find_rule(name), WithoutEffect)}
+    if config is not None:
+        found |= unused_values.find(config, {name: _parsed(text) for name, text in given.items()})
     return found
 
 
@@ -122,10 +127,13 @@ class _Translated:
     problems: list[str] = field(default_factory=list)
 
 
-def _translate(overrides: Sequence[str], known: Sequence[str]) -> _Translated:
+def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Translated:
     found = _Translated()
+    names = [match["key"] for override in overrides if (match := _KEY.match(override))]
     for override in overrides:
         match = _KEY.match(override)
+        if match and unused_values.without_log_probs(loss, match["key"], _parsed(match["value"] or "")):
+            continue
         rule = find_rule(match["key"]) if match and match["key"] not in known else None
         if match is None or rule is None or match["mark"].startswith("~"):
             found.overrides.append(override)
@@ -135,6 +143,8 @@ def _translate(overrides: Sequence[str], known: Sequence[str]) -> _Translated:
             case Renamed(name=name):
                 found.overrides.append(f"{name}={text}")
             case Copied(name=name):
+                if name not in names:
+                    found.overrides.append(f"{name}={text}")
                 found.copies.append((key, name, _parsed(text)))
             case Rejected(accepted=accepted, advice=advice) if not rule.accepts(_parsed(text)):
                 values = " or ".join(_plain(value) for value in accepted)
@@ -158,6 +168,8 @@ def _plain(value: Any) -> str:
 def _differing_copies(config: DictConfig, copies: Sequence[tuple[str, str, Any]]) -> Iterator[str]:
     for key, name, value in copies:
         own = OmegaConf.select(config, name)
+        if unused_values.of_training_without_steps(config, key):
+            continue
         if value != (OmegaConf.to_container(own) if OmegaConf.is_config(own) else own):
             yield f"{key}: {_plain(value)} differs from {name}, which is {_plain(own)}; write the value there only"
 

@@ -20,7 +20,7 @@ from verl_omni.trainer.replica_pool import ReplicaPool
 from verl_omni.trainer.replica_updates import ReplicaUpdates
 from verl_omni.trainer.stack import Cluster, PlainCluster, Stack
 from verl_omni.utils.model_folder import model_folder
-from verl_omni.workers.actor.setting_checks import check_fsdp_size, check_trained_dtype
+from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry
 
 ReportPhase = Callable[[str], None]
@@ -123,10 +123,9 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
 
     Raises:
         FileNotFoundError: the folder is not in diffusers' layout.
-        ValueError: no model family matches, or it does not read the ids of `extra_tokenizers`; or the model has two
-            transformers.
+        ValueError: no model family matches, or the model has two transformers.
     """
-    from verl_omni.pipelines.registry import training_adapter
+    from verl_omni.pipelines.registry import FAMILIES, training_adapter
 
     folder = model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
@@ -144,11 +143,8 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
     if model.architecture is None:
         model.architecture = parts["_class_name"]
     family = training_adapter(model.architecture)
-    if model.extra_tokenizers and not model.external_lib:
-        raise ValueError(
-            f"actor_rollout_ref.model.extra_tokenizers: {model.architecture} gets the prompt's text and tokenizes it "
-            "for each of its text encoders; remove it. Only a pipeline of model.external_lib may read other token ids"
-        )
+    if model.architecture not in FAMILIES.registered:
+        model.extra_tokenizers = {}  # its engine tokenizes the prompt's text for each of its text encoders
     if model.tokenizer_path is None:
         model.tokenizer_path = f"{model.path}/tokenizer"
     if model.custom_chat_template is None:
@@ -163,11 +159,7 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
 
 
 def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
-    """Fill in dtypes and activation checkpointing: for the memory of an accelerator, or for the speed of a CPU.
-
-    Raises:
-        ValueError: trained weights are to be kept in another dtype than float32.
-    """
+    """Fill in dtypes and activation checkpointing: for the memory of an accelerator, or for the speed of a CPU."""
     model, fsdp, rollout = settings.model, settings.actor.fsdp_config, settings.rollout
     dtype = "bfloat16" if has_accelerator else "float32"
     if fsdp.mixed_precision.param_dtype is None:
@@ -176,7 +168,6 @@ def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
         rollout.dtype = dtype
     if model.enable_gradient_checkpointing is None:
         model.enable_gradient_checkpointing = has_accelerator
-    check_trained_dtype(fsdp.model_dtype, lora=model.lora_rank > 0)
 
 
 def start(config: DictConfig, report_phase: ReportPhase) -> Stack:

@@ -17,7 +17,7 @@ ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "
 FSDP, OPTIM = "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.optim"
 CORRECTION = "algorithm.rollout_correction"
 FLOAT32, DTYPES = ("float32", "fp32"), ("float32", "bfloat16", "fp32", "bf16")
-RESUME_MODES = ("auto", "disable", "resume_path")
+RESUME_MODES = ("auto", "disable", "resume_path", "enable")
 # verl's trackers (verl.utils.tracking.Tracking), each with the package that it imports.
 TRACKER_PACKAGES: dict[str, str | None] = {
     "clearml": "clearml",
@@ -74,10 +74,6 @@ SUPPORTED = {
         (None, "token", "sequence"), "weights are of a recorded step (token), or of a sample (sequence)"
     ),
     f"{CORRECTION}.rollout_is_batch_normalize": SupportedValues((False,), "weights are not divided by their mean"),
-    f"{CORRECTION}.rollout_rs": SupportedValues(
-        (None,), f"no sample is rejected; {CORRECTION}.rollout_is=sequence gives the unlikely ones less weight"
-    ),
-    f"{CORRECTION}.rollout_rs_threshold": SupportedValues((None,), "no sample is rejected"),
     "actor_rollout_ref.hybrid_engine": SupportedValues(
         (True,), f"{ROLLOUT}.nnodes > 0 gives the engine accelerators of its own"
     ),
@@ -98,6 +94,7 @@ SUPPORTED = {
     f"{ROLLOUT}.dtype": SupportedValues((None, "bfloat16", "float32"), "engine and trainer share these dtypes"),
     f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
     f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
+    f"{ROLLOUT}.pipeline.output_type": SupportedValues(("image", "pt", "latent"), "image and pt are pixels"),
     f"{ROLLOUT}.load_format": SupportedValues(("auto", "safetensors"), "the engine loads the model's own weights"),
     f"{ROLLOUT}.disaggregation.enabled": SupportedValues((False,), "a diffusion model has no prefill"),
     f"{ROLLOUT}.prometheus.enable": SupportedValues(
@@ -117,7 +114,9 @@ SUPPORTED = {
     "trainer.v1.sampler.max_off_policy_strategy": SupportedValues(
         ("wait",), "a batch has the version that its schedule says, and no sample of it is dropped"
     ),
-    "trainer.resume_mode": SupportedValues(RESUME_MODES, "resume_path starts from trainer.resume_from_path"),
+    "trainer.resume_mode": SupportedValues(
+        RESUME_MODES, "resume_path starts from trainer.resume_from_path, and enable means auto"
+    ),
 }  # fmt: skip
 
 

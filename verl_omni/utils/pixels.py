@@ -11,6 +11,7 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
 PixelDtype = Literal["uint8", "float32"]
+BOTH = "both"  # output type of evaluations whose scorer takes latents, and whose pictures are shown
 COLORS = (1, 3, 4)  # channels of grayscale, RGB and RGBA
 
 

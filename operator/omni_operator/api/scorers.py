@@ -109,6 +109,20 @@ class UnifiedRewardSettings(JudgeSettings):
             yield Violation(("lowest",), f"{self.lowest:g} must be less than highest ({self.highest:g})")
 
 
+class LatentHttpSettings(ScorerSettings):
+    """`latent_http`: a reward server that takes latents."""
+
+    server_url: Annotated[str, StringConstraints(max_length=2048, pattern=SERVER_URL)] = Field(
+        description="URL that the latents of a sample are posted to: http:// or https://, host, optional port, path."
+    )
+    timeout: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
+    max_retries: int = Field(default=2, ge=0, le=100, description="Attempts after the first.")
+    noise_level: float = Field(default=0.0, ge=0, description="Of the noise that the server adds to the latents.")
+    noise_seed: int | None = Field(default=None, description="Seed of that noise.")
+    score_scale: float = Field(default=1.0, description="The server's score is multiplied by this.")
+    score_bias: float = Field(default=0.0, description="Added to the score after that.")
+
+
 ModelName = Annotated[str, StringConstraints(min_length=1)]
 Device = Annotated[str, StringConstraints(pattern=r"^[a-z]+(:[0-9]+)?$")]
 FOLDER = "a folder, or a repository that is in the hub cache."
@@ -155,6 +169,7 @@ BUILTIN: dict[str, type[ScorerSettings]] = {
     "genrm_ocr": GenrmOcrSettings,
     "jpeg": JpegSettings,
     "jpeg_compressibility": JpegCompressibilitySettings,
+    "latent_http": LatentHttpSettings,
     "pickscore": PickscoreSettings,
     "shapes": ShapesSettings,
     "unified_reward": UnifiedRewardSettings,
@@ -164,5 +179,4 @@ UNAVAILABLE = {
     "clap": "it compares audio with the prompt, and a rollout has no audio",
     "hpsv3": "it needs the package hpsv3, which is not among the locked packages",
     "imagebind": "it needs the package imagebind, which is not among the locked packages, and a rollout has no audio",
-    "latent_http": "no protocol for sending latents to a server is defined",
 }

@@ -143,6 +143,7 @@ BY_LOSS = {
         "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.draws",
         "actor_rollout_ref.actor.diffusion_loss.mix_beta", "actor_rollout_ref.actor.diffusion_loss.old_decay_max",
         "actor_rollout_ref.actor.diffusion_loss.old_decay_rate", "actor_rollout_ref.actor.diffusion_loss.ref_kl_coef",
+        "algorithm.old_policy_decay_schedule", "algorithm.old_policy_update_interval",
     ),
     "diffusion_dpo": (
         "actor_rollout_ref.actor.diffusion_loss.dpo_beta", "actor_rollout_ref.actor.diffusion_loss.draws",
@@ -192,8 +193,9 @@ ELSEWHERE = {
 # Settings of the reference that have no effect here.
 WITHOUT_EFFECT = (
     "actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.actor.distill_loss_coef",
-    "actor_rollout_ref.actor.distill_loss_mode", "actor_rollout_ref.actor.fsdp_config.seed",
-    "actor_rollout_ref.actor.fsdp_config.use_orig_params", "actor_rollout_ref.actor.profiler.*",
+    "actor_rollout_ref.actor.distill_loss_mode", "actor_rollout_ref.actor.fsdp_config.offload_policy",
+    "actor_rollout_ref.actor.fsdp_config.seed", "actor_rollout_ref.actor.fsdp_config.use_orig_params",
+    "actor_rollout_ref.actor.fsdp_config.wrap_policy.*", "actor_rollout_ref.actor.profiler.*",
     "actor_rollout_ref.model.model_type", "actor_rollout_ref.ref.*", "actor_rollout_ref.ref.profiler.*",
     "actor_rollout_ref.rollout.enable_chunked_prefill", "actor_rollout_ref.rollout.enable_prefix_caching",
     "actor_rollout_ref.rollout.layered_summon", "actor_rollout_ref.rollout.llm_calculate_log_probs",
@@ -227,13 +229,6 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((False,), "this trainer does not have it", (
         "actor_rollout_ref.actor.fsdp_config.forward_only", "actor_rollout_ref.actor.fsdp_config.full_determinism",
         "skip.async_rollout.enable", "skip.rollout.enable", "trainer.val_only", "transfer_queue.enable",
-    )),
-    ((False,), "param_offload=true and optimizer_offload=true keep both in host memory during generation", (
-        "actor_rollout_ref.actor.fsdp_config.offload_policy",
-    )),
-    ((0, None), "the layers that are sharded one by one are chosen by model.fsdp_layer_prefixes", (
-        "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params",
-        "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
     )),
     ((None,), "the loss is the mean over the samples of a mini-batch", ("actor_rollout_ref.actor.loss_scale_factor",)),
     (('AdamW',), "the optimizer is AdamW", ("actor_rollout_ref.actor.optim.optimizer",)),
@@ -278,11 +273,12 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "actor_rollout_ref.rollout.pipeline.aspect_ratio",
     )),
     (('continuous',), "advantages are used as they are", ("algorithm.adv_mode",)),
-    ((None, 1), "write actor.diffusion_loss.old_decay_rate and actor.diffusion_loss.old_decay_max", (
-        "algorithm.old_policy_decay", "algorithm.old_policy_decay_schedule", "algorithm.old_policy_update_interval",
+    ((None,), "write algorithm.old_policy_decay_schedule, or actor.diffusion_loss.old_decay_rate and old_decay_max", (
+        "algorithm.old_policy_decay",
     )),
+    ((None, 'offline_dpo_collate_fn'), "rows are read by data.custom_cls", ("data.custom_cls.collate_fn",)),
     ((None,), "rows are read by data.custom_cls", (
-        "data.custom_cls.collate_fn", "data.datagen.name", "data.datagen.path", "data.sampler.*", "data.tokenizer",
+        "data.datagen.name", "data.datagen.path", "data.sampler.*", "data.tokenizer",
     )),
     (('images',), "prompts are text", ("data.image_key",)),
     ((14,), "prompts are text", ("data.image_patch_size",)),
@@ -338,6 +334,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     (('auto', 'safetensors'), "the engine loads the model's own weights", ("actor_rollout_ref.rollout.load_format",)),
     (('async',), "a diffusion rollout is asynchronous", ("actor_rollout_ref.rollout.mode",)),
     (('vllm_omni',), "there is one engine", ("actor_rollout_ref.rollout.name",)),
+    (('image', 'pt', 'latent'), "image and pt are pixels", ("actor_rollout_ref.rollout.pipeline.output_type",)),
     ((False,), "the engine exports no metrics; the operator does, and trainer.logger takes trackers", (
         "actor_rollout_ref.rollout.prometheus.enable",
     )),
@@ -349,10 +346,6 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "algorithm.rollout_correction.rollout_is",
     )),
     ((False,), "weights are not divided by their mean", ("algorithm.rollout_correction.rollout_is_batch_normalize",)),
-    ((None,), "no sample is rejected; algorithm.rollout_correction.rollout_is=sequence gives the unlikely ones less weight", (
-        "algorithm.rollout_correction.rollout_rs",
-    )),
-    ((None,), "no sample is rejected", ("algorithm.rollout_correction.rollout_rs_threshold",)),
     (('online', 'offline'), "the engine generates the samples, or the training data have pairs of images", (
         "algorithm.sample_source",
     )),
@@ -364,7 +357,9 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "reward.aggregation",
     )),
     (('vllm',), "vLLM serves the judge", ("reward.reward_model.rollout.name",)),
-    (('auto', 'disable', 'resume_path'), "resume_path starts from trainer.resume_from_path", ("trainer.resume_mode",)),
+    (('auto', 'disable', 'resume_path', 'enable'), "resume_path starts from trainer.resume_from_path, and enable means auto", (
+        "trainer.resume_mode",
+    )),
     (('wait',), "a batch has the version that its schedule says, and no sample of it is dropped", (
         "trainer.v1.sampler.max_off_policy_strategy",
     )),

@@ -56,6 +56,7 @@ JUDGE_FIELDS = tuple(
 )  # fmt: skip
 ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
 TOTAL_STEPS = "trainer.total_training_steps"
+LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
 BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 
 
@@ -104,6 +105,9 @@ def convert(arguments: Sequence[str]) -> Conversion:
             made.refused.append((argument, "is not an assignment name=value"))
             continue
         name = ELSEWHERE.get(match["name"], match["name"])
+        if name != match["name"] and any(each.lstrip("+").startswith(f"{name}=") for each in arguments):
+            made.without_effect.append(argument)  # the setting itself is given too
+            continue
         given.pop(name, None)
         given[name] = f"{name}={match['value']}"
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
@@ -148,7 +152,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     """
     if name in (LOSS, f"{MODEL}.algorithm"):
         named = ALGORITHM_NAMES.get(value)
-        if named is None or algorithm is None or LOSSES[named] != LOSSES[algorithm]:
+        sampled = name != LOSS and named in ESTIMATORS and algorithm in ESTIMATORS  # all need the same samples
+        if named is None or algorithm is None or (LOSSES[named] != LOSSES[algorithm] and not sampled):
             raise Refusal(f"{value} is not supported; algorithms are {', '.join(ALGORITHM_NAMES)}")
     elif name in IMPLIED:
         if value not in IMPLIED[name]:
@@ -163,7 +168,12 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         or name in ("trainer.experiment_name", "trainer.seed")
     ):
         return
-    elif name == "trainer.default_local_dir" or has_no_effect(name):
+    elif (
+        name == "trainer.default_local_dir"
+        or has_no_effect(name)
+        # The engine's log-probabilities are compared with the trainer's, which the loss takes.
+        or (name == LOG_PROBS and value is False and (algorithm or "FlowGRPO") in ESTIMATORS)
+    ):
         made.without_effect.append(f"{name}={text}")
     elif reason := describe_reserved(name) or describe_unsupported("", name, text, LOSSES[algorithm or "FlowGRPO"]):
         raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} "))
@@ -237,7 +247,9 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
     path, builtin = values.get(f"{SCORER}.path"), values.get(BUILTIN)
     settings = {name.removeprefix(f"{SETTINGS}."): each for name, each in values.items() if name.startswith(SETTINGS)}
     if several:
-        made.put("reward.scorers", [_scorer(key, dict(settings)) for key, settings in several.items()])
+        made.put("reward.scorers", [_scorer(key, dict(settings), values) for key, settings in several.items()])
+        if path:  # a placeholder, or a function that is not called
+            made.without_effect.append(f"{SCORER}.path={path}")
     elif path and (own := _builtin(str(path))):
         made.put("reward.scorers", [{"name": own}])
     elif path:
@@ -284,16 +296,21 @@ def _builtin(path: str) -> str | None:
     raise Refusal(f"the scorer {name} is not available: {why}; write spec.reward.scorers with http, or with a function")
 
 
-def _scorer(key: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _scorer(key: str, settings: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     path, name = settings.pop("path", None), settings.pop("name", None)
     made: dict[str, Any] = {"name": key}
-    if path and (own := _builtin(str(path))):
+    if path and (match := _REFERENCE_SCORER.fullmatch(str(path))) and match["name"].startswith("http"):
+        made["http"] = {"url": settings.pop("server_url", None)}
+    elif path and (own := _builtin(str(path))):
         made["builtin"] = own
+        if own in JUDGES and values.get(JUDGE):
+            settings.setdefault("model", values[JUDGE])
     elif path:
         made["function"] = {"path": path, "name": name or "compute_score"}
     elif name:
         made["builtin"] = name
     made |= {field: settings.pop(field) for field in ("weight", "required") if field in settings}
+    settings = {name: value for name, value in settings.items() if value is not None}
     return made | ({"settings": settings} if settings else {})
 
 

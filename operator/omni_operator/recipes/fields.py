@@ -113,7 +113,7 @@ FIELDS: dict[str, FieldOf] = {
     "trainer.nnodes": FieldOf("trainer.replicas", number),
     "trainer.save_freq": FieldOf("checkpoint.everySteps", interval),
     "trainer.max_actor_ckpt_to_keep": FieldOf("checkpoint.keep", interval),
-    "trainer.resume_mode": FieldOf("checkpoint.resume", one_of(auto="Auto", disable="Never")),
+    "trainer.resume_mode": FieldOf("checkpoint.resume", one_of(auto="Auto", enable="Auto", disable="Never")),
     "trainer.logger": FieldOf("observability.tracking.loggers", texts),
     "trainer.project_name": FieldOf("observability.tracking.project", text),
     "trainer.log_val_generations": FieldOf("observability.tracking.images", number),

@@ -31,6 +31,20 @@ async def test_reward_workers_take_turns_and_get_no_recorded_tensors(
     assert given.non_tensor_batch["tool_extra_fields"][0] == {"note": "x", "global_steps": None}
 
 
+@pytest.mark.parametrize("validate", [False, True])
+async def test_with_the_output_type_both_an_evaluation_scores_latents_and_keeps_its_picture(
+    worker: Any, batch: Any, engine: Any, rewards: Any, validate: bool
+) -> None:
+    handle = rewards()
+    both = "actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=both"
+    made = worker(both, engine=engine(clean_latents=torch.ones(16, 1, 1)), rewards=[handle])
+    meta = {"validate": validate, "global_steps": 1}
+    output = await made.generate_sequences(batch(["a"], meta, data_source=["s"]))
+    (given,) = handle.given
+    assert given.batch["responses"].shape == ((1, 16, 1, 1) if validate else (1, 3, 2, 2))
+    assert output.batch["responses"].shape == (1, 3, 2, 2)
+
+
 @pytest.mark.parametrize("missing", ["reward_score", "reward_extra_info"])
 async def test_an_incomplete_reply_of_a_reward_worker_is_an_error(
     worker: Any, batch: Any, missing: str, rewards: Any

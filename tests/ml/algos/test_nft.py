@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_omni.algos import nft
+from verl_omni.workers.algorithms.registry import DECAY_SCHEDULES
 
 NUMBERS = st.floats(-3, 3)
 
@@ -95,3 +96,12 @@ def test_optimality_is_a_probability_monotonic_in_the_advantage(advantages: list
 def test_the_decay_of_the_old_policy_starts_at_0_and_grows_to_its_maximum() -> None:
     decays = [nft.old_decay(updates, rate=0.1, most=0.35) for updates in range(6)]
     assert decays == pytest.approx([0, 0.1, 0.2, 0.3, 0.35, 0.35])
+
+
+def test_the_schedules_of_the_reference() -> None:
+    """`return_decay` of the code of DiffusionNFT's authors, decay type 2: 75 updates without, 0.0075 each, to 0.999."""
+    slow = nft.DECAY_SCHEDULES["delayed_linear_to_0_999"]
+    found = [nft.old_decay(updates, **slow) for updates in (0, 75, 76, 100, 300)]
+    assert found == pytest.approx([0, 0, 0.0075, 0.1875, 0.999])
+    assert nft.old_decay(500, **nft.DECAY_SCHEDULES["copy"]) == 0
+    assert set(DECAY_SCHEDULES) == {None, *nft.DECAY_SCHEDULES}

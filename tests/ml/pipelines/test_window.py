@@ -142,3 +142,12 @@ def test_requested_fields_do_not_change_the_window() -> None:
     )  # fmt: skip
     assert requested_fields(held_out) == RequestedFields(steps=False, clean_latents=False)
     assert sde_window(held_out, STEPS, 1) is None
+
+
+def test_both_asks_the_engine_for_pixels_and_the_final_latents() -> None:
+    val_kwargs = DiffusionSamplingConfig(pipeline={"output_type": "both"})
+    rollout = SimpleNamespace(
+        pipeline=None, algo=DiffusionRolloutAlgoConfig(), calculate_log_probs=True, val_kwargs=val_kwargs
+    )
+    (row,) = row_params(rollout, {"validate": True}, 1, {})
+    assert requested_fields(row).clean_latents and row["output_type"] == "image"

@@ -36,7 +36,7 @@ def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
         rewards.get_scorer("jpg")
 
 
-@pytest.mark.parametrize("name", ["clap", "hpsv3", "imagebind", "latent_http"])
+@pytest.mark.parametrize("name", ["clap", "hpsv3", "imagebind"])
 def test_a_missing_scorer_of_the_reference_is_refused_with_what_to_do(name: str) -> None:
     said = f"{name} is not available: .+; serve it yourself and use the scorer http, or write a function"
     with pytest.raises(ValueError, match=said):
@@ -186,6 +186,21 @@ def test_the_server_gets_the_picture_and_the_prompt(serve: Callable[..., Server]
     decoded = np.array(Image.open(io.BytesIO(base64.b64decode(sent.pop("image")))))
     assert (decoded == picture.permute(1, 2, 0).numpy()).all()
     assert sent == {"prompt": "a prompt", "ground_truth": "truth", "data_source": "test"}
+
+
+def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Callable[..., Server]) -> None:
+    server = serve((503, "busy"), (200, '{"score": 2.0, "detail": 5}'))
+    latents = torch.randn(4, 3, 2).to(torch.bfloat16)
+    given = {"server_url": url(server), "noise_level": 0.4, "score_scale": 0.1, "score_bias": 1.0}
+    assert score("latent_http", latents, "truth", **given) == {"score": 1.2, "server_score": 2.0, "detail": 5.0}
+    sent = server.received[-1]
+    decoded = np.frombuffer(base64.b64decode(sent.pop("latents")), "<f4").reshape(sent.pop("shape"))
+    assert (decoded == latents.float().numpy()).all() and len(server.received) == 2
+    assert sent == {
+        "prompt": "a prompt", "ground_truth": "truth", "data_source": "test", "noise_level": 0.4, "noise_seed": None,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"latent_http takes latents, and got torch.uint8 pixels; write .*=latent"):
+        score("latent_http", CONSTANT, **given)
 
 
 def test_connections_are_kept(serve: Callable[..., Server]) -> None:

@@ -136,8 +136,16 @@ def test_an_unknown_estimator_of_advantages_is_refused() -> None:
 def test_a_copy_must_have_the_value_of_the_original() -> None:
     copy = "actor_rollout_ref.model.pipeline.guidance_scale"
     settings.load([*REQUIRED, f"{copy}=4.0", f"{ROLLOUT}.pipeline.guidance_scale=4.0"])
-    assert refusal(f"{copy}=4.0") == (
+    assert refusal(f"{copy}=4.0", f"{ROLLOUT}.pipeline.guidance_scale=1.0") == (
         f"{copy}: 4.0 differs from {ROLLOUT}.pipeline.guidance_scale, which is 1.0; write the value there only"
+    )
+
+
+def test_a_copy_alone_sets_the_original() -> None:
+    alone = settings.load([*REQUIRED, "actor_rollout_ref.model.pipeline.guidance_scale=4.0"])
+    assert alone == settings.load([*REQUIRED, f"{ROLLOUT}.pipeline.guidance_scale=4.0"])
+    assert "actor_rollout_ref.ref.rollout_n: 4 differs from" in refusal(
+        "actor_rollout_ref.ref.rollout_n=4", f"{ACTOR}.rollout_n=8"
     )
 
 

@@ -71,7 +71,6 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["actor_rollout_ref.rollout.calculate_log_probs=false"], "it compares log-probabilities"),
         (["actor_rollout_ref.rollout.rollout_adapter=old"], "the trained policy must sample"),
         (["actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: flow_grpo learns from noise"),
         (["trainer.max_log_prob_difference=null"], "flow_grpo needs a number"),
@@ -83,11 +82,14 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo, grpo_guard and flow_dppo have a KL loss"),
         ([DPO], "needs LoRA: its base is the model with the adapter disabled"),
         ([NFT, f"{LOSS}.ref_kl_coef=0.1"], "ref_kl_coef: needs LoRA"),
-        ([f"{CORRECTION}.rollout_is=sequence", f"{CORRECTION}.bypass_mode=true"],
-         "rollout_is: sequence does not go with bypass_mode=true"),
         ([f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=0.5_5.0"], "is not a positive number"),
         ([f"{CORRECTION}.rollout_is_threshold=3"], "3 is not read without algorithm.rollout_correction.rollout_is"),
-        ([f"{CORRECTION}.rollout_rs=seq_mean_k1"], "no sample is rejected"),
+        ([f"{CORRECTION}.rollout_rs=seq_mean_k1"], "None is not a threshold of seq_mean_k1; write two"),
+        ([f"{CORRECTION}.rollout_rs=geometric", f"{CORRECTION}.rollout_rs_threshold=2"], "is not one of token_k1"),
+        ([f"{CORRECTION}.rollout_rs_threshold=2"], "2 is not read without algorithm.rollout_correction.rollout_rs"),
+        ([NFT, f"{CORRECTION}.rollout_rs=token_k2", f"{CORRECTION}.rollout_rs_threshold=2"], "no log-probabilities"),
+        ([NFT, "algorithm.old_policy_decay_schedule=linear"], "linear is not supported; write null or copy"),
+        ([NFT, "algorithm.old_policy_update_interval=0"], "must be a whole number from 1: 0"),
         ([f"{CORRECTION}.loss_type=reinforce"], "reinforce is not supported; write ppo_clip"),
         ([f"{CORRECTION}.rollout_is_batch_normalize=true"], "weights are not divided by their mean"),
         ([f"{CORRECTION}.rollout_is=geometric"], "write None or token or sequence"),
@@ -113,7 +115,8 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         (["trainer.n_gpus_per_node=6", f"{SEQUENCE}=4"], "parallel_size: 4 does not divide the 6 ranks"),
         (["data.train_batch_size=6", "trainer.n_gpus_per_node=3"],
          "ppo_mini_batch_size: 3 ranks cannot share 64 samples evenly"),
-        (["actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,10]"],
+        (["actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,10]",
+          "actor_rollout_ref.actor.use_kl_loss=true"],
          "contains the last of 10 steps"),
         ([NFT, "actor_rollout_ref.rollout.algo.init_same_noise=true"], "would be the same"),
         (["actor_rollout_ref.rollout.algo.init_same_noise=true", "actor_rollout_ref.rollout.seed=null"],
@@ -169,6 +172,7 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
         "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
         "velocity_tolerance": 1e-3,
         "timestep_fraction": 1.0, "bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 1.5,
+        "rollout_rs": None, "rollout_rs_threshold": None,
     }  # fmt: skip
 
 
@@ -235,7 +239,7 @@ def test_nft_trains_on_every_sample_with_its_optimality() -> None:
     assert made["clean_latents"].shape == (4, 2, 2, 2) and len(set(made["draw_seeds"].tolist())) == 4
     other = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=2)
     assert not set(other["draw_seeds"].tolist()) & set(made["draw_seeds"].tolist()), "each step has noise of its own"
-    assert arguments(config, step=7) == {"step": 7}
+    assert arguments(config, step=7) == {"step": 7, "schedule": None, "interval": 1}
 
 
 def test_dpo_pairs_the_best_and_the_worst_sample_of_each_prompt() -> None:

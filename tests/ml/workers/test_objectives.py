@@ -137,6 +137,16 @@ def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
         assert same(old, new) == (step == 1)
 
 
+def test_the_old_policy_is_updated_in_every_second_step_by_a_schedule_of_the_reference(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    for step in (1, 2, 3, 4):
+        before = {name: tensor.clone() for name, tensor in actor.weights("lora", "old")}
+        actor.update(judged(), step=step, schedule="copy", interval=2)
+        old = dict(actor.weights("lora", "old"))
+        assert same(old, before) == (step % 2 == 1)
+        assert same(old, adapter(actor)) == (step % 2 == 0)
+
+
 def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder: Path) -> None:
     actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
     data = judged()

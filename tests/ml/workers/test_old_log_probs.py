@@ -88,6 +88,18 @@ def test_in_bypass_mode_the_ratio_is_to_the_engine(model_folder: Path) -> None:
     assert not same(actor, make(model_folder)) and found["actor/optimizer_steps"] == 1
 
 
+@pytest.mark.parametrize("bypass", [False, True])
+def test_a_rejected_sample_teaches_nothing(model_folder: Path, bypass: bool) -> None:
+    """Of the differences OFF only 0.9 is outside of the logarithms of 0.5 and 2."""
+    rejecting, without = (make(model_folder) for _ in range(2))
+    criterion = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"}
+    found = rejecting.update(batch(rejecting), **SAMPLER, bypass_mode=bypass, **criterion)
+    others = {"advantages": ADVANTAGES * torch.tensor([1, 1, 0, 1])}
+    without.update(batch(without) | others, **SAMPLER, bypass_mode=bypass)
+    assert same(rejecting, without) and not same(rejecting, make(model_folder))
+    assert found["rollout_corr/rollout_rs_kept"] == 0.75
+
+
 def test_old_log_probs_of_later_optimizer_steps_are_those_before_the_update(model_folder: Path) -> None:
     """With exact log-probabilities of the engine, both modes take the same steps, and the ratio moves away from 1."""
     actors = [make(model_folder, prompts=1, ppo_epochs=2) for _ in range(2)]
@@ -110,6 +122,7 @@ def test_old_log_probs_of_later_optimizer_steps_are_those_before_the_update(mode
         ({"prompts": 1}, {"bypass_mode": True}, 0),
         ({}, {"rollout_is": "token"}, 0),
         ({}, {"rollout_is": "sequence"}, ROWS),
+        ({}, {"bypass_mode": True, "rollout_rs": "token_k2", "rollout_rs_threshold": 1}, ROWS),
     ],
     ids=str,
 )

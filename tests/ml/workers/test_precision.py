@@ -230,8 +230,7 @@ def test_the_dtypes_that_the_settings_select() -> None:
     assert resolved(True, model_dtype="fp32") == precision.Precision(full, half)
     assert not resolved(True, param_dtype="float32").mixed
     assert resolved(True, mixed={"buffer_dtype": "fp32"}).buffers == full
-    with pytest.raises(ValueError, match=r"model_dtype: bf16 is not supported when all weights are trained"):
-        resolved(False, model_dtype="bf16")
+    assert resolved(False, model_dtype="bf16") == precision.Precision(full, half)
     with pytest.raises(ValueError, match="write float32 or bfloat16"):
         resolved(True, param_dtype="float16")
     with pytest.raises(ValueError, match="reduce_dtype must be float32"):

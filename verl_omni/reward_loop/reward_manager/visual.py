@@ -17,7 +17,7 @@ from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.rewards.python import load
 from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
 from verl_omni.reward_loop.scoring_queue import ScoringQueue
-from verl_omni.utils.pixels import as_pixels
+from verl_omni.utils.pixels import BOTH, as_pixels
 from verl_omni.utils.registry import import_modules
 
 BATCH_SIZE, DEADLINE_SECONDS = 32, 600.0  # for configurations without `reward.batch_size` and `deadline_seconds`
@@ -103,7 +103,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         requested: dict[str, Any] = {"output_type": "image"}
         for group in groups:
             requested |= OmegaConf.select(self.config, f"actor_rollout_ref.rollout.{group}") or {}
-        if requested["output_type"] == "latent":
+        if requested["output_type"] in ("latent", BOTH):
             if not response.is_floating_point():
                 raise ValueError(f"Expected floating-point latent responses, got {response.dtype}.")
             return response

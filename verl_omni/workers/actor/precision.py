@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from verl_omni.workers.actor.setting_checks import check_trained_dtype
 from verl_omni.workers.config import DiffusionFSDPConfig
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
@@ -39,12 +38,10 @@ def resolve(config: DiffusionFSDPConfig, *, lora: bool) -> Precision:
     """The dtypes that the settings select.
 
     Args:
-        lora: whether an adapter is trained on frozen weights; otherwise all weights are trained.
-
-    Raises:
-        ValueError: trained weights are to be kept in another dtype than float32.
+        lora: whether an adapter is trained on frozen weights; otherwise all weights are trained, in float32: of AdamW's
+            steps at learning rate 1e-5, 84% of the weights would lose all in bfloat16
+            (`tests/ml/workers/test_precision.py`).
     """
-    check_trained_dtype(config.model_dtype, lora=lora)
     mixed = config.mixed_precision
     compute = parse_dtype("mixed_precision.param_dtype", mixed.param_dtype)
     kept = None if config.model_dtype is None else parse_dtype("fsdp_config.model_dtype", config.model_dtype)

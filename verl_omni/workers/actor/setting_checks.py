@@ -58,22 +58,3 @@ def check_tokens(size: int, tokens: int) -> None:
             f"{SEQUENCE_PARALLEL}: {size} does not divide the {tokens} tokens of a sample; write a divisor, or another "
             "height, width or number of frames in actor_rollout_ref.rollout.pipeline"
         )
-
-
-def check_trained_dtype(model_dtype: str | None, *, lora: bool) -> None:
-    """Refuse trained weights in another dtype than float32; None selects float32 for them.
-
-    Args:
-        model_dtype: name of the dtype that the model's weights are kept in.
-        lora: whether an adapter is trained on frozen weights; otherwise all weights are trained.
-
-    Raises:
-        ValueError: trained weights are to be kept in another dtype. Of AdamW's steps at learning rate 1e-5, 84% of
-            the weights would lose all in bfloat16 (`tests/ml/workers/test_precision.py`).
-    """
-    if not lora and model_dtype not in (None, "fp32", "float32"):
-        raise ValueError(
-            f"actor_rollout_ref.actor.fsdp_config.model_dtype: {model_dtype} is not supported when all weights "
-            "are trained (model.lora_rank=0), because it loses small updates; write float32, and "
-            "mixed_precision.param_dtype=bfloat16 to compute in bfloat16"
-        )

@@ -69,6 +69,8 @@ class NFTObjective:
 
     Args:
         step: training step, from 1, which determines the decay of the old policy.
+        schedule: one of `algos.nft.DECAY_SCHEDULES`; None: the settings `old_decay_rate` and `old_decay_max`.
+        interval: training steps between two updates of the old policy.
 
     Raises:
         ValueError: no old policy is kept.
@@ -76,8 +78,12 @@ class NFTObjective:
 
     samples_per_row = 1
 
-    def __init__(self, policy: Policy, config: DiffusionNFTLossConfig, *, step: int) -> None:
+    def __init__(
+        self, policy: Policy, config: DiffusionNFTLossConfig, *, step: int, schedule: str | None = None,
+        interval: int = 1,
+    ) -> None:  # fmt: skip
         self.policy, self.config, self.step, self.old = policy, config, step, policy.require_old()
+        self.schedule, self.interval = schedule, interval
 
     def prepare(self, batch: Batch) -> Batch:
         return with_draws(batch, self.config.draws, batch["clean_latents"].shape[1:])
@@ -118,8 +124,11 @@ class NFTObjective:
         return {f"actor/{name}": values.sum().item() / count for name, values in measured.items()}
 
     def finish(self) -> None:
-        decay = nft.old_decay(self.step - 1, rate=self.config.old_decay_rate, most=self.config.old_decay_max)
-        self.old.follow(self.policy.trained, decay)
+        if self.step % self.interval:
+            return
+        own = {"rate": self.config.old_decay_rate, "most": self.config.old_decay_max}
+        settings = own if self.schedule is None else nft.DECAY_SCHEDULES[self.schedule]
+        self.old.follow(self.policy.trained, nft.old_decay(self.step - 1, **settings))
 
 
 class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
@@ -134,7 +143,9 @@ class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
 
     @override
     def update_arguments(self, config: DictConfig, step: int) -> dict[str, Any]:
-        return {"step": step}
+        settings = config.algorithm
+        schedule, interval = settings.old_policy_decay_schedule, settings.old_policy_update_interval
+        return {"step": step, "schedule": schedule, "interval": interval}
 
     @override
     def objective(

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.algos import agreement, grpo, rollout_correction, sde, step_choice
+from verl_omni.algos import agreement, grpo, rejection_settings, rollout_correction, sde, step_choice
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms.base import (
@@ -81,6 +81,8 @@ class StepObjective(ABC, Generic[Settings]):
         bypass_mode: take the engine's log-probabilities as the old ones, not those of the trainer before the update.
         rollout_is: level of the importance weights between trainer and engine; None: none.
         rollout_is_threshold: upper limit of the weights.
+        rollout_rs, rollout_rs_threshold: as `algos.rejection_settings.parse` takes them; None: no step is rejected. A
+            rejected step has no loss, and counts among the terms.
         timestep_fraction: share of the recorded steps that each sample is trained on, in (0, 1].
 
     Attributes:
@@ -95,17 +97,20 @@ class StepObjective(ABC, Generic[Settings]):
         sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"),
         velocity_tolerance: float | None = None, bypass_mode: bool = False,
         rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
-        timestep_fraction: float = 1.0,
+        rollout_rs: str | None = None, rollout_rs_threshold: object = None, timestep_fraction: float = 1.0,
     ) -> None:  # fmt: skip
         self.policy, self.config, self.kl_loss_coef = policy, config, kl_loss_coef
         self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
         self.tolerance, self.velocity_tolerance, self.bypass_mode = tolerance, velocity_tolerance, bypass_mode
         self.rollout_is, self.rollout_is_threshold = rollout_is, rollout_is_threshold
+        self.criterion = None if rollout_rs is None else rejection_settings.parse(rollout_rs, rollout_rs_threshold)
         self.timestep_fraction = timestep_fraction
         self.at_start = True  # no optimizer step of the update has been taken
 
     @property
     def recomputed(self) -> Literal["none", "later", "all"]:
+        if self.criterion is not None:
+            return "all"
         if self.bypass_mode:
             return "none"
         return "all" if self.rollout_is == "sequence" else "later"  # weights of samples need all their steps first
@@ -136,6 +141,10 @@ class StepObjective(ABC, Generic[Settings]):
         start = log_prob.detach() if self.at_start else None if self.bypass_mode else part["old_log_probs"][:, place]
         old = engine if self.bypass_mode or start is None else start
         loss, measured = self.policy_loss(part, place, log_prob - old, mean, std)
+        if self.criterion is not None:
+            every = rollout_correction.kept(part["old_log_probs"], part["rollout_log_probs"], self.criterion)
+            kept = every[:, place].to(loss.dtype)
+            loss, measured["kept"] = kept * loss, kept
         if start is not None:
             measured["engine_difference"] = start - engine
             if self.rollout_is is not None:
@@ -214,6 +223,8 @@ class StepObjective(ABC, Generic[Settings]):
         if "kl_to_old" in measured:
             found["actor/kl_to_old"] = measured["kl_to_old"].sum().item() / count
             found["actor/kl_to_old_max"] = measured["kl_to_old"].max().item()
+        if "kept" in measured:
+            found["rollout_corr/rollout_rs_kept"] = measured["kept"].mean().item()
         if "weight" in measured:
             found["rollout_corr/rollout_is_mean"] = measured["weight"].mean().item()
         if self.at_start:
@@ -279,6 +290,7 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
     def update_arguments(self, config: DictConfig, step: int) -> dict[str, Any]:
         rollout = config.actor_rollout_ref.rollout
         family = training_adapter(config.actor_rollout_ref.model.architecture)
+        correction = config.algorithm.rollout_correction
         return {
             "noise_level": rollout.algo.noise_level,
             "sde_type": rollout.algo.sde_type,
@@ -286,9 +298,12 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
             "tolerance": config.trainer.max_log_prob_difference,
             "velocity_tolerance": velocity_tolerance(config),
             "timestep_fraction": config.algorithm.timestep_fraction,
-            "bypass_mode": config.algorithm.rollout_correction.bypass_mode,
-            "rollout_is": config.algorithm.rollout_correction.rollout_is,
-            "rollout_is_threshold": config.algorithm.rollout_correction.rollout_is_threshold,
+            "bypass_mode": correction.bypass_mode,
+            # In bypass mode the loss has the ratio to the engine's policy already.
+            "rollout_is": None if correction.bypass_mode else correction.rollout_is,
+            "rollout_is_threshold": correction.rollout_is_threshold,
+            "rollout_rs": correction.rollout_rs,
+            "rollout_rs_threshold": correction.rollout_rs_threshold,
         }
 
     @override

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.algos import window_bounds
+from verl_omni.algos import rejection_settings, window_bounds
 from verl_omni.utils.registry import Registry
 from verl_omni.workers.actor.setting_checks import SEQUENCE_PARALLEL, sequence_groups
 
@@ -24,6 +24,7 @@ ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", 
 CORRECTION = "algorithm.rollout_correction"
 DEFAULT = "flow_grpo"
 UNREAD_THRESHOLD = 2.0  # default of rollout_is_threshold
+DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")  # verl_omni/algos/nft.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,11 @@ def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
     if config.actor_rollout_ref.rollout.algo.noise_level <= 0:
         found.append(f"{ROLLOUT}.algo.noise_level: must be positive: {name} learns from noise")
     algo, steps = config.actor_rollout_ref.rollout.algo, config.actor_rollout_ref.rollout.pipeline.num_inference_steps
-    if algo.sde_type == "cps" and algo.sde_window_range is not None and algo.sde_window_range[1] >= steps:
+    last = algo.sde_type == "cps" and algo.sde_window_range is not None and algo.sde_window_range[1] >= steps
+    if last and config.actor_rollout_ref.actor.use_kl_loss:
         found.append(
             f"{ROLLOUT}.algo.sde_window_range: {list(algo.sde_window_range)} contains the last of {steps} steps, where "
-            "cps adds no noise, so that there is nothing to learn from; end the range before it"
+            "cps adds no noise, so that use_kl_loss would divide by 0; end the range before it"
         )
     if config.trainer.max_log_prob_difference is None:
         found.append(f"trainer.max_log_prob_difference: {name} needs a number")
@@ -110,19 +112,34 @@ def _correction_conflicts(config: DictConfig) -> Sequence[str]:
         )
     elif level is None and threshold != UNREAD_THRESHOLD:
         found.append(f"{CORRECTION}.rollout_is_threshold: {threshold} is not read without {CORRECTION}.rollout_is")
-    if level is not None and settings.get("bypass_mode"):
-        found.append(
-            f"{CORRECTION}.rollout_is: {level} does not go with bypass_mode=true, where the loss has the ratio to the "
-            "engine's policy already; write null, or bypass_mode=false"
-        )
+    option, limit = settings.get("rollout_rs"), settings.get("rollout_rs_threshold")
+    if option is None and limit is not None:
+        found.append(f"{CORRECTION}.rollout_rs_threshold: {limit} is not read without {CORRECTION}.rollout_rs")
+    if option is not None:
+        try:
+            rejection_settings.parse(option, limit)
+        except ValueError as error:
+            found.append(f"{CORRECTION}.rollout_rs: {error}")
     return found
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return " or ".join("null" if value is None else str(value) for value in values)
 
 
 def _diffusion_nft_conflicts(config: DictConfig) -> Sequence[str]:
     loss, lora_rank = config.actor_rollout_ref.actor.diffusion_loss, config.actor_rollout_ref.model.lora_rank
+    found = []
     if loss.ref_kl_coef > 0 and lora_rank <= 0:
-        return [f"{ACTOR}.diffusion_loss.ref_kl_coef: needs LoRA: its base is the model with the adapter disabled"]
-    return []
+        found.append(f"{ACTOR}.diffusion_loss.ref_kl_coef: needs LoRA: its base is the model with the adapter disabled")
+    schedule, interval = config.algorithm.old_policy_decay_schedule, config.algorithm.old_policy_update_interval
+    if schedule not in DECAY_SCHEDULES:
+        found.append(
+            f"algorithm.old_policy_decay_schedule: {schedule} is not supported; write {_listed(DECAY_SCHEDULES)}"
+        )
+    if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+        found.append(f"algorithm.old_policy_update_interval: must be a whole number from 1: {interval}")
+    return found
 
 
 def _diffusion_dpo_conflicts(config: DictConfig) -> Sequence[str]:
@@ -187,6 +204,8 @@ _WITHOUT_LIKELIHOOD = (
     RequiredSetting("algorithm.timestep_fraction", 1.0, "it does not train on recorded steps"),
     RequiredSetting(f"{CORRECTION}.bypass_mode", False, "there are no log-probabilities to recompute"),
     RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
+    RequiredSetting(f"{CORRECTION}.rollout_rs", None, "there are no log-probabilities to compare"),
+    RequiredSetting(f"{CORRECTION}.rollout_rs_threshold", None, "it is not read"),
     RequiredSetting(f"{CORRECTION}.rollout_is_threshold", UNREAD_THRESHOLD, "it is not read"),
 )
 _WITHOUT_ADVANTAGES = RequiredSetting("algorithm.adv_estimator", "flow_grpo", "it orders samples without advantages")
@@ -244,13 +263,21 @@ def check_name(name: str) -> None:
         raise ValueError(f"no algorithm {name!r}; one of {', '.join(ALGORITHMS)}")
 
 
+def _sampled_for(config: DictConfig, name: str, entry: RegisteredAlgorithm) -> tuple[RequiredSetting, ...]:
+    """The setting `model.algorithm`; all algorithms on recorded steps need the same samples."""
+    sampled = ALGORITHMS.get(config.actor_rollout_ref.model.algorithm)
+    if sampled is not None and sampled.on_recorded_steps and entry.on_recorded_steps:
+        return ()
+    reason = "the engine must sample for the algorithm that is trained"
+    return (RequiredSetting(f"{MODEL}.algorithm", name, reason),)
+
+
 def setting_conflicts(config: DictConfig) -> list[str]:
     """Settings that the chosen algorithm cannot use: a message for each, with its value and the value it needs."""
     name = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
     entry = ALGORITHMS[name]
-    same_name = RequiredSetting(f"{MODEL}.algorithm", name, "the engine must sample for the algorithm that is trained")
     found = []
-    for required in (same_name, *entry.required):
+    for required in (*_sampled_for(config, name, entry), *entry.required):
         value = OmegaConf.select(config, required.name)
         if (OmegaConf.to_container(value) if OmegaConf.is_config(value) else value) != required.value:
             found.append(

@@ -25,7 +25,7 @@ class DiffusionPipelineConfig(BaseConfig):
         true_cfg_scale, guidance_scale: scale of classifier-free guidance, 1.0: none; a family uses one of the two.
         max_sequence_length: tokens of the longest text encoder; prompt embeddings are padded to it.
         num_frames: frames of a video; 1 for an image.
-        output_type: `image` (pixels) or `latent`.
+        output_type: `image` (pixels; `pt` means the same) or `latent`.
         pixel_dtype: `uint8` (0 to 255) or `float32` (0 to 1).
     """
 
@@ -36,7 +36,7 @@ class DiffusionPipelineConfig(BaseConfig):
     max_sequence_length: int = 512
     guidance_scale: float | None = None
     num_frames: int = 1
-    output_type: Literal["image", "latent"] = "image"
+    output_type: Literal["image", "pt", "latent"] = "image"
     pixel_dtype: Literal["uint8", "float32"] = "uint8"
 
 

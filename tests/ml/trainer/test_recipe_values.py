@@ -1,0 +1,134 @@
+"""Every example value of every setting that a published recipe uses loads, or is of what is out of scope.
+
+The values are those of docs/figures/reference-settings.tsv, up to three of a setting; long ones that the list
+abbreviated were completed. `<path>` stands for a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from verl_omni.trainer import settings, settings_page
+
+MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LOSS, CORRECTION, RM = f"{ACTOR}.diffusion_loss", "algorithm.rollout_correction", "reward.reward_model"
+REQUIRED = ["data.train_files=t", "trainer.total_training_steps=1", f"{MODEL}.lora_rank=64"]
+# What the value of a setting needs besides it, by the beginning of the setting's name. The longest one counts.
+NFT, DPO, DPPO = (f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "dpo", "flow_dppo"))
+COMPANIONS = {
+    f"{LOSS}.add_kl_coefficient": [DPPO], f"{LOSS}.kl_mask_threshold": [DPPO], f"{LOSS}.dpo_beta": [DPO],
+    f"{LOSS}.mix_beta": [NFT], f"{LOSS}.ref_kl_coef": [NFT], f"{MODEL}.policy_state_adapters": [NFT],
+    f"{ROLLOUT}.rollout_adapter": [NFT], "algorithm.old_policy_": [NFT], "algorithm.sample_source": [DPO],
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": ["trainer.n_gpus_per_node=2"],
+    f"{ROLLOUT}.algo.sde_window_range": [f"{ROLLOUT}.pipeline.num_inference_steps=15"],
+    f"{CORRECTION}.rollout_is_threshold": [f"{CORRECTION}.rollout_is=sequence"],
+    f"{CORRECTION}.rollout_rs": [f"{CORRECTION}.rollout_rs_threshold=0.5_2.0"],
+    f"{CORRECTION}.rollout_rs_threshold": [f"{CORRECTION}.rollout_rs=seq_mean_k1"],
+    "trainer.log_val_generations": ["trainer.logger=[tensorboard]"],
+}  # fmt: skip
+# Accepted only with these values of the other setting that is named.
+WITH_ALGORITHM = {"diffusion_nft": NFT, "dpo": DPO}
+# Values that are refused, by setting; all are of what this project does not support.
+OUT_OF_SCOPE = {
+    **{f"{ACTOR}.veomni_config.{name}": value for name, value in {
+        "optimizer_offload": "True", "param_offload": "True", "strategy": "veomni", "ulysses_parallel_size": "1",
+    }.items()},
+    "actor_rollout_ref.ref.veomni_config.strategy": "veomni",
+    f"{ACTOR}.strategy": "veomni", "diffusion/model_engine": "veomni_diffusion",
+    f"{MODEL}.config_path": "<path>",  # of VeOmni
+    "distillation.enabled": "True",
+    f"{ROLLOUT}.pipeline.aspect_ratio": "16:9",  # of MiniMax-H3
+    f"{ROLLOUT}.val_kwargs.pipeline.frame_rate": "24.0",  # of LTX-2
+}  # fmt: skip
+# Still refused: docs/switching.md lists them.
+MISSING = {
+    f"{ROLLOUT}.algo.sde_contiguous": "False",
+    f"{RM}.enable": "True", f"{RM}.enable_resource_pool": "True",
+}  # fmt: skip
+
+
+def values() -> Iterator[tuple[str, str]]:
+    for row in settings_page.reference_settings():
+        for value in (row["examples"] or "").split(" | "):
+            if value:
+                yield row["setting"], value
+
+
+def overrides(name: str, value: str) -> list[str]:
+    matching = [begin for begin in COMPANIONS if name.startswith(begin)]
+    companions = COMPANIONS[max(matching, key=len)] if matching else []
+    text = value.replace("<path>", "/a/path")
+    if name == f"{MODEL}.algorithm" and value in WITH_ALGORITHM:
+        companions = [WITH_ALGORITHM[value]]
+    if name == f"{ROLLOUT}.algo.noise_level":
+        companions = []
+    path = [] if name == f"{MODEL}.path" else [f"{MODEL}.path=m"]
+    return [*REQUIRED, *path, *companions, f"{name}={text}"]
+
+
+def refusal(name: str, value: str) -> str | None:
+    try:
+        settings.load(overrides(name, value))
+    except settings.SettingsError as error:
+        return str(error)
+    return None
+
+
+def test_the_list_has_values_of_every_setting_that_a_recipe_uses() -> None:
+    used = {row["setting"] for row in settings_page.reference_settings() if int(row["recipes"]) > 0}
+    assert used == {name for name, _ in values()}
+
+
+@pytest.mark.slow  # a configuration is composed for each
+def test_every_value_loads_unless_it_is_out_of_scope() -> None:
+    refused = {(name, value): said for name, value in values() if (said := refusal(name, value)) is not None}
+    expected = {*OUT_OF_SCOPE.items(), *MISSING.items()}
+    unexpected = {key: said for key, said in refused.items() if key not in expected}
+    assert unexpected == {}
+    assert set(refused) == expected, "these values load now"
+    assert all(said.startswith(f"{name}: ") for (name, _), said in refused.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ([f"{ROLLOUT}.calculate_log_probs=False"], f"{ROLLOUT}.calculate_log_probs"),
+        ([f"{MODEL}.lora_rank=0", f"{ACTOR}.fsdp_config.model_dtype=bfloat16"], f"{ACTOR}.fsdp_config.model_dtype"),
+        ([f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=sequence"], f"{CORRECTION}.rollout_is"),
+        ([f"{MODEL}.extra_tokenizers={{clip: {{path: tokenizer}}}}"], f"{MODEL}.extra_tokenizers"),
+        ([f"{ACTOR}.fsdp_config.offload_policy=True"], f"{ACTOR}.fsdp_config.offload_policy"),
+        ([f"{ACTOR}.fsdp_config.wrap_policy.min_num_params=10000"], f"{ACTOR}.fsdp_config.wrap_policy.min_num_params"),
+        (["reward.reward_manager.name=MultiVisualRewardManager",
+          "reward.custom_reward_function.path=pkg://verl_omni.reward_loop.reward_manager.multi",
+          "reward.reward_functions.jpeg.name=jpeg"], "reward.custom_reward_function"),
+        ([NFT, f"{MODEL}.pipeline.guidance_scale=4.0", f"{ROLLOUT}.pipeline.guidance_scale=1.0"],
+         f"{MODEL}.pipeline.guidance_scale"),
+    ],
+)  # fmt: skip
+def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str], named: str) -> None:
+    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    found = settings.without_effect(given, settings.load(given))
+    assert list(found) == [named] and found[named]
+
+
+def test_without_log_probabilities_of_the_engine_flow_grpo_trains_the_same() -> None:
+    given = [*REQUIRED, f"{MODEL}.path=m"]
+    assert settings.load([*given, f"{ROLLOUT}.calculate_log_probs=False"]) == settings.load(given)
+
+
+@pytest.mark.parametrize("path", ["verl_omni/utils/reward_score/{}.py", "pkg://verl_omni.utils.reward_score.{}"])
+def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) -> None:
+    several, reward = "reward.reward_functions", "reward.custom_reward_function"
+    given = [*REQUIRED, f"{MODEL}.path=m"]
+    one = settings.load([*given, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"])
+    assert (one.reward.scorer, one.reward.custom_reward_function.path) == ("genrm_ocr", None)
+    parts = settings.load(
+        [*given, f"{several}.a.path={path.format('http')}", f"{several}.a.name=compute_score",
+         f"{several}.a.server_url=http://localhost:1", f"{several}.b.path={path.format('pickscore')}"]
+    ).reward.reward_functions  # fmt: skip
+    assert (parts.a.name, parts.a.path, parts.a.url) == ("http", None, "http://localhost:1")
+    assert (parts.b.name, parts.b.path) == ("pickscore", None)
+    own = settings.load([*given, f"{reward}.path={path.format('mine')}"]).reward
+    assert (own.scorer, own.custom_reward_function.path) == (None, path.format("mine"))

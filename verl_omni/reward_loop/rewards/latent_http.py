@@ -1,0 +1,56 @@
+"""Scorer on a reward server that takes latents: a reward model in the latent space of the trained model's VAE."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from torch import Tensor
+
+from verl_omni.reward_loop.rewards.http import request, score_fields
+
+
+def compute_score(
+    data_source: str,
+    solution_image: Tensor,
+    ground_truth: Any,
+    extra_info: dict[str, Any],
+    server_url: str,
+    timeout: float = 60.0,
+    max_retries: int = 2,
+    noise_level: float = 0.0,
+    noise_seed: int | None = None,
+    score_scale: float = 1.0,
+    score_bias: float = 0.0,
+) -> dict[str, float]:
+    """score_scale * score + score_bias, with the score of the server at `server_url`.
+
+    Sends JSON: `prompt`, `ground_truth`, `data_source`, `latents` (float32, little-endian, base64), `shape` of the
+    latents, `noise_level` and `noise_seed`. Expects JSON with a number `score`; further numbers are reported.
+
+    Args:
+        solution_image: the final latents of a sample, which the engine returns with `output_type: latent`.
+        timeout: seconds per attempt. max_retries: attempts after the first, while the server is unreachable or answers
+            5xx.
+        noise_level, noise_seed: of the noise that the server adds to the latents before it scores them.
+
+    Returns:
+        `score`, `server_score`, and the server's further numbers.
+
+    Raises:
+        RewardServerError: no attempt succeeded, or the response has no score.
+        ValueError: the sample has pixels.
+    """
+    if not solution_image.is_floating_point():
+        raise ValueError(
+            f"the scorer latent_http takes latents, and got {solution_image.dtype} pixels; write "
+            "actor_rollout_ref.rollout.pipeline.output_type=latent, and both as that of val_kwargs.pipeline"
+        )
+    values = solution_image.detach().float().cpu().contiguous().numpy().astype("<f4")
+    body = {
+        "prompt": extra_info.get("prompt"), "ground_truth": ground_truth, "data_source": data_source,
+        "latents": base64.b64encode(values.tobytes()).decode(), "shape": list(values.shape),
+        "noise_level": noise_level, "noise_seed": noise_seed,
+    }  # fmt: skip
+    found = score_fields(server_url, request(server_url, body, timeout, max_retries + 1))
+    return {**found, "score": score_scale * found["score"] + score_bias, "server_score": found["score"]}

@@ -1,0 +1,60 @@
+"""PURE: modules of the reference that settings of the reward name: its scorers, and its reward managers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+# A module of the reference's scorers, as a file or by name.
+_SCORER = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]reward_score[./](?P<name>\w+?)(?:\.py)?")
+_MANAGERS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]reward_loop[./]reward_manager(?:[./]\w+?)*?(?:\.py)?")
+MODULE = "pkg://verl_omni.reward_loop.reward_manager"
+SEVERAL = "MultiVisualRewardManager"
+# Its scorers, by the names here. Those that do not exist here are refused with the reason.
+NAMES = {
+    name: name
+    for name in (
+        "choice", "clap", "genrm_ocr", "hpsv3", "imagebind", "jpeg_compressibility", "latent_http", "pickscore",
+        "unified_reward",
+    )
+} | dict.fromkeys(("http", "http_reward", "http_score", "http_scorer"), "http")  # fmt: skip
+SETTINGS = {"http": {"server_url": "url"}}  # settings of a scorer that have another name here
+
+
+def scorer_name(path: str) -> str | None:
+    """The name here of a module of the reference's scorers; None for any other path."""
+    match = _SCORER.fullmatch(path)
+    return NAMES.get(match["name"]) if match else None
+
+
+def is_placeholder(manager: str, path: Any) -> bool:
+    """Whether `custom_reward_function.path` only stands for the scorers of `reward_functions`.
+
+    Args:
+        manager: name of the reward manager.
+    """
+    return manager == SEVERAL and path is not None and bool(_MANAGERS.fullmatch(str(path)))
+
+
+def use_built_in(reward: DictConfig) -> None:
+    """Replace the modules of the reference by what is built in: its scorers, its reward managers, and a placeholder.
+
+    A scorer's function needs no name then: each module has one.
+    """
+    function, module = reward.custom_reward_function, reward.reward_manager.module
+    if _MANAGERS.fullmatch(str(module.path)):
+        module.path = MODULE
+    if is_placeholder(reward.reward_manager.name, function.path):
+        function.path = None
+    elif function.path is not None and (name := scorer_name(str(function.path))) is not None:
+        reward.scorer, function.path = name, None
+    for part in reward.reward_functions.values():
+        path = part.get("path") if OmegaConf.is_dict(part) else None
+        if path is not None and (name := scorer_name(str(path))) is not None:
+            with open_dict(part):
+                part.path, part.name = None, name
+                for there, here in SETTINGS.get(name, {}).items():
+                    if there in part:
+                        part[here] = part.pop(there)

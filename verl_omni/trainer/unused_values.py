@@ -1,0 +1,60 @@
+"""PURE: values of a recipe that change nothing here, although their settings have an effect; each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_omni.pipelines.registry import FAMILIES
+from verl_omni.trainer.reference_scorers import is_placeholder
+from verl_omni.trainer.reference_settings import Copied, find_rule
+from verl_omni.workers.algorithms.registry import ALGORITHMS
+
+MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
+MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
+FUNCTION = "reward.custom_reward_function"
+
+
+def without_log_probs(loss: str, name: str, value: Any) -> bool:
+    """Whether an override asks an algorithm on recorded steps for samples without log-probabilities.
+
+    The loss takes those of the trainer, as the reference's does then; the engine's are recorded to compare both.
+    """
+    return name == LOG_PROBS and value is False and ALGORITHMS[loss].on_recorded_steps
+
+
+def of_training_without_steps(config: DictConfig, name: str) -> bool:
+    """Whether a setting is of a sampler's steps in training, and the algorithm trains on none."""
+    loss = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
+    return name.startswith(f"{MODEL}.pipeline.") and not ALGORITHMS[loss].on_recorded_steps
+
+
+def find(config: DictConfig, given: Mapping[str, Any]) -> dict[str, str]:
+    """The reason for each setting of a run whose value changes nothing.
+
+    Args:
+        config: the checked settings; `model.architecture` may be null. given: values by the names of the overrides.
+    """
+    return dict(_find(config, given))
+
+
+def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
+    if without_log_probs(settings.actor.diffusion_loss.loss_mode, LOG_PROBS, given.get(LOG_PROBS)):
+        yield LOG_PROBS, "the engine's log-probabilities are compared with the trainer's, which the loss takes"
+    if settings.model.lora_rank <= 0 and str(given.get(MODEL_DTYPE)) in ("bfloat16", "bf16"):
+        yield MODEL_DTYPE, "trained weights are float32, and mixed_precision.param_dtype sets the computation"
+    if correction.bypass_mode and correction.rollout_is is not None:
+        name = "algorithm.rollout_correction.rollout_is"
+        yield name, "with bypass_mode=true the loss has the ratio to the engine's policy already"
+    if given.get(f"{MODEL}.extra_tokenizers") and settings.model.architecture not in FAMILIES.registered:
+        yield f"{MODEL}.extra_tokenizers", "the model family tokenizes the prompt for each of its text encoders itself"
+    for name in given:
+        rule = find_rule(name)
+        if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:
+            yield name, f"training does not run the sampler; {rule.name} is that of the samples"
+    if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
+        yield FUNCTION, "reward.reward_functions are the scorers"
