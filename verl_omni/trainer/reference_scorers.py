@@ -1,4 +1,4 @@
-"""PURE: modules of the reference that settings of the reward name: its scorers, and its reward managers."""
+"""PURE: modules of the reference that settings name: its scorers, its reward managers, and its data sets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 # A module of the reference's scorers, as a file or by name.
 _SCORER = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]reward_score[./](?P<name>\w+?)(?:\.py)?")
 _MANAGERS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]reward_loop[./]reward_manager(?:[./]\w+?)*?(?:\.py)?")
+_DATASETS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]dataset[./]\w+?(?:\.py)?")
+DATASET = {"path": "pkg://verl_omni.trainer.data", "name": "DiffusionRLDataset"}
 MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 SEVERAL = "MultiVisualRewardManager"
 # Its scorers, by the names here. Those that do not exist here are refused with the reason.
@@ -36,6 +38,12 @@ def is_placeholder(manager: str, path: Any) -> bool:
         manager: name of the reward manager.
     """
     return manager == SEVERAL and path is not None and bool(_MANAGERS.fullmatch(str(path)))
+
+
+def use_own_dataset(data: DictConfig) -> None:
+    """Replace the reference's data sets by this project's, which reads prompts and pairs of images."""
+    if data.custom_cls.path is not None and _DATASETS.fullmatch(str(data.custom_cls.path)):
+        data.custom_cls.update(DATASET)
 
 
 def use_built_in(reward: DictConfig) -> None:

@@ -65,6 +65,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(str(error)) from error
     reference_scorers.use_built_in(config.reward)
+    reference_scorers.use_own_dataset(config.data)
     if missing := sorted(name for name in known if _is_missing(config, name)):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
     packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)

@@ -143,7 +143,7 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
     if model.architecture is None:
         model.architecture = parts["_class_name"]
     family = training_adapter(model.architecture)
-    if model.architecture not in FAMILIES.registered:
+    if model.extra_tokenizers and model.architecture not in FAMILIES.registered:
         model.extra_tokenizers = {}  # its engine tokenizes the prompt's text for each of its text encoders
     if model.tokenizer_path is None:
         model.tokenizer_path = f"{model.path}/tokenizer"

@@ -132,3 +132,10 @@ def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) ->
     assert (parts.b.name, parts.b.path) == ("pickscore", None)
     own = settings.load([*given, f"{reward}.path={path.format('mine')}"]).reward
     assert (own.scorer, own.custom_reward_function.path) == (None, path.format("mine"))
+
+
+def test_the_data_set_of_pairs_of_the_reference_is_that_of_this_project() -> None:
+    custom = "data.custom_cls"
+    given = [*REQUIRED, f"{MODEL}.path=m", DPO, "algorithm.sample_source=offline"]
+    theirs = [f"{custom}.path=pkg://verl_omni.utils.dataset.offline_dpo_dataset", f"{custom}.name=OfflineDPODataset"]
+    assert settings.load([*given, *theirs, f"{custom}.collate_fn=offline_dpo_collate_fn"]) == settings.load(given)

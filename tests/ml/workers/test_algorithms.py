@@ -207,6 +207,15 @@ def test_each_step_draws_other_steps_of_a_sample() -> None:
         (FLOAT32, 1e-3),
         ((*FLOAT32, f"{PARAM_DTYPE}=bf16"), 0.05),
         ((*FLOAT32, "actor_rollout_ref.rollout.dtype=bfloat16"), 0.05),
+        ((*FLOAT32, "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16"), 1e-3),  # all weights are trained
+        (
+            (
+                *FLOAT32,
+                "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16",
+                "actor_rollout_ref.model.lora_rank=4",
+            ),
+            0.05,
+        ),
         ((f"{PARAM_DTYPE}=bf16", "trainer.max_velocity_difference=0.02"), 0.02),
     ],
 )

@@ -255,12 +255,17 @@ class GRPOObjective(StepObjective[GRPOLossConfig]):
 
 
 def velocity_tolerance(config: DictConfig) -> float:
-    """Upper limit of the relative difference of velocities: the setting's, or that of the coarser of both dtypes."""
+    """Upper limit of the relative difference of velocities: the setting's, or that of the coarsest dtype.
+
+    Those are the dtypes of the engine, of the computation, and of the frozen weights of LoRA.
+    """
     given = config.trainer.max_velocity_difference
     if given is not None:
         return float(given)
     settings = config.actor_rollout_ref
-    names = (settings.rollout.dtype, settings.actor.fsdp_config.mixed_precision.param_dtype)
+    fsdp = settings.actor.fsdp_config
+    frozen = (fsdp.model_dtype,) if settings.model.lora_rank > 0 and fsdp.model_dtype is not None else ()
+    names = (settings.rollout.dtype, fsdp.mixed_precision.param_dtype, *frozen)
     return max(agreement.VELOCITY_TOLERANCES[parse_dtype("dtype", name)] for name in names)
 
 
