@@ -247,7 +247,7 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
     path, builtin = values.get(f"{SCORER}.path"), values.get(BUILTIN)
     settings = {name.removeprefix(f"{SETTINGS}."): each for name, each in values.items() if name.startswith(SETTINGS)}
     if several:
-        made.put("reward.scorers", [_scorer(key, dict(settings), values) for key, settings in several.items()])
+        made.put("reward.scorers", [_scorer(key, dict(settings)) for key, settings in several.items()])
         if path:  # a placeholder, or a function that is not called
             made.without_effect.append(f"{SCORER}.path={path}")
     elif path and (own := _builtin(str(path))):
@@ -296,15 +296,13 @@ def _builtin(path: str) -> str | None:
     raise Refusal(f"the scorer {name} is not available: {why}; write spec.reward.scorers with http, or with a function")
 
 
-def _scorer(key: str, settings: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _scorer(key: str, settings: dict[str, Any]) -> dict[str, Any]:
     path, name = settings.pop("path", None), settings.pop("name", None)
     made: dict[str, Any] = {"name": key}
     if path and (match := _REFERENCE_SCORER.fullmatch(str(path))) and match["name"].startswith("http"):
         made["http"] = {"url": settings.pop("server_url", None)}
     elif path and (own := _builtin(str(path))):
         made["builtin"] = own
-        if own in JUDGES and values.get(JUDGE):
-            settings.setdefault("model", values[JUDGE])
     elif path:
         made["function"] = {"path": path, "name": name or "compute_score"}
     elif name:

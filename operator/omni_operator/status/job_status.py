@@ -243,9 +243,7 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
     if facts.reward_pods:
         ready = observed.ready_pods(attempt, TRAINER_GROUP)
     ready = min(ready, desired)
-    return RolloutStatus(
-        desired=desired, ready=ready, updated=desired if cluster else 0, summary=f"{ready}/{desired}"
-    )
+    return RolloutStatus(desired=desired, ready=ready, updated=desired if cluster else 0, summary=f"{ready}/{desired}")
 
 
 def _rollout_pods(

@@ -43,10 +43,7 @@ OUT_OF_SCOPE = {
     f"{ROLLOUT}.val_kwargs.pipeline.frame_rate": "24.0",  # of LTX-2
 }  # fmt: skip
 # Still refused: docs/switching.md lists them.
-MISSING = {
-    f"{ROLLOUT}.algo.sde_contiguous": "False",
-    f"{RM}.enable": "True", f"{RM}.enable_resource_pool": "True",
-}  # fmt: skip
+MISSING = {f"{ROLLOUT}.algo.sde_contiguous": "False"}
 
 
 def values() -> Iterator[tuple[str, str]]:
