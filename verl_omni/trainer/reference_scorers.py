@@ -42,7 +42,8 @@ def is_placeholder(manager: str, path: Any) -> bool:
 
 def use_own_dataset(data: DictConfig) -> None:
     """Replace the reference's data sets by this project's, which reads prompts and pairs of images."""
-    if data.custom_cls.path is not None and _DATASETS.fullmatch(str(data.custom_cls.path)):
+    path = OmegaConf.select(data, "custom_cls.path")  # an override may have removed it
+    if path is not None and _DATASETS.fullmatch(str(path)):
         data.custom_cls.update(DATASET)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.trainer.reference_scorers import is_placeholder
 from verl_omni.trainer.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
@@ -42,6 +41,8 @@ def find(config: DictConfig, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from verl_omni.pipelines.registry import FAMILIES  # imports torch, before which modules of users are imported
+
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     if without_log_probs(settings.actor.diffusion_loss.loss_mode, LOG_PROBS, given.get(LOG_PROBS)):
         yield LOG_PROBS, "the engine's log-probabilities are compared with the trainer's, which the loss takes"

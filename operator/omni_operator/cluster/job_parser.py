@@ -57,7 +57,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         ttl=_span(spec.ttl_seconds_after_finished),
         retain=spec.cleanup_policy == "Retain",
         accelerators=accelerators if accelerated else 0,
-        workers=spec.trainer.replicas + rollout_pods + spec.judge_pods,
+        trainer_pods=spec.trainer.replicas,
         rollout_pods=rollout_pods,
         reward_pods=spec.judge_pods,
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollout_pods),

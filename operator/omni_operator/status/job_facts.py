@@ -25,9 +25,8 @@ class JobFacts:
         has_finalizer: the job has the finalizer of an earlier version of the operator.
         grace: how long a suspension waits for a checkpoint; None: it requests none.
         accelerators: accelerators of a running attempt.
-        workers: pods besides the head.
-        rollout_pods: how many of them are rollout pods; 0 where engines run in the trainer's pods.
-        reward_pods: how many of them are the judge's; 0 where it runs in the trainer's pods, or there is none.
+        trainer_pods, rollout_pods, reward_pods: numbers of pods of each group; 0 rollout pods where engines run in the
+            trainer's pods, and 0 reward pods where a judge does, or where there is none.
         least_rollout_pods: with fewer, the trainer waits.
         live: whether the running attempt follows changes of `spec.rollout.replicas`.
         max_lag: versions that an engine may be behind the trainer.
@@ -52,7 +51,7 @@ class JobFacts:
     ttl: timedelta | None = None
     retain: bool = False
     accelerators: int = 0
-    workers: int = 1
+    trainer_pods: int = 1
     rollout_pods: int = 0
     reward_pods: int = 0
     least_rollout_pods: int = 0
@@ -63,10 +62,6 @@ class JobFacts:
     keeps_results: bool = True
     sends_output: bool = False
     vendor: str | None = None
-
-    @property
-    def trainer_pods(self) -> int:
-        return self.workers - self.rollout_pods - self.reward_pods
 
 
 def action_for(facts: JobFacts, reason: FailureReason) -> Action:

@@ -54,7 +54,12 @@ def trainer(loop: Loop, tmp_path: Path) -> Any:
     process_counts.fill_in(config, cpus=2)
     folder = RunFolder(tmp_path / "run")
     return DiffusionTrainer(
-        config, SimpleNamespace(agent_loop=loop, workers=None), folder, ROWS, ROWS, stop_requested=lambda: False
+        config,
+        SimpleNamespace(agent_loop=loop, workers=None, pool=None),
+        folder,
+        ROWS,
+        ROWS,
+        stop_requested=lambda: False,
     )
 
 

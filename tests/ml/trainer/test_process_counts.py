@@ -64,7 +64,7 @@ def test_the_requests_in_flight_fill_the_batches_of_all_engines(size: RunSize, w
 
 def config(**given: Any) -> Any:
     made = OmegaConf.create({
-        "trainer": {"nnodes": 2, "n_gpus_per_node": 8}, "data": {"train_batch_size": 16},
+        "trainer": {"nnodes": 2, "n_gpus_per_node": 8, "node_resource": None}, "data": {"train_batch_size": 16},
         "reward": {"num_workers": None},
         "actor_rollout_ref": {"rollout": {
             "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 2, "data_parallel_size": 1,

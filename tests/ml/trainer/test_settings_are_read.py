@@ -56,6 +56,7 @@ CHECKS = (
 )  # fmt: skip
 # What objects with a group of settings are called where they are read, other than the group.
 ALSO_CALLED: dict[str, tuple[str, ...]] = {
+    "actor_rollout_ref.actor.fsdp_config": ("fsdp",),
     "actor_rollout_ref.model": ("model_config",),
     "actor_rollout_ref.rollout": ("rollout_config",),
     "actor_rollout_ref.rollout.algo": ("extra",),

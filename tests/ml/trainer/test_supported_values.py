@@ -81,7 +81,7 @@ def test_another_value_is_refused_with_what_to_write(name: str, value: str) -> N
 @pytest.mark.parametrize(
     "setting",
     [
-        "data.train_files=s3://bucket/train.jsonl", "data.val_files=[a.jsonl,hf://datasets/x]",
+        "data.train_files=gs://bucket/train.jsonl", "data.val_files=[a.jsonl,hf://datasets/x]",
         "actor_rollout_ref.model.path=hf://stabilityai/sd3", "trainer.default_local_dir=gs://bucket/runs",
         "actor_rollout_ref.model.tokenizer_path=https://host/tokenizer",
     ],

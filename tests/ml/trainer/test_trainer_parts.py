@@ -86,7 +86,8 @@ def test_a_replica_with_another_weight_version_stops_the_run() -> None:
     assert metrics.replica_versions([3, 3], 3) == {
         "weights/min_replica_version": 3, "weights/max_replica_version": 3,
     }  # fmt: skip
-    for served in ([3, 2], [None, 3], []):
+    assert metrics.replica_versions([], 3) == {}, "standalone replicas may all be lost after an update"
+    for served in ([3, 2], [None, 3]):
         with pytest.raises(metrics.StaleReplica, match="published weight version 3, but the replicas serve"):
             metrics.replica_versions(served, 3)
 
