@@ -61,7 +61,7 @@ def test_reward_pods_are_a_worker_group_that_is_pinned_and_counted(make_job: Mak
     facts = parse_job_facts(
         {"metadata": {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}}, job.spec
     )
-    assert (facts.accelerators, facts.workers) == (8 + 12, 1 + 3)
+    assert (facts.accelerators, facts.trainer_pods, facts.reward_pods) == (8 + 12, 1, 3)
 
 
 def test_three_pools_have_a_group_each(make_job: MakeJob) -> None:
