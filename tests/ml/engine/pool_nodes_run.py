@@ -1,6 +1,8 @@
 """`main_diffusion` on a Ray cluster with a node for each pod: `pool_nodes_run.py PLACES GROUPS name=value ...`.
 
-GROUPS is a JSON list of the nodes' Ray resources. Where the workers run is written to the file PLACES, as JSON.
+GROUPS is a JSON list of the nodes' Ray resources; the last is a rollout node. It is killed while version 1 generates,
+and another one like it joins before version 2 is sent. Where the workers run is written to the file PLACES, as JSON, at
+the start and at the end.
 """
 
 from __future__ import annotations
@@ -9,46 +11,87 @@ import json
 import os
 import secrets
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+# Not 127.0.0.1, which ray.init replaces by the machine's own address, where these nodes do not listen.
+ADDRESS = {"node_ip_address": "127.0.0.2"}
+VERSION_OF_LOSS = 1
 # Before Ray is imported, as KubeRay sets them in every pod.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 
 
 def main() -> int:
     """Start the nodes, and run the training job on them."""
-    places, groups, *settings = sys.argv[1:]
+    places, given, *settings = sys.argv[1:]
+    groups = json.loads(given)
     from ray.cluster_utils import Cluster
 
     from verl_omni.trainer import main_diffusion, startup
 
-    start = startup.start_actors
+    start, found, nodes = startup.start_actors, [], []
 
     def starting(*arguments: Any) -> startup.Stack:
         stack = start(*arguments)
-        replicas = [worker for replica in stack.weights.replicas for worker in (*replica.workers, *replica.servers)]
-        found = {"trainer": pools_of(stack.workers.workers), "rollout": pools_of(replicas)}
-        Path(places).write_text(json.dumps(found), encoding="utf-8")
+        update, generate, join = stack.weights.update_weights, stack.agent_loop.generate_sequences, stack.weights.join
+        joined = threading.Event()
+
+        def updating(global_steps: int) -> None:
+            if global_steps == VERSION_OF_LOSS + 1:
+                nodes.append(add_node(cluster, groups[-1]))
+                assert joined.wait(180), "no replica was started on the new node"
+            update(global_steps=global_steps)
+            if global_steps in (0, VERSION_OF_LOSS + 1):
+                found.append(places_of(stack))
+
+        def generating(prompts: Any) -> Any:
+            if prompts.meta_info["global_steps"] != VERSION_OF_LOSS or len(nodes) > len(groups):
+                return generate(prompts)
+            with ThreadPoolExecutor(1) as pool:
+                killing = pool.submit(cluster.remove_node, nodes[-1], allow_graceful=False)
+                made = generate(prompts)
+                killing.result()
+            return made
+
+        def joining(replica: Any) -> None:
+            join(replica)
+            joined.set()
+
+        stack.weights.update_weights, stack.agent_loop.generate_sequences = updating, generating
+        stack.weights.join = joining
         return stack
 
     startup.start_actors = starting
-    # Not 127.0.0.1, which ray.init replaces by the machine's own address, where these nodes do not listen.
-    address = {"node_ip_address": "127.0.0.2"}
     cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, **address}
+        initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, **ADDRESS}
     )
     try:
-        for resources in json.loads(groups):
-            cpus, gpus = resources.pop("CPU"), resources.pop("GPU")
-            cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=resources, **address)
+        nodes += [add_node(cluster, resources) for resources in groups]
         sys.argv[1:] = [*settings, f"ray_kwargs.ray_init.address='{cluster.address}'"]
-        return main_diffusion.main()
+        code = main_diffusion.main()
+        Path(places).write_text(json.dumps(found), encoding="utf-8")
+        return code
     finally:
         import ray
 
         ray.shutdown()  # the driver joined the cluster, which refuses to lose the node of a driver
         cluster.shutdown()
+
+
+def add_node(cluster: Any, resources: dict[str, float]) -> Any:
+    """Start a node, as KubeRay does a pod."""
+    own = dict(resources)
+    cpus, gpus = own.pop("CPU"), own.pop("GPU")
+    return cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=own, **ADDRESS)
+
+
+def places_of(stack: Any) -> dict[str, list[str]]:
+    """The pools that the actors of a run are in."""
+    replicas = [actor for replica in stack.weights.replicas for actor in (*replica.workers, *replica.servers)]
+    others = [*stack.agent_loop.agent_loop_workers, stack.servers.global_load_balancer]
+    return {"trainer": pools_of([*stack.workers.workers, *others]), "rollout": pools_of(replicas)}
 
 
 def pools_of(actors: list[Any]) -> list[str]:
