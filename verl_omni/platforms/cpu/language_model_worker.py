@@ -13,7 +13,19 @@ from vllm_omni.worker.gpu_ar_worker import GPUARWorker
 from verl_omni.platforms.cpu.torch_worker import TorchKernelModelRunner, TorchWorker
 
 
-class CpuLanguageModelRunner(GPUARModelRunner, TorchKernelModelRunner):
+class ModelRunner(TorchKernelModelRunner):
+    """Runner that vLLM-Omni's calls last: it gets the arguments that the other one adds."""
+
+    @override
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Drop arguments that vLLM-Omni's runner passes for its own models and that models of vLLM do not accept."""
+        known = inspect.signature(self.model.forward).parameters
+        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+            kwargs = {name: value for name, value in kwargs.items() if name in known}
+        return super()._model_forward(*args, **kwargs)
+
+
+class CpuLanguageModelRunner(GPUARModelRunner, ModelRunner):
     """vLLM-Omni's runner of language models on a CPU. The order of the bases puts the CPU runner below it.
 
     During a chunked prefill, the token sampled after each chunk but the last is discarded. Upstream then rewinds the
@@ -42,14 +54,6 @@ class CpuLanguageModelRunner(GPUARModelRunner, TorchKernelModelRunner):
         """Generators, by row of the batch, of requests whose sampled token is discarded."""
         unfinished = self.discard_request_mask.np
         return {index: each for index, each in self.input_batch.generators.items() if unfinished[index]}
-
-    @override
-    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Drop arguments that vLLM-Omni's runner passes for its own models and that models of vLLM do not accept."""
-        known = inspect.signature(self.model.forward).parameters
-        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
-            kwargs = {name: value for name, value in kwargs.items() if name in known}
-        return super()._model_forward(*args, **kwargs)
 
 
 class CpuLanguageModelWorker(TorchWorker, GPUARWorker):
