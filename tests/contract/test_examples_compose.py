@@ -73,6 +73,7 @@ def test_an_example_with_a_released_model_fits(name: str) -> None:
     assert found.exit_code == 0, found.output
     estimate = json.loads(found.stdout)
     assert estimate["fits"] and estimate["host_fits"]
+    assert estimate["not_estimated"] == (["spec.reward.model"] if name == "qwen-image-full-grpo" else [])
 
 
 def test_reserved_settings_exist_in_the_trainer() -> None:

@@ -63,16 +63,13 @@ def fit(
             "spec.rollout.placement: drl fit can only estimate Colocated, where engine and trainer share accelerators; "
             "with Separate each of them has more memory"
         )
-    if job.spec.reward.model and not job.spec.reward.model.separate:
-        console.refuse(
-            "spec.reward.model.placement: drl fit cannot estimate a judge on the trainer's accelerators; with Separate "
-            "it has accelerators of its own, which are not counted"
-        )
     target = _target(job, device)
     if missing := training_stack.missing_stack():
         console.refuse(training_stack.missing_text(missing))
     found = _estimate(job, target)
+    judge = job.spec.reward.model
     found |= {"job": job.metadata.name, "target": target.name, **_host_verdict(job, found)}
+    found["not_estimated"] = ["spec.reward.model"] if judge and not judge.separate else []
     if as_json:
         console.say(json.dumps(found, indent=2, ensure_ascii=False))
     else:

@@ -59,6 +59,8 @@ def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
             f"the host does not fit: {_gib(needed)} GiB, and the pod's limit is {_gib(found['host_capacity'])} GiB; "
             "raise spec.trainer.resources.limits.memory"
         )
+    for field in found["not_estimated"]:
+        yield f"{field} is not part of this estimate, and shares the accelerators with what is"
     yield from _advice(found)
 
 

@@ -156,7 +156,7 @@ def test_a_host_beyond_the_limit_of_its_pod_does_not_fit(job: Path, commands: li
 
 
 def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
-    found = {**estimate(), "job": "a-job", "target": "x", "host_capacity": None, "host_fits": None}
+    found = {**estimate(), "job": "a-job", "target": "x", "host_capacity": None, "host_fits": None, "not_estimated": []}
     lines = fit_text.render(found, hosts=2, devices=4).splitlines()
     assert any(line.startswith("each of 8 devices") for line in lines)
     assert [line.split() for line in lines if "activations" in line] == [["activations", "4.00"]]
@@ -173,7 +173,14 @@ def test_advice_is_in_the_words_of_a_job() -> None:
         {"setting": micro, "value": 1, "costs": "time", "peak": 9 * GIB, "fits": False},
         {"setting": offload, "value": True, "costs": "copies", "peak": 7 * GIB, "fits": True},
     ]
-    found = {**estimate(fits=False, advice=advice), "job": "j", "target": "x", "host_capacity": None, "host_fits": None}
+    found = {
+        **estimate(fits=False, advice=advice),
+        "job": "j",
+        "target": "x",
+        "host_capacity": None,
+        "host_fits": None,
+        "not_estimated": [],
+    }
     text = fit_text.render(found, hosts=1, devices=1)
     assert "spec.trainer.batch.microBatchSamples: 1" in text
     assert f"spec.algorithm.overrides: [{offload}=true]" in text and "7.00 GiB, fits" in text

@@ -55,21 +55,21 @@ def test_attention_that_is_not_causal_is_refused() -> None:
 def test_the_cache_fits_the_requests_within_a_share_of_free_memory(
     free: int, bytes_of_cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_omni.platforms.cpu import language_model_worker
+    from verl_omni.platforms.cpu import torch_worker
 
     layer = SimpleNamespace(max_memory_usage_bytes=lambda config: 2000)
-    worker: Any = object.__new__(language_model_worker.CpuLanguageModelWorker)
+    worker: Any = object.__new__(torch_worker.TorchWorker)
     worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=None, gpu_memory_utilization=0.5)
     worker.scheduler_config, worker.vllm_config = SimpleNamespace(max_num_seqs=3), None
     worker.get_kv_cache_spec = lambda: {"layer 0": layer, "layer 1": layer}
-    monkeypatch.setattr(language_model_worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(torch_worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     assert worker.determine_available_memory() == bytes_of_cache
     worker.cache_config.kv_cache_memory_bytes = 7
     assert worker.determine_available_memory() == 7
 
 
 def test_slots_of_a_batch_of_prompts_and_decodes() -> None:
-    from verl_omni.platforms.cpu.language_model_worker import compute_slot_mapping
+    from verl_omni.platforms.cpu.torch_worker import compute_slot_mapping
 
     table = torch.tensor([[7, 3], [2, 5], [0, 0]], dtype=torch.int32)
     starts, positions = torch.tensor([0, 3, 4], dtype=torch.int32), torch.tensor([3, 4, 5, 6])

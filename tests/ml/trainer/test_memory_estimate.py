@@ -178,7 +178,7 @@ def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common
 
     # 4 prompts of 8 samples: 3 latents of 16 x 8 x 8 around 2 steps; 32 rows of 64 embeddings and 64 pooled, bfloat16.
     embeddings = 2 * (32 * 64 + 64)
-    own = 2 * 3 * 16 * 8 * 8 + 4 * (2 + 3 + 1 + 2 + 2 * 32)
+    own = 2 * 3 * 16 * 8 * 8 + 4 * (2 + 3 + 1 + 2 + 2 * 33)
     assert stored().setup.stored == stored().setup.trained == 32 * own + 4 * embeddings
     assert stored(GUIDANCE).setup.stored == 32 * own + 5 * embeddings, "one negative prompt"
     dpo = stored("actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_dpo").setup
