@@ -30,6 +30,13 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 6, "joint_attention_dim": 32, "axes_dims_rope": [8, 12, 12],
         },
     ),
+    "qwen_image_edit": (
+        "QwenImageTransformer2DModel",
+        {
+            "in_channels": 16, "out_channels": 4, "num_layers": 5, "attention_head_dim": 32,
+            "num_attention_heads": 6, "joint_attention_dim": 32, "axes_dims_rope": [8, 12, 12],
+        },
+    ),
     "wan": (
         "WanTransformer3DModel",
         {

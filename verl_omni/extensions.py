@@ -63,7 +63,12 @@ def register_advantage(name: str) -> Callable[[Function], Function]:
 
 
 def register_family(
-    architecture: str, *, pipeline: str, pre_process: str | None = None, shapes: str | None = None
+    architecture: str,
+    *,
+    pipeline: str,
+    pre_process: str | None = None,
+    shapes: str | None = None,
+    images: str | None = None,
 ) -> Callable[[Class], Class]:
     """Decorator of a model family's training adapter, a class with the members of `pipelines.registry.TrainingAdapter`.
 
@@ -74,12 +79,13 @@ def register_family(
         pre_process: name of the factory in that module of the function that checks a request.
         shapes: module with the shapes of samples (`pipelines.sample_shapes.SampleShapes`), for `drl fit` and sequence
             parallelism.
+        images: module about input images of prompts (`pipelines.input_images.InputImages`); None: prompts have none.
     """
 
     def decorate(adapter: Class) -> Class:
         from verl_omni.pipelines.registry import FAMILIES, Family
 
-        FAMILIES.add(architecture, Family(pipeline, path_of(adapter), pre_process, shapes=shapes))
+        FAMILIES.add(architecture, Family(pipeline, path_of(adapter), pre_process, None, shapes, images))
         return adapter
 
     return decorate

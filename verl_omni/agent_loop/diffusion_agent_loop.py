@@ -29,7 +29,7 @@ from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, pad_
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, training_tensors
-from verl_omni.pipelines.registry import training_adapter
+from verl_omni.pipelines.registry import family, training_adapter
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.utils.sample_store import SampleWriter
@@ -81,7 +81,9 @@ class DiffusionAgentLoopWorker:
         self.dataset_cls = get_dataset_class(config.data)
         self.reward_loop_worker_handles = reward_loop_worker_handles
         self.tokenizer = self.model_config.tokenizer
-        self.processor = self.model_config.processor
+        # Where a family edits images, its pipeline prepares them and counts their tokens.
+        edits = family(self.model_config.architecture).images is not None
+        self.processor = None if edits else self.model_config.processor
         self.max_prompt_embed_length = self.rollout_config.max_prompt_embed_length
         if self.max_prompt_embed_length is None:
             self.max_prompt_embed_length = self.rollout_config.pipeline.max_sequence_length
@@ -316,8 +318,15 @@ def _single(value: Any) -> np.ndarray:
 def _short(messages: Any) -> str:
     """The text of a prompt, at most 80 characters."""
     listed = isinstance(messages, Sequence) and all(isinstance(each, Mapping) for each in messages)
-    text = repr(" ".join(str(each.get("content")) for each in messages) if listed else messages)
+    text = repr(" ".join(_text(each.get("content")) for each in messages) if listed else messages)
     return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _text(content: Any) -> str:
+    """The text of a message, with `<image>` for its images."""
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return str(content)
+    return "".join(part["text"] if "text" in part else f"<{part.get('type')}>" for part in content)
 
 
 async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe: Callable[[int], str]) -> list[Result]:

@@ -46,7 +46,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         Args:
             sampling_params: see `vLLMOmniHttpServer.generate`.
             kwargs: the row: `raw_prompt` (list of messages, required), and optionally `raw_negative_prompt` (messages
-                or text).
+                or text). A negative prompt without images gets those of the prompt, if there is no processor.
 
         Raises:
             KeyError: the row has no `raw_prompt`.
@@ -54,12 +54,13 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
             ValueError: a prompt with images or videos is too long; it cannot be truncated.
             SampleAborted: the server aborted the sample.
         """
-        prompt = kwargs["raw_prompt"]
+        prompt, negative = kwargs["raw_prompt"], _messages(kwargs.get("raw_negative_prompt"))
         # Text prompts do not need the image packages that verl imports for every model with a processor.
         media = await self.process_vision_info(prompt) if _has_parts(prompt) else {}
         images, videos = media.get("images"), media.get("videos")
+        if self.processor is None and images and negative is not None and not _images(negative):
+            negative = _with_images(negative, images)  # an editing model sees the image with either prompt
         prompt_ids = await self._token_ids(prompt, images, videos)
-        negative = _messages(kwargs.get("raw_negative_prompt"))
         negative_ids = await self._token_ids(negative, images, videos) if negative is not None else None
         began = time.perf_counter()
         output = await self.server_manager.generate(
@@ -80,6 +81,14 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
             metrics={"generate_sequences": seconds, "num_preempted": preempted},  # type: ignore[arg-type]
             extra_fields=output.extra_fields,
         )
+
+    @override
+    async def process_vision_info(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """Images and videos of the prompt; without a processor the images only, unchanged."""
+        if self.processor is None:
+            return {"images": _images(messages) or None}
+        found: dict[str, Any] = await super().process_vision_info(messages)
+        return found
 
     async def _token_ids(self, messages: list[dict[str, Any]], images: Any, videos: Any) -> list[int]:
         if self._template_owner() is not None:
@@ -162,6 +171,18 @@ def _messages(prompt: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]
 
 def _has_parts(messages: list[dict[str, Any]]) -> bool:
     return any(not isinstance(message["content"], str) for message in messages)
+
+
+def _images(messages: list[dict[str, Any]]) -> list[Any]:
+    parts = [message["content"] for message in messages if not isinstance(message["content"], str)]
+    return [part["image"] for each in parts for part in each if part.get("type") == "image"]
+
+
+def _with_images(messages: list[dict[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
+    """The messages with the images in front of the last one."""
+    parts = [{"type": "image", "image": image} for image in images]
+    *others, last = messages
+    return [*others, {**last, "content": [*parts, {"type": "text", "text": _text([last])}]}]
 
 
 def _text(messages: list[dict[str, Any]]) -> str:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-FAMILIES = ("qwen3_vl", "qwen_image", "sd3", "wan", "wan_5b")  # keys of `tiny.MAKERS`, which is slow to import
+# Keys of `tiny.MAKERS`, which is slow to import.
+FAMILIES = ("qwen3_vl", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sd3", "wan", "wan_5b")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,9 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
@@ -26,6 +29,8 @@ from transformers import (
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 QWEN_END, QWEN_TURNS = "<|endoftext|>", ("<|im_start|>", "<|im_end|>")
+QWEN_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+VISION_IDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
 
 
 def clip_tokenizer(words: Sequence[str], length: int) -> CLIPTokenizer:
@@ -119,10 +124,22 @@ def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ()) -> Qwen2To
     )
 
 
+def vision_ids(tokenizer: Any) -> dict[str, int]:
+    """Settings of a Qwen-VL model about the ids of `QWEN_VISION`."""
+    return dict(zip(VISION_IDS, tokenizer.convert_tokens_to_ids(list(QWEN_VISION)), strict=True))
+
+
+def qwen_processor(tokenizer: Qwen2Tokenizer, max_pixels: int) -> Qwen2VLProcessor:
+    """The processor of Qwen's editing models: patches of 14 x 14, of which 2 x 2 become a token."""
+    size = {"patch_size": 14, "merge_size": 2, "min_pixels": 28 * 28, "max_pixels": max_pixels}
+    return Qwen2VLProcessor(Qwen2VLImageProcessor(**size), tokenizer, Qwen2VLVideoProcessor(**size))
+
+
 def qwen_encoder(tokenizer: Any, width: int, seed: int) -> Qwen2_5_VLForConditionalGeneration:
-    """Encoder with two random layers, and the vision tower that checkpoints of this class have; it is not used."""
+    """Encoder with two random layers, and a vision tower of one layer, which reads images if the tokenizer has them."""
     head = width // 2
     config = Qwen2_5_VLConfig(
+        **(vision_ids(tokenizer) if QWEN_VISION[0] in tokenizer.get_vocab() else {}),
         text_config={
             "vocab_size": len(tokenizer), "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096,

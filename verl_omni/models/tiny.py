@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from diffusers import (
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
@@ -30,7 +33,9 @@ WORDS = tuple(
     "right sky small square the tree triangle two white with yellow".split()
 )
 TEXT_LENGTH, WIDTH, HIDDEN, LATENT_CHANNELS = 16, 32, 32, 16
-# Factor of the decoder's output weights: a random decoder gives nearly grey images, which rewards cannot tell apart.
+IMAGE_SIDE = 64  # of input images in pixels; larger ones are reduced
+# Factor of a VAE's output weights: a random decoder gives nearly grey images, which rewards cannot tell apart, and a
+# random encoder of input images nearly equal latents, whose mistakes would not show.
 CONTRAST = 8.0
 
 
@@ -71,12 +76,32 @@ def make_tiny_sd3(path: Path, seed: int = 0) -> None:
 
 def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
     """Write the model: a transformer of 89 thousand parameters, a VAE with a factor of 8, a text encoder."""
+    _make_qwen_image(path, seed, QwenImagePipeline, text.qwen_tokenizer(WORDS))
+
+
+def make_tiny_qwen_image_edit(path: Path, seed: int = 0) -> None:
+    """Write the model like Qwen-Image-Edit: as the tiny Qwen-Image, with a processor of input images."""
+    _make_qwen_image_edit(path, seed, QwenImageEditPipeline)
+
+
+def make_tiny_qwen_image_edit_plus(path: Path, seed: int = 0) -> None:
+    """Write the model like Qwen-Image-Edit-2511: noise levels of input images are 0 (`zero_cond_t`)."""
+    _make_qwen_image_edit(path, seed, QwenImageEditPlusPipeline, zero_cond_t=True)
+
+
+def _make_qwen_image_edit(path: Path, seed: int, pipeline: Any, **transformer: Any) -> None:
+    tokenizer = text.qwen_tokenizer(WORDS, text.QWEN_VISION)
+    processor = text.qwen_processor(tokenizer, max_pixels=IMAGE_SIDE**2)
+    _make_qwen_image(path, seed, partial(pipeline, processor=processor), tokenizer, **transformer)
+
+
+def _make_qwen_image(path: Path, seed: int, pipeline_class: Any, tokenizer: Any, **transformer_config: Any) -> None:
     channels = 4
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = QwenImageTransformer2DModel(
             in_channels=4 * channels, out_channels=channels, num_layers=2, attention_head_dim=HIDDEN // 2,
-            num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=(4, 6, 6),
+            num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=(4, 6, 6), **transformer_config,
         )  # fmt: skip
         torch.nn.init.normal_(transformer.proj_out.weight, std=0.1)
         vae = AutoencoderKLQwenImage(
@@ -85,8 +110,8 @@ def make_tiny_qwen_image(path: Path, seed: int = 0) -> None:
         )  # fmt: skip
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
-    tokenizer = text.qwen_tokenizer(WORDS)
-    pipeline = QwenImagePipeline(
+        vae.encoder.conv_out.weight *= CONTRAST
+    pipeline = pipeline_class(
         transformer=transformer.eval(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
         vae=vae.eval(),
@@ -159,6 +184,11 @@ def make_tiny_qwen2(path: Path, seed: int = 0) -> None:
 
 
 MAKERS = {
-    "qwen3_vl": make_tiny_qwen3_vl, "qwen_image": make_tiny_qwen_image, "sd3": make_tiny_sd3, "wan": make_tiny_wan,
+    "qwen3_vl": make_tiny_qwen3_vl,
+    "qwen_image": make_tiny_qwen_image,
+    "qwen_image_edit": make_tiny_qwen_image_edit,
+    "qwen_image_edit_plus": make_tiny_qwen_image_edit_plus,
+    "sd3": make_tiny_sd3,
+    "wan": make_tiny_wan,
     "wan_5b": make_tiny_wan_5b,
-}  # fmt: skip
+}

@@ -17,7 +17,6 @@ from verl_omni.models import text
 from verl_omni.models.saving import save
 
 PATCH, MERGED, WIDTH = 16, 2, 32
-VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 WORDS = tuple("0 1 2 3 4 5 Final Score a all answer exactly image in is of text the this visible with".split())  # noqa: SIM905
 # Qwen's format of turns; an image is one token, which the processor repeats for each of its patches.
 CHAT_TEMPLATE = (
@@ -34,8 +33,7 @@ def make_tiny_qwen3_vl(path: Path, seed: int = 0) -> None:
 
     Its weights are large, so that the answer depends on the image and on the question.
     """
-    tokenizer = text.qwen_tokenizer(WORDS, VISION_TOKENS)
-    ids = dict(zip(VISION_TOKENS, tokenizer.convert_tokens_to_ids(list(VISION_TOKENS)), strict=True))
+    tokenizer = text.qwen_tokenizer(WORDS, text.QWEN_VISION)
     config = Qwen3VLConfig(
         text_config={
             "vocab_size": len(tokenizer), "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2,
@@ -50,8 +48,7 @@ def make_tiny_qwen3_vl(path: Path, seed: int = 0) -> None:
             "patch_size": PATCH, "spatial_merge_size": MERGED, "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0], "initializer_range": 0.3,
         },
-        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
+        **text.vision_ids(tokenizer),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -7,7 +7,7 @@ refers to a family by name (docs/model-families.md). Users add theirs with `verl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -31,6 +31,7 @@ class Family:
             queued; None: the engine's own for the architecture, if there is one.
         encoder: `module:Class` that encodes prompts and images for training without the engine; None: there is none.
         shapes: module with the shapes of samples (`sample_shapes.SampleShapes`); None: there is none.
+        images: module about input images of prompts (`input_images.InputImages`); None: prompts have no images.
     """
 
     pipeline: str
@@ -38,6 +39,7 @@ class Family:
     pre_process: str | None = None
     encoder: str | None = None
     shapes: str | None = None
+    images: str | None = None
 
     @property
     def folder(self) -> str:
@@ -66,7 +68,15 @@ def _own(folder: str, pipeline: str, pre_process: str | None = None, encoder: st
     )
 
 
+def _editing(variant: str) -> Family:
+    own = _own("qwen_image_edit", f"{variant}RolloutPipeline", "get_pre_process_func")
+    package = f"{__package__}.qwen_image_edit"
+    return replace(own, training=f"{package}.training:{variant}Training", images=f"{package}.images")
+
+
 FAMILIES = Registry("model family", {
+    "QwenImageEditPipeline": _editing("QwenImageEdit"),
+    "QwenImageEditPlusPipeline": _editing("QwenImageEditPlus"),
     "QwenImagePipeline": _own("qwen_image", "QwenImageRolloutPipeline"),
     "StableDiffusion3Pipeline": _own("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
     "WanPipeline": _own("wan", "WanRolloutPipeline"),

@@ -41,6 +41,9 @@ class SampleShapes(Protocol):
     def decoder_input(self, configs: Configs, pipeline: Any) -> torch.Size:
         """Shape of the latents of one sample that the VAE decodes, without a batch dimension."""
 
+    # A family with input images also has `encoder_input(configs, pipeline) -> torch.Size`: the shape of the pixels of
+    # one sample that the VAE encodes, without a batch dimension.
+
 
 def sample_shapes(architecture: str | None) -> SampleShapes:
     """Import the shapes of a model's family.

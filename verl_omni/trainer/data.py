@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from typing_extensions import override
 from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from verl_omni.pipelines.input_images import input_images
+from verl_omni.trainer import prompt_images
 
 logger = logging.getLogger(__name__)
 COUNTED_AT_ONCE = 4096  # prompts in one call of the tokenizer
@@ -20,23 +24,49 @@ Prompt = str | list[dict[str, Any]]
 class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
     """verl's dataset, extended to prompts that are plain text as well as lists of messages.
 
-    A row has `prompt`, and may have `negative_prompt`, `data_source`, `ground_truth` (or verl's
+    A row has `prompt`, and may have `images`, `negative_prompt`, `data_source`, `ground_truth` (or verl's
     `reward_model.ground_truth`) and `extra_info`. An item has `raw_prompt`, `data_source`, `reward_model`, `extra_info`
-    (which includes the prompt's text), and `raw_negative_prompt` if any row has a negative prompt.
+    (which includes the prompt's text, and its images as images of PIL), and `raw_negative_prompt` if any row has a
+    negative prompt.
     """
 
     @override
     def _build_messages(self, example: dict[str, Any], key: str) -> list[dict[str, Any]]:
+        if example.get(self.image_key):
+            images = [image.convert("RGB") for image in self.images(example)]
+            return prompt_images.with_images(as_messages(example[key]), images)
         if isinstance(example[key], str):
             return as_messages(example[key])
         return super()._build_messages(example, key)  # type: ignore[no-any-return]
+
+    def countable(self, dataframe: Any) -> Sequence[Prompt]:
+        """Prompts of rows with places for their images, whose tokens count."""
+        prompts: Sequence[Prompt] = dataframe[self.prompt_key]
+        if self.image_key not in dataframe.column_names:
+            return prompts
+        counts = [len(images or ()) for images in dataframe.with_format(None)[self.image_key]]
+        return [
+            prompt_images.with_images(as_messages(prompt), [None] * count) if count else prompt
+            for prompt, count in zip(prompts, counts, strict=True)
+        ]
+
+    def images(self, row: Mapping[str, Any]) -> list[Any]:
+        """The images of a row, as images of PIL that are not read yet.
+
+        Raises:
+            ImageNotFound: one of them cannot be read.
+        """
+        folders = list(dict.fromkeys(Path(file).parent for file in self.data_files))
+        found = row.get(self.image_key) or ()
+        listed = found if isinstance(found, (list, tuple)) else [found]
+        return [prompt_images.open_image(image, folders) for image in listed]
 
     @override
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
         """The rows with short enough prompts. verl's own counts a prompt of plain text as too long."""
         if not self.filter_overlong_prompts:
             return dataframe
-        counts = token_counts(dataframe[self.prompt_key], self.tokenizer, self.apply_chat_template_kwargs)
+        counts = token_counts(self.countable(dataframe), self.tokenizer, self.apply_chat_template_kwargs)
         kept = [row for row, count in enumerate(counts) if count <= self.max_prompt_length]
         if len(kept) < len(dataframe):
             text = "data.filter_overlong_prompts: %d of %d prompts are longer than %d tokens, and left out"
@@ -57,6 +87,8 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
             "reward_model": graded,
             "extra_info": {**(row.get("extra_info") or {}), "prompt": text, "index": item},
         }
+        if row.get(self.image_key):
+            made["extra_info"]["images"] = prompt_images.images_of(messages)
         if "negative_prompt" in self.dataframe.column_names:
             made["raw_negative_prompt"] = row.get("negative_prompt") or ""
         return made
@@ -69,8 +101,6 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
         FileNotFoundError: one of `files` does not exist.
         ValueError: they have no rows, or no column named `data.prompt_key`.
     """
-    from pathlib import Path
-
     from verl.utils.dataset.rl_dataset import get_dataset_class
 
     paths = [files] if isinstance(files, str) else list(files)
@@ -93,7 +123,8 @@ def check_lengths(dataset: RLHFDataset, tokenizer: Any, limit: int) -> None:
     Raises:
         ValueError: a prompt has more than `limit` tokens; the message names the first, and how many there are.
     """
-    prompts = dataset.dataframe[dataset.prompt_key]
+    own = isinstance(dataset, DiffusionRLDataset)
+    prompts = dataset.countable(dataset.dataframe) if own else dataset.dataframe[dataset.prompt_key]
     counts = token_counts(prompts, tokenizer, dataset.apply_chat_template_kwargs)
     long = [(row, count) for row, count in enumerate(counts) if count > limit]
     if long:
@@ -102,6 +133,32 @@ def check_lengths(dataset: RLHFDataset, tokenizer: Any, limit: int) -> None:
             f"{len(long)} of {len(prompts)} prompts have more than data.max_prompt_length={limit} tokens; the first, "
             f"row {row}, has {tokens}: raise it, or write data.truncation=right or data.filter_overlong_prompts=true"
         )
+
+
+def check_images(dataset: RLHFDataset, architecture: str | None, pipeline: Any) -> None:
+    """Refuse images that the model cannot take, or prompts that lack them.
+
+    Raises:
+        ValueError: the message names the first row and what to do.
+    """
+    accepted = input_images(architecture)
+    if not isinstance(dataset, DiffusionRLDataset):
+        return  # the class of `data.custom_cls` makes its messages itself
+    if dataset.image_key not in dataset.dataframe.column_names and accepted is None:
+        return
+    for number in range(len(dataset.dataframe)):
+        row = dataset.dataframe[number]
+        try:
+            images = dataset.images(row)
+            problem = prompt_images.problem_of_row(images, accepted, pipeline)
+            for image in images:
+                image.close()  # only its size was read
+            if problem is None and images:
+                prompt_images.with_images(as_messages(row[dataset.prompt_key]), images)
+        except ValueError as error:
+            problem = str(error)
+        if problem:
+            raise ValueError(f"row {number} of the prompts, column {dataset.image_key}: {problem}")
 
 
 def token_counts(prompts: Sequence[Prompt], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[int]:
@@ -124,8 +181,13 @@ def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
 
 
 def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of messages."""
-    return " ".join(str(message["content"]) for message in messages)
+    """The text of messages, without images."""
+    contents = [message["content"] for message in messages]
+    return " ".join(each if isinstance(each, str) else _text_of(each) for each in contents)
+
+
+def _text_of(parts: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(part.get("text") or "" for part in parts).strip()
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Tensor:

@@ -29,6 +29,7 @@ from verl_omni.trainer import (
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.preferences import PreferencePairs
+from verl_omni.trainer.prompt_images import images_of
 from verl_omni.trainer.replica_reports import RunReports
 from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.trackers import Trackers
@@ -260,7 +261,10 @@ class DiffusionTrainer:
         if found.images is None:  # latents cannot be shown
             return line
         texts = [row["extra_info"]["prompt"] for row in rows]
-        samples = [Sample(texts[p], seed + p, float(found.scores[p]), image) for p, image in enumerate(found.images)]
+        samples = [
+            Sample(texts[p], seed + p, float(found.scores[p]), image, images_of(rows[p]["raw_prompt"]))
+            for p, image in enumerate(found.images)
+        ]
         self.folder.samples(step, [samples[row] for row in rows_to_show(texts, self.config.trainer.sample_prompts)])
         if self.config.trainer.validation_data_dir is not None:
             write_samples(

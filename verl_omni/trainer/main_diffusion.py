@@ -231,10 +231,12 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
     if config.data.val_files:
         held_out = data.load(config.data.val_files, config.data, tokenizer, max_samples=config.data.val_max_samples)
     train = data.load(config.data.train_files, config.data, tokenizer, max_samples=config.data.train_max_samples)
-    if config.data.truncation == "error":
-        for dataset in (train, held_out):
-            if dataset is not None:
-                data.check_lengths(dataset, tokenizer, config.actor_rollout_ref.rollout.prompt_length)
+    settings = config.actor_rollout_ref
+    for dataset in (train, held_out):
+        if dataset is not None:
+            data.check_images(dataset, settings.model.architecture, settings.rollout.pipeline)
+            if config.data.truncation == "error":
+                data.check_lengths(dataset, tokenizer, settings.rollout.prompt_length)
     return train, held_out
 
 

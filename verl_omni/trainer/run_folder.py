@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
@@ -31,6 +32,7 @@ class Sample:
     seed: int
     score: float
     image: torch.Tensor  # uint8 [C, H, W] or [T, C, H, W]
+    inputs: Sequence[Image.Image] = ()  # images of its prompt
 
 
 class RunFolder:
@@ -84,7 +86,7 @@ class RunFolder:
         index = []
         for place, sample in enumerate(samples):
             name = f"{place:02d}.png"
-            Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
+            as_file(sample).save(folder / name)
             index.append({"file": name, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
 
@@ -119,6 +121,14 @@ def as_picture(sample: torch.Tensor) -> torch.Tensor:
         return sample
     places = torch.linspace(0, len(sample) - 1, min(len(sample), STRIP_FRAMES)).round().long()
     return torch.cat(list(sample[places]), dim=-1)
+
+
+def as_file(sample: Sample) -> Image.Image:
+    """The picture of a sample, after the images of its prompt, which get its height."""
+    pixels = as_picture(sample.image).permute(1, 2, 0).numpy()
+    height = pixels.shape[0]
+    shown = [each.convert("RGB").resize((round(each.width * height / each.height), height)) for each in sample.inputs]
+    return Image.fromarray(np.concatenate([*map(np.asarray, shown), pixels], axis=1))
 
 
 def atomic_write(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_omni.utils.model_folder import processor_config
 from verl_omni.workers.actor.setting_checks import (
     SEQUENCE_PARALLEL,
     check_heads,
@@ -45,6 +46,8 @@ def check(config: DictConfig) -> None:
             f"only for {others}; write 1"
         )
     configs = {name: _component(settings.model.path, name) for name in ("transformer", "vae")}
+    if (processor := processor_config(Path(settings.model.path))) is not None:
+        configs["processor"] = processor
     check_heads(size, configs["transformer"]["num_attention_heads"])
     check_tokens(size, shapes.sequence_length(configs, settings.rollout.pipeline))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # of older and newer releases
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -37,3 +40,12 @@ def model_folder(path: str, setting: str) -> Path:
         raise FileNotFoundError(
             f"{setting}: {path} is no folder, and not in the hub cache {constants.HF_HUB_CACHE}: {advice}"
         ) from error
+
+
+def processor_config(folder: Path) -> dict[str, Any] | None:
+    """Configuration of a model's processor of images; None: it has none."""
+    found = [path for name in PROCESSOR_CONFIGS if (path := folder / "processor" / name).is_file()]
+    if not found:
+        return None
+    read: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
+    return read

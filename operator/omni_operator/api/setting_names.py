@@ -280,8 +280,8 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((None,), "rows are read by data.custom_cls", (
         "data.datagen.name", "data.datagen.path", "data.sampler.*", "data.tokenizer",
     )),
-    (('images',), "prompts are text", ("data.image_key",)),
-    ((14,), "prompts are text", ("data.image_patch_size",)),
+    (('images',), "images of prompts are in the column images", ("data.image_key",)),
+    ((14,), "the model's processor has its own", ("data.image_patch_size",)),
     (('data_source',), "the column data_source names the scorer of a row", ("data.reward_fn_key",)),
     ((None,), "there are no tools", ("data.tool_config_path",)),
     (('videos',), "prompts are text", ("data.video_key",)),

@@ -21,6 +21,8 @@ class Family(str, Enum):
 
     QWEN3_VL = "qwen3_vl"
     QWEN_IMAGE = "qwen_image"
+    QWEN_IMAGE_EDIT = "qwen_image_edit"
+    QWEN_IMAGE_EDIT_PLUS = "qwen_image_edit_plus"
     SD3 = "sd3"
     WAN = "wan"
     WAN_5B = "wan_5b"

@@ -124,6 +124,29 @@ async def test_an_image_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any
     assert output.non_tensor_batch["raw_prompt"][0][0]["content"][0]["image"] is red
 
 
+async def test_an_editing_model_gets_the_image_as_it_is_and_one_token_for_it(
+    worker: Any, batch: Any, tmp_path: Path
+) -> None:
+    from verl_omni.models.tiny import MAKERS
+    from verl_omni.pipelines.registry import training_adapter
+
+    MAKERS["qwen_image_edit"](tmp_path / "edit")
+    template = training_adapter("QwenImageEditPipeline").CHAT_TEMPLATE
+    engine = Engine()
+    made = worker(
+        f"actor_rollout_ref.model.path='{tmp_path / 'edit'}'", "data.max_prompt_length=400", engine=server(engine)
+    )
+    assert made.processor is None
+    made.tokenizer.chat_template = template
+    red = Image.new("RGB", (37, 61), "red")
+    rows = batch(["", ""], raw_prompt=2 * [message(red, "a circle")], raw_negative_prompt=["", "dark"])
+    await made.generate_sequences(rows)
+    place = made.tokenizer.convert_tokens_to_ids(PICTURE)
+    for asked in engine.prompts:
+        assert asked["multi_modal_data"] == {"image": [red]}
+        assert asked["prompt_token_ids"].count(place) == asked["negative_prompt_ids"].count(place) == 1
+
+
 async def test_a_video_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any, batch: Any, model: Path) -> None:
     engine = Engine()
     made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=24", engine=server(engine))

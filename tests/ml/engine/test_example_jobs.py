@@ -53,6 +53,7 @@ JOBS = {
     "qwen-image-ocr-grpo": "qwen_image",
     "qwen-image-full-grpo": "qwen_image",
     "qwen-image-online-dpo": "qwen_image",
+    "qwen-image-edit-grpo": "qwen_image_edit",
     "wan-dance-grpo": "wan",
 }
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from verl_omni.models import __main__ as makers
 from verl_omni.pipelines import engine_requests, post_processing, registry, trajectory_recorder
 from verl_omni.pipelines.qwen_image import training as qwen_image
+from verl_omni.pipelines.qwen_image_edit import images as edit_images
 from verl_omni.pipelines.wan import shapes as wan_shapes
 
 FOLDER = Path(registry.__file__).parent
@@ -35,7 +36,7 @@ def test_default_guidance_is_the_engines_default() -> None:
     found = {
         family.folder: registry.training_adapter(name).guidance(open_) for name, family in registry.FAMILIES.items()
     }
-    assert found == {"qwen_image": 4.0, "sd3": 1.0, "wan": 4.0}
+    assert found == {"qwen_image": 4.0, "qwen_image_edit": 4.0, "sd3": 1.0, "wan": 4.0}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -50,7 +51,7 @@ def test_the_timesteps_recorded_for_qwen_image_are_those_that_the_model_got(dtyp
 
 
 def test_every_family_is_registered_and_has_a_tiny_model() -> None:
-    others = {"wan_5b", "qwen3_vl"}  # of a family that has another one, and of a judge
+    others = {"qwen_image_edit_plus", "wan_5b", "qwen3_vl"}  # of a family that has another one, and of a judge
     folders = {path.parent.name for path in FOLDER.glob("*/training.py")}
     assert folders == {family.folder for family in registry.FAMILIES.values()} == set(makers.FAMILIES) - others
 
@@ -86,6 +87,42 @@ def test_the_qwen_image_chat_template_equals_that_of_diffusers(prompt: str) -> N
     own = [{"role": "system", "content": "s"}, {"role": "user", "content": prompt}]
     made = tokenizer.apply_chat_template(own, chat_template=qwen_image.CHAT_TEMPLATE, tokenize=False)
     assert made.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n"), "a given system prompt stays"
+
+
+@pytest.mark.parametrize("name", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"])
+def test_the_chat_template_of_an_editing_model_equals_that_of_diffusers(name: str) -> None:
+    import diffusers
+
+    from verl_omni.models import text
+
+    pipeline = getattr(diffusers, name)(*6 * [None])
+    plus = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>" if "Plus" in name else ""
+    made = text.qwen_tokenizer(["red"]).apply_chat_template(
+        [{"role": "user", "content": [{"type": "image", "image": None}, {"type": "text", "text": "make it red"}]}],
+        chat_template=registry.training_adapter(name).CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False,
+    )  # fmt: skip
+    assert made == pipeline.prompt_template_encode.format(f"{plus}make it red")
+
+
+@pytest.mark.parametrize("aspect", [0.25, 0.5, 0.75, 1, 4 / 3, 16 / 9, 4])
+@pytest.mark.parametrize("name", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"])
+def test_an_input_image_has_at_most_as_many_tokens_as_the_trainer_expects(name: str, aspect: float) -> None:
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as upstream
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+    adapter = registry.training_adapter(name)
+    size = edit_images.resized((round(1000 * aspect), 1000), edit_images.LATENT_PIXELS)
+    assert size == upstream.calculate_dimensions(upstream.VAE_IMAGE_SIZE, round(1000 * aspect) / 1000)
+    high, wide = smart_resize(*reversed(edit_images.resized((round(1000 * aspect), 1000), adapter.IMAGE_PIXELS)))
+    tokens = (high // 28) * (wide // 28)
+    assert tokens + 16 < adapter.IMAGE_ROWS < 2 * tokens, "the template has some of its own"
+
+
+def test_an_input_image_must_have_the_aspect_ratio_of_the_sample() -> None:
+    pipeline = SimpleNamespace(width=512, height=768)
+    assert edit_images.problem((200, 300), pipeline) is None and edit_images.problem((1667, 2500), pipeline) is None
+    found = edit_images.problem((300, 200), pipeline)
+    assert found is not None and "300 x 200" in found and "512 x 768" in found
 
 
 @pytest.mark.parametrize("negative", [5, 2, 8])  # padded lengths of the negative prompts; those of the prompts are 5

@@ -142,6 +142,8 @@ def test_a_checkpoint_resumes_bit_exactly(
 CONDITIONS = {
     "StableDiffusion3Pipeline": ((16, 8, 8), {"prompt_embeds": (8, 64), "pooled_prompt_embeds": (64,)}),
     "QwenImagePipeline": ((16, 16), {"prompt_embeds": (8, 32)}),
+    "QwenImageEditPipeline": ((16, 16), {"prompt_embeds": (8, 32)}),
+    "QwenImageEditPlusPipeline": ((16, 16), {"prompt_embeds": (8, 32)}),
     "WanPipeline": ((4, 1, 8, 8), {"prompt_embeds": (8, 32)}),
 }
 
@@ -161,6 +163,8 @@ def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, arc
     }  # fmt: skip
     rows |= {f"{name}_mask": torch.ones(2, 8) for name in rows if name.endswith("prompt_embeds")}
     rows |= {"img_shapes": torch.tensor([[1, 4, 4]] * 2)}
+    if "Edit" in architecture:
+        rows |= {"image_latents": torch.randn(2, 16, 16), "img_shapes": torch.tensor([[[1, 4, 4]] * 2] * 2)}
     x, timestep = torch.randn(2, *shape, generator=generator), torch.full((2,), 500.0)
     module = build.load_transformer(
         SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="native", enable_gradient_checkpointing=False),

@@ -32,6 +32,7 @@ PUBLISHED = {
     "stabilityai/stable-diffusion-3.5-medium": 2.2,  # 2.5 with the positions, which are no parameters
     "stabilityai/stable-diffusion-3.5-large": 8.1,
     "Qwen/Qwen-Image": 20.4,
+    "Qwen/Qwen-Image-Edit-2511": 20.4,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.4,
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": 14.3,
 }
@@ -318,6 +319,7 @@ def test_the_tracker_counts_storages_until_they_are_free() -> None:
         ("sd3", [BFLOAT16, KL]),
         ("sd3", [LORA, NFT]),
         ("qwen_image", [LORA]),
+        ("qwen_image_edit", [LORA]),
         ("wan", [LORA, BFLOAT16, "actor_rollout_ref.rollout.pipeline.num_frames=5"]),
     ],
 )

@@ -123,6 +123,14 @@ def test_a_video_is_saved_as_a_row_of_frames_with_first_and_last(tmp_path: Path,
         assert [picture.getpixel((5 * place, 0)) for place in range(len(shown))] == [(f, f, f) for f in shown]
 
 
+def test_an_edited_image_is_saved_after_its_input(tmp_path: Path) -> None:
+    edited, before = torch.full((3, 4, 4), 9, dtype=torch.uint8), Image.new("RGB", (16, 8), "red")
+    RunFolder(tmp_path).samples(1, [Sample("a cat", 0, 0.5, edited, [before])])
+    with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
+        assert picture.size == (8 + 4, 4)
+        assert [picture.getpixel((x, 1)) for x in (0, 7, 8)] == [(255, 0, 0), (255, 0, 0), (9, 9, 9)]
+
+
 def test_evaluations_have_a_standard_error() -> None:
     found = metrics.evaluation(torch.tensor([0.0, 1.0, 0.0, 1.0]), {"correct": [0, 1, 0, 1], "note": ["x"] * 4})
     assert found["val/reward/mean"] == 0.5 and found["val/n"] == 4 and found["val/correct/mean"] == 0.5

@@ -27,14 +27,15 @@ from verl_omni.workers.config import (
 
 pytestmark = pytest.mark.slow
 
-ARCHITECTURES = sorted(FAMILIES)
-SD3, WAN = "StableDiffusion3Pipeline", "WanPipeline"
+SD3, WAN, EDIT = "StableDiffusion3Pipeline", "WanPipeline", "QwenImageEditPipeline"
 # Shapes of one sample: latents, and embeddings of a prompt of 8 tokens.
 SHAPES: dict[str, tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = {
     SD3: ((16, 8, 8), {"prompt_embeds": (8, 64), "pooled_prompt_embeds": (64,)}),
     "QwenImagePipeline": ((16, 16), {"prompt_embeds": (8, 32)}),
+    EDIT: ((16, 16), {"prompt_embeds": (8, 32)}),
     WAN: ((4, 1, 8, 8), {"prompt_embeds": (8, 32)}),
 }
+ARCHITECTURES = sorted(SHAPES)
 Make = Callable[..., DiffusionActor]
 
 
@@ -77,6 +78,9 @@ def conditions(architecture: str, rows: int = 2) -> dict[str, Tensor]:
     }  # fmt: skip
     for name, lengths in (("prompt_embeds_mask", (8, 5)), ("negative_prompt_embeds_mask", (3, 2))):
         made[name] = torch.tensor([[token < lengths[row % 2] for token in range(8)] for row in range(rows)])
+    if architecture == EDIT:
+        made["image_latents"] = torch.randn(rows, 16, 16, generator=generator)
+        return made | {"img_shapes": torch.tensor([[[1, 4, 4]] * 2] * rows)}
     return made | {"img_shapes": torch.tensor([[1, 4, 4]] * rows)}
 
 
@@ -315,11 +319,13 @@ def test_guidance_is_one_batch_of_both_prompts(make: Make, architecture: str) ->
             f"negative_{name}".replace("negative_negative_", ""): each
             for name, each in conditions(architecture).items()
         }
-        swapped["img_shapes"] = conditions(architecture)["img_shapes"]
+        swapped |= {
+            name: each for name, each in conditions(architecture).items() if name in {"img_shapes", "image_latents"}
+        }
         negative = actor.policy.velocity(swapped, latents(architecture), torch.full((2,), 500.0), 1.0)
     assert rows == [4, 2, 2]
     expected = negative + 3.0 * (positive - negative)
-    if architecture == "QwenImagePipeline":
+    if architecture in {"QwenImagePipeline", EDIT}:
         expected = expected * (positive.norm(dim=-1, keepdim=True) / expected.norm(dim=-1, keepdim=True))
     assert torch.allclose(guided, expected, atol=1e-4)
     assert not torch.allclose(guided, positive, atol=1e-2)

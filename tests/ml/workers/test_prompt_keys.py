@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_keys
 
@@ -46,5 +47,11 @@ def test_what_changes_embeddings_changes_the_key(values: dict[str, Any], differe
     assert tuple(place for place in (0, 1) if one[place] != other[place]) == different
 
 
-def test_prompts_with_media_have_no_key() -> None:
+def test_an_input_image_changes_both_keys_by_its_pixels() -> None:
+    keys = [changed(image_data=[Image.new("RGB", (4, 4), color)]) for color in ("red", "red", "blue")]
+    assert keys[0] == keys[1] is not None
+    assert keys[2] is not None and not set(keys[0]) & set(keys[2]) and not set(keys[0]) & set(changed() or ())
+
+
+def test_prompts_with_other_media_have_no_key() -> None:
     assert changed(image_data=[object()]) is None

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from verl_omni.models.tiny import make_tiny_qwen_image, make_tiny_wan
+from verl_omni.models.tiny import make_tiny_qwen_image, make_tiny_qwen_image_edit, make_tiny_wan
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
 from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.pipelines.sequence_split import divisible_rows
@@ -33,8 +33,8 @@ from verl_omni.workers.config import (
 
 pytestmark = pytest.mark.slow
 
-QWEN_IMAGE, WAN = "QwenImagePipeline", "WanPipeline"
-MAKERS = {QWEN_IMAGE: make_tiny_qwen_image, WAN: make_tiny_wan}
+QWEN_IMAGE, EDIT, WAN = "QwenImagePipeline", "QwenImageEditPipeline", "WanPipeline"
+MAKERS = {QWEN_IMAGE: make_tiny_qwen_image, EDIT: make_tiny_qwen_image_edit, WAN: make_tiny_wan}
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 3.0}
 ROWS, STEPS, SHARING = 4, 2, 2
 
@@ -59,6 +59,7 @@ HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")
 CASES = {
     "Qwen-Image on 2": Case(QWEN_IMAGE, 2, 4, checkpointing=True, kl=True),
     "all weights of Qwen-Image on 2": Case(QWEN_IMAGE, 2, 0),
+    "Qwen-Image-Edit on 2": Case(EDIT, 2, 4),
     "Wan on 2": Case(WAN, 2, 4, kl=True),
     "all weights of Wan on 2": Case(WAN, 2, 0, checkpointing=True),
     "Wan in bfloat16 on 2": Case(WAN, 2, 4, HALF),
@@ -91,7 +92,7 @@ def batch(architecture: str) -> dict[str, Tensor]:
     """Prompts of Qwen-Image have 3 to 6 rows, so that some micro-batches have lengths that 2 does not divide."""
     generator = torch.Generator().manual_seed(5)
     sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
-    latents = (24, 16) if architecture == QWEN_IMAGE else (4, 3, 8, 8)
+    latents = (4, 3, 8, 8) if architecture == WAN else (24, 16)
     found = {
         "all_latents": torch.randn(ROWS, STEPS + 1, *latents, generator=generator),
         "all_timesteps": sigmas[:, :-1] * 1000,
@@ -103,11 +104,14 @@ def batch(architecture: str) -> dict[str, Tensor]:
         # So that the ratio is far inside the clip range, where the loss is smooth.
         "rollout_log_probs": torch.full((ROWS, STEPS), -10.0),
     }
-    if architecture == QWEN_IMAGE:
+    if architecture != WAN:
         lengths = torch.arange(3, 3 + ROWS)[:, None]
         found["prompt_embeds_mask"] = (torch.arange(7) < lengths).long()
         found["negative_prompt_embeds_mask"] = (torch.arange(7) < 2).long().expand(ROWS, -1)
         found["img_shapes"] = torch.tensor([1, 4, 6]).expand(ROWS, -1)
+    if architecture == EDIT:
+        found["image_latents"] = torch.randn(ROWS, 16, 16, generator=generator)
+        found["img_shapes"] = torch.tensor([[1, 4, 6], [1, 4, 4]]).expand(ROWS, -1, -1)
     return found
 
 
@@ -240,7 +244,7 @@ def test_rows_that_are_added_to_a_prompt_are_masked() -> None:
 
 def test_families_split_the_sequence_if_diffusers_has_a_plan() -> None:
     transformers = {
-        QWEN_IMAGE: diffusers.QwenImageTransformer2DModel,
+        **dict.fromkeys((QWEN_IMAGE, EDIT, "QwenImageEditPlusPipeline"), diffusers.QwenImageTransformer2DModel),
         "StableDiffusion3Pipeline": diffusers.SD3Transformer2DModel,
         WAN: diffusers.WanTransformer3DModel,
     }
@@ -248,7 +252,7 @@ def test_families_split_the_sequence_if_diffusers_has_a_plan() -> None:
     assert {name: sample_shapes(name).SPLITS_SEQUENCE for name in FAMILIES} == plans
 
 
-@pytest.mark.parametrize(("architecture", "tokens"), [(QWEN_IMAGE, 4 * 6), (WAN, 3 * 4 * 6)])
+@pytest.mark.parametrize(("architecture", "tokens"), [(QWEN_IMAGE, 4 * 6), (EDIT, 4 * 6 + 52 * 78), (WAN, 3 * 4 * 6)])
 def test_the_sequence_length_is_that_of_the_transformer(models: Path, architecture: str, tokens: int) -> None:
     """Of samples with 64 x 96 pixels; Wan's have 9 frames."""
     folder = models / architecture

@@ -40,6 +40,9 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
 
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
         super().__init__(od_config=od_config, prefix=prefix)
+        self._read_template()
+
+    def _read_template(self) -> None:
         head, self._tail = self.prompt_template_encode.split("{}")
         # Upstream assumes the 34 tokens of the released tokenizer; other tokenizers have other numbers.
         self._head: list[int] = list(self.tokenizer(head).input_ids)
@@ -76,22 +79,24 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
         self.transformer.do_true_cfg = do_true_cfg
 
         def velocity(x: Tensor, timestep: Tensor) -> Tensor:
-            positive, negative, _ = self._build_denoise_kwargs(
+            positive, negative, patches = self._build_denoise_kwargs(
                 x.to(latents.dtype), timestep, guidance, prompt_embeds, prompt_embeds_mask, img_shapes, txt_seq_lens,
                 do_true_cfg, negative_prompt_embeds, negative_prompt_embeds_mask, negative_txt_seq_lens,
-                extra_transformer_kwargs=additional_transformer_kwargs,
+                image_latents, additional_transformer_kwargs,
             )  # fmt: skip
             found: Tensor = self.predict_noise_maybe_with_cfg(
-                do_true_cfg, true_cfg_scale, positive, negative, cfg_normalize
+                do_true_cfg, true_cfg_scale, positive, negative, cfg_normalize, patches
             )
             return found
 
         conditions: dict[str, Tensor | list[Tensor]] = {
-            "img_shapes": torch.tensor([shapes[0] for shapes in img_shapes]),
+            "img_shapes": torch.tensor(img_shapes if image_latents is not None else [row[0] for row in img_shapes]),
             **_unpadded("prompt_embeds", prompt_embeds, prompt_embeds_mask),
         }
         if negative_prompt_embeds is not None and negative_prompt_embeds_mask is not None:
             conditions |= _unpadded("negative_prompt_embeds", negative_prompt_embeds, negative_prompt_embeds_mask)
+        if image_latents is not None:
+            conditions["image_latents"] = image_latents
         return self._recorder.denoise(
             velocity, latents, timesteps, self.scheduler.sigmas, conditions, received(timesteps, latents.dtype)
         )
@@ -121,12 +126,18 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
         limit = max_sequence_length or self.tokenizer_max_length
         if (longest := max(len(row) for row in ids) - len(self._head)) > limit:
             raise ValueError(f"a {prompt_name} has {longest} tokens, and max_sequence_length is {limit}")
+        ids, inputs = self._with_images(ids)
         mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.device)
         padded = pad_sequence(ids, batch_first=True, padding_value=self.tokenizer.pad_token_id).to(self.device)
-        hidden = self.text_encoder(input_ids=padded, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
+        encoded = self.text_encoder(input_ids=padded, attention_mask=mask, output_hidden_states=True, **inputs)
+        hidden = encoded.hidden_states[-1]
         kept = mask[:, len(self._head) :]
         embeds = hidden[:, len(self._head) :] * kept.unsqueeze(-1)
         return embeds.to(dtype or self.text_encoder.dtype), kept
+
+    def _with_images(self, ids: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """The ids of each prompt with a token for each part of its images, and the text encoder's inputs for them."""
+        return ids, {}
 
     def _conversation(self, prompt: Prompt, name: str) -> list[int]:
         if isinstance(prompt, str):

@@ -54,12 +54,15 @@ def velocity(
 ) -> Tensor:  # fmt: skip
     """Predicted velocity, float32 in the shape of `x`, of packed latents `x` [B, patches, 4 C] at `timestep` [B].
 
-    `batch["img_shapes"]` [B, 3]: frames (1), rows and columns of patches. With `guidance_scale` > 1 the prediction is
+    `batch["img_shapes"]` [B, 3]: frames (1), rows and columns of patches; [B, 2, 3] with those of an input image, whose
+    patches `batch["image_latents"]` [B, patches, 4 C] follow those of `x`. With `guidance_scale` > 1 the prediction is
     guided, and rescaled at each patch to the norm of the unguided prediction, as in the engine.
     """
     embeds, mask = batch["prompt_embeds"], batch["prompt_embeds_mask"].to(torch.bool)
-    shapes = [[tuple(shape)] for shape in batch["img_shapes"].tolist()]
-    guided = guidance_scale > 1
+    shapes = [[tuple(shape) for shape in row] for row in batch["img_shapes"].reshape(len(x), -1, 3).tolist()]
+    patches, guided = x.shape[1], guidance_scale > 1
+    if "image_latents" in batch:
+        x = torch.cat([x, batch["image_latents"].to(x.dtype)], dim=1)
     if guided:
         x, timestep, shapes = twice(x), twice(timestep), 2 * shapes
         embeds = with_padded_negative(batch, "prompt_embeds")
@@ -73,7 +76,7 @@ def velocity(
         encoder_hidden_states_mask=mask,
         img_shapes=shapes,
         return_dict=False,
-    )[0]
+    )[0][:, :patches]
     if not guided:
         return predicted.float()
     found, positive = guide(predicted.float(), guidance_scale)

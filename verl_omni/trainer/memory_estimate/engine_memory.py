@@ -28,7 +28,7 @@ class EngineMemory:
 
     Attributes:
         transformer: its share of the transformer under tensor parallelism. text_encoders, vae: whole.
-        passes: peak beyond the weights of each pass: text encoding, denoising, decoding; they follow each other.
+        passes: peak beyond the weights of each pass; encoding, denoising and decoding follow each other.
         batch: samples of one batch.
     """
 
@@ -55,20 +55,25 @@ def measure(config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor]
     dtype = parse_dtype("rollout.dtype", rollout.dtype)
     batch = max(1, min(rollout.max_num_seqs, samples))
     passes: dict[str, int] = {}
+    shapes = sample_shapes(config.actor_rollout_ref.model.architecture)
+    encoder_input = getattr(shapes, "encoder_input", None)  # of families with input images
     encoders = 0
     for name in model.text_encoders:
         encoder = model.as_fake(model.on_meta(name, dtype))
         encoders += _weights(encoder)
         kept = {"output_hidden_states": True} if model.classes[name] in ALL_HIDDEN_STATES else {}
-        length = _text_length(model.configs[name], rollout.pipeline.max_sequence_length)
+        longest = rollout.max_prompt_embed_length if encoder_input else rollout.pipeline.max_sequence_length
+        length = _text_length(model.configs[name], longest)
         ids = torch.zeros(batch, length, dtype=torch.int64)
         passes["text encoding"] = max(passes.get("text encoding", 0), _peak(encoder, lambda: encoder(ids, **kept)))  # noqa: B023
     transformer = model.as_fake(model.on_meta(TRANSFORMER, dtype))
     passes["denoising"] = _denoising(config, model, transformer, sample, batch)
     vae: Any = model.as_fake(model.on_meta(VAE, dtype))
-    shape = sample_shapes(config.actor_rollout_ref.model.architecture).decoder_input(model.configs, rollout.pipeline)
-    latents = model.empty(batch, *shape, dtype=dtype)
+    latents = model.empty(batch, *shapes.decoder_input(model.configs, rollout.pipeline), dtype=dtype)
     passes["decoding"] = _peak(vae, lambda: vae.decode(latents, return_dict=False))
+    if encoder_input:
+        pixels = model.empty(batch, *encoder_input(model.configs, rollout.pipeline), dtype=dtype)
+        passes["image encoding"] = _peak(vae, lambda: vae.encode(pixels, return_dict=False))
     return EngineMemory(
         transformer=math.ceil(_weights(transformer) / rollout.tensor_model_parallel_size),
         text_encoders=encoders,

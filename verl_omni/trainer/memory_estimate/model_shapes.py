@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from verl_omni.utils.model_folder import processor_config
 from verl_omni.workers.actor import build
 
 INDEX = "model_index.json"
@@ -24,7 +25,7 @@ class ModelShapes:
     """A model in diffusers' folder layout; only its configuration files are read.
 
     Attributes:
-        configs: configuration by component: `transformer`, `vae`, and the text encoders.
+        configs: configuration by component: `transformer`, `vae`, the text encoders, and the `processor` of images.
         classes: class name by component.
     """
 
@@ -96,6 +97,8 @@ def read(folder: Path) -> ModelShapes:
         if isinstance(entry, list) and (component in (TRANSFORMER, VAE) or component.startswith("text_encoder")):
             configs[component] = json.loads(_existing(folder / component / "config.json").read_text())
             classes[component] = entry[1]
+    if (processor := processor_config(folder)) is not None:
+        configs["processor"] = processor
     return ModelShapes(configs, classes)
 
 

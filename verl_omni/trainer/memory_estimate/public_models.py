@@ -99,12 +99,18 @@ _QWEN_IMAGE: dict[str, Component] = {
     "vae": ("AutoencoderKLQwenImage", _VIDEO_VAE),
 }  # fmt: skip
 
+_QWEN_IMAGE_EDIT_2511 = {
+    **_QWEN_IMAGE,
+    "transformer": (_QWEN_IMAGE["transformer"][0], {**_QWEN_IMAGE["transformer"][1], "zero_cond_t": True}),
+}
+EDIT_PLUS = "QwenImageEditPlusPipeline"
 SD3, QWEN_IMAGE, WAN = "StableDiffusion3Pipeline", "QwenImagePipeline", "WanPipeline"
 # Model id -> pipeline class, components, `model_max_length` of the first tokenizer.
 MODELS: dict[str, tuple[str, dict[str, Component], int]] = {
     "stabilityai/stable-diffusion-3.5-medium": (SD3, _sd3(24, 24, 384, dual_layers=13), 77),
     "stabilityai/stable-diffusion-3.5-large": (SD3, _sd3(38, 38, 192, dual_layers=0), 77),
     "Qwen/Qwen-Image": (QWEN_IMAGE, _QWEN_IMAGE, 131072),
+    "Qwen/Qwen-Image-Edit-2511": (EDIT_PLUS, _QWEN_IMAGE_EDIT_2511, 131072),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": (WAN, _wan(30, 12, 8960), 512),
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": (WAN, _wan(40, 40, 13824), 512),
 }

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from PIL.Image import Image
 from ray.exceptions import ObjectLostError, RayActorError
 from typing_extensions import override
 from verl.workers.rollout.llm_server import LLMServerClient
@@ -21,7 +22,7 @@ from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaEr
 
 logger = logging.getLogger(__name__)
 NO_SERVER, SERVER_POLL_SECONDS = "No available servers", 1.0  # what verl's router raises then
-MEDIA = ("image_data", "video_data", "audio_data")
+MEDIA = ("video_data", "audio_data")
 PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
 
 
@@ -187,21 +188,25 @@ class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
 
 
 def prompt_keys(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Keys of the prompt and of the negative prompt; None for prompts with images, videos or audio.
+    """Keys of the prompt and of the negative prompt; None for prompts with videos, audio, or images that are not PIL's.
 
-    Requests with the same key have the same embeddings. The key covers all sampling parameters but the seed, because
-    they decide how long embeddings are and whether there are negative ones.
+    Requests with the same key have the same embeddings and input images. The key covers all sampling parameters but the
+    seed, because they decide how long embeddings are and whether there are negative ones.
 
     Args:
         arguments: those of `vLLMOmniHttpServer.generate`.
     """
-    if any(arguments.get(name) is not None for name in MEDIA):
+    images = arguments.get("image_data") or []
+    if any(arguments.get(name) is not None for name in MEDIA) or not all(isinstance(one, Image) for one in images):
         return None
     params = {name: value for name, value in (arguments.get("sampling_params") or {}).items() if name != "seed"}
     given = {name: value for name, value in arguments.items() if name not in PER_SAMPLE and value is not None}
     negative = {name: value for name, value in given.items() if name.startswith("negative")}
     positive = {name: value for name, value in given.items() if name not in negative}
-    return _digest("prompt", positive, params), _digest("negative", negative, params)
+    shown = [(image.mode, image.size, hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest()) for image in images]
+    if shown:
+        positive["image_data"] = shown
+    return _digest("prompt", positive, params), _digest("negative", negative, shown, params)
 
 
 def _digest(*parts: Any) -> str:

@@ -1,0 +1,113 @@
+"""Input images of prompts: messages have them, and what a model cannot edit is refused before training."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from PIL import Image
+
+from verl_omni.models.tiny import MAKERS
+from verl_omni.trainer import main_diffusion, prompt_images, settings, startup
+
+pytestmark = pytest.mark.slow  # makes a model, loads a tokenizer and verl
+
+SD3 = Path(__file__).parents[3] / "examples" / "shapes-sd3"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "edit"
+    MAKERS["qwen_image_edit_plus"](folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, size in (("red", (64, 64)), ("wide", (96, 64))):
+        Image.new("RGBA", size, "red").save(tmp_path / f"{name}.png")
+    (tmp_path / "text.png").write_text("no image")
+    return tmp_path
+
+
+def load(model: Path, folder: Path, rows: list[dict[str, Any]], *overrides: str, name: str = "train.jsonl") -> Any:
+    """The training prompts of a run with a file of `rows`."""
+    if name.endswith(".parquet"):
+        datasets.Dataset.from_list(rows).to_parquet(folder / name)
+    else:
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = settings.load([
+        f"data.train_files='{folder / name}'", f"actor_rollout_ref.model.path='{model}'",
+        f"data.cache_dir='{folder}'", "trainer.total_training_steps=1", "data.max_prompt_length=400",
+        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64", *overrides,
+    ])  # fmt: skip
+    startup.fit_to_machine(made, has_accelerator=False)
+    return main_diffusion._prompts(made)[0]
+
+
+def red_bytes() -> bytes:
+    written = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(written, "PNG")
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [("train.jsonl", "red.png"), ("train.parquet", {"bytes": red_bytes(), "path": None}), ("train.jsonl", None)],
+)
+def test_an_image_is_in_front_of_the_text_and_scorers_get_it(model: Path, folder: Path, name: str, image: Any) -> None:
+    image = image or str(folder / "red.png")
+    rows = [{"prompt": "a circle", "images": [image]}, {"prompt": "a dog <image> and a cat", "images": [image]}]
+    first, second = load(model, folder, rows, name=name)
+    (message,) = first["raw_prompt"]
+    picture, text = message["content"]
+    assert (picture["type"], text) == ("image", {"type": "text", "text": "a circle"})
+    assert picture["image"].mode == "RGB" and picture["image"].getpixel((3, 3)) == (255, 0, 0)
+    assert first["extra_info"]["prompt"] == first["reward_model"]["ground_truth"] == "a circle"
+    assert first["extra_info"]["images"] == [picture["image"]]
+    assert [part["type"] for part in second["raw_prompt"][0]["content"]] == ["text", "image", "text"]
+    assert second["extra_info"]["prompt"] == "a dog  and a cat"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a dog"}, r"row 1 .*has 0 images, and the model takes 1 in each prompt"),
+        ({"prompt": "a dog", "images": ["red.png", "red.png"]}, "has 2 images, and the model takes 1"),
+        ({"prompt": "a dog", "images": ["blue.png"]}, r"row 1 .*no image .*blue\.png"),
+        ({"prompt": "a dog", "images": ["text.png"]}, r"text\.png: the file is no image"),
+        ({"prompt": "a dog", "images": ["wide.png"]}, r"96 x 64 pixels have another aspect ratio .* 64 x 64: crop"),
+        (
+            {"prompt": "<image> and <image>", "images": ["red.png"]},
+            "a prompt has 2 times <image>, and its row 1 images",
+        ),
+    ],
+)
+def test_a_row_that_the_model_cannot_edit_is_refused(model: Path, folder: Path, row: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load(model, folder, [{"prompt": "a circle", "images": ["red.png"]}, row])
+
+
+def test_an_image_for_a_model_that_takes_none_is_refused(folder: Path) -> None:
+    rows = [{"prompt": "a circle", "images": ["red.png"]}]
+    with pytest.raises(ValueError, match=r"row 0 .*column images: it has 1 images, and the model takes none"):
+        load(SD3, folder, rows)
+    (row,) = load(SD3, folder, [{"prompt": "a circle", "images": []}])
+    assert row["raw_prompt"] == [{"role": "user", "content": "a circle"}]
+
+
+def test_the_tokens_of_an_image_are_not_those_of_the_prompt(model: Path, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"row 0, has (\d+): raise it") as refused:
+        load(model, folder, [{"prompt": "a red circle", "images": ["red.png"]}], "data.max_prompt_length=8")
+    needed = int(str(refused.value).partition("row 0, has ")[2].partition(":")[0])
+    fits = load(model, folder, [{"prompt": "a red circle", "images": ["red.png"]}], f"data.max_prompt_length={needed}")
+    assert len(fits) == 1
+
+
+def test_messages_with_parts_stay() -> None:
+    parts = [{"type": "text", "text": "a dog"}]
+    assert prompt_images.with_images([{"role": "user", "content": parts}], []) == [{"role": "user", "content": parts}]

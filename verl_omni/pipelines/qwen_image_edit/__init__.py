@@ -1,0 +1,1 @@
+"""Qwen-Image-Edit and Qwen-Image-Edit-Plus: an image from a prompt and an input image."""

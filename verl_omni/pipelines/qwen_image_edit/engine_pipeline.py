@@ -1,0 +1,179 @@
+"""Qwen-Image-Edit in the vLLM-Omni engine: as Qwen-Image, with an input image for each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
+from torch import Tensor
+from typing_extensions import override
+from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image_edit_plus import QwenImageEditPlusPipeline
+from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
+from vllm_omni.errors import OmniClientError
+
+from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.qwen_image.engine_pipeline import STEPS, Prompt, QwenImageRolloutPipeline
+from verl_omni.pipelines.qwen_image_edit import images
+from verl_omni.pipelines.qwen_image_edit.training import PLACE, QwenImageEditPlusTraining, QwenImageEditTraining
+
+__all__ = [
+    "QwenImageEditPlusRolloutPipeline",
+    "QwenImageEditRolloutPipeline",
+    "get_post_process_func",
+    "get_pre_process_func",
+]
+
+INFORMATION, PICTURE = "additional_information", "input_image"  # keys of a prompt
+
+
+def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
+    """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch.
+
+    It reads the input image. A request without height or width gets those of the input image's latents.
+    """
+    limit = images.limit(Path(od_config.model))
+
+    def pre_process(request: Any) -> Any:
+        prompt: dict[str, Any] = {"prompt": request.prompt} if isinstance(request.prompt, str) else request.prompt
+        picture = _only_image(prompt.get("multi_modal_data") or {})
+        width, height = images.resized(picture.size, min(images.LATENT_PIXELS, limit))
+        params = request.sampling_params
+        params.width, params.height = params.width or width, params.height or height
+        params.num_inference_steps = params.num_inference_steps or STEPS
+        request.prompt = {**prompt, INFORMATION: {**(prompt.get(INFORMATION) or {}), PICTURE: picture}}
+        return request
+
+    return pre_process
+
+
+def _only_image(media: Any) -> Image.Image:
+    """The input image of a request, in RGB.
+
+    Raises:
+        OmniClientError: there is none, or something else.
+    """
+    found = media.get("image")
+    listed = found if isinstance(found, list) else [found]
+    if found is None or len(listed) != images.COUNT or media.keys() - {"image"}:
+        raise OmniClientError(f"this model edits {images.COUNT} image: send it with the prompt, and nothing else")
+    (picture,) = listed
+    if isinstance(picture, str):
+        picture = Image.open(picture)
+    if not isinstance(picture, Image.Image):
+        raise OmniClientError(f"the input image must be an image of PIL or its path, not {type(picture).__name__}")
+    return picture.convert("RGB")
+
+
+class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPlusPipeline):
+    """`QwenImageRolloutPipeline` with one input image per prompt.
+
+    Token ids of a prompt have one `<|image_pad|>` for its image; the engine sees as many as the image has tokens. A
+    prompt of text gets the image in front, as in upstream's template. The negative prompt gets the same image.
+    """
+
+    adapter: type[QwenImageEditTraining] = QwenImageEditPlusTraining
+
+    def __init__(self, *, od_config: Any, prefix: str = "") -> None:
+        # Not those of Qwen-Image, which drops the text encoder's vision tower.
+        QwenImageEditPlusPipeline.__init__(self, od_config=od_config, prefix=prefix)
+        self.parallel_config = od_config.parallel_config
+        self._limit = images.limit(Path(od_config.model))
+        self._resizer = VaeImageProcessor(vae_scale_factor=2 * self.vae_scale_factor, do_convert_rgb=True)
+        self._read_template()
+
+    @override
+    def _read_template(self) -> None:
+        super()._read_template()
+        self._picture: list[int] = list(self.tokenizer(self.adapter.PICTURE).input_ids)
+        self._place = int(self.tokenizer.convert_tokens_to_ids(PLACE))
+
+    @override
+    def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
+        """Generate; requests whose input images have latents of different shapes run one shape after the other."""
+        pictures = [request.prompt[INFORMATION][PICTURE] for request in req.requests]
+        sizes = [images.resized(picture.size, min(images.LATENT_PIXELS, self._limit)) for picture in pictures]
+        found: dict[int, DiffusionOutput] = {}
+        for size in dict.fromkeys(sizes):
+            places = [place for place, other in enumerate(sizes) if other == size]
+            self._pictures, self._size = [pictures[place] for place in places], size
+            outputs = super().forward(DiffusionRequestBatch([req.requests[place] for place in places]))
+            found |= dict(zip(places, outputs, strict=True))
+        return [found[place] for place in range(len(sizes))]
+
+    @override
+    def _prepare_generation_context(self, **arguments: Any) -> dict[str, Any]:
+        made: dict[str, Any] = super()._prepare_generation_context(**arguments)
+        width, height = self._size
+        factor = 2 * self.vae_scale_factor
+        made["img_shapes"] = [[*row, (1, height // factor, width // factor)] for row in made["img_shapes"]]
+        self._image_latents = self._encode_images().to(made["latents"].dtype)
+        return made
+
+    def _encode_images(self) -> Tensor:
+        """Packed latents [B, patches, 4 C] of the input images."""
+        width, height = self._size
+        pixels = torch.cat([self._resizer.preprocess(each, height, width) for each in self._pictures]).unsqueeze(2)
+        latents = self._encode_vae_image(pixels.to(self.device, self.vae.dtype), None)
+        rows, channels, _, high, wide = latents.shape
+        packed: Tensor = self._pack_latents(latents, rows, channels, high, wide)
+        return packed
+
+    @override
+    def diffuse(self, *conditions: Any, **options: Any) -> Tensor:
+        return super().diffuse(*conditions, **{**options, "image_latents": self._image_latents})
+
+    @override
+    def encode_prompt(
+        self,
+        prompt: list[Prompt],
+        num_images_per_prompt: int = 1,
+        prompt_embeds: Tensor | None = None,
+        prompt_embeds_mask: Tensor | None = None,
+        max_sequence_length: int = 1024,
+        prompt_name: str = "prompt",
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings of a text and its image; `max_sequence_length` limits the text, and Qwen-Image's cuts both."""
+        if prompt_embeds is None:
+            prompt_embeds, prompt_embeds_mask = self._get_qwen_prompt_embeds(
+                prompt, max_sequence_length=max_sequence_length, prompt_name=prompt_name
+            )
+        length = prompt_embeds.shape[1]
+        found: tuple[Tensor, Tensor] = super().encode_prompt(
+            prompt, num_images_per_prompt, prompt_embeds, prompt_embeds_mask, length, prompt_name
+        )
+        return found
+
+    @override
+    def _with_images(self, ids: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+        size = [images.resized(each.size, min(self.adapter.IMAGE_PIXELS, self._limit)) for each in self._pictures]
+        shown = [
+            self._resizer.resize(each, high, wide) for each, (wide, high) in zip(self._pictures, size, strict=True)
+        ]
+        read = self.processor.image_processor(images=shown, return_tensors="pt")
+        tokens = read["image_grid_thw"].prod(dim=1) // self.processor.image_processor.merge_size**2
+        made = []
+        for row, count in zip(ids, tokens.tolist(), strict=True):
+            repeats = torch.where(row == self._place, count, 1)
+            made.append(row.repeat_interleave(repeats))
+        inputs = {"pixel_values": read["pixel_values"].to(self.device, self.text_encoder.dtype)}
+        return made, {**inputs, "image_grid_thw": read["image_grid_thw"].to(self.device)}
+
+    @override
+    def _conversation(self, prompt: Prompt, name: str) -> list[int]:
+        if isinstance(prompt, str):
+            return [*self._head, *self._picture, *self.tokenizer(prompt + self._tail).input_ids]
+        found = super()._conversation(prompt, name)
+        if (places := found.count(self._place)) != images.COUNT:
+            raise ValueError(f"the ids of a {name} have {places} places for images, and {images.COUNT} image was sent")
+        return found
+
+
+class QwenImageEditRolloutPipeline(QwenImageEditPlusRolloutPipeline):
+    """The same for Qwen-Image-Edit."""
+
+    adapter = QwenImageEditTraining

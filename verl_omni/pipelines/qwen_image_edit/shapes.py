@@ -1,0 +1,47 @@
+"""Qwen-Image-Edit: shapes of a sample's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_omni.pipelines.qwen_image.shapes import decoder_input
+from verl_omni.pipelines.qwen_image.shapes import sample as without_image
+from verl_omni.pipelines.qwen_image_edit import images
+from verl_omni.pipelines.sample_shapes import Configs, example
+
+__all__ = ["SPLITS_SEQUENCE", "decoder_input", "encoder_input", "sample", "sequence_length"]
+
+SPLITS_SEQUENCE = True
+
+
+def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
+    """See `sample_shapes.SampleShapes`."""
+    found, (rows, columns) = without_image(configs, pipeline, prompt_rows), image_patches(configs, pipeline)
+    return {
+        **found,
+        "img_shapes": torch.stack([found["img_shapes"], torch.tensor([1, rows, columns])]),
+        "image_latents": example(rows * columns, configs["transformer"]["in_channels"]),
+    }
+
+
+def encoder_input(configs: Configs, pipeline: Any) -> torch.Size:
+    """See `sample_shapes.SampleShapes`: the input image."""
+    limit = images.processor_limit(configs["processor"]) if "processor" in configs else images.LATENT_PIXELS
+    width, height = images.resized((pipeline.width, pipeline.height), min(images.LATENT_PIXELS, limit))
+    return torch.Size((3, 1, height, width))
+
+
+def image_patches(configs: Configs, pipeline: Any) -> tuple[int, int]:
+    """Rows and columns of patches of the input image."""
+    factor = 2 * 2 ** len(configs["vae"].get("temperal_downsample", (False, True, True)))
+    height, width = encoder_input(configs, pipeline)[-2:]
+    return height // factor, width // factor
+
+
+def sequence_length(configs: Configs, pipeline: Any) -> int:
+    """See `sample_shapes.SampleShapes`: patches of the sample and of the input image."""
+    found = sample(configs, pipeline, 1)
+    return sum(len(found[name]) for name in ("latents", "image_latents"))

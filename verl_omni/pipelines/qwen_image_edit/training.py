@@ -1,0 +1,68 @@
+"""Qwen-Image-Edit for the trainer: Qwen-Image with the latents of an input image after those of the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_omni.pipelines.qwen_image import training as qwen_image
+
+START, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+SYSTEM = (
+    "Describe the key features of the input image (color, shape, size, texture, objects, background), then explain "
+    "how the user's text instruction should alter or modify the image. Generate a new image that meets the user's "
+    "requirements while maintaining consistency with the original input where appropriate."
+)
+
+
+def chat_template(picture: str) -> str:
+    """Jinja template of upstream's prompts; `picture` stands for an image."""
+    return (
+        "{% if messages[0].role != 'system' %}<|im_start|>system\n" + SYSTEM + "<|im_end|>\n"
+        "{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+        "{% if part.type == 'image' %}" + picture + "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+
+class QwenImageEditTraining:
+    """`TrainingAdapter` of Qwen-Image-Edit.
+
+    Attributes:
+        PICTURE: text of an input image in a prompt.
+        IMAGE_PIXELS: pixels of the input image that the text encoder sees.
+        IMAGE_ROWS: upper bound of the rows of its embeddings, of 28 x 28 pixels each, whatever its aspect ratio.
+    """
+
+    CONDITIONS = (*qwen_image.CONDITIONS, "image_latents")
+    LAYERS, LORA_TARGETS = qwen_image.LAYERS, qwen_image.LORA_TARGETS
+    PICTURE = START + PLACE + END
+    IMAGE_PIXELS, IMAGE_ROWS = 1024 * 1024, 1536
+    CHAT_TEMPLATE = chat_template(PICTURE)
+
+    def guidance(self, pipeline: Any) -> float:
+        """See `qwen_image.training`."""
+        return qwen_image.guidance(pipeline)
+
+    def prompt_rows(self, max_sequence_length: int, tokenizer_length: int) -> int:
+        """`max_sequence_length` limits the text."""
+        return max_sequence_length + self.IMAGE_ROWS
+
+    def velocity(
+        self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
+        *, dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        """See `qwen_image.training`; `batch["img_shapes"]` [B, 2, 3] has the sample's shape and the input image's."""
+        return qwen_image.velocity(transformer, batch, x, timestep, guidance_scale, dtype=dtype)
+
+
+class QwenImageEditPlusTraining(QwenImageEditTraining):
+    """`TrainingAdapter` of Qwen-Image-Edit-Plus (2509, 2511): a smaller input image for the text encoder."""
+
+    PICTURE = "Picture 1: " + QwenImageEditTraining.PICTURE
+    IMAGE_PIXELS, IMAGE_ROWS = 384 * 384, 256
+    CHAT_TEMPLATE = chat_template(PICTURE)

@@ -1,0 +1,99 @@
+"""Input images of prompts: where a row's images are, and messages that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from verl_omni.pipelines.input_images import InputImages
+
+PLACE = "<image>"  # of an image in a prompt, as in verl's data sets
+Messages = list[dict[str, Any]]
+
+
+class ImageNotFound(ValueError):
+    """An image of a prompt cannot be read."""
+
+
+def open_image(image: Any, folders: Sequence[Path]) -> Image.Image:
+    """An image of a row, whose pixels are read when they are needed.
+
+    Args:
+        image: an image of PIL, its path, or a mapping with `bytes` or `path`, as Hugging Face's datasets have it.
+        folders: where relative paths start: those of the data files; the first that has the file.
+
+    Raises:
+        ImageNotFound: there is no such file, or it is no image.
+    """
+    if isinstance(image, Image.Image):
+        return image
+    content, path = (image.get("bytes"), image.get("path")) if isinstance(image, Mapping) else (None, image)
+    if content is None and not isinstance(path, str):
+        raise ImageNotFound(f"an image must be a path, or a mapping with bytes or a path, not {type(image).__name__}")
+    try:
+        if content is not None:
+            return Image.open(BytesIO(content))
+        places = [folder / str(path) for folder in folders]
+        if not (found := [place for place in places if place.is_file()]):
+            raise ImageNotFound(f"there is no image {' or '.join(map(str, places))}")
+        return Image.open(found[0])
+    except UnidentifiedImageError as error:
+        raise ImageNotFound(f"{path or 'its bytes'}: the file is no image") from error
+
+
+def with_images(messages: Messages, images: Sequence[Any]) -> Messages:
+    """Messages whose parts are text and `images`: where the text has `<image>`, otherwise in front of the first.
+
+    Raises:
+        ValueError: the text has places for another number of images.
+    """
+    places = sum(str(message["content"]).count(PLACE) for message in messages if isinstance(message["content"], str))
+    if places not in (0, len(images)):
+        raise ValueError(f"a prompt has {places} times {PLACE}, and its row {len(images)} images")
+    left = list(images)
+    made = []
+    for message in messages:
+        if not isinstance(message["content"], str):
+            made.append(message)
+            continue
+        parts: list[dict[str, Any]] = []
+        for number, text in enumerate(message["content"].split(PLACE)):
+            if number:
+                parts.append(image_part(left.pop(0)))
+            if text:
+                parts.append({"type": "text", "text": text})
+        if places == 0 and message["role"] == "user" and left:
+            parts = [*map(image_part, left), *parts]
+            left = []
+        made.append({**message, "content": parts})
+    return made
+
+
+def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The images of messages, as far as they are images of PIL."""
+    contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+    found = [part.get("image") for parts in contents for part in parts]
+    return [image for image in found if isinstance(image, Image.Image)]
+
+
+def image_part(image: Any) -> dict[str, Any]:
+    """The part of a message that is an image."""
+    return {"type": "image", "image": image}
+
+
+def problem_of_row(images: Sequence[Any], accepted: InputImages | None, pipeline: Any) -> str | None:
+    """Why a row cannot have these images; None if it can.
+
+    Args:
+        images: images of PIL. accepted: what the model's family says; None: its prompts have no images.
+        pipeline: settings of the diffusion pipeline.
+    """
+    count = 0 if accepted is None else accepted.COUNT
+    if len(images) != count:
+        return f"it has {len(images)} images, and the model takes {count or 'none'} in each prompt"
+    problems = (accepted.problem(image.size, pipeline) for image in images) if accepted else ()
+    return next((problem for problem in problems if problem), None)
