@@ -89,8 +89,11 @@ IN_FLIGHT = ExportedMetric(
     "Requests that a replica has accepted and not answered, with those that wait while it sleeps.", ("replica",),
 )  # fmt: skip
 
+# Of runs that send their results to a store, and of runs with standalone replicas.
+OF_A_STORE = (OUTPUT_STEP, OUTPUT_FAILURES)
+OF_STANDALONE_REPLICAS = (REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST)
 TRAINER = (
     STEP, STEPS, REWARD, VALIDATION_REWARD, COLLAPSED, GENERATED, TRAINED, OPTIMIZER_STEPS, SKIPPED_STEPS,
-    PHASE_SECONDS, OUTPUT_STEP, OUTPUT_FAILURES, PUBLISHED, REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST,
+    PHASE_SECONDS, *OF_A_STORE, PUBLISHED, *OF_STANDALONE_REPLICAS,
 )  # fmt: skip
 ROLLOUT = (SERVED, RECEIVED_BYTES, IN_FLIGHT)

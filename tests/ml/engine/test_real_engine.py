@@ -186,7 +186,7 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
 
     from verl_omni.trainer.loop import DiffusionTrainer
     from verl_omni.trainer.run_folder import RunFolder
-    from verl_omni.utils.exported_metrics import PREFIX, ROLLOUT, SKIPPED_STEPS, TRAINER
+    from verl_omni.utils import exported_metrics as exported
 
     trainer = DiffusionTrainer(
         running.config, running.stack, RunFolder(tmp_path / "run"), running.rows, running.rows,
@@ -206,7 +206,9 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
     with prometheus.scraping(programs, f"127.0.0.1:{port}", tmp_path, labels=labels) as server:
         server.await_data(queries)
         # A CPU engine never skips a step here, and a counter without a value has no series.
-        server.await_data(PREFIX + metric.name for metric in (*TRAINER, *ROLLOUT) if metric != SKIPPED_STEPS)
+        absent = (exported.SKIPPED_STEPS, *exported.OF_A_STORE, *exported.OF_STANDALONE_REPLICAS)
+        expected = [metric for metric in (*exported.TRAINER, *exported.ROLLOUT) if metric not in absent]
+        server.await_data(exported.PREFIX + metric.name for metric in expected)
         for query, value in {
             "ray_omni_step": 2, "ray_omni_steps": 2, "ray_omni_samples_generated_total": 8,
             "ray_omni_samples_trained_total": 8, "ray_omni_weight_version_published": 2,

@@ -27,6 +27,8 @@ COMPANIONS = {
     f"{CORRECTION}.rollout_rs": [f"{CORRECTION}.rollout_rs_threshold=0.5_2.0"],
     f"{CORRECTION}.rollout_rs_threshold": [f"{CORRECTION}.rollout_rs=seq_mean_k1"],
     "trainer.log_val_generations": ["trainer.logger=[tensorboard]"],
+    f"{RM}.enable": [f"{RM}.model_path=/a/judge", f"{RM}.rollout.tensor_model_parallel_size=1"],
+    f"{RM}.enable_resource_pool": [],
 }  # fmt: skip
 # Accepted only with these values of the other setting that is named.
 WITH_ALGORITHM = {"diffusion_nft": NFT, "dpo": DPO}

@@ -63,9 +63,9 @@ def adapter(actor: DiffusionActor) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in actor.weights("lora")}
 
 
-def same(one: DiffusionActor, other: DiffusionActor) -> bool:
+def same(one: DiffusionActor, other: DiffusionActor, tolerance: float = 1e-6) -> bool:
     theirs = adapter(other)
-    return all(torch.allclose(tensor, theirs[name], atol=1e-6) for name, tensor in adapter(one).items())
+    return all(torch.allclose(tensor, theirs[name], atol=tolerance) for name, tensor in adapter(one).items())
 
 
 @pytest.mark.parametrize("changes", [{}, {"prompts": 1}, {"prompts": 1, "ppo_epochs": 2}], ids=str)
@@ -96,7 +96,8 @@ def test_a_rejected_sample_teaches_nothing(model_folder: Path, bypass: bool) -> 
     found = rejecting.update(batch(rejecting), **SAMPLER, bypass_mode=bypass, **criterion)
     others = {"advantages": ADVANTAGES * torch.tensor([1, 1, 0, 1])}
     without.update(batch(without) | others, **SAMPLER, bypass_mode=bypass)
-    assert same(rejecting, without) and not same(rejecting, make(model_folder))
+    # Without its row a micro-batch is smaller, and rounds differently; AdamW enlarges that.
+    assert same(rejecting, without, 1e-4) and not same(rejecting, make(model_folder), 1e-2)
     assert found["rollout_corr/rollout_rs_kept"] == 0.75
 
 
