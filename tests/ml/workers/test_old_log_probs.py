@@ -97,7 +97,7 @@ def test_a_rejected_sample_teaches_nothing(model_folder: Path, bypass: bool) -> 
     others = {"advantages": ADVANTAGES * torch.tensor([1, 1, 0, 1])}
     without.update(batch(without) | others, **SAMPLER, bypass_mode=bypass)
     # Without its row a micro-batch is smaller, and rounds differently; AdamW enlarges that.
-    assert same(rejecting, without, 1e-4) and not same(rejecting, make(model_folder), 1e-2)
+    assert same(rejecting, without, 1e-4) and not same(rejecting, make(model_folder), 1e-3)
     assert found["rollout_corr/rollout_rs_kept"] == 0.75
 
 
