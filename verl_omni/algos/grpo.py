@@ -1,6 +1,8 @@
-"""GRPO: the clipped and the masked policy loss, the normalized ratio, and the KL divergence of two steps."""
+"""GRPO: the clipped and the masked policy loss, the normalized ratio, KL of two steps, and which steps to train on."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -57,3 +59,26 @@ def gaussian_kl(mean: Tensor, other_mean: Tensor, std: Tensor) -> Tensor:
     (`train_sd3.py` of their code).
     """
     return ((mean - other_mean) ** 2 / (2 * std**2)).flatten(1).mean(1)
+
+
+def chosen_count(steps: int, fraction: float) -> int:
+    """Number of recorded steps that a sample is trained on: `fraction` of `steps`, rounded up, `fraction` in (0, 1].
+
+    DanceGRPO's code (arXiv:2505.07818) rounds down, which can leave none.
+    """
+    return math.ceil(fraction * steps - 1e-9)  # 0.7 * 10 is a little more than 7
+
+
+def choose_steps(seeds: Tensor, steps: int, fraction: float) -> Tensor:
+    """Places of the steps of each row that it is trained on, all different, int64 [B, chosen_count] on the CPU.
+
+    DanceGRPO (arXiv:2505.07818) draws them anew in every training step. The choice of a row depends on its seed alone,
+    not on how a batch is split.
+
+    Args:
+        seeds: int64 [B], not negative.
+        steps: recorded steps of a sample.
+    """
+    number = chosen_count(steps, fraction)
+    orders = [torch.randperm(steps, generator=torch.Generator().manual_seed(seed)) for seed in seeds.tolist()]
+    return torch.stack(orders)[:, :number]

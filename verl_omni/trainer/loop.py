@@ -23,7 +23,6 @@ from verl_omni.trainer import (
     generation_ahead,
     judges,
     metrics,
-    reward_aggregation,
     sample_generation,
 )
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
@@ -216,7 +215,7 @@ class DiffusionTrainer:
             request = self.pairs.update_request(self.order.rows(step), seed)  # type: ignore[union-attr]
             count = 2 * len(request)
         else:
-            samples = reward_aggregation.training_scores(samples, self.config.reward)
+            samples = sample_generation.training_scores(samples, self.config.reward)
             batch = self.algorithm.training_batch(samples, self.loss, self.config, seed)
             arguments = self.algorithm.update_arguments(self.config, step)
             if not fresh:

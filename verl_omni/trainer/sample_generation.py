@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from omegaconf import DictConfig
 from verl import DataProto
 
 from verl_omni.agent_loop.training_tensors import RECORDED
+from verl_omni.algos import advantages
 from verl_omni.pipelines.registry import training_adapter
+from verl_omni.trainer.reward_settings import NORMALIZED
 from verl_omni.utils.pixels import as_pixels
 from verl_omni.utils.sample_store import StoredSample
 from verl_omni.utils.seeds import hashed_seed
@@ -181,3 +183,22 @@ def objects(values: Sequence[Any]) -> np.ndarray:
     column: np.ndarray = np.empty(len(values), dtype=object)
     column[:] = values
     return column
+
+
+def training_scores(samples: ScoredSamples, reward: DictConfig) -> ScoredSamples:
+    """The samples with the scores to train on: with `reward.aggregation=normalized_sum`, normalized for each scorer.
+
+    Raises:
+        KeyError: a scorer's scores are not in the samples; the message lists what is.
+        ValueError: a score is not finite.
+    """
+    if reward.aggregation != NORMALIZED:
+        return samples
+    columns, weights = [], []
+    for key, part in reward.reward_functions.items():
+        if f"reward/{key}" not in samples.extras:
+            raise KeyError(f"no scores of reward.reward_functions.{key}; samples have {sorted(samples.extras)}")
+        columns.append(torch.tensor(samples.extras[f"reward/{key}"], dtype=torch.float64))
+        weights.append(float(part.get("weight", 1.0)))
+    scores = advantages.normalized_sum(torch.stack(columns, 1), weights, samples.groups)
+    return replace(samples, scores=scores)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.trainer import reward_aggregation, reward_settings, settings
+from verl_omni.trainer import reward_settings, sample_generation, settings
 from verl_omni.trainer.loop import DiffusionTrainer
 from verl_omni.trainer.sample_generation import ScoredSamples
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -33,7 +33,7 @@ def load(*overrides: str) -> Any:
 def test_normalized_scores_are_what_an_algorithm_trains_on() -> None:
     """Of two samples, the normalized scores are +-1/sqrt(2) whatever their distance; the reported scores stay."""
     config = load(SEVERAL, FUNCTIONS, NORMALIZED)
-    found = reward_aggregation.training_scores(SAMPLES, config.reward)
+    found = sample_generation.training_scores(SAMPLES, config.reward)
     half = 0.5**0.5  # 2 x for red minus 1 x for jpeg
     assert found.scores.tolist() == pytest.approx([-half, half, -half, half], rel=3e-3)
     batch = training_algorithm("flow_grpo").training_batch(found, None, config, 0)
@@ -42,13 +42,13 @@ def test_normalized_scores_are_what_an_algorithm_trains_on() -> None:
 
 
 def test_without_it_scores_stay() -> None:
-    assert reward_aggregation.training_scores(SAMPLES, load(SEVERAL, FUNCTIONS).reward) is SAMPLES
+    assert sample_generation.training_scores(SAMPLES, load(SEVERAL, FUNCTIONS).reward) is SAMPLES
 
 
 def test_a_scorer_without_scores_is_named() -> None:
     missing = replace(SAMPLES, extras={"reward/red": [0.0] * 4})
     with pytest.raises(KeyError, match=r"no scores of reward\.reward_functions\.jpeg; samples have \['reward/red'\]"):
-        reward_aggregation.training_scores(missing, load(SEVERAL, FUNCTIONS, NORMALIZED).reward)
+        sample_generation.training_scores(missing, load(SEVERAL, FUNCTIONS, NORMALIZED).reward)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ml.workers.tiny_actor import model_settings
-from verl_omni.algos import advantages, sde, step_choice
+from verl_omni.algos import advantages, grpo, sde
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_dppo import DPPOObjective, FlowDPPOLossConfig
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
@@ -170,7 +170,7 @@ def test_a_fraction_trains_each_row_on_its_own_steps(model_folder: Path) -> None
     """The update of a batch that has nothing but the chosen step of each row."""
     actor, reference = (make(model_folder) for _ in range(2))
     data = batch(actor)
-    chosen = step_choice.choose(SEEDS, STEPS, 0.5)
+    chosen = grpo.choose_steps(SEEDS, STEPS, 0.5)
     assert set(chosen.flatten().tolist()) == {0, 1}, "the rows differ in their steps"
     rows = torch.arange(ROWS)[:, None]
     pair = torch.cat([chosen, chosen + 1], dim=1)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from verl_omni.models.tiny import make_tiny_qwen_image, make_tiny_qwen_image_edit, make_tiny_wan
+from verl_omni.pipelines.qwen_image.training import divisible_rows
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
 from verl_omni.pipelines.sample_shapes import sample_shapes
-from verl_omni.pipelines.sequence_split import divisible_rows
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig

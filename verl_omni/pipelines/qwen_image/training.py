@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from verl_omni.pipelines.guided_batch import guide, twice, with_padded_negative
-from verl_omni.pipelines.sequence_split import divisible_rows, sequence_ranks
 
 CONDITIONS = (
     "img_shapes", "prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask",
@@ -81,3 +81,15 @@ def velocity(
         return predicted.float()
     found, positive = guide(predicted.float(), guidance_scale)
     return found * (positive.norm(dim=-1, keepdim=True) / found.norm(dim=-1, keepdim=True))
+
+
+def sequence_ranks(transformer: Any) -> int:
+    """Ranks that share the sequence of a diffusers transformer (`ModelMixin.enable_parallelism`); 1: it is whole."""
+    config = getattr(transformer, "_parallel_config", None)
+    return 1 if config is None else int(config.context_parallel_config.ulysses_degree)
+
+
+def divisible_rows(embeds: Tensor, mask: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
+    """Embeddings [B, R, D] and their mask, bool [B, R], with masked rows added until `ranks` divides R."""
+    missing = -embeds.shape[1] % ranks
+    return pad(embeds, (0, 0, 0, missing)), pad(mask, (0, missing))

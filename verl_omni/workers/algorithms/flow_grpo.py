@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.algos import agreement, grpo, rejection_settings, rollout_correction, sde, step_choice
+from verl_omni.algos import agreement, grpo, rejection_settings, rollout_correction, sde
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms.base import (
@@ -123,7 +123,7 @@ class StepObjective(ABC, Generic[Settings]):
         if self.timestep_fraction == 1:
             return batch
         engine = batch["rollout_log_probs"]
-        chosen = step_choice.choose(batch["draw_seeds"], engine.shape[1], self.timestep_fraction).to(engine.device)
+        chosen = grpo.choose_steps(batch["draw_seeds"], engine.shape[1], self.timestep_fraction).to(engine.device)
         return {**batch, "chosen_steps": chosen, "rollout_log_probs": engine.gather(1, chosen)}
 
     def term_count(self, batch: Batch) -> int:

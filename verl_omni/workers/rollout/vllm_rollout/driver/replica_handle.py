@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Any
 
 import ray
 from typing_extensions import override
-from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from verl.utils.device import get_device_name
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.import_utils import load_class_from_fqn
-from verl.workers.rollout.replica import RolloutMode
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
-from verl_omni.workers.rollout.replica_calls import await_reply
+from verl_omni.workers.rollout.vllm_rollout.driver.deadline_replica import DeadlineReplica
 from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import vLLMOmniHttpServer
 
 # By its name, as verl loads the colocated one: the driver's code does not import that of the training worker.
 REPLICA_WORKER = "verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker.ReplicaWorker"
 
 
-class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
+class vLLMOmniReplica(DeadlineReplica):
     """Handle of one replica's servers, which must fit in one node.
 
     Each call raises `ReplicaCallFailed`, which names the replica, after `rollout.deadline_seconds` without a reply.
@@ -41,6 +37,16 @@ class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
         )
         self.server_class = ray.remote(vLLMOmniHttpServer)
 
+    @property
+    @override
+    def deadline(self) -> float:
+        return float(self.config.deadline_seconds)
+
+    @property
+    @override
+    def described(self) -> str:
+        return str(self.replica_rank)
+
     def _validate_launch_requirements(self) -> None:
         """Nothing beyond what the parent checks."""
 
@@ -52,17 +58,7 @@ class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
 
     def place(self) -> None:
         """Start the workers, one on each accelerator of the replica; waits until a node has them."""
-        self.rollout_mode = RolloutMode.STANDALONE
-        name = f"rollout_standalone_{self.replica_rank}{self.name_suffix}"
-        self.resource_pool = RayResourcePool(
-            process_on_nodes=[self.gpus_per_replica_node] * self.nnodes, use_gpu=True, name_prefix=name,
-            max_colocate_count=1, accelerator_type=self.config.node_resource,
-        )  # fmt: skip
-        group = RayWorkerGroup(
-            resource_pool=self.resource_pool, ray_cls_with_init=self.get_ray_class_with_init_args(),
-            bin_pack=False, name_prefix=name, use_gpu=True, device_name=get_device_name(),
-        )  # fmt: skip
-        self.workers = group.workers
+        self.start_workers(f"rollout_standalone_{self.replica_rank}{self.name_suffix}", self.config.node_resource)
 
     @override
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
@@ -75,41 +71,28 @@ class vLLMOmniReplica(vLLMReplica):  # type: ignore[misc]
     def _get_server_name_prefix(self) -> str:
         return "vllm_omni_"
 
-    async def _await_reply(self, call: str, reply: Awaitable[Any]) -> Any:
-        return await await_reply(reply, replica=self.replica_rank, call=call, deadline=self.config.deadline_seconds)
-
-    @override
-    async def sleep(self) -> None:
-        await self._await_reply("sleep", super().sleep())
-
-    @override
-    async def wake_up(self) -> None:
-        await self._await_reply("wake_up", super().wake_up())
-
     @override
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        found: dict[str, Any] = await self._await_reply(
-            "abort_all_requests", super().abort_all_requests(reject_request)
-        )
+        found: dict[str, Any] = await self.await_reply("abort_all_requests", super().abort_all_requests(reject_request))
         return found
 
     @override
     async def abort_request(self, request_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._await_reply("abort_request", super().abort_request(request_id))
+        found: dict[str, Any] = await self.await_reply("abort_request", super().abort_request(request_id))
         return found
 
     @override
     async def resume_generation(self) -> None:
-        await self._await_reply("resume_generation", super().resume_generation())
+        await self.await_reply("resume_generation", super().resume_generation())
 
     @override
     async def clear_kv_cache(self) -> None:
-        await self._await_reply("clear_kv_cache", super().clear_kv_cache())
+        await self.await_reply("clear_kv_cache", super().clear_kv_cache())
 
     @override
     async def release_kv_cache(self) -> None:
-        await self._await_reply("release_kv_cache", super().release_kv_cache())
+        await self.await_reply("release_kv_cache", super().release_kv_cache())
 
     @override
     async def resume_kv_cache(self) -> None:
-        await self._await_reply("resume_kv_cache", super().resume_kv_cache())
+        await self.await_reply("resume_kv_cache", super().resume_kv_cache())

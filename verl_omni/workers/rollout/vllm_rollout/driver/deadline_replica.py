@@ -1,0 +1,59 @@
+"""`DeadlineReplica`: verl's handle of a replica's servers, with a deadline on its calls."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable
+from typing import Any
+
+from typing_extensions import override
+from verl.single_controller.ray import RayResourcePool, RayWorkerGroup
+from verl.utils.device import get_device_name
+from verl.workers.rollout.replica import RolloutMode
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
+
+from verl_omni.workers.rollout.replica_calls import await_reply
+
+
+class DeadlineReplica(vLLMReplica):  # type: ignore[misc]
+    """A replica whose calls raise `ReplicaCallFailed`, which names it, without a reply within the deadline."""
+
+    @property
+    @abstractmethod
+    def deadline(self) -> float:
+        """Seconds for a reply of the servers."""
+
+    @property
+    @abstractmethod
+    def described(self) -> str:
+        """What error messages call the replica."""
+
+    def start_workers(self, name: str, node_resource: str | None) -> None:
+        """Start the workers, one on each accelerator of the replica; waits until a node has them.
+
+        Args:
+            name: prefix of the names of workers and placement groups.
+            node_resource: custom Ray resource of the nodes that they may run on; None: any node.
+        """
+        self.rollout_mode = RolloutMode.STANDALONE
+        self.resource_pool = RayResourcePool(
+            process_on_nodes=[self.gpus_per_replica_node] * self.nnodes, use_gpu=True, name_prefix=name,
+            max_colocate_count=1, accelerator_type=node_resource,
+        )  # fmt: skip
+        group = RayWorkerGroup(
+            resource_pool=self.resource_pool, ray_cls_with_init=self.get_ray_class_with_init_args(),
+            bin_pack=False, name_prefix=name, use_gpu=True, device_name=get_device_name(),
+        )  # fmt: skip
+        self.workers = group.workers
+
+    @override
+    async def sleep(self) -> None:
+        await self.await_reply("sleep", super().sleep())
+
+    @override
+    async def wake_up(self) -> None:
+        await self.await_reply("wake_up", super().wake_up())
+
+    async def await_reply(self, call: str, reply: Awaitable[Any]) -> Any:
+        """The reply of the servers to a call."""
+        return await await_reply(reply, replica=self.described, call=call, deadline=self.deadline)
