@@ -13,6 +13,7 @@ from types import FrameType
 import psutil
 
 from . import coverage, timings
+from .preloaded import Preloaded
 from .runner import Runner
 from .stages import Target, lanes, only
 
@@ -23,9 +24,13 @@ PAGE = ROOT / "docs" / "testing.md"
 
 def machine() -> str:
     """The machine in general terms: cores, memory, accelerator."""
-    accelerator = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/davinci_manager"))
     memory = round(psutil.virtual_memory().total / 2**30)
-    return f"{os.cpu_count()} cores, {memory} GiB of memory and {'an' if accelerator else 'no'} accelerator"
+    return f"{os.cpu_count()} cores, {memory} GiB of memory and {'an' if has_accelerator() else 'no'} accelerator"
+
+
+def has_accelerator() -> bool:
+    """Whether the machine has an NVIDIA or Ascend accelerator."""
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/davinci_manager"))
 
 
 def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[str], None]) -> int:
@@ -37,7 +42,9 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
     folder = FOLDER
     if covered:
         folder = coverage.prepare(FOLDER.with_name("coverage"))
-    runner = Runner(folder, say, coverage.python(folder) if covered else (sys.executable,))
+    python = coverage.python(folder) if covered else (sys.executable,)
+    # The context of an accelerator does not survive a fork.
+    runner = Runner(folder, say, python, None if covered or has_accelerator() else Preloaded())
     failed = runner.run(chosen)
     stages, tests = timings.read(folder)
     names = {stage.name for lane in chosen for stage in lane}

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from .preloaded import Fork, Preloaded
 from .stages import Lane, Stage
 from .timings import StageTime
 
@@ -32,15 +33,22 @@ class Runner:
         folder: where logs, JUnit reports and durations go.
         say: prints a line.
         python: the interpreter with its options, before the arguments of a stage.
+        preloaded: forks the stages that say so; None: they are started as all others.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None], python: Sequence[str] = (sys.executable,)) -> None:
-        self._folder, self._say, self._python = folder, say, python
+    def __init__(
+        self,
+        folder: Path,
+        say: Callable[[str], None],
+        python: Sequence[str] = (sys.executable,),
+        preloaded: Preloaded | None = None,
+    ) -> None:
+        self._folder, self._say, self._python, self._preloaded = folder, say, python, preloaded
         self._changed = threading.Condition()
         self._ended: dict[str, bool] = {}
         self._running: dict[str, float] = {}
         self._waiting: list[deque[Stage]] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | Fork] = []
         self._begun = time.monotonic()
         self._stopping = False
 
@@ -109,22 +117,30 @@ class Runner:
             if self._stopping:
                 return
             self._running[stage.name] = begun
-            with self._log(stage).open("wb") as log:
-                process = subprocess.Popen(
-                    self._command(stage), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    start_new_session=True, env={**os.environ, "PYTHONPATH": "."},
-                )  # fmt: skip
+            process = self._start(stage)
             self._processes.append(process)
         code = process.wait()
         succeeded = code == 0 and (not stage.is_pytest or self._has_closing_line(stage))
         self._report(stage, time.monotonic() - begun, succeeded)
         self._end(stage, succeeded)
 
+    def _start(self, stage: Stage) -> subprocess.Popen[bytes] | Fork:
+        if stage.preloaded and self._preloaded is not None:
+            return self._preloaded.run_pytest([*stage.command[2:], self._junit(stage)], self._log(stage))
+        with self._log(stage).open("wb") as log:
+            return subprocess.Popen(
+                self._command(stage), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, env={**os.environ, "PYTHONPATH": "."},
+            )  # fmt: skip
+
+    def _junit(self, stage: Stage) -> str:
+        return f"--junitxml={self._folder / stage.file}.xml"
+
     def _command(self, stage: Stage) -> list[str]:
         nice = ["nice", "-n", str(stage.niceness)] if stage.niceness else []
         if stage.is_make:
             return [*nice, *stage.command]
-        report = [f"--junitxml={self._folder / stage.file}.xml"] if stage.is_pytest else []
+        report = [self._junit(stage)] if stage.is_pytest else []
         return [*nice, *(self._python if stage.is_pytest else (sys.executable,)), *stage.command, *report]
 
     def _report(self, stage: Stage, seconds: float, succeeded: bool) -> None:
@@ -159,7 +175,8 @@ class Runner:
             self._changed.notify_all()
             running = [process for process in self._processes if process.poll() is None]
         for process in running:
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + ENDS_WITHIN_S
         for process in running:
             with suppress(subprocess.TimeoutExpired):
@@ -169,6 +186,8 @@ class Runner:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if self._preloaded is not None:
+            self._preloaded.close()
 
     def _log(self, stage: Stage) -> Path:
         return self._folder / f"{stage.file}.log"

@@ -8,7 +8,7 @@ both end at about the same time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class Stage:
         command: the arguments of Python; of make, where the first of them is make.
         after: names of stages that have to succeed before this one starts.
         last: starts only when every other stage has ended, because its deadlines need the machine to itself.
+        preloaded: runs in a fork of the process that has imported torch and the engine.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Stage:
     after: tuple[str, ...] = ()
     niceness: int = 0
     last: bool = False
+    preloaded: bool = False
 
     @property
     def is_pytest(self) -> bool:
@@ -65,12 +67,13 @@ def pytest_stage(name: str, marks: str, *arguments: str, after: tuple[str, ...] 
 
 def engine_lane(files: Sequence[Path]) -> Lane:
     """One process for each file: a process that has loaded Ray cannot fork its workers (docs/adr/0007)."""
-    return tuple(
+    stages = [
         pytest_stage(
             f"engine: {file.stem.removeprefix('test_')}", "engine and not gpu", "-W", "default", file.as_posix()
         )
         for file in files
-    )
+    ]
+    return tuple(replace(stage, preloaded=True) for stage in stages)
 
 
 def only(chosen: Sequence[Lane], prefixes: Sequence[str]) -> list[Lane]:

@@ -31,6 +31,7 @@ def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bo
     return made.actor_rollout_ref
 
 
+@pytest.mark.slow
 def test_defaults_are_filled_in_without_ray_so_that_workers_can_be_forked() -> None:
     """Ray's name in `sys.modules` refuses forks, and each worker then imports the training stack for itself."""
     program = """

@@ -106,6 +106,7 @@ def test_a_receiver_that_dies_in_the_middle_does_not_stop_the_others() -> None:
     check_taken(third)
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_never_there_or_stops_reading_hits_its_deadline_and_the_others_finish() -> None:
     def hangs(address: StreamAddress, number: int) -> WeightReceiver:
         receiver = WeightReceiver(address, number, KEY, 10.0)
@@ -122,6 +123,7 @@ def test_a_receiver_that_is_never_there_or_stops_reading_hits_its_deadline_and_t
     assert torch.equal(first[1]["w"], large["w"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", ["never there", "stops reading"])
 def test_a_receiver_waits_for_the_others_longer_than_the_deadline_that_both_ends_have(rest: str) -> None:
     held: list[WeightReceiver] = []
@@ -139,6 +141,7 @@ def test_a_receiver_waits_for_the_others_longer_than_the_deadline_that_both_ends
     assert all(torch.equal(first[1][name], tensor) for name, tensor in large.items())
 
 
+@pytest.mark.slow
 def test_receivers_wait_for_weights_that_take_longer_than_the_deadline() -> None:
     def slow() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in make_weights().items():

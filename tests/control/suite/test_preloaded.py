@@ -1,0 +1,91 @@
+"""Files of tests that run in forks of one process, with the exit code, output and end of a process of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from e2e.cluster import deadlines
+from suite.preloaded import Preloaded
+from suite.runner import Runner
+from suite.stages import Stage
+
+WITHIN_S = 60.0
+# Without torch and the engine, and without this project's pytest settings.
+CODE = "import sys; from suite import preloaded; preloaded.MODULES = ('json',); sys.exit(preloaded.main())"
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-c", os.devnull)
+
+
+@pytest.fixture
+def preloaded() -> Iterator[Preloaded]:
+    made = Preloaded((sys.executable, "-c", CODE))
+    yield made
+    made.close()
+
+
+def file(folder: Path, name: str, body: str) -> str:
+    path = folder / name
+    path.write_text(f"def test_it():\n    {body}\n")
+    return str(path)
+
+
+def test_each_file_has_a_session_its_output_and_an_exit_code(preloaded: Preloaded, tmp_path: Path) -> None:
+    passing = file(tmp_path, "test_passing.py", "import os, sys; assert os.getsid(0) == os.getpid() != os.getppid()")
+    failing = file(tmp_path, "test_failing.py", "print('seen'); assert False")
+    forks = [
+        preloaded.run_pytest([*OPTIONS, path], tmp_path / f"{number}.log")
+        for number, path in enumerate((passing, failing))
+    ]
+    assert [fork.wait(WITHIN_S) for fork in forks] == [0, 1]
+    assert [fork.poll() for fork in forks] == [0, 1]
+    assert forks[0].pid != forks[1].pid
+    logs = [(tmp_path / f"{number}.log").read_text() for number in range(2)]
+    assert "1 passed" in logs[0]
+    assert "seen" in logs[1] and "1 failed" in logs[1]
+
+
+def test_what_is_killed_has_failed(preloaded: Preloaded, tmp_path: Path) -> None:
+    sleeping = file(tmp_path, "test_sleeping.py", "import time; print('asleep', flush=True); time.sleep(600)")
+    fork = preloaded.run_pytest([*OPTIONS, "-s", sleeping], tmp_path / "log")
+    log = tmp_path / "log"
+    deadlines.wait_until("the test to sleep", WITHIN_S, lambda: log.exists() and "asleep" in log.read_text())
+    os.killpg(fork.pid, signal.SIGKILL)
+    assert fork.wait(WITHIN_S) == -signal.SIGKILL
+
+
+def test_without_the_process_every_file_has_failed(tmp_path: Path) -> None:
+    ended = Preloaded((sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit('no torch here')"))
+    fork = ended.run_pytest(["no such file"], tmp_path / "log")
+    assert fork.wait(WITHIN_S) == 1
+    with pytest.raises(ProcessLookupError):
+        _ = fork.pid
+    ended.close()
+
+
+def test_the_runner_forks_the_stages_that_say_so(preloaded: Preloaded, tmp_path: Path) -> None:
+    stages = [
+        Stage(name, ("-m", "pytest", *OPTIONS, file(tmp_path, f"test_{name}.py", body)), preloaded=True)
+        for name, body in (("good", "import os; print(os.getppid())"), ("bad", "raise ValueError('told')"))
+    ]
+    said: list[str] = []
+    runner = Runner(tmp_path / "suite", said.append, preloaded=preloaded)
+    assert runner.run([stages]) == ["bad"]
+    assert "ValueError: told" in runner.failure_summary("bad")
+    assert (tmp_path / "suite" / "good.xml").exists()
+    assert not [child for child in psutil.Process().children(recursive=True) if CODE in child.cmdline()]
+
+
+@pytest.mark.slow
+def test_workers_can_be_forked_after_the_imports(tmp_path: Path) -> None:
+    real, log = Preloaded(), tmp_path / "log"
+    body = "import sys; assert 'vllm_omni' in sys.modules; from verl_omni.trainer import fork_server"
+    path = file(tmp_path, "test_forks.py", f"{body}; assert fork_server.can_fork_workers()")
+    code = real.run_pytest([*OPTIONS, path], log).wait(10 * WITHIN_S)
+    real.close()
+    assert code == 0, log.read_text()
