@@ -6,6 +6,7 @@ import posixpath
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 
 from .containers import CONTAINER, secret_env, volume
 from .merge import merge_templates
@@ -55,14 +56,16 @@ def store_keys(job: DiffusionRLJob) -> list[Object]:
     return made
 
 
-def add_model(template: Object, job: DiffusionRLJob) -> Object:
-    """Add init containers that download the model, if it is a model id or in a store, and the judge's model id."""
+def add_models(template: Object, job: DiffusionRLJob, group: str) -> Object:
+    """Add init containers that download what the pods of a worker group read: the model, if it is a model id or in a
+    store, and the judge's model id. Trainer pods have the reward workers, which read the judge's tokenizer.
+    """
     model, judge = job.spec.model, job.spec.reward.model
     downloads: dict[str, Object] = {}
-    if not model.base_is_folder:
+    if group != REWARD_GROUP and not model.base_is_folder:
         fetch = _from_store(job) if model.base_in_store else _from_hub(job, model.base, model.revision)
         downloads["fetch-model"] = fetch
-    if judge and not judge.base_is_folder:
+    if group != ROLLOUT_GROUP and judge and not judge.base_is_folder:
         downloads["fetch-judge"] = _from_hub(job, judge.base, None)
     if not downloads:
         return template

@@ -21,7 +21,7 @@ from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, apply_user_template, render_pod_template, secret_env
 from .merge import merge_templates
 from .pools import MOST_REPLICAS, Pool, pools_of
-from .storage import add_model, add_output, add_run_folder
+from .storage import add_models, add_output, add_run_folder
 
 Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
@@ -47,11 +47,10 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
         probe={"path": "/api/local_raylet_healthz", "port": 52365},
     )  # fmt: skip
     parts = [_placement(pool, needs)]
-    if pool.group != TRAINER_GROUP:
-        template = add_model(template, job)
-    else:
-        template = add_model(add_output(add_run_folder(template, job), job), job)
+    if pool.group == TRAINER_GROUP:
+        template = add_output(add_run_folder(template, job), job)
         parts += [_job_folder(), _tracking(job), _reports(job, settings)]
+    template = add_models(template, job, pool.group)
     for part in parts:
         template = merge_templates(template, part)
     return {

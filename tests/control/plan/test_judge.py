@@ -69,6 +69,16 @@ def test_three_pools_have_a_group_each(make_job: MakeJob) -> None:
     assert [one["groupName"] for one in groups(job)] == ["trainer", "rollout", "reward"]
 
 
+def test_each_pod_downloads_only_the_models_that_it_reads(make_job: MakeJob) -> None:
+    job = make_job(*SEPARATE, "spec.rollout.placement=Separate", "spec.rollout.batchesAhead=1", "spec.model.base=a/b")
+    downloads = {
+        one["groupName"]: [each["name"] for each in one["template"]["spec"]["initContainers"]] for one in groups(job)
+    }
+    assert downloads == {
+        "trainer": ["fetch-model", "fetch-judge"], "rollout": ["fetch-model"], "reward": ["fetch-judge"],
+    }  # fmt: skip
+
+
 def test_on_one_machine_it_has_the_accelerators_of_all_its_pods(make_job: MakeJob) -> None:
     job = make_job(OCR, *OWN, "spec.reward.model.base=./judges/tiny")
     here = plan.resolve_paths(job, "/jobs")
