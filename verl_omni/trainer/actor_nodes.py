@@ -1,4 +1,4 @@
-"""Managers whose actors stay on the trainer's nodes: agent-loop workers, reward workers and the router.
+"""Managers whose actors stay on the trainer's nodes: agent-loop workers, reward workers and the routers.
 
 A run cannot lose any of them, and the nodes of standalone replicas may come and go. Without `trainer.node_resource`,
 all nodes are alike, and verl's own placement holds.
@@ -6,6 +6,7 @@ all nodes are alike, and verl's own placement holds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -15,6 +16,7 @@ from verl.experimental.reward_loop import RewardLoopManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+from verl_omni.reward_loop.judge_router import JudgeRouter
 
 
 def nodes_with(resource: str) -> list[str]:
@@ -30,6 +32,20 @@ def pinned(resource: str, number: int) -> dict[str, Any]:
     nodes = nodes_with(resource)
     strategy = NodeAffinitySchedulingStrategy(node_id=nodes[number % len(nodes)], soft=False)
     return {"scheduling_strategy": strategy, "num_cpus": 0}
+
+
+def start_judge_router(replicas: Sequence[str], name: str, deadline: float) -> tuple[Any, str]:
+    """The router of a judge's replicas, on the driver's node, and its address there.
+
+    Args:
+        replicas: host:port of each replica.
+        name: what the judge is called in errors.
+        deadline: seconds.
+    """
+    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    router = ray.remote(JudgeRouter).options(scheduling_strategy=here, num_cpus=0).remote(replicas, name)
+    address: str = ray.get(router.start.remote(ray.util.get_node_ip_address().strip("[]")), timeout=deadline)
+    return router, address
 
 
 class PinnedServerManager(LLMServerManager):  # type: ignore[misc]

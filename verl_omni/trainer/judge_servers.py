@@ -14,8 +14,8 @@ from verl.single_controller.ray.base import RayResourcePool, split_resource_pool
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig
 
-from verl_omni.reward_loop.judge_router import JudgeRouter
 from verl_omni.trainer import judges
+from verl_omni.trainer.actor_nodes import start_judge_router
 from verl_omni.workers.rollout.vllm_rollout.judge.replica import JudgeReplica
 
 STOP_SECONDS = 60.0  # timeout for the engines to shut down
@@ -51,11 +51,9 @@ class JudgeServers:
         else:
             starting = [each.init_standalone() for each in self.replicas]
         _run_all(starting)
-        self._router = ray.remote(JudgeRouter).remote(
-            [each.server_address for each in self.replicas], f"the judge {model.model_path}"
+        self._router, self.address = start_judge_router(
+            [each.server_address for each in self.replicas], f"the judge {model.model_path}", model.deadline_seconds
         )  # fmt: skip
-        host = ray.util.get_node_ip_address().strip("[]")
-        self.address: str = ray.get(self._router.start.remote(host), timeout=model.deadline_seconds)
         self.sleep()
 
     def wake_up(self) -> None:

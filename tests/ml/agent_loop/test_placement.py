@@ -1,4 +1,4 @@
-"""Agent-loop workers on a Ray cluster of two nodes."""
+"""Agent-loop workers and the router of a judge on a Ray cluster of two nodes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+from verl_omni.trainer.actor_nodes import start_judge_router
 
 pytestmark = pytest.mark.slow  # starts two Ray nodes
 
@@ -45,3 +46,13 @@ def test_by_default_each_node_has_an_agent_loop_worker(two_nodes: set[str], on_t
     manager = Manager.create(on_two_nodes(2), None, None, None)
     assert len(manager.agent_loop_workers) == 2
     assert set(ray.get([worker.node.remote() for worker in manager.agent_loop_workers])) == two_nodes
+
+
+def test_the_router_of_a_judge_is_on_the_drivers_node_whose_address_it_listens_on(two_nodes: set[str]) -> None:
+    driver = ray.get_runtime_context().get_node_id()
+    held = Where.options(num_cpus=2).remote()
+    # The driver's node has no CPU left, so Ray itself would choose the other one.
+    assert ray.get(held.node.remote()) == driver
+    router, address = start_judge_router(["127.0.0.1:1"], "the judge", 60.0)
+    node = ray.get(router.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
+    assert (node, address.rpartition(":")[0]) == (driver, ray.util.get_node_ip_address())
