@@ -1,4 +1,4 @@
-"""`drl list`, `get`, `why`, `suspend`, `resume`, `cancel` and `wait`: jobs on a cluster."""
+"""`drl list`, `get`, `why`, `suspend`, `resume`, `scale`, `cancel` and `wait`: jobs on a cluster."""
 
 from __future__ import annotations
 
@@ -77,6 +77,20 @@ def resume(name: Name, namespace: Namespace = None, context: Context = None, kub
     with cluster_client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name, suspended=False)
         console.say(f"{name}: resumed" if changed else f"{name}: not suspended")
+
+
+def scale(
+    name: Name,
+    replicas: Annotated[int, typer.Option("--replicas", help="Number of rollout pods.", metavar="N", min=1)],
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Change the number of rollout pods of a job on a cluster, also while it runs."""
+    with cluster_client(namespace, context, kubeconfig) as client:
+        before = client.scale(name, replicas)
+        changed = f"{replicas}, was {before}" if before != replicas else f"already {before}"
+        console.say(f"{name}: spec.rollout.replicas is {changed}")
 
 
 def cancel(

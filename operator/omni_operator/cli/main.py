@@ -52,7 +52,9 @@ def drl(
 
 for command in (run, render, validate, fit, report, doctor):
     app.command()(command)
-for job_command in (submit, watch, logs, fetch, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.cancel, jobs.wait):
+for job_command in (
+    submit, watch, logs, fetch, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.scale, jobs.cancel, jobs.wait,
+):  # fmt: skip
     app.command()(job_command)
 app.command("list")(jobs.list_jobs)
 app.command("open")(open_dashboard)

@@ -151,6 +151,17 @@ class Client:
         self._send("PATCH", JOBS.path(self.namespace, name), {"spec": {"suspend": suspended}})
         return True
 
+    def scale(self, name: str, replicas: int) -> int:
+        """Set `spec.rollout.replicas` of a job, and return what it was.
+
+        Raises:
+            JobNotFound: the message has the nearest name.
+        """
+        before = int((self.get(name).body["spec"].get("rollout") or {}).get("replicas") or 1)
+        if before != replicas:
+            self._send("PATCH", JOBS.path(self.namespace, name), {"spec": {"rollout": {"replicas": replicas}}})
+        return before
+
     def follow(self, name: str, *, poll: float = POLL_SECONDS, seconds: float | None = None) -> Iterator[Job]:
         """The job, read again every `poll` seconds; the last one has succeeded or finally failed.
 

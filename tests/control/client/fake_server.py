@@ -23,7 +23,7 @@ def make_job(name: str) -> dict[str, Any]:
     status = {"state": "Starting", "conditions": conditions, "progress": {"summary": "3/10", "rewardSummary": "0.5"}}
     return {
         "metadata": {"name": name, "uid": f"uid-{name}"},
-        "spec": {"suspend": False, "checkpoint": {"claimName": "runs"}},
+        "spec": {"suspend": False, "rollout": {"replicas": 2}, "checkpoint": {"claimName": "runs"}},
         "status": status,
     }
 

@@ -38,6 +38,13 @@ def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Pa
     assert server.patches == [(f"{PATH}/blue", sent, {"spec": {"suspend": value}}) for value in (True, False)]
 
 
+def test_scale_changes_the_number_of_rollout_pods_once(server: FakeServer, kubeconfig: Path) -> None:
+    said = [drl(kubeconfig, "scale", "blue", "--replicas=4").stdout for _ in range(2)]
+    assert said == ["blue: spec.rollout.replicas is 4, was 2\n", "blue: spec.rollout.replicas is already 4\n"]
+    assert [sent for _, _, sent in server.patches] == [{"spec": {"rollout": {"replicas": 4}}}]
+    assert drl(kubeconfig, "scale", "blue", "--replicas=0").exit_code == 2
+
+
 def test_cancel_asks_and_deletes_the_job_that_was_shown(server: FakeServer, kubeconfig: Path) -> None:
     asked = CliRunner().invoke(app, ["cancel", "blue", f"--kubeconfig={kubeconfig}"], input="n\n")
     assert (asked.exit_code, server.deletions) == (2, [])
