@@ -18,8 +18,9 @@ def place(
     seed: int,
     global_step: int,
     iters_per_group: int,
-) -> tuple[int, int]:
-    """First step and number of steps of the window.
+    contiguous: bool,
+) -> tuple[int, ...]:
+    """Steps of the window, ascending.
 
     The seed places a `random` window; a `progressive` one moves by one step every `iters_per_group` training steps and
     starts over at the end.
@@ -27,17 +28,24 @@ def place(
     Args:
         steps: number of denoising steps.
         size, bounds: as `window_bounds.resolve` takes them.
+        contiguous: the steps follow each other; otherwise each set of `size` steps is equally likely.
 
     Raises:
-        ValueError: the window does not fit, or the strategy is unknown.
+        ValueError: the window does not fit, the strategy is unknown, or a progressive window is not contiguous.
     """
     low, high, size = window_bounds.resolve(steps, size, bounds)
     places = high - low - size + 1
     match strategy:
         case "random":
             generator = torch.Generator().manual_seed(seed % 2**63)
-            return low + int(torch.randint(places, (), generator=generator)), size
+            if not contiguous:
+                chosen = torch.randperm(high - low, generator=generator)[:size]
+                return tuple(sorted(low + place for place in chosen.tolist()))
+            start = low + int(torch.randint(places, (), generator=generator))
         case "progressive":
-            return low + (global_step // iters_per_group) % places, size
+            if not contiguous:
+                raise ValueError(window_bounds.SCATTERED_PROGRESSIVE)
+            start = low + (global_step // iters_per_group) % places
         case _:
             raise ValueError(f"Unknown sample_strategy {strategy!r}; one of random, progressive")
+    return tuple(range(start, start + size))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 DEFAULT_HIGH = 5  # steps that a window with a size and without a range may lie in
+SCATTERED_PROGRESSIVE = "a progressive window is contiguous: write sde_contiguous=true or sample_strategy=random"
 
 
 def resolve(steps: int, size: int | None, bounds: Sequence[int] | None) -> tuple[int, int, int]:

@@ -48,14 +48,15 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
             `global_steps` do, so that all samples of a training step have one window.
 
     Raises:
-        ValueError: the window does not fit into `steps`, `sample_strategy` is unknown, or a window of `cps` holds the
-            last step, where it adds no noise.
+        ValueError: the window does not fit into `steps`, `sample_strategy` is unknown, a progressive window is not
+            contiguous, or a window of `cps` holds the last step, where it adds no noise.
     """
     noise_level = float(extra.get("noise_level") or 0.0)
     if noise_level <= 0:
         return None
     step, shared = int(extra.get("global_steps") or 0), extra.get("sde_window_seed")
-    start, size = window.place(
+    contiguous = extra.get("sde_contiguous") is not False
+    chosen = window.place(
         steps=steps,
         size=extra.get("sde_window_size"),
         bounds=extra.get("sde_window_range"),
@@ -63,11 +64,12 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
         seed=seed if shared is None else hashed_seed("window", int(shared), step),
         global_step=step,
         iters_per_group=int(extra.get("iters_per_group") or 1),
+        contiguous=contiguous,
     )
     kind = str(extra.get("sde_type") or "sde")
-    if kind == "cps" and start + size >= steps:
+    if kind == "cps" and chosen[-1] == steps - 1:
         raise ValueError(f"an SDE window of cps must not hold the last of {steps} steps, where it adds no noise")
-    return Window(start=start, size=size, noise_level=noise_level, kind=kind)
+    return Window(chosen, noise_level, kind, contiguous)
 
 
 def decode_token_ids(prompt: Any, tokenizer: Any) -> Any:

@@ -13,21 +13,23 @@ from verl_omni.algos import agreement, sde
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """SDE window of a sample: steps [start, start + size) follow the SDE, the others the ODE.
+    """SDE window of a sample: its steps follow the SDE, the others the ODE.
 
     Attributes:
+        steps: ascending.
         noise_level: scale of the noise (`a` in Flow-GRPO, arXiv:2505.05470); no noise at 0.
         kind: one of `algos.sde.SDE_TYPES`.
+        contiguous: each step begins where the one before it ends, so a latent between two is recorded once.
     """
 
-    start: int
-    size: int
+    steps: tuple[int, ...]
     noise_level: float
     kind: str = "sde"
+    contiguous: bool = True
 
     def holds(self, step: int) -> bool:
         """Whether `step` follows the SDE."""
-        return self.noise_level > 0 and self.start <= step < self.start + self.size
+        return self.noise_level > 0 and step in self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,10 @@ class Trajectory:
     """Recorded steps of one sample, on the sampler's device; float32, except for the latents.
 
     Attributes:
-        latents: [size + 1, C, h, w] in the model's dtype, before the window and after each of its steps.
+        latents: in the model's dtype: [size + 1, C, h, w], before the window and after each of its steps; of a window
+            that is not contiguous [2 * size, C, h, w], before and after each of its steps.
         timesteps: [size], as passed to the model.
-        sigmas: [size + 1], noise level of each recorded latent.
+        sigmas: noise level of each recorded latent.
         log_probs: [size], mean over the elements of the latent (Flow-GRPO, arXiv:2505.05470).
         projections: [size, K + 1], `agreement.velocity_projections` of each step.
     """
@@ -97,7 +100,8 @@ class Sampler:
             projections = agreement.velocity_projections(v[index])
             moved[index] = drawn
             for place, row in enumerate(members):
-                if not self._latents[row]:
+                window = self._windows[row]
+                if not self._latents[row] or (window is not None and not window.contiguous):
                     self._latents[row].append(before[place].to(self._dtype))
                 self._latents[row].append(drawn[place].to(self._dtype))
                 self._scores[row].append(score[place])
@@ -173,11 +177,14 @@ def _trajectory(
 ) -> Trajectory | None:
     if not latents:
         return None
-    stop = window.start + len(log_probs)
+    begins = list(window.steps[: len(log_probs)])
+    levels = (
+        [*begins, begins[-1] + 1] if window.contiguous else [place for step in begins for place in (step, step + 1)]
+    )
     return Trajectory(
         latents=torch.stack(latents),
-        timesteps=timesteps[window.start : stop].float(),
-        sigmas=sigmas[window.start : stop + 1],
+        timesteps=timesteps[begins].float(),
+        sigmas=sigmas[levels],
         log_probs=torch.stack(log_probs),
         projections=torch.stack(projections),
     )

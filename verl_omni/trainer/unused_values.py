@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_omni.algos import window_bounds
 from verl_omni.trainer.reference_scorers import is_placeholder
 from verl_omni.trainer.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
@@ -15,6 +16,7 @@ MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "a
 LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
 MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 FUNCTION = "reward.custom_reward_function"
+CONTIGUOUS = f"{ROLLOUT}.algo.sde_contiguous"
 
 
 def without_log_probs(loss: str, name: str, value: Any) -> bool:
@@ -46,6 +48,8 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     if without_log_probs(settings.actor.diffusion_loss.loss_mode, LOG_PROBS, given.get(LOG_PROBS)):
         yield LOG_PROBS, "the engine's log-probabilities are compared with the trainer's, which the loss takes"
+    if given.get(CONTIGUOUS) is False and _fills_its_range(settings.rollout):
+        yield CONTIGUOUS, "the window has every step of its range"
     if settings.model.lora_rank <= 0 and str(given.get(MODEL_DTYPE)) in ("bfloat16", "bf16"):
         yield MODEL_DTYPE, "trained weights are float32, and mixed_precision.param_dtype sets the computation"
     if correction.bypass_mode and correction.rollout_is is not None:
@@ -59,3 +63,10 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
             yield name, f"training does not run the sampler; {rule.name} is that of the samples"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
         yield FUNCTION, "reward.reward_functions are the scorers"
+
+
+def _fills_its_range(rollout: DictConfig) -> bool:
+    """Whether the SDE window has every step that it may lie in."""
+    algo, steps = rollout.algo, rollout.pipeline.num_inference_steps
+    low, high, size = window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
+    return high - low == size

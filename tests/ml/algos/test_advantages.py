@@ -150,16 +150,39 @@ def test_a_random_window_lies_in_its_bounds(steps: int, seed: int, data: st.Data
     low = data.draw(st.integers(0, steps - 1))
     high = data.draw(st.integers(low + 1, steps))
     size = data.draw(st.integers(1, high - low))
-    start, length = window.place(
-        steps=steps, size=size, bounds=[low, high], strategy="random", seed=seed, global_step=0, iters_per_group=1
-    )
-    assert length == size and low <= start and start + size <= high
+    common = {"strategy": "random", "seed": seed, "global_step": 0, "iters_per_group": 1}
+    found = window.place(steps=steps, size=size, bounds=[low, high], contiguous=True, **common)  # type: ignore[arg-type]
+    assert found == tuple(range(found[0], found[0] + size)) and low <= found[0] and found[-1] < high
+    found = window.place(steps=steps, size=size, bounds=[low, high], contiguous=False, **common)  # type: ignore[arg-type]
+    assert len(set(found)) == size and sorted(found) == list(found) and low <= found[0] and found[-1] < high
+
+
+def test_without_contiguity_every_set_of_steps_is_equally_likely() -> None:
+    common = {"strategy": "random", "global_step": 0, "iters_per_group": 1, "contiguous": False}
+    found = [window.place(steps=9, size=2, bounds=[1, 5], seed=seed, **common) for seed in range(3000)]  # type: ignore[arg-type]
+    sets = [(low, high) for low in range(1, 5) for high in range(low + 1, 5)]
+    assert [found.count(each) for each in sets] == pytest.approx([500] * 6, abs=80)
+
+
+def test_a_progressive_window_is_contiguous() -> None:
+    with pytest.raises(ValueError, match="write sde_contiguous=true or sample_strategy=random"):
+        window.place(
+            steps=9, size=2, bounds=None, strategy="progressive", seed=0, global_step=0, iters_per_group=1,
+            contiguous=False,
+        )  # fmt: skip
 
 
 def test_a_progressive_window_moves_and_starts_over() -> None:
     starts = [
         window.place(
-            steps=6, size=2, bounds=[1, 5], strategy="progressive", seed=0, global_step=step, iters_per_group=2
+            steps=6,
+            size=2,
+            bounds=[1, 5],
+            strategy="progressive",
+            seed=0,
+            global_step=step,
+            iters_per_group=2,
+            contiguous=True,
         )[0]
         for step in range(8)
     ]
@@ -167,9 +190,9 @@ def test_a_progressive_window_moves_and_starts_over() -> None:
 
 
 def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:
-    kind = {"strategy": "random", "seed": 1, "global_step": 0, "iters_per_group": 1}
-    assert window.place(steps=9, size=None, bounds=None, **kind) == (0, 8)  # type: ignore[arg-type]
-    assert window.place(steps=9, size=None, bounds=[0, 4], **kind) == (0, 4)  # type: ignore[arg-type]
+    kind = {"strategy": "random", "seed": 1, "global_step": 0, "iters_per_group": 1, "contiguous": True}
+    assert window.place(steps=9, size=None, bounds=None, **kind) == tuple(range(8))  # type: ignore[arg-type]
+    assert window.place(steps=9, size=None, bounds=[0, 4], **kind) == (0, 1, 2, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="does not fit"):
         window.place(steps=9, size=5, bounds=[0, 4], **kind)  # type: ignore[arg-type]
 

@@ -187,6 +187,30 @@ def test_dance_sde_has_the_same_likelihoods_in_engine_and_trainer(running: Runni
         running.stack.workers.update_actor(other)
 
 
+def test_scattered_steps_have_the_same_likelihoods_in_engine_and_trainer(running: Running) -> None:
+    from verl import DataProto
+
+    from verl_omni.agent_loop.training_tensors import RECORDED
+
+    sampler = {
+        "noise_level": 0.7, "sde_type": "sde", "logprobs": True, "sde_window_size": 2, "sde_window_range": [0, 3],
+        "sde_contiguous": False,
+    }  # fmt: skip
+    running.stack.weights.update_weights(global_steps=1)  # another test may have trained
+    found = [running.drawn(f"scattered{seed}", **sampler, seed=seed) for seed in range(8)]
+    levels = [tuple(sample.extra_fields["all_sigmas"].tolist()) for sample in found]
+    assert any(after != before for _, after, before, _ in levels), "steps with another one between them"
+    names = {*RECORDED, "prompt_embeds", "pooled_prompt_embeds"} & found[0].extra_fields.keys()
+    batch = {name: torch.stack([sample.extra_fields[name] for sample in found]) for name in sorted(names)}
+    batch |= {"rollout_log_probs": torch.stack([sample.log_probs for sample in found])}
+    assert batch["all_latents"].shape[:2] == (8, 4) and batch["rollout_log_probs"].shape == (8, 2)
+    batch["advantages"] = torch.tensor([1.0, -1.0] * 4)
+    request = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 1.0, "tolerance": 1e-4}
+    answer = running.stack.workers.update_actor(DataProto.from_dict(tensors=batch, meta_info={"request": request}))
+    metrics = answer.meta_info["metrics"]
+    assert metrics["rollout_corr/max_abs_diff"][0] < 1e-4 and metrics["actor/grad_norm"][0] > 0
+
+
 def test_the_seed_determines_a_random_window(running: Running) -> None:
     window = {
         "noise_level": 0.7, "sde_type": "sde", "logprobs": True, "sde_window_size": 1, "sde_window_range": [0, 4],

@@ -18,9 +18,16 @@ def velocity(x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
     return torch.sin(3 * x) + timestep.reshape(-1, 1, 1, 1) / 1000
 
 
-windows = st.none() | st.builds(
-    Window, start=st.integers(0, 2), size=st.integers(1, 3), noise_level=st.sampled_from([0.3, 0.7])
-)
+noises = st.sampled_from([0.3, 0.7])
+contiguous = st.builds(
+    lambda start, size, noise: Window(tuple(range(start, start + size)), noise), st.integers(0, 2), st.integers(1, 3),
+    noises,
+)  # fmt: skip
+scattered = st.builds(
+    lambda steps, noise: Window(tuple(sorted(steps)), noise, contiguous=False),
+    st.sets(st.integers(0, STEPS - 1), min_size=1), noises,
+)  # fmt: skip
+windows = st.none() | contiguous | scattered
 
 
 @given(st.lists(windows, min_size=1, max_size=4))
@@ -43,7 +50,8 @@ def test_a_row_advanced_alone_equals_the_row_in_its_batch(rows: list[Window | No
 def same(one: Trajectory | None, other: Trajectory | None, window: Window | None) -> None:
     assert (one is None) == (other is None) == (window is None)
     if one is not None and other is not None and window is not None:
-        assert one.latents.shape[0] == window.size + 1
+        size = len(window.steps)
+        assert one.latents.shape[0] == len(one.sigmas) == (size + 1 if window.contiguous else 2 * size)
         for name in ("latents", "timesteps", "sigmas", "log_probs", "projections"):
             torch.testing.assert_close(getattr(one, name), getattr(other, name))
 
@@ -52,7 +60,7 @@ def same(one: Trajectory | None, other: Trajectory | None, window: Window | None
 @settings(deadline=None, max_examples=20)
 def test_log_probabilities_are_those_of_the_recorded_latents(kind: str, start: int, dtype: torch.dtype) -> None:
     """Latents are recorded in the model's dtype; rounding them afterwards would shift ratios beyond the clip range."""
-    window = Window(start=start, size=2, noise_level=0.7, kind=kind)
+    window = Window((start, start + 1), 0.7, kind)
     noise = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(start))
     chance = torch.Generator().manual_seed(1)
     _, (found,) = denoise(velocity, noise, TIMESTEPS, SIGMAS, [window], [chance], dtype=dtype)
@@ -64,6 +72,36 @@ def test_log_probabilities_are_those_of_the_recorded_latents(kind: str, start: i
             sigma_next=found.sigmas[step + 1 : step + 2], sigma_max=SIGMAS[1:2], noise_level=0.7,
         )  # fmt: skip
         assert torch.equal(sde.log_prob(kind, following, mean, std)[0], found.log_probs[step])
+
+
+@given(st.sets(st.integers(0, STEPS - 2), min_size=1), st.sampled_from(["sde", "dance_sde", "cps"]))
+@settings(deadline=None, max_examples=30)
+def test_scattered_steps_are_recorded_before_and_after_each(steps: set[int], kind: str) -> None:
+    """The transition density of every recorded pair is the recorded one, and the ODE joins the pairs."""
+    chosen = tuple(sorted(steps))
+    noise = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(len(chosen)))
+    chance = torch.Generator().manual_seed(1)
+    window = Window(chosen, 0.7, kind, contiguous=False)
+    final, (found,) = denoise(velocity, noise, TIMESTEPS, SIGMAS, [window], [chance])
+    assert found is not None and found.timesteps.tolist() == [TIMESTEPS[step].item() for step in chosen]
+    x, begin = noise, 0
+    for place, step in enumerate(chosen):
+        before, after = (found.latents[2 * place + later][None] for later in (0, 1))
+        levels = {"sigma": found.sigmas[2 * place][None], "sigma_next": found.sigmas[2 * place + 1][None]}
+        assert [level.item() for level in levels.values()] == SIGMAS[step : step + 2].tolist()
+        torch.testing.assert_close(before, _by_the_ode(x, begin, step))
+        mean, std = sde.moments(
+            kind, before, velocity(before, TIMESTEPS[step]), sigma_max=SIGMAS[1:2], noise_level=0.7, **levels
+        )
+        torch.testing.assert_close(sde.log_prob(kind, after, mean, std)[0], found.log_probs[place])
+        x, begin = after, step + 1
+    torch.testing.assert_close(final, _by_the_ode(x, begin, STEPS))
+
+
+def _by_the_ode(x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    for step in range(begin, end):
+        x = x + (SIGMAS[step + 1] - SIGMAS[step]) * velocity(x, TIMESTEPS[step])
+    return x
 
 
 def _velocity_of(x: torch.Tensor, start: int, step: int, noise: torch.Tensor) -> torch.Tensor:
@@ -84,7 +122,7 @@ def test_the_recorded_timesteps_are_those_that_the_model_got() -> None:
         return velocity(x, timestep)
 
     timesteps = TIMESTEPS - 1.7
-    noise, window = torch.zeros(1, 2, 3, 3), [Window(start=1, size=3, noise_level=0.7)]
+    noise, window = torch.zeros(1, 2, 3, 3), [Window((1, 2, 3), 0.7)]
     _, (recorded,) = denoise(
         rounding, noise, timesteps, SIGMAS, window, [torch.Generator()], received=timesteps.to(torch.bfloat16)
     )

@@ -60,10 +60,10 @@ def test_a_progressive_window_moves_with_the_training_step() -> None:
 def test_random_windows_are_uniform_and_determined_by_the_seed() -> None:
     algo = {"sde_window_size": 2, "sde_window_range": [1, 6], "sample_strategy": "random"}
     asked = params(0, rows=2000, **algo)
-    starts = [found.start for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))]
+    starts = [found.steps[0] for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))]
     assert [starts.count(place) for place in range(1, 5)] == pytest.approx([500] * 4, abs=80)
     again = [sde_window(row, STEPS, seed=row["seed"]) for row in params(7, rows=2000, **algo)]
-    assert [found.start for found in again if found] == starts, "it does not move with the step"
+    assert [found.steps[0] for found in again if found] == starts, "it does not move with the step"
 
 
 def test_with_a_seed_of_its_own_a_random_window_is_one_for_all_samples_of_a_step() -> None:
@@ -71,7 +71,7 @@ def test_with_a_seed_of_its_own_a_random_window_is_one_for_all_samples_of_a_step
 
     def starts(version: int, window_seed: int) -> set[int]:
         asked = params(version, rows=20, sde_window_seed=window_seed, **algo)
-        return {found.start for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))}
+        return {found.steps[0] for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))}
 
     places = [starts(version, 42) for version in range(400)]
     assert all(len(found) == 1 for found in places)
@@ -84,7 +84,23 @@ def test_with_a_seed_of_its_own_a_random_window_is_one_for_all_samples_of_a_step
 @pytest.mark.parametrize(("steps", "places"), [(10, {0, 1, 2, 3}), (4, {0, 1})])
 def test_a_window_with_a_size_and_no_range_lies_in_the_first_five_steps(steps: int, places: set[int]) -> None:
     asked = params(0, rows=200, sde_window_size=2)
-    assert {found.start for row in asked if (found := sde_window(row, steps, seed=row["seed"]))} == places
+    assert {found.steps[0] for row in asked if (found := sde_window(row, steps, seed=row["seed"]))} == places
+
+
+def test_without_contiguity_each_sample_has_steps_of_its_own_and_with_a_seed_all_of_a_step_the_same() -> None:
+    algo = {"sde_window_size": 2, "sde_window_range": [0, 5], "sde_contiguous": False}
+
+    def chosen(version: int, **more: Any) -> list[tuple[int, ...]]:
+        asked = params(version, rows=200, **algo, **more)
+        return [found.steps for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))]
+
+    assert len(set(chosen(0))) == 10, "every two of five steps"
+    assert chosen(0) == chosen(7), "the seeds of the samples place them"
+    shared = [set(chosen(version, sde_window_seed=42)) for version in range(60)]
+    assert all(len(found) == 1 for found in shared) and len(set.union(*shared)) == 10
+    (row,) = params(0, **algo)
+    _, (recorded,) = drawn([sde_window(row, STEPS, seed=1)])
+    assert recorded is not None and recorded.latents.shape == (4, 2, 3, 3) and recorded.log_probs.shape == (2,)
 
 
 def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of_the_steps() -> None:
@@ -116,7 +132,7 @@ def test_a_window_of_cps_that_holds_the_last_step_is_refused() -> None:
 @settings(max_examples=30, deadline=None)
 def test_noise_is_added_only_inside_the_window(start: int, size: int, noise: float, kind: str) -> None:
     size = min(size, STEPS - 1 - start)
-    final, (recorded, none) = drawn([Window(start, size, noise, kind), None])
+    final, (recorded, none) = drawn([Window(tuple(range(start, start + size)), noise, kind), None])
     plain, _ = drawn([None, None])
     assert none is None and torch.equal(final[1], plain[1])
     assert recorded is not None and recorded.log_probs.shape == (size,)
@@ -132,7 +148,7 @@ def test_requested_fields_do_not_change_the_window() -> None:
     assert requested_fields(row) == RequestedFields(steps=False, clean_latents=True)
     (recorded,) = params(0, noise_level=0.7)
     assert requested_fields(recorded) == RequestedFields(steps=True, clean_latents=False)
-    assert sde_window(row, STEPS, 1) == sde_window(recorded, STEPS, 1) == Window(0, 5, 0.7)
+    assert sde_window(row, STEPS, 1) == sde_window(recorded, STEPS, 1) == Window((0, 1, 2, 3, 4), 0.7)
     (held_out,) = row_params(
         SimpleNamespace(
             pipeline=None, algo=DiffusionRolloutAlgoConfig(clean_latents=True), calculate_log_probs=True,

@@ -17,7 +17,7 @@ from verl_omni.weight_sync.staging import StagedTensors
 def test_sampling_on_the_device_equals_sampling_on_the_cpu(second: torch.device, kind: str) -> None:
     sigmas = torch.linspace(1, 0, 6)
     start = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-    windows = [Window(0, 5, 0.7, kind), Window(1, 2, 0.7, kind), None]
+    windows = [Window((0, 1, 2, 3, 4), 0.7, kind), Window((1, 3), 0.7, kind, contiguous=False), None]
     found = {}
     for where in (torch.device("cpu"), second):
         chances = [torch.Generator().manual_seed(row) for row in range(3)]

@@ -44,8 +44,6 @@ OUT_OF_SCOPE = {
     f"{ROLLOUT}.pipeline.aspect_ratio": "16:9",  # of MiniMax-H3
     f"{ROLLOUT}.val_kwargs.pipeline.frame_rate": "24.0",  # of LTX-2
 }  # fmt: skip
-# Still refused: docs/switching.md lists them.
-MISSING = {f"{ROLLOUT}.algo.sde_contiguous": "False"}
 
 
 def values() -> Iterator[tuple[str, str]]:
@@ -83,7 +81,7 @@ def test_the_list_has_values_of_every_setting_that_a_recipe_uses() -> None:
 @pytest.mark.slow  # a configuration is composed for each
 def test_every_value_loads_unless_it_is_out_of_scope() -> None:
     refused = {(name, value): said for name, value in values() if (said := refusal(name, value)) is not None}
-    expected = {*OUT_OF_SCOPE.items(), *MISSING.items()}
+    expected = {*OUT_OF_SCOPE.items()}
     unexpected = {key: said for key, said in refused.items() if key not in expected}
     assert unexpected == {}
     assert set(refused) == expected, "these values load now"
@@ -99,6 +97,7 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
         ([f"{MODEL}.extra_tokenizers={{clip: {{path: tokenizer}}}}"], f"{MODEL}.extra_tokenizers"),
         ([f"{ACTOR}.fsdp_config.offload_policy=True"], f"{ACTOR}.fsdp_config.offload_policy"),
         ([f"{ACTOR}.fsdp_config.wrap_policy.min_num_params=10000"], f"{ACTOR}.fsdp_config.wrap_policy.min_num_params"),
+        ([f"{ROLLOUT}.algo.sde_contiguous=False"], f"{ROLLOUT}.algo.sde_contiguous"),
         (["reward.reward_manager.name=MultiVisualRewardManager",
           "reward.custom_reward_function.path=pkg://verl_omni.reward_loop.reward_manager.multi",
           "reward.reward_functions.jpeg.name=jpeg"], "reward.custom_reward_function"),

@@ -119,6 +119,8 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
           "actor_rollout_ref.actor.use_kl_loss=true"],
          "contains the last of 10 steps"),
         ([NFT, "actor_rollout_ref.rollout.algo.init_same_noise=true"], "would be the same"),
+        (["actor_rollout_ref.rollout.algo.sde_contiguous=false",
+          "actor_rollout_ref.rollout.algo.sample_strategy=progressive"], "a progressive window is contiguous"),
         (["actor_rollout_ref.rollout.algo.init_same_noise=true", "actor_rollout_ref.rollout.seed=null"],
          "needs a number"),
     ],

@@ -48,6 +48,7 @@ DEFAULTS: list[tuple[type, dict[str, Any]]] = [
         {
             "noise_level": 1.0, "sde_type": "sde", "sde_window_size": None, "sde_window_range": None,
             "sample_strategy": "random", "iters_per_group": 25, "sde_window_seed": None,
+            "sde_contiguous": True,
         },
     ),
     (DiffusionSamplingConfig, {"n": 1, "seed": 42}),

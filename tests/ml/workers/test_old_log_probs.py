@@ -19,7 +19,7 @@ from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_dppo import DPPOObjective, FlowDPPOLossConfig
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 from verl_omni.workers.algorithms.grpo_guard import GRPOGuardLossConfig, GuardObjective
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
 
@@ -184,6 +184,20 @@ def test_a_fraction_trains_each_row_on_its_own_steps(model_folder: Path) -> None
     found = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
     want = reference.update(alone, **SAMPLER, **weights)
     assert found == pytest.approx(want, rel=1e-4) and same(actor, reference)
+
+
+@pytest.mark.parametrize("more", [{}, {"timestep_fraction": 0.5}], ids=str)
+@pytest.mark.parametrize("loss", [FlowGRPOLossConfig(clip_ratio=1e-3), GRPOGuardLossConfig(clip_ratio=1e-5)], ids=str)
+def test_steps_recorded_one_by_one_train_as_those_of_a_window(
+    model_folder: Path, loss: DiffusionLossConfig, more: dict[str, float]
+) -> None:
+    """The latent between two steps of a window is the end of one and the beginning of the next."""
+    actors = [make(model_folder, prompts=1, ppo_epochs=2, diffusion_loss=loss) for _ in range(2)]
+    data = {**batch(actors[0]), "draw_seeds": SEEDS}
+    pairs = [place for step in range(STEPS) for place in (step, step + 1)]
+    single = {**data, "all_latents": data["all_latents"][:, pairs], "all_sigmas": data["all_sigmas"][:, pairs]}
+    found, want = (actor.update(given, **SAMPLER, **more) for actor, given in zip(actors, (single, data), strict=True))
+    assert found == pytest.approx(want, rel=1e-5) and same(*actors)
 
 
 @pytest.mark.parametrize("request_", [{}, {"rollout_is": "sequence"}], ids=str)

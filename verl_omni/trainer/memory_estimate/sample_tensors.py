@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from verl_omni.agent_loop.training_tensors import RECORDED
-from verl_omni.algos import agreement, window
+from verl_omni.algos import agreement, window_bounds
 from verl_omni.pipelines.registry import NEGATIVE, training_adapter
 from verl_omni.pipelines.sample_shapes import example, sample_shapes
 from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes
@@ -59,10 +59,10 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
     found, latents = {name: shapes[name] for name in given}, shapes["latents"]
     if rollout.calculate_log_probs:
         steps = window_size(config)
-        levels = torch.linspace(0.9, 0.1, steps + 1)
+        levels = torch.linspace(0.9, 0.1, steps + 1 if rollout.algo.sde_contiguous else 2 * steps)
         found |= {
-            "all_latents": example(steps + 1, *latents.shape, dtype=dtype),
-            "all_timesteps": levels[:-1] * 1000,
+            "all_latents": example(len(levels), *latents.shape, dtype=dtype),
+            "all_timesteps": levels[:steps] * 1000,
             "all_sigmas": levels,
             "sigma_max": torch.tensor([0.95]),
             "rollout_log_probs": torch.zeros(steps),
@@ -76,11 +76,8 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
 def window_size(config: DictConfig) -> int:
     """Number of recorded denoising steps of a sample."""
     rollout = config.actor_rollout_ref.rollout
-    _, size = window.place(
-        steps=rollout.pipeline.num_inference_steps,
-        size=rollout.algo.sde_window_size, bounds=rollout.algo.sde_window_range,
-        strategy=rollout.algo.sample_strategy, seed=0, global_step=0, iters_per_group=1,
-    )  # fmt: skip
+    algo, steps = rollout.algo, rollout.pipeline.num_inference_steps
+    _, _, size = window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
     return size
 
 

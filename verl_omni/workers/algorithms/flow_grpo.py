@@ -67,9 +67,10 @@ Settings = TypeVar("Settings", bound=StepLossConfig)
 class StepObjective(ABC, Generic[Settings]):
     """A policy loss over the recorded SDE steps.
 
-    Batch: `all_latents` [B, T + 1, ...], `all_timesteps` [B, T], `all_sigmas` [B, T + 1], `sigma_max` [B, 1],
-    `rollout_log_probs` [B, T], `velocity_projections` [B, T, K + 1] if they are checked, `advantages` [B], the
-    embeddings, and with a `timestep_fraction` below 1 `draw_seeds` int64 [B].
+    Batch: `all_latents` [B, T + 1, ...], `all_timesteps` [B, T], `all_sigmas` [B, T + 1] (latents and sigmas of steps
+    that are not contiguous [B, 2 T, ...], before and after each step), `sigma_max` [B, 1], `rollout_log_probs` [B, T],
+    `velocity_projections` [B, T, K + 1] if they are checked, `advantages` [B], the embeddings, and with a
+    `timestep_fraction` below 1 `draw_seeds` int64 [B].
 
     Args:
         kl_loss_coef: weight of the KL to the base model; None: no KL.
@@ -270,11 +271,13 @@ def velocity_tolerance(config: DictConfig) -> float:
 
 
 def recorded(part: Batch, name: str, place: int, later: int = 0) -> Tensor:
-    """What is recorded of the step of term `place`, or `later` steps after it, [B, ...]."""
+    """What is recorded at the beginning of the step of term `place`, or with `later=1` at its end, [B, ...]."""
+    values = part[name]
+    stride = 2 if values.shape[1] > part["all_timesteps"].shape[1] + 1 else 1  # 2: steps share no latent
     if "chosen_steps" not in part:
-        return part[name][:, place + later]
-    steps = part["chosen_steps"][:, place] + later
-    return part[name][torch.arange(len(steps), device=steps.device), steps]
+        return values[:, stride * place + later]
+    steps = stride * part["chosen_steps"][:, place] + later
+    return values[torch.arange(len(steps), device=steps.device), steps]
 
 
 class StepAlgorithm(TrainingAlgorithm[Settings]):

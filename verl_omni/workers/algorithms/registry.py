@@ -167,6 +167,8 @@ def _window_conflicts(config: DictConfig) -> Sequence[str]:
     algo, steps = config.actor_rollout_ref.rollout.algo, config.actor_rollout_ref.rollout.pipeline.num_inference_steps
     if algo.noise_level <= 0:
         return []  # no step has noise
+    if algo.sample_strategy == "progressive" and not algo.sde_contiguous:
+        return [f"{ROLLOUT}.algo.sde_contiguous: {window_bounds.SCATTERED_PROGRESSIVE}"]
     if algo.sde_window_size is None and algo.sde_window_range is None:
         name = f"{ROLLOUT}.algo.sde_window_size"
         text = f"{name}: mix_grpo trains on a window of the steps; write how many it has"

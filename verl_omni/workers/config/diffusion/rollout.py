@@ -9,6 +9,7 @@ from verl.base_config import BaseConfig
 from verl.workers.config import RolloutConfig
 
 from verl_omni.algos.sde import SDE_TYPES
+from verl_omni.algos.window_bounds import SCATTERED_PROGRESSIVE
 
 ROLLOUT_ADAPTERS = ("default", "old")
 SAMPLE_STRATEGIES = ("random", "progressive")
@@ -53,11 +54,14 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
         iters_per_group: training steps between two moves of a progressive window; > 0.
         sde_window_seed: seed of the random placement, which is then the same for all samples of a training step; None:
             each sample has a window of its own.
+        sde_contiguous: the steps of a window follow each other; False: those of a random window are any
+            `sde_window_size` of its range.
         init_same_noise: all samples of a prompt start from the same noise, and differ by that of the SDE.
         clean_latents: return the final latents of training samples, for algorithms without a likelihood.
 
     Raises:
-        ValueError: `sde_type` or `sample_strategy` is unknown, or `iters_per_group` is not positive.
+        ValueError: `sde_type` or `sample_strategy` is unknown, `iters_per_group` is not positive, or a progressive
+            window is not contiguous.
     """
 
     noise_level: float = 1.0
@@ -67,6 +71,7 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
     sample_strategy: str = "random"
     iters_per_group: int = 25
     sde_window_seed: int | None = None
+    sde_contiguous: bool = True
     init_same_noise: bool = False
     clean_latents: bool = False
 
@@ -77,6 +82,8 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
             raise ValueError(
                 f"iters_per_group must be positive when sample_strategy is progressive: {self.iters_per_group}"
             )
+        if self.sample_strategy == "progressive" and not self.sde_contiguous:
+            raise ValueError(SCATTERED_PROGRESSIVE)
         if self.sde_type not in SDE_TYPES:
             raise ValueError(f"Unknown sde_type: {self.sde_type!r}; one of {SDE_TYPES}")
 
