@@ -157,12 +157,17 @@ class JobOnPlane(Job):
 
     def add_trainer(self, number: int, account: str = "default") -> tuple[str, str]:
         """KubeRay makes a trainer pod; its name and uid."""
+        return self.add_pod(number, "worker", "trainer", account)
+
+    def add_pod(self, number: int, suffix: str, group: str, account: str = "default") -> tuple[str, str]:
+        """KubeRay makes a pod of a group; its name and uid."""
         cluster = self.api.get(self.ray("rayclusters", f"{self.attempt(number)}-x1"))["metadata"]
         owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
         meta = {
-            "name": f"{cluster['name']}-worker", "labels": {**cluster["labels"], "ray.io/node-type": "worker"},
+            "name": f"{cluster['name']}-{suffix}",
+            "labels": {**cluster["labels"], "ray.io/node-type": "worker", "ray.io/group": group},
             "ownerReferences": [{**owner, "controller": True}],
-        }  # fmt: skip
+        }
         spec = {"serviceAccountName": account, "containers": [{"name": "main", "image": "rollout:1"}]}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
         made = self.api.post(f"/api/v1/namespaces/{self.namespace}/pods", body)["metadata"]

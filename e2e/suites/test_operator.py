@@ -88,6 +88,13 @@ def test_a_running_job_is_scaled_with_one_request(
     assert_requests(installed, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1}))
     with pytest.raises(ApiError, match=r"must not be more than spec\.rollout\.replicas"):
         api.patch(scale, {"spec": {"replicas": 1}})
+    names = [job.add_pod(1, f"rollout-{place}", "rollout")[0] for place in range(3)]
+    mark = installed.audit.mark()
+    api.patch(scale, {"spec": {"replicas": 2}})
+    job.await_status("2 rollout pods", lambda status: status["rollout"]["desired"] == 2, JOB_SEEN)
+    group = api.get(path)["spec"]["workerGroupSpecs"][1]
+    assert (group["replicas"], group["scaleStrategy"]["workersToDelete"]) == (2, names[2:]), "KubeRay chooses none"
+    assert_requests(installed, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1}))
     updated = next(condition for condition in job.status()["conditions"] if condition["type"] == "Updated")
     assert (updated["status"], job.status()["attempts"]) == ("True", 1)
 

@@ -301,10 +301,10 @@ class Reconciler:
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
                 self.made(answer)
-            case ScaleRollout(cluster=cluster, replicas=replicas):
+            case ScaleRollout(cluster=cluster, replicas=replicas, removed=removed):
                 assert cluster.rollout_group is not None
                 group = cluster.rollout_group
-                change = GroupChange(group.index, ROLLOUT_GROUP, group.replicas, replicas)
+                change = GroupChange(group.index, ROLLOUT_GROUP, group.replicas, replicas, removed)
                 answer = await self.cluster.scale_group(RAYCLUSTERS, key[0], cluster.name, cluster.uid, change)
                 self.cache.put(RAYCLUSTERS, answer)
             case DeleteRayJob(name=name, uid=uid):

@@ -12,6 +12,7 @@ from verl_omni.trainer import pools
 from verl_omni.trainer.replica_pool import Room
 
 logger = logging.getLogger(__name__)
+ANSWER_SECONDS = 10.0
 
 
 class RayLauncher:
@@ -56,6 +57,18 @@ class RayLauncher:
             self.stop(replica)
             raise
         return replica
+
+    def idle(self, replica: Any) -> bool:
+        """See `Launcher`."""
+        import ray
+
+        asked = [server.requests_in_flight.remote() for server in replica.servers]
+        try:
+            return not any(ray.get(asked, timeout=ANSWER_SECONDS))
+        except ray.exceptions.GetTimeoutError:
+            return False
+        except ray.exceptions.RayError:  # with its process, its requests are gone
+            return True
 
     def stop(self, replica: Any) -> None:
         """See `Launcher`."""

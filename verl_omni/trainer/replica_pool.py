@@ -45,12 +45,18 @@ class Launcher(Protocol):
             Exception: it did not start; its processes are stopped.
         """
 
+    def idle(self, replica: Any) -> bool:
+        """Whether a replica has no request, or is gone. One that does not answer may have some."""
+
     def stop(self, replica: Any) -> None:
         """Stop what is left of a replica's processes, and free its accelerators. Does not raise if it is gone."""
 
 
 class ReplicaPool:
-    """Starts a replica wherever a node has room for one, and removes those whose node is gone.
+    """Starts a replica wherever a node has room for one, and removes those whose node is gone or being removed.
+
+    On a node that is being removed, a replica finishes the samples that it has and is stopped then. Ray ends such a
+    node when nothing runs on it.
 
     A thread looks at the nodes every `POLL_SECONDS`. Each start has a thread of its own, because loading a model takes
     minutes. Started replicas join with the next weight update, or in the middle of a generation that the trainer's
@@ -93,7 +99,9 @@ class ReplicaPool:
         for replica in known:
             if replica.replica_rank in room.gone:
                 self._gone(replica)
-            elif replica.replica_rank in room.leaving and replica not in self._leaving:
+            elif replica in self._leaving:
+                self._stop_when_idle(replica)
+            elif replica.replica_rank in room.leaving:
                 self.updates.leave(replica)
                 self._leaving.append(replica)
         for replica in self.updates.take_left():
@@ -114,6 +122,13 @@ class ReplicaPool:
             self._launcher.stop(replica)
         else:
             self.updates.lose(replica, "its node is gone")
+
+    def _stop_when_idle(self, replica: Any) -> None:
+        """Stop a replica one look or more after it has left the router: a request may have been on its way then."""
+        if self._launcher.idle(replica):
+            self._leaving.remove(replica)
+            self._launcher.stop(replica)
+            self.updates.reports.drained(replica.replica_rank)
 
     def _start(self, rank: int) -> None:
         try:

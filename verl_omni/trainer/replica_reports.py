@@ -20,6 +20,9 @@ class ReplicaReports:
     def leaving(self, rank: int) -> None:
         """A replica gets no more requests, because its node is being removed."""
 
+    def drained(self, rank: int) -> None:
+        """A replica that left has finished its samples, and is stopped."""
+
     def lost(self, message: str) -> None:
         """A replica failed, or is gone; the message names it, and why."""
 
@@ -51,6 +54,10 @@ class RunReports(ReplicaReports):
     def leaving(self, rank: int) -> None:
         self.writer.add(exported.REPLICAS_REMOVED, 1)
         self.folder.event("phase", text=f"replica {rank} gets no more requests: its node is being removed")
+
+    @override
+    def drained(self, rank: int) -> None:
+        self.folder.event("phase", text=f"replica {rank} has finished its samples, and is stopped")
 
     @override
     def lost(self, message: str) -> None:

@@ -19,7 +19,7 @@ _ROLLING = "rollout pods are not replaced while they run: a change of the job is
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
 OWN_PODS_ONLY = "must not be given with placement Colocated: engines run in the trainer's pods; write Separate"
 # Fields of the rollout pods, in YAML.
-OF_OWN_PODS = ("minReplicas", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
+OF_OWN_PODS = ("minReplicas", "drainSeconds", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
 MORE_THAN_ALL = "must not be more than spec.rollout.replicas"
 WINDOW_TOO_LONG = "must not be more than spec.rollout.pipeline.steps"
 NOTHING_TO_TRAIN = "must be at least 2 without spec.rollout.sampler.window: the last step adds no noise to train on"
@@ -162,6 +162,13 @@ class Rollout(StrictModel):
         description="Rollout pods without which the trainer waits: with fewer that have the current weights, it "
         "generates nothing until others have joined. Default: 1. Separate only.",
     )
+    drain_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=3600,
+        description="Time for a rollout pod that is deleted to finish the samples that its engines have; others "
+        "generate the rest again. 0: none. Default: 60. Separate and cluster only.",
+    )
     accelerator: Accelerator | None = Field(
         default=None,
         description="Accelerators of one rollout pod, of the trainer's vendor. Default: those of the trainer. "
@@ -229,6 +236,7 @@ class Rollout(StrictModel):
                 yield Violation(("batchesAhead",), f"is {self.batches_ahead}: {AHEAD_NEEDS_PODS}")
             given = (
                 self.min_replicas,
+                self.drain_seconds,
                 self.accelerator,
                 self.resources,
                 self.shared_memory,

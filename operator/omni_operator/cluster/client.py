@@ -88,6 +88,9 @@ class ApiServer(AuthenticatedClient):
             *({"op": "test", "path": path, "value": value} for path, value in tests.items()),
             {"op": "replace", "path": f"{group}/replicas", "value": change.new},
         ]
+        if change.removed:
+            strategy = {"workersToDelete": list(change.removed)}
+            patch.append({"op": "add", "path": f"{group}/scaleStrategy", "value": strategy})
         path, parameters = kind.path(namespace, name), {"fieldManager": SCALE_MANAGER}
         try:
             return await self._send("patch", kind, "PATCH", path, patch, JSON_PATCH, parameters)

@@ -102,6 +102,8 @@ class FakeCluster:
         ):
             raise Conflict(f"{kind.plural} {name}: test failed")
         found["replicas"] = change.new
+        if change.removed:
+            found["scaleStrategy"] = {"workersToDelete": list(change.removed)}
         return self._store(kind, current)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:

@@ -32,12 +32,17 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """A change of the number of pods of the worker group `group`, at a place in the spec of a RayCluster."""
+    """A change of the number of pods of the worker group `group`, at a place in the spec of a RayCluster.
+
+    Attributes:
+        removed: names of the pods to delete; KubeRay chooses others that are needed for the new number.
+    """
 
     index: int
     group: str
     old: int
     new: int
+    removed: tuple[str, ...] = ()
 
 
 class Cluster(Protocol):

@@ -13,6 +13,7 @@ from omni_operator.api.pods import Accelerator, Resources, SharedMemory
 from omni_operator.api.rollout import Rollout
 
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+DRAIN_SECONDS = 60  # of spec.rollout.drainSeconds
 MOST_REPLICAS = 1024  # as the schema of spec.rollout.replicas says
 # Ray resource that places the training program in a trainer pod of a job with one pool. Renaming it would make running
 # jobs differ from what a new operator renders.
@@ -30,6 +31,7 @@ class Pool:
         field: the field of the job's spec that describes it.
         replicas: number of pods.
         live: whether that number may change while an attempt runs.
+        drain_seconds: time for a pod that is deleted to finish what it does; 0: none.
         resource: Ray resource that every pod of the pool offers, and no other pod.
     """
 
@@ -43,6 +45,7 @@ class Pool:
     pod_template: Mapping[str, Any]
     resource: str
     live: bool = False
+    drain_seconds: int = 0
 
 
 def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
@@ -66,6 +69,7 @@ def _rollout(job: DiffusionRLJob) -> Pool:
         ROLLOUT_GROUP, ("rollout",), rollout.replicas, job.spec.rollout_accelerator, rollout.resources or Resources(),
         rollout.shared_memory or SharedMemory(), rollout.scheduling or PoolScheduling(), rollout.pod_template or {},
         resource=ROLLOUT_RESOURCE, live=follows_replicas(rollout, job.metadata.labels),
+        drain_seconds=DRAIN_SECONDS if rollout.drain_seconds is None else rollout.drain_seconds,
     )  # fmt: skip
 
 

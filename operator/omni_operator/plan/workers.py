@@ -30,6 +30,8 @@ LOGICAL_CPUS = 16
 JOB_FOLDER, JOB, OVERRIDES = "/etc/diffusionrl/job", "job.yaml", "overrides.txt"
 TOKEN_FOLDER, TOKEN_FILE = "/var/run/secrets/diffusionrl.io/report", "token"
 TOKEN_SECONDS = 3600  # the kubelet renews the token before it expires
+DRAIN_PROGRAM = "verl_omni.utils.drain_node"
+STOP_SECONDS = 30  # for Ray to end after a pod was drained: the default of Kubernetes
 
 
 def render_worker_groups(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
@@ -50,6 +52,8 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
     if pool.group == TRAINER_GROUP:
         template = add_output(add_run_folder(template, job), job)
         parts += [_job_folder(), _tracking(job), _reports(job, settings)]
+    else:
+        parts.append(_drain(pool))
     template = add_models(template, job, pool.group)
     for part in parts:
         template = merge_templates(template, part)
@@ -97,6 +101,19 @@ def _placement(pool: Pool, needs: AcceleratorNeeds) -> Object:
     levels = {"required": scheduling.topology.required, "preferred": scheduling.topology.preferred}
     annotations = {f"kueue.x-k8s.io/podset-{how}-topology": level for how, level in levels.items() if level}
     return {"spec": spec, **({"metadata": {"annotations": annotations}} if annotations else {})}
+
+
+def _drain(pool: Pool) -> Object:
+    """The hook by which a pod that is deleted, for whatever reason, finishes what it does."""
+    if not pool.drain_seconds:
+        return {}
+    command = ["python3", "-m", DRAIN_PROGRAM, str(pool.drain_seconds)]
+    return {
+        "spec": {
+            "containers": [{"name": CONTAINER, "lifecycle": {"preStop": {"exec": {"command": command}}}}],
+            "terminationGracePeriodSeconds": pool.drain_seconds + STOP_SECONDS,
+        }
+    }
 
 
 def _job_folder() -> Object:

@@ -21,6 +21,7 @@ from omni_operator.api.status import Status
 from .job_facts import JobFacts, action_for
 from .observation import Observation, ObservedRayJob
 from .reasons import Action, FailureReason
+from .scaling import scale
 from .situation import (
     CHECKPOINT_REQUESTED,
     Active,
@@ -36,7 +37,6 @@ from .situation import (
     Finished,
     RemoveFinalizer,
     RequestCheckpoint,
-    ScaleRollout,
     Succeeding,
     Suspended,
     Suspending,
@@ -74,17 +74,7 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
     if isinstance(verdict, AttemptFailed):
         return Decision(_failing(facts, status, current, verdict), wake=now)
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status)) if at), default=None)
-    return Decision(Active(current, verdict), (EnsureShared(), *_scale(facts, observed, current)), wake)
-
-
-def _scale(facts: JobFacts, observed: Observation, attempt: int) -> tuple[ScaleRollout, ...]:
-    """Let the rollout pods of a running attempt be as many as the spec says."""
-    cluster = observed.cluster(attempt)
-    if not facts.live or cluster is None or cluster.deleting or cluster.rollout_group is None:
-        return ()
-    if cluster.rollout_group.replicas == facts.rollout_pods:
-        return ()
-    return (ScaleRollout(cluster, facts.rollout_pods),)
+    return Decision(Active(current, verdict), (EnsureShared(), *scale(facts, observed, current)), wake)
 
 
 def _verdict(

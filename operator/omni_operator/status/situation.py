@@ -54,10 +54,15 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRollout:
-    """Change the number of rollout pods of a running attempt."""
+    """Change the number of rollout pods of a running attempt.
+
+    Attributes:
+        removed: names of the pods that leave, with those that are leaving already.
+    """
 
     cluster: ObservedRayCluster
     replicas: int
+    removed: tuple[str, ...] = ()
 
 
 Step = ScaleRollout | RemoveFinalizer | EnsureShared | CreateAttempt | DeleteRayJob | DeleteSelf | RequestCheckpoint

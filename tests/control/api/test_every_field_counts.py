@@ -125,7 +125,7 @@ OTHER = {
     "data": {"train": ["s3://bucket/train.jsonl"]},
     "reward": {"model": {"base": "judge", "placement": "Separate", "replicas": 2, "tensorParallelSize": 1, **POOL}},
     "rollout": {
-        "placement": "Separate", "replicas": 4, "minReplicas": 2, "batchesAhead": 2, **POOL,
+        "placement": "Separate", "replicas": 4, "minReplicas": 2, "drainSeconds": 30, "batchesAhead": 2, **POOL,
     },
 }  # fmt: skip
 # Values that cannot be derived from the schema.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.status.observation import ObservedPod
+from omni_operator.status.scaling import leaving_pods
 from omni_operator.status.timeouts import Timeouts
 
 KEY, CLUSTER = ("team-a", "red"), "red-a01-x1"
@@ -46,6 +51,12 @@ class Pools:
     def groups(self) -> list[tuple[str, int]]:
         body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
         return [(group["groupName"], group["replicas"]) for group in body["spec"]["workerGroupSpecs"]]
+
+    def leaving(self) -> list[str]:
+        """Names of the pods that KubeRay is to delete."""
+        body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
+        found: list[str] = body["spec"]["workerGroupSpecs"][1]["scaleStrategy"]["workersToDelete"]
+        return found
 
     def patches(self) -> int:
         return int(self.simulation.cluster.log.count(("patch", "rayclusters")))
@@ -131,6 +142,46 @@ async def test_a_change_of_replicas_scales_the_running_attempt_with_one_request(
     assert (updated.status, updated.reason) == ("True", "AsRequested"), "it is no change for the next attempt"
     await simulation.after(3600)
     assert (pools.patches() - before, simulation.attempts()) == (1, ["red-a01"])
+
+
+async def test_a_scale_down_names_the_pods_that_leave(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    await simulation.after(5)
+    late, starting = pools.add("rollout"), pools.add("rollout", {"phase": "Pending"})
+    simulation.edit(rollout={**ROLLOUT, "replicas": 5})
+    await simulation.settle()
+    simulation.edit(rollout={**ROLLOUT, "replicas": 3})
+    await simulation.settle()
+    assert pools.leaving() == sorted([late, starting]), "those that have done the least"
+    # KubeRay counts a pod that is still being deleted as one that runs, unless it is named.
+    finalizers = {"finalizers": ["test/keep"]}
+    simulation.cluster.change(PODS, KEY[0], late, metadata=finalizers)
+    for name in (late, starting):
+        simulation.cluster.remove(PODS, KEY[0], name)
+    simulation.edit(rollout={**ROLLOUT, "replicas": 2})
+    await simulation.settle()
+    first, *others = pools.leaving()
+    assert late in (first, *others) and len(others) == 1 and starting not in (first, *others)
+    assert pools.groups()[1] == ("rollout", 2)
+
+
+pods = st.builds(
+    ObservedPod, name=st.uuids().map(str), uid=st.just("u"), attempt=st.just(1), group=st.just("rollout"),
+    created=st.integers(0, 3).map(lambda hours: datetime(2026, 1, 1, hours, tzinfo=UTC)), ready=st.booleans(),
+    deleting=st.booleans(),
+)  # fmt: skip
+
+
+@given(st.lists(pods, max_size=6, unique_by=lambda pod: pod.name), st.integers(0, 7))
+def test_as_many_pods_stay_as_are_kept_and_those_are_ready_before_others(found: list[ObservedPod], kept: int) -> None:
+    named = leaving_pods(found, kept)
+    staying = [pod for pod in found if pod.name not in named]
+    assert len(staying) == min(kept, sum(not pod.deleting for pod in found))
+    assert not any(pod.deleting for pod in staying), "KubeRay must not count them"
+    chosen = [pod for pod in found if pod.name in named and not pod.deleting]
+    assert all(
+        (not stays.ready, stays.created) <= (not goes.ready, goes.created) for stays in staying for goes in chosen
+    )
 
 
 async def test_another_change_of_the_spec_still_waits_for_the_next_attempt(simulation: Any, pools: Pools) -> None:

@@ -76,6 +76,18 @@ def test_the_number_of_rollout_pods_is_no_part_of_what_an_attempt_is_made_of(mak
     assert [(one["minReplicas"], one["maxReplicas"]) for one in (trainer, rollout)] == [(1, 1), (3, 3)]
 
 
+@pytest.mark.parametrize(("seconds", "grace"), [(None, 90), (5, 35), (0, None)])
+def test_a_rollout_pod_that_is_deleted_drains_its_node_first(
+    make_job: MakeJob, seconds: int | None, grace: int | None
+) -> None:
+    given = () if seconds is None else (f"spec.rollout.drainSeconds={seconds}",)
+    trainer, rollout = groups(make_job(*SEPARATE, *given))
+    assert rollout["template"]["spec"].get("terminationGracePeriodSeconds") == grace
+    hook = container(rollout).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
+    assert hook == (grace and ["python3", "-m", "verl_omni.utils.drain_node", str(grace - 30)])
+    assert "lifecycle" not in container(trainer) and "terminationGracePeriodSeconds" not in trainer["template"]["spec"]
+
+
 def test_the_least_number_of_pods_is_given_to_the_trainer_in_engines(make_job: MakeJob) -> None:
     parallel = ("spec.rollout.engine.tensorParallelSize=2", "spec.rollout.minReplicas=2")
     job = make_job(*SEPARATE, *parallel)

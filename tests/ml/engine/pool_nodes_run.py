@@ -1,8 +1,9 @@
 """`main_diffusion` on a Ray cluster with a node for each pod: `pool_nodes_run.py PLACES GROUPS name=value ...`.
 
 GROUPS is a JSON list of the nodes' Ray resources; the last is a rollout node. It is killed while version 1 generates,
-and another one like it joins before version 2 is sent. Where the workers run is written to the file PLACES, as JSON, at
-the start and at the end.
+and another one like it joins before version 2 is sent. The other rollout node is drained while version 2 generates, as
+the hook of a pod that is deleted does. Written to the file PLACES, as JSON: where workers run at the start and at the
+end, and whether the drained node has ended by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 # Not 127.0.0.1, which ray.init replaces by the machine's own address, where these nodes do not listen.
 ADDRESS = {"node_ip_address": "127.0.0.2"}
-VERSION_OF_LOSS = 1
+VERSION_OF_LOSS, VERSION_OF_DRAINING = 1, 2
 # Before Ray is imported, as KubeRay sets them in every pod.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 
@@ -31,7 +32,7 @@ def main() -> int:
 
     from verl_omni.trainer import main_diffusion, startup
 
-    start, found, nodes = startup.start_actors, [], []
+    start, found, nodes, drained = startup.start_actors, [], [], []
 
     def starting(*arguments: Any) -> startup.Stack:
         stack = start(*arguments)
@@ -47,7 +48,14 @@ def main() -> int:
                 found.append(places_of(stack))
 
         def generating(prompts: Any) -> Any:
-            if prompts.meta_info["global_steps"] != VERSION_OF_LOSS or len(nodes) > len(groups):
+            version = prompts.meta_info["global_steps"]
+            if version == VERSION_OF_DRAINING and len(drained) == 0:
+                with ThreadPoolExecutor(1) as pool:
+                    draining = pool.submit(drain, cluster, nodes[1].node_id)
+                    made = generate(prompts)
+                    drained.append(draining.result())
+                return made
+            if version != VERSION_OF_LOSS or len(nodes) > len(groups):
                 return generate(prompts)
             with ThreadPoolExecutor(1) as pool:
                 killing = pool.submit(cluster.remove_node, nodes[-1], allow_graceful=False)
@@ -71,7 +79,7 @@ def main() -> int:
         nodes += [add_node(cluster, resources) for resources in groups]
         sys.argv[1:] = [*settings, f"ray_kwargs.ray_init.address='{cluster.address}'"]
         code = main_diffusion.main()
-        Path(places).write_text(json.dumps(found), encoding="utf-8")
+        Path(places).write_text(json.dumps({"pools": found, "drained": drained}), encoding="utf-8")
         return code
     finally:
         import ray
@@ -85,6 +93,15 @@ def add_node(cluster: Any, resources: dict[str, float]) -> Any:
     own = dict(resources)
     cpus, gpus = own.pop("CPU"), own.pop("GPU")
     return cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=own, **ADDRESS)
+
+
+def drain(cluster: Any, node_id: str) -> bool:
+    """Drain a node. Returns whether it has ended."""
+    import ray
+
+    from verl_omni.utils import drain_node
+
+    return drain_node.drain(ray._raylet.GcsClient(address=cluster.address), node_id, 120)
 
 
 def places_of(stack: Any) -> dict[str, list[str]]:

@@ -47,7 +47,8 @@ def test_engines_and_trainer_stay_in_their_pools_and_a_lost_node_is_replaced(tmp
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout
     # A replica is a worker and a server. A run must not lose its agent-loop workers and its router.
-    at_the_start, after_the_loss = json.loads(places.read_text())
+    written = json.loads(places.read_text())
+    at_the_start, after_the_loss = written["pools"]
     for found in (at_the_start, after_the_loss):
         assert found["rollout"] == ["omni_rollout"] * 4
         assert len(found["trainer"]) > 2 and set(found["trainer"]) == {"omni_trainer"}
@@ -55,6 +56,9 @@ def test_engines_and_trainer_stay_in_their_pools_and_a_lost_node_is_replaced(tmp
     (lost,) = (line for line in ended.stdout.splitlines() if line.startswith("warning: replica"))
     assert "serves no more" in lost
     assert "replica 2 joined with version 2" in ended.stdout
+    # A drained node ends by itself when its replica has finished its samples, and before its time is over.
+    assert written["drained"] == [True]
+    assert ended.stdout.count("has finished its samples, and is stopped") == 1
     lines = [json.loads(line) for line in (tmp_path / job.metadata.name / "metrics.jsonl").read_text().splitlines()]
     served = [
         (line["weights/min_replica_version"], line["weights/max_replica_version"]) for line in lines if line["step"]

@@ -26,6 +26,7 @@ class Replica:
     Attributes:
         answers: false for one that is stopped or unreachable.
         takes: false for one whose engine refuses weights, or is too slow for the deadline.
+        requests: samples that it is generating.
     """
 
     replica_rank: int
@@ -34,6 +35,7 @@ class Replica:
     alive: bool = True
     answers: bool = True
     takes: bool = True
+    requests: int = 0
     stopped: int = 0
 
     @property
@@ -53,6 +55,7 @@ class Memory:
     nodes: dict[int, str] = field(default_factory=dict)  # number -> `ready` or `leaving`
     replicas: list[Replica] = field(default_factory=list)
     sent: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    interrupted: set[int] = field(default_factory=set)  # ranks stopped with requests, though process and node were well
     start_fails: bool = False
 
     def unreachable(self, replicas: Sequence[Replica]) -> dict[int, str]:
@@ -93,7 +96,14 @@ class Memory:
         self.replicas.append(Replica(rank, free[0]))
         return self.replicas[-1]
 
+    def idle(self, replica: Replica) -> bool:
+        return not replica.alive or (replica.answers and not replica.requests)
+
     def stop(self, replica: Replica) -> None:
+        if replica.requests and replica.works and replica.node in self.nodes:
+            self.interrupted.add(replica.replica_rank)
+        if self.nodes.get(replica.node) == "leaving":
+            del self.nodes[replica.node]  # Ray ends a node that is being drained once nothing runs on it
         replica.stopped += 1
         replica.alive = False
 
@@ -103,12 +113,17 @@ class Recorded(ReplicaReports):
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.left: set[int] = set()
 
     def joined(self, rank: int, version: int) -> None:
         self.lines.append(f"joined {rank} at {version}")
 
     def leaving(self, rank: int) -> None:
+        self.left.add(rank)
         self.lines.append(f"leaving {rank}")
+
+    def drained(self, rank: int) -> None:
+        self.lines.append(f"drained {rank}")
 
     def lost(self, message: str) -> None:
         self.lines.append(message)
@@ -196,6 +211,12 @@ class AnyOrder(RuleBasedStateMachine):
             self.memory.remove([replica])
         else:
             assert replica.version == self.version
+            replica.requests += 1
+
+    @rule(draw=st.integers(0, 9))
+    def a_sample_is_finished(self, draw: int) -> None:
+        if (replica := self._some(draw)) and replica.works and replica.requests:
+            replica.requests -= 1
 
     @rule(looks=st.integers(1, 2))
     def a_batch_is_generated(self, looks: int) -> None:
@@ -209,6 +230,12 @@ class AnyOrder(RuleBasedStateMachine):
         if hasattr(self, "memory"):
             assert {each.version for each in self.memory.router.values()} <= {self.version}
             assert all(each in self.updates.replicas for each in self.memory.router.values())
+
+    @invariant()
+    def a_replica_that_leaves_finishes_its_samples(self) -> None:
+        if hasattr(self, "memory"):
+            reports: Any = self.updates.reports
+            assert not self.memory.interrupted & reports.left
 
     def teardown(self) -> None:
         """When nothing happens any more, each node has a replica that serves, and no process is left over."""
@@ -263,17 +290,38 @@ def test_a_replica_joins_in_the_middle_of_a_generation_when_no_weights_change() 
     assert memory.sent == [(0, (0,)), (0, (1,))]
 
 
-def test_a_replica_on_a_node_that_is_being_removed_gets_no_more_requests_and_is_stopped_with_the_node() -> None:
+def test_a_replica_on_a_node_that_is_being_removed_finishes_its_samples_and_is_stopped() -> None:
     memory = Memory()
     pool = pool_of(memory, 2)
-    memory.nodes[1] = "leaving"
+    memory.nodes[1], memory.replicas[1].requests = "leaving", 1
+    for _ in range(3):
+        pool.look()
+        assert (set(memory.router), memory.replicas[1].alive) == ({"host:0"}, True), "it finishes what it has"
+    memory.replicas[1].requests = 0
     pool.look()
-    assert (set(memory.router), memory.replicas[1].alive) == ({"host:0"}, True), "it may finish what it has"
+    assert [each.stopped for each in memory.replicas] == [0, 1]
+    reports: Any = pool.updates.reports
+    assert reports.lines == ["leaving 1", "drained 1"]
+
+
+def test_a_node_that_ends_before_its_replica_has_finished_takes_the_samples_with_it() -> None:
+    memory = Memory()
+    pool = pool_of(memory, 2)
+    memory.nodes[1], memory.replicas[1].requests = "leaving", 1
+    pool.look()
     del memory.nodes[1]
     pool.look()
     assert [each.stopped for each in memory.replicas] == [0, 1]
     reports: Any = pool.updates.reports
-    assert reports.lines == ["leaving 1"]
+    assert reports.lines == ["leaving 1"], "no longer drained"
+
+
+def test_a_request_that_was_on_its_way_when_a_replica_left_is_not_cut_off() -> None:
+    memory = Memory()
+    pool = pool_of(memory, 1)
+    memory.nodes[0] = "leaving"
+    pool.look()
+    assert memory.replicas[0].alive, "the request may arrive after the router has forgotten the replica"
 
 
 def test_an_update_waits_for_the_replicas_that_the_run_needs() -> None:

@@ -91,6 +91,10 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         """Version of the weights of new samples; None before the first update."""
         return self.global_steps
 
+    async def requests_in_flight(self) -> int:
+        """Number of requests that were accepted and not answered."""
+        return self.exported.requests
+
     @override
     async def wait_for_requests_to_drain(self, deadline: float = DRAIN_SECONDS) -> None:
         """Wait until no request is in flight.

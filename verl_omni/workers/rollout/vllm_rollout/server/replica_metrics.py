@@ -20,6 +20,11 @@ class ReplicaMetrics:
     def __init__(self, replica: int) -> None:
         self._writer, self._requests = MetricsWriter({"replica": str(replica)}), 0
 
+    @property
+    def requests(self) -> int:
+        """Number of requests in flight."""
+        return self._requests
+
     @contextmanager
     def in_flight(self) -> Iterator[None]:
         """Count a request while it is in the block."""
