@@ -128,7 +128,7 @@ def answer(command: list[str]) -> str:
         return str(error).rsplit("\n", maxsplit=1)[-1].strip()
 
 
-def test_an_upgrade_changes_the_custom_resource_and_disturbs_no_job(
+def test_an_upgrade_and_a_rollback_change_the_custom_resource_and_disturb_no_job(
     program: Path, own: ControlPlane, api: Api, tmp_path: Path
 ) -> None:
     installed(program, own)
@@ -155,6 +155,12 @@ def test_an_upgrade_changes_the_custom_resource_and_disturbs_no_job(
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
         assert after["metadata"]["generation"] == before["metadata"]["generation"]
         assert len(api.get(job.ray("rayjobs"))["items"]) == 1
+    run_helm(program, own, "rollback", "omni", "1", "--wait")
+    columns = api.get(CRD)["spec"]["versions"][0]["additionalPrinterColumns"]
+    assert "Newer" not in {item["name"] for item in columns}
+    assert settings(api).get("PASSES") != "3"
+    with as_its_account(own, api, tmp_path):
+        assert api.get(job.ray("rayjobs", job.attempt(1)))["metadata"]["generation"] == before["metadata"]["generation"]
         job.end(1)
         job.await_condition("Succeeded", "True")
     assert job.status()["attempts"] == 1
