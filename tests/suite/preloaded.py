@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -45,6 +46,11 @@ class Fork:
         if not self._pid:
             raise ProcessLookupError("the process that imports for the engine's tests has ended")
         return self._pid
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it has a process id."""
+        return self._started.is_set() and self._pid != 0
 
     def take(self, reply: Mapping[str, int]) -> None:
         """Take a reply of the process about this fork."""
@@ -121,6 +127,8 @@ class Preloaded:
         process.wait()
         with self._lock:
             for fork in self._forks:
+                if fork.poll() is None and fork.has_started:
+                    os.killpg(fork.pid, signal.SIGKILL)  # no other process waits for it
                 fork.end(1)
 
 
@@ -143,7 +151,8 @@ def serve(replies: int) -> dict[str, Any] | None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
-            reply(number=running.pop(pid), code=os.waitstatus_to_exitcode(status))
+            if pid in running:  # not a program that an import has started
+                reply(number=running.pop(pid), code=os.waitstatus_to_exitcode(status))
         if not select.select([0], [], [], POLL_S)[0]:
             continue
         line = read_line(0)

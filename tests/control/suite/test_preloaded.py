@@ -18,7 +18,11 @@ from suite.stages import Stage
 
 WITHIN_S = 60.0
 # Without torch and the engine, and without this project's pytest settings.
-CODE = "import sys; from suite import preloaded; preloaded.MODULES = ('json',); sys.exit(preloaded.main())"
+# One import starts a program, as vLLM's do.
+CODE = (
+    "import subprocess, sys; from suite import preloaded; preloaded.MODULES = ('json',); "
+    "started = subprocess.Popen(['true']); sys.exit(preloaded.main())"
+)
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-c", os.devnull)
 
 
@@ -79,6 +83,15 @@ def test_the_runner_forks_the_stages_that_say_so(preloaded: Preloaded, tmp_path:
     assert "ValueError: told" in runner.failure_summary("bad")
     assert (tmp_path / "suite" / "good.xml").exists()
     assert not [child for child in psutil.Process().children(recursive=True) if CODE in child.cmdline()]
+
+
+def test_forks_end_with_the_process(preloaded: Preloaded, tmp_path: Path) -> None:
+    sleeping = file(tmp_path, "test_sleeping.py", "import time; time.sleep(600)")
+    fork = preloaded.run_pytest([*OPTIONS, sleeping], tmp_path / "log")
+    running = psutil.Process(fork.pid)
+    running.parent().kill()
+    assert fork.wait(WITHIN_S) == 1
+    assert not running.is_running() or running.wait(WITHIN_S) is None
 
 
 @pytest.mark.slow
