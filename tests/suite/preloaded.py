@@ -128,7 +128,8 @@ class Preloaded:
         with self._lock:
             for fork in self._forks:
                 if fork.poll() is None and fork.has_started:
-                    os.killpg(fork.pid, signal.SIGKILL)  # no other process waits for it
+                    with suppress(ProcessLookupError):
+                        os.killpg(fork.pid, signal.SIGKILL)  # no other process waits for it
                 fork.end(1)
 
 
