@@ -83,7 +83,7 @@ class Fork:
 
 
 class Preloaded:
-    """The process that forks. It starts with the first request.
+    """The process that forks. It starts with the first request; the forks of one that ends have failed.
 
     Args:
         command: starts it.
@@ -100,12 +100,8 @@ class Preloaded:
         fork = Fork()
         with self._lock:
             if self._process is None:
-                self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                    env={**os.environ, "PYTHONPATH": f".{os.pathsep}tests"},
-                )  # fmt: skip
-                threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
-            assert self._process.stdin is not None  # a pipe
+                self._start()
+            assert self._process is not None and self._process.stdin is not None
             self._forks.append(fork)
             with suppress(BrokenPipeError):  # it has ended, which `_read` tells all forks
                 self._process.stdin.write(json.dumps({"arguments": list(arguments), "log": str(log)}) + "\n")
@@ -114,19 +110,31 @@ class Preloaded:
 
     def close(self) -> None:
         """End the process; its forks go on."""
-        if self._process is not None and self._process.stdin is not None:
+        with self._lock:
+            process = self._process
+            if process is None or process.stdin is None:
+                return
             with suppress(BrokenPipeError):
-                self._process.stdin.close()
-            self._process.wait()
+                process.stdin.close()
+        process.wait()
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": f".{os.pathsep}tests"},
+        )  # fmt: skip
+        self._forks = []
+        threading.Thread(target=self._read, args=(self._process, self._forks), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str], forks: list[Fork]) -> None:
         assert process.stdout is not None  # a pipe
         for line in process.stdout:
             reply: dict[str, int] = json.loads(line)
-            self._forks[reply["number"]].take(reply)
+            forks[reply["number"]].take(reply)
         process.wait()
         with self._lock:
-            for fork in self._forks:
+            self._process = None
+            for fork in forks:
                 if fork.poll() is None and fork.has_started:
                     with suppress(ProcessLookupError):
                         os.killpg(fork.pid, signal.SIGKILL)  # no other process waits for it
