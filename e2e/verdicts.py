@@ -73,8 +73,9 @@ def random_jobs(seed: int, count: int) -> Iterator[Document]:
 def _with_pods(given: Document, pods: Document) -> Document:
     """The schema of a job with the full schema of pods, so that documents have every field of pods."""
     made = copy.deepcopy(given)
-    for role in ("head", "trainer", "rollout"):
-        made["properties"][role]["properties"]["podTemplate"] = pods
+    fields = made["properties"]
+    for pool in (fields["head"], fields["trainer"], fields["rollout"], fields["reward"]["properties"]["model"]):
+        pool["properties"]["podTemplate"] = pods
     return made
 
 
