@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import httpx
 import pytest
 
 from e2e.cluster import deadlines
@@ -97,6 +98,43 @@ def test_a_running_job_is_scaled_with_one_request(
     assert_requests(installed, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1}))
     updated = next(condition for condition in job.status()["conditions"] if condition["type"] == "Updated")
     assert (updated["status"], job.status()["attempts"]) == ("True", 1)
+
+
+def test_rollout_pods_follow_the_reported_queue_and_nothing_else_changes_their_number(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    policy = {"minReplicas": 1, "maxReplicas": 4, "samplesPerReplica": 10, "stabilizationSeconds": 2}
+    job = JobOnPlane(api, namespace, spec={"rollout": {"placement": "Separate", "autoscaling": policy}})
+    job.submit()
+    job.run(1)
+    job.await_condition("RolloutsScaled", "Unknown", "NoReports")
+    pod = job.add_trainer(1)
+    path = job.ray("rayclusters", f"{job.attempt(1)}-x1")
+    token = job.report_token(pod)
+
+    url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
+
+    def queue(samples: int) -> int:
+        """The trainer reports how many samples wait; how many pods its group has."""
+        event = {"event": "heartbeat", "rollout/queued_samples": samples}
+        answer = httpx.post(url, json=event, headers=sent, timeout=JOB_SEEN)
+        return (
+            int(api.get(path)["spec"]["workerGroupSpecs"][1]["replicas"]) if answer.status_code == httpx.codes.OK else 0
+        )
+
+    def patches(since: Mark) -> int:
+        calls = [call for call in installed.audit.calls(since) if call.user_agent.startswith(AGENT) and call.code < 300]
+        return Counter((call.verb, call.resource) for call in calls)["patch", "rayclusters"]
+
+    mark = installed.audit.mark()
+    deadlines.wait_until("four rollout pods", JOB_SEEN, lambda: queue(35) == 4)
+    job.await_status("4 rollout pods", lambda status: status["rollout"]["desired"] == 4, JOB_SEEN)
+    with pytest.raises(ApiError, match=r"cannot change while spec\.rollout\.autoscaling does"):
+        api.patch(f"{job.own_path}/scale", {"spec": {"replicas": 2}})  # as a HorizontalPodAutoscaler does
+    deadlines.wait_until("one rollout pod", JOB_SEEN, lambda: queue(0) == 1)
+    job.await_status("1 rollout pod", lambda status: status["rollout"]["desired"] == 1, JOB_SEEN)
+    assert patches(mark) == 2, "one for each change"
+    job.await_condition("RolloutsScaled", "True", "WithinLimits")
 
 
 def test_a_job_goes_without_the_operator_and_takes_what_is_created_later(

@@ -13,8 +13,9 @@ from omni_operator.api.status import CONDITION_TYPES, RECONCILE_ERROR
 from omni_operator.cli.main import app
 from omni_operator.status import troubleshooting
 from omni_operator.status.events import _TROUBLES, _WARNINGS
-from omni_operator.status.explained_reasons import FAILURES, NORMAL, REASONS, WAITING, WARNINGS
+from omni_operator.status.explained_reasons import FAILURES, REASONS, WAITING, WARNINGS
 from omni_operator.status.explanations import CONDITIONS
+from omni_operator.status.normal_reasons import NORMAL
 from omni_operator.status.reasons import EventReason, FailureReason
 from omni_operator.status.trainer_report import OTHER_WARNING, WARNING_REASONS
 

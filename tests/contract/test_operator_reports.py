@@ -24,7 +24,9 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     import torch
 
     from verl_omni.trainer.operator_reporter import OperatorReporter
+    from verl_omni.trainer.replica_reports import RunReports
     from verl_omni.trainer.run_folder import RunFolder
+    from verl_omni.utils.metrics_writer import MetricsWriter
 
     posted: list[bytes] = []
 
@@ -42,6 +44,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         "timing_s/step": 4.25, "timing_s/sync": 0.1, "images_per_s": 12.5, "actor/loss": float("inf"),
     }  # fmt: skip
     with OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer)) as reporter:
+        RunReports(None, MetricsWriter(), reporter.note).queued(96)
         folder = RunFolder(tmp_path / ("long" * 40) / "run", reporter.post)
         config = OmegaConf.create({"trainer": {"total_training_steps": 10}})
         folder.start(config, resumed_from=None)
@@ -58,6 +61,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         reporter.post({"event": "heartbeat"})
     parsed = [parse_event(body) for body in posted]
     assert len(parsed) == 14
+    assert [event.queued for event in parsed if event.queued is not None] == [96], "once, with the first event"
     step = next(event for event in parsed if event.event == "step")
     assert step.model_dump(exclude_none=True) == {
         "attempt": 2, "event": "step", "step": 3, "reward_mean": 0.5, "validation_reward": 0.25, "version": 3,

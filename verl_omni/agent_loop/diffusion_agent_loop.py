@@ -102,6 +102,7 @@ class DiffusionAgentLoopWorker:
         if limit is None or limit <= 0:
             raise ValueError(f"max_concurrent_requests must be positive: {limit}")
         self._generating = asyncio.Semaphore(limit)
+        self._queued = 0
         share = CALLS_OF_A_REWARD_WORKER // self.rollout_config.agent.num_workers
         self._sent_limit = max(1, min(SENT_TO_A_REWARD_WORKER, share))
         self._sent: Counter[int] = Counter()  # unscored samples by the number of the reward worker
@@ -169,9 +170,17 @@ class DiffusionAgentLoopWorker:
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], /, *, agent_name: str, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
-        async with self._generating:  # a row that is being scored leaves room for another one in the engine
-            output: DiffusionAgentLoopOutput = await self._loop(agent_name).run(sampling_params, **kwargs)
+        self._queued += 1
+        try:
+            async with self._generating:  # a row that is being scored leaves room for another one in the engine
+                output: DiffusionAgentLoopOutput = await self._loop(agent_name).run(sampling_params, **kwargs)
+        finally:
+            self._queued -= 1
         return await self._agent_loop_postprocess(output, **kwargs)
+
+    async def queued_samples(self) -> int:
+        """Number of samples that wait for generation, or are being generated."""
+        return self._queued
 
     def _loop(self, name: str) -> Any:
         """A new loop for one row, because a loop may hold state. Rows share the objects nested in its entry.

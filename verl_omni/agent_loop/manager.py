@@ -44,3 +44,11 @@ class DiffusionAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
         metrics = [part.meta_info.pop("metrics") for part in outputs]
         output.meta_info = {"timing": self._performance_metrics(metrics, output), **outputs[0].meta_info}
         return output
+
+    def queued_samples(self, deadline: float) -> int:
+        """Number of samples that wait for generation, or are being generated.
+
+        Raises:
+            RayError: a worker did not answer within `deadline` seconds.
+        """
+        return sum(ray.get([worker.queued_samples.remote() for worker in self.agent_loop_workers], timeout=deadline))

@@ -58,6 +58,7 @@ class DiffusionTrainer:
         *,
         stop_requested: Callable[[], bool],
         checkpoint_wanted: Callable[[], bool] = lambda: False,
+        note: Callable[[str, int], None] = lambda name, value: None,
         tracking: Trackers | None = None,
         pairs: PreferencePairs | None = None,
     ) -> None:
@@ -84,7 +85,7 @@ class DiffusionTrainer:
         self.exported = TrainerMetrics()
         self._ahead: generation_ahead.GenerationAhead[sample_generation.ScoredSamples] | None = None
         if stack.pool is not None:
-            stack.pool.updates.reports = RunReports(folder, MetricsWriter())
+            stack.pool.updates.reports = RunReports(folder, MetricsWriter(), note)
             stack.pool.start()
 
     def fit(self, checkpoint: Path | None) -> None:

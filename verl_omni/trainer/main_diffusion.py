@@ -31,12 +31,14 @@ class Run:
     Attributes:
         folder: its `RunFolder`. checkpoint: folder of the checkpoint that it starts from, if any.
         checkpoint_wanted: whether the operator has requested a checkpoint since the last call.
+        note: gives the operator a number with the next report.
     """
 
     config: Any
     folder: Any
     checkpoint: Path | None
     checkpoint_wanted: Callable[[], bool]
+    note: Callable[[str, int], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +147,7 @@ def run_training(
     if without_effect:
         text = "; ".join(f"{name} ({reason})" for name, reason in without_effect.items())
         folder.event("warning", reason="SettingsWithoutEffect", message=f"settings that have no effect here: {text}")
-    run = Run(config, folder, checkpoint, reporter.checkpoint_wanted)
+    run = Run(config, folder, checkpoint, reporter.checkpoint_wanted, reporter.note)
     code = FAILURE
     with contextlib.ExitStack() as resources:
         try:
@@ -197,7 +199,8 @@ def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> No
     run.folder.event("phase", text="publishing the first weights, evaluating")
     trainer = DiffusionTrainer(
         run.config, stack, run.folder, train, held_out,
-        stop_requested=lambda: stop.requested, checkpoint_wanted=run.checkpoint_wanted, tracking=tracking, pairs=pairs,
+        stop_requested=lambda: stop.requested, checkpoint_wanted=run.checkpoint_wanted, note=run.note,
+        tracking=tracking, pairs=pairs,
     )  # fmt: skip
     trainer.fit(run.checkpoint)
 

@@ -52,6 +52,7 @@ class OperatorReporter:
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _ends_at: float | None = field(default=None, init=False)
     _checkpoint: threading.Event = field(default_factory=threading.Event, init=False)
+    _notes: dict[str, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
@@ -64,6 +65,11 @@ class OperatorReporter:
             while len(self._waiting) > QUEUE_SIZE:
                 self._drop_one()
             self._changed.notify()
+
+    def note(self, name: str, value: int) -> None:
+        """Have the next event carry a number; of several until then, the largest."""
+        with self._changed:
+            self._notes[name] = max(value, self._notes.get(name, value))
 
     def checkpoint_wanted(self) -> bool:
         """Whether the operator has requested a checkpoint since the last call."""
@@ -138,10 +144,15 @@ class OperatorReporter:
 
     def _send(self, client: httpx.Client, event: dict[str, Any]) -> tuple[str | None, float | None]:
         """Post an event once. Returns the error, if any, and the seconds to wait; None: it is never accepted."""
+        with self._changed:
+            notes = dict(self._notes)
         try:
             token = self.token_file.read_text(encoding="utf-8").strip()
-            answer = client.post(self.url, json=event, headers={"Authorization": f"Bearer {token}"})
+            answer = client.post(self.url, json={**event, **notes}, headers={"Authorization": f"Bearer {token}"})
             answer.raise_for_status()
+            with self._changed:
+                # One that has grown meanwhile is for the next event.
+                self._notes = {name: value for name, value in self._notes.items() if value != notes.get(name)}
             if answer.json().get("checkpoint"):
                 self._checkpoint.set()
         except httpx.HTTPStatusError as error:
@@ -165,6 +176,9 @@ class NullReporter:
         pass
 
     def post(self, event: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def note(self, name: str, value: int) -> None:
         """Do nothing."""
 
     def checkpoint_wanted(self) -> bool:

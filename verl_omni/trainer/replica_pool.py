@@ -62,6 +62,9 @@ class ReplicaPool:
     minutes. Started replicas join with the next weight update, or in the middle of a generation that the trainer's
     weights allow (`ReplicaUpdates.generating`). Ranks are never used twice, so the named actors of a replica that is
     gone are in no one's way.
+
+    Args:
+        queue: number of samples that are not generated yet, which is reported at each look.
     """
 
     def __init__(
@@ -70,11 +73,12 @@ class ReplicaPool:
         launcher: Launcher,
         first_rank: int,
         *,
+        queue: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.updates = updates
-        self._launcher, self._rank, self._clock = launcher, first_rank, clock
+        self._launcher, self._rank, self._queue, self._clock = launcher, first_rank, queue, clock
         self._run = run or _in_thread
         self._starting = 0
         self._leaving: list[Any] = []
@@ -115,6 +119,7 @@ class ReplicaPool:
         for rank in range(first, first + missing):
             self._run(lambda rank=rank: self._start(rank))  # type: ignore[misc]
         self.updates.admit()
+        self.updates.reports.queued(self._queue())
 
     def _gone(self, replica: Any) -> None:
         if replica in self._leaving:

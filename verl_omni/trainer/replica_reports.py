@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ from typing_extensions import override
 
 from verl_omni.utils import exported_metrics as exported
 from verl_omni.utils.metrics_writer import MetricsWriter
+
+QUEUED_SAMPLES = "rollout/queued_samples"
 
 
 class ReplicaReports:
@@ -35,13 +38,21 @@ class ReplicaReports:
     def serving(self, count: int) -> None:
         """So many replicas have the current version."""
 
+    def queued(self, samples: int) -> None:
+        """So many samples are not generated yet."""
+
 
 @dataclass
 class RunReports(ReplicaReports):
-    """Reports in the run folder, which the operator gets too, and in the exported metrics."""
+    """Reports in the run folder, which the operator gets too, and in the exported metrics.
+
+    Attributes:
+        note: gives the operator a number with the next report.
+    """
 
     folder: Any  # RunFolder
     writer: MetricsWriter
+    note: Callable[[str, int], None] = lambda name, value: None
     _waits: bool = False
 
     @override
@@ -78,3 +89,8 @@ class RunReports(ReplicaReports):
     @override
     def serving(self, count: int) -> None:
         self.writer.set(exported.REPLICAS, count)
+
+    @override
+    def queued(self, samples: int) -> None:
+        self.writer.set(exported.QUEUED, samples)
+        self.note(QUEUED_SAMPLES, samples)

@@ -301,15 +301,18 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         weights,
         cluster,
         deadline=settings.rollout.deadline_seconds,
-        pool=_replica_pool(settings.rollout, servers, weights) if settings.rollout.nnodes else None,
+        pool=_replica_pool(settings.rollout, servers, weights, agent_loop) if settings.rollout.nnodes else None,
     )
 
 
-def _replica_pool(rollout: DictConfig, servers: Any, updates: ReplicaUpdates) -> ReplicaPool:
+def _replica_pool(rollout: DictConfig, servers: Any, updates: ReplicaUpdates, agent_loop: Any) -> ReplicaPool:
     """What replaces lost replicas, and follows the nodes; it starts with the training."""
-    from verl_omni.trainer.replica_launcher import RayLauncher
+    from verl_omni.trainer.replica_launcher import ANSWER_SECONDS, RayLauncher
 
-    return ReplicaPool(updates, RayLauncher(servers, rollout), first_rank=len(updates.replicas))
+    return ReplicaPool(
+        updates, RayLauncher(servers, rollout), first_rank=len(updates.replicas),
+        queue=lambda: agent_loop.queued_samples(ANSWER_SECONDS),
+    )  # fmt: skip
 
 
 def _device_name() -> str:

@@ -76,6 +76,10 @@ REPLICAS_REMOVED = ExportedMetric(
 REPLICAS_LOST = ExportedMetric(
     "omni_replicas_lost_total", "counter", "", "Standalone replicas that failed, or whose node was lost."
 )
+QUEUED = ExportedMetric(
+    "omni_rollout_samples_queued", "gauge", "",
+    "Samples of the present batch that standalone replicas have not generated yet.",
+)  # fmt: skip
 SERVED = ExportedMetric(
     "omni_weight_version_served", "gauge", "", "Weight version that a replica's workers have all confirmed.",
     ("replica",),
@@ -91,7 +95,7 @@ IN_FLIGHT = ExportedMetric(
 
 # Of runs that send their results to a store, and of runs with standalone replicas.
 OF_A_STORE = (OUTPUT_STEP, OUTPUT_FAILURES)
-OF_STANDALONE_REPLICAS = (REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST)
+OF_STANDALONE_REPLICAS = (REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST, QUEUED)
 TRAINER = (
     STEP, STEPS, REWARD, VALIDATION_REWARD, COLLAPSED, GENERATED, TRAINED, OPTIMIZER_STEPS, SKIPPED_STEPS,
     PHASE_SECONDS, *OF_A_STORE, PUBLISHED, *OF_STANDALONE_REPLICAS,

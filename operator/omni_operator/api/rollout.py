@@ -14,13 +14,29 @@ from .platform import PoolScheduling
 from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory
 
-_ELASTIC = "is not supported: change spec.rollout.replicas, with kubectl scale or kubectl autoscale"
+_NO_MOST = "is a field of spec.rollout.autoscaling"
 _ROLLING = "rollout pods are not replaced while they run: a change of the job is for its next attempt"
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
 OWN_PODS_ONLY = "must not be given with placement Colocated: engines run in the trainer's pods; write Separate"
 # Fields of the rollout pods, in YAML.
-OF_OWN_PODS = ("minReplicas", "drainSeconds", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
+OF_OWN_PODS = (
+    "minReplicas",
+    "autoscaling",
+    "drainSeconds",
+    "accelerator",
+    "resources",
+    "sharedMemory",
+    "scheduling",
+    "podTemplate",
+)
 MORE_THAN_ALL = "must not be more than spec.rollout.replicas"
+NO_RANGE = "must not be less than minReplicas"
+OUT_OF_RANGE = "must be from spec.rollout.autoscaling.minReplicas to spec.rollout.autoscaling.maxReplicas"
+WOULD_WAIT = "must not be less than spec.rollout.minReplicas, with fewer than which the trainer waits"
+AUTOSCALED = (
+    "cannot change while spec.rollout.autoscaling does: remove it to scale with kubectl scale or a "
+    "HorizontalPodAutoscaler"
+)
 WINDOW_TOO_LONG = "must not be more than spec.rollout.pipeline.steps"
 NOTHING_TO_TRAIN = "must be at least 2 without spec.rollout.sampler.window: the last step adds no noise to train on"
 WINDOW_DOES_NOT_FIT = "must not be more than the steps between start and end of the window"
@@ -124,6 +140,33 @@ class Sampler(StrictModel):
     )
 
 
+class Autoscaling(StrictModel):
+    """How many rollout pods an attempt has, by the samples that wait for generation. Separate and cluster only."""
+
+    min_replicas: int = Field(default=1, ge=1, le=1024, description="Minimum number of rollout pods.")
+    max_replicas: int = Field(ge=1, le=1024, description="Maximum number of rollout pods.")
+    samples_per_replica: int = Field(
+        ge=1,
+        le=1_000_000,
+        description="Samples for one rollout pod, of those that are not generated yet: with more for each, pods are "
+        "added.",
+    )
+    stabilization_seconds: int = Field(
+        default=300,
+        ge=1,
+        le=3600,
+        description="Pods are removed when the samples have needed fewer for so long. Longer than a training step, or "
+        "each update removes them.",
+    )
+
+    cel = (Cel("self.minReplicas <= self.maxReplicas", NO_RANGE, ".maxReplicas"),)
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if self.min_replicas > self.max_replicas:
+            yield Violation(("maxReplicas",), f"is {self.max_replicas}: {NO_RANGE}, which is {self.min_replicas}")
+
+
 class Staleness(StrictModel):
     """How old an engine's weights may be before the condition WeightsInSync turns False. Cluster only."""
 
@@ -137,7 +180,7 @@ class Rollout(StrictModel):
     """How samples are generated: several images for each prompt."""
 
     not_yet = MappingProxyType({
-        **dict.fromkeys(("autoscaling", "maxReplicas"), _ELASTIC),
+        "maxReplicas": _NO_MOST,
         "updateStrategy": _ROLLING,
     })  # fmt: skip
 
@@ -161,6 +204,11 @@ class Rollout(StrictModel):
         le=1024,
         description="Rollout pods without which the trainer waits: with fewer that have the current weights, it "
         "generates nothing until others have joined. Default: 1. Separate only.",
+    )
+    autoscaling: Autoscaling | None = Field(
+        default=None,
+        description="Changes the number of rollout pods of the running attempt, which starts with replicas. Separate "
+        "and cluster only.",
     )
     drain_seconds: int | None = Field(
         default=None,
@@ -212,6 +260,23 @@ class Rollout(StrictModel):
         Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),
         Cel("has(self.sampler.window) || self.pipeline.steps >= 2", NOTHING_TO_TRAIN, ".pipeline"),
         Cel("!has(self.minReplicas) || self.minReplicas <= self.replicas", MORE_THAN_ALL, ".minReplicas"),
+        Cel(
+            "!has(self.autoscaling) || (self.replicas >= self.autoscaling.minReplicas && "
+            "self.replicas <= self.autoscaling.maxReplicas)",
+            OUT_OF_RANGE,
+            ".replicas",
+        ),
+        Cel(
+            "!has(self.autoscaling) || !has(self.minReplicas) || self.minReplicas <= self.autoscaling.minReplicas",
+            WOULD_WAIT,
+            ".autoscaling",
+        ),
+        # The scale subresource changes replicas too, so an autoscaler of Kubernetes is refused with this message.
+        Cel(
+            "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
+            AUTOSCALED,
+            ".replicas",
+        ),
         Cel("self.placement == 'Separate' || self.batchesAhead == 0", AHEAD_NEEDS_PODS, ".batchesAhead"),
         *(Cel(f"self.placement == 'Separate' || !has(self.{name})", OWN_PODS_ONLY, f".{name}") for name in OF_OWN_PODS),
     )
@@ -231,11 +296,14 @@ class Rollout(StrictModel):
         if self.min_replicas and self.min_replicas > self.replicas:
             text = f"is {self.min_replicas}: {MORE_THAN_ALL}, which is {self.replicas}"
             yield Violation(("minReplicas",), text)
+        if self.autoscaling is not None:
+            yield from self._autoscaling(self.autoscaling)
         if not self.separate:
             if self.batches_ahead:
                 yield Violation(("batchesAhead",), f"is {self.batches_ahead}: {AHEAD_NEEDS_PODS}")
             given = (
                 self.min_replicas,
+                self.autoscaling,
                 self.drain_seconds,
                 self.accelerator,
                 self.resources,
@@ -246,3 +314,11 @@ class Rollout(StrictModel):
             for name, value in zip(OF_OWN_PODS, given, strict=True):
                 if value is not None:
                     yield Violation((name,), OWN_PODS_ONLY)
+
+    def _autoscaling(self, given: Autoscaling) -> Iterator[Violation]:
+        if not given.min_replicas <= self.replicas <= given.max_replicas:
+            text = f"is {self.replicas}: {OUT_OF_RANGE}, {given.min_replicas} to {given.max_replicas}"
+            yield Violation(("replicas",), text)
+        if self.min_replicas and self.min_replicas > given.min_replicas:
+            text = f"is {given.min_replicas}: {WOULD_WAIT}, which is {self.min_replicas}"
+            yield Violation(("autoscaling", "minReplicas"), text)

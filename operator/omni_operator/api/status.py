@@ -10,11 +10,11 @@ from .base import LenientModel
 
 ConditionType: TypeAlias = Literal[
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
-    "ResultsKept", "OutputSent", "AcceleratorChosen",
+    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled",
 ]  # fmt: skip
 CONDITION_TYPES: tuple[ConditionType, ...] = (
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
-    "ResultsKept", "OutputSent", "AcceleratorChosen",
+    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled",
 )  # fmt: skip
 JobState: TypeAlias = Literal[
     "Pending", "Queued", "Starting", "Running", "Suspending", "Suspended", "Retrying", "Succeeded", "Failed",

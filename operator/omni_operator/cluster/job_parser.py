@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
+from omni_operator.api import rollout
 from omni_operator.api.job import Spec
 from omni_operator.api.names import FINALIZER
 from omni_operator.api.status import RECONCILE_ERROR, Status
 from omni_operator.plan.pools import follows_replicas
 from omni_operator.status.evidence import shorten
-from omni_operator.status.job_facts import JobFacts, Rule
+from omni_operator.status.job_facts import Autoscaling, JobFacts, Rule
 from omni_operator.status.reasons import Action
 from omni_operator.status.timestamps import parse_timestamp
 
@@ -62,6 +63,8 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         reward_pods=spec.judge_pods,
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollout_pods),
         live=follows_replicas(spec.rollout, body["metadata"].get("labels") or {}),
+        autoscaling=_autoscaling(spec.rollout.autoscaling),
+        accelerators_of_rollout_pod=spec.rollout_accelerators // rollout_pods if accelerated and rollout_pods else 0,
         total_steps=spec.trainer.total_steps,
         max_lag=spec.rollout.staleness.max_versions,
         max_age=timedelta(seconds=spec.rollout.staleness.max_seconds),
@@ -69,6 +72,13 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         sends_output=spec.output is not None,
         vendor=spec.trainer.accelerator.vendor,
     )
+
+
+def _autoscaling(given: rollout.Autoscaling | None) -> Autoscaling | None:
+    if given is None:
+        return None
+    window = timedelta(seconds=given.stabilization_seconds)
+    return Autoscaling(given.min_replicas, given.max_replicas, given.samples_per_replica, window)
 
 
 def parse_status(body: Body) -> Status:

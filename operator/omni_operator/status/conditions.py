@@ -157,7 +157,7 @@ def review_spec(facts: JobFacts | None) -> Table:
     """Conditions that warn of a spec before any pod runs; `facts` is None for an invalid spec."""
     if facts is None:
         unread = unknown_because("InvalidSpec")
-        return {"ResultsKept": unread, "OutputSent": unread, "AcceleratorChosen": unread}
+        return dict.fromkeys(("ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled"), unread)
     results = false_because("ResultsOnEmptyDir", f"spec.checkpoint.claimName {RESULTS_LOST}")
     if facts.sends_output:
         results = true_because("OutputGiven", "checkpoints to resume from are deleted with the pods")

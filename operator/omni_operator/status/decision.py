@@ -74,7 +74,7 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
     if isinstance(verdict, AttemptFailed):
         return Decision(_failing(facts, status, current, verdict), wake=now)
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status)) if at), default=None)
-    return Decision(Active(current, verdict), (EnsureShared(), *scale(facts, observed, current)), wake)
+    return Decision(Active(current, verdict), (EnsureShared(), *scale(facts, observed, current, now)), wake)
 
 
 def _verdict(

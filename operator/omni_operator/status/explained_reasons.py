@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .explanations import EVENTS, LOG, PODS, STATUS, Explanation
+from .normal_reasons import NORMAL
 
 _REFUSED = ("Admitted=False", "Ready=False", "event")
 _FAILED = ("Failed=True", "failure")
@@ -43,7 +44,7 @@ WAITING: dict[str, Explanation] = {
         action="Change what the message names, in the job or in the policy; the operator tries again.",
     ),
     "QuotaExceeded": Explanation(
-        shown=(*_REFUSED, *_FAILED),
+        shown=(*_REFUSED, "RolloutsScaled=False", *_FAILED),
         meaning="A ResourceQuota of the namespace refuses the RayJob or its pods. It is a failure if "
         "`spec.preRunningDeadlineSeconds` passes meanwhile.",
         look="kubectl describe resourcequota",
@@ -69,7 +70,7 @@ WAITING: dict[str, Explanation] = {
         action="Create the job in another namespace.",
     ),
     "Unschedulable": Explanation(
-        shown=("Ready=False", "event", *_FAILED),
+        shown=("Ready=False", "RolloutsScaled=False", "event", *_FAILED),
         meaning="The scheduler finds no node for a pod: too few accelerators, or selectors and taints that no node "
         "meets. It is a failure if `spec.preRunningDeadlineSeconds` passes meanwhile.",
         look=PODS,
@@ -116,6 +117,19 @@ WAITING: dict[str, Explanation] = {
         meaning="Fewer rollout pods than `spec.rollout.minReplicas` are ready; the trainer waits.",
         look=PODS,
         action="Wait; if it lasts, look for what the rollout pods wait for: the attempt fails after 30 minutes.",
+    ),
+    "AtMaximum": Explanation(
+        shown=("RolloutsScaled=False",),
+        meaning="More samples wait for generation than the rollout pods of `spec.rollout.autoscaling.maxReplicas` are "
+        "meant for. The run continues.",
+        look=STATUS,
+        action="Nothing, or raise `maxReplicas`.",
+    ),
+    "InQueue": Explanation(
+        shown=("RolloutsScaled=False",),
+        meaning="A Kueue queue has admitted the pods of the attempt; `spec.rollout.autoscaling` adds and removes none.",
+        look=STATUS,
+        action="Remove `spec.rollout.autoscaling`, or the queue.",
     ),
     "RolloutPodLost": Explanation(
         shown=("event",),
@@ -344,57 +358,6 @@ WARNINGS: dict[str, Explanation] = {
         look=STATUS,
         action="See that reason; `drl why NAME` prints it with its remedy.",
     ),
-}
-
-# Nothing is wrong.
-NORMAL: dict[str, Explanation] = {
-    name: Explanation(shown=shown, meaning=meaning)
-    for name, shown, meaning in (
-        ("ChildUnsuspended", ("Admitted=True",), "The attempt may run."),
-        ("TrainerAndRolloutsServing", ("Ready=True",), "All pods are ready."),
-        ("RolloutsMissing", ("Ready=True",), "Rollout pods are missing, but not too many: the run continues."),
-        ("InSync", ("WeightsInSync=True",), "All engines have weights that are new enough."),
-        ("AsRequested", ("Updated=True",), "The running attempt has the current spec."),
-        ("StepAdvancing", ("ProgressStalled=False",), "The trainer reports."),
-        ("NotRequested", ("Suspended=False",), "`spec.suspend` is false."),
-        ("NoFailure", ("Failed=False",), "The job has not failed."),
-        ("VolumeMounted", ("ResultsKept=True",), "Results are on a volume that outlives the pods."),
-        ("OutputGiven", ("ResultsKept=True",), "Results are sent to the store of `spec.output`; checkpoints are lost."),
-        ("Sent", ("OutputSent=True",), "The newest results are in the store; the message says which."),
-        ("NothingSent", ("OutputSent=Unknown",), "The trainer has sent nothing yet."),
-        ("NoOutput", ("OutputSent=Unknown",), "The job has no `spec.output`."),
-        ("AttemptSucceeded", ("Succeeded=True",), "The training finished."),
-        ("Finished", ("Admitted=False", "Ready=False"), "The job succeeded; nothing is waiting to be admitted."),
-        ("AttemptCreated", ("Admitted=Unknown", "Succeeded=Unknown", "event"), "The RayJob of an attempt was created."),
-        ("Starting", ("Ready=False", "Succeeded=Unknown"), "The pods of the attempt start."),
-        ("Running", ("Succeeded=Unknown", "event"), "Ray runs the trainer; the message has its phase."),
-        (
-            "BetweenAttempts",
-            ("Admitted=Unknown", "Ready=False", "Succeeded=Unknown"),
-            "Objects of the last attempt are being deleted, or the pause before the next one lasts.",
-        ),
-        ("NotRunning", ("WeightsInSync=Unknown", "ProgressStalled=Unknown"), "Known only while the trainer runs."),
-        (
-            "NoReports",
-            ("WeightsInSync=Unknown", "ProgressStalled=Unknown"),
-            "The trainer has not reported yet. It never does with `reports.enabled=false` of the chart.",
-        ),
-        ("ReplicasUnknown", ("WeightsInSync=Unknown",), "No engine has reported its version yet."),
-        ("CheckpointRequested", ("Suspended=Unknown",), "The trainer saves a checkpoint before it is suspended."),
-        ("Stopping", ("Suspended=Unknown",), "The pods are being deleted."),
-        ("Suspending", ("Admitted=False", "Ready=False", "Succeeded=Unknown", "event"), "The job is being suspended."),
-        (
-            "Suspended",
-            ("Suspended=True", "Admitted=False", "Ready=False", "Succeeded=Unknown", "event"),
-            "The job is suspended; `drl resume NAME` continues from the last checkpoint.",
-        ),
-        ("Resumed", ("event",), "`spec.suspend` became false."),
-        ("CheckpointSaved", ("event",), "The checkpoint for a suspension is complete."),
-        ("ProgressResumed", ("event",), "The trainer reports again."),
-        ("WeightsInSync", ("event",), "All engines have the trainer's weights again."),
-        ("Succeeded", ("event",), "The job succeeded."),
-        ("LeaderElected", ("event",), "Another replica of the operator leads; the event is about the Lease."),
-    )
 }
 
 REASONS: dict[str, Explanation] = {**WAITING, **FAILURES, **WARNINGS, **NORMAL}

@@ -59,5 +59,8 @@ CONDITIONS: dict[ConditionType | str, ConditionExplanation] = {
     ),
     "OutputSent": ConditionExplanation("True", "the newest results are in the store of `spec.output`"),
     "AcceleratorChosen": ConditionExplanation("True", "the job names its accelerator; the reason is the vendor"),
+    "RolloutsScaled": ConditionExplanation(
+        "True", "`spec.rollout.autoscaling` finds as many rollout pods as the waiting samples need; Unknown without it"
+    ),
     RECONCILE_ERROR: ConditionExplanation("absent", "a pass of the operator over this job failed; it is repeated"),
 }

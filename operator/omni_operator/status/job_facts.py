@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -16,6 +17,26 @@ class Rule:
     action: Action
 
 
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """`spec.rollout.autoscaling`.
+
+    Attributes:
+        least, most: numbers of rollout pods.
+        samples: for one pod.
+        window: how long fewer pods must have been enough before any is removed.
+    """
+
+    least: int
+    most: int
+    samples: int
+    window: timedelta
+
+    def pods_for(self, samples: int) -> int:
+        """How many pods a queue needs, within the limits."""
+        return min(max(math.ceil(samples / self.samples), self.least), self.most)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
     """Facts about a job, from its metadata and spec.
@@ -28,7 +49,9 @@ class JobFacts:
         trainer_pods, rollout_pods, reward_pods: numbers of pods of each group; 0 rollout pods where engines run in the
             trainer's pods, and 0 reward pods where a judge does, or where there is none.
         least_rollout_pods: with fewer, the trainer waits.
-        live: whether the running attempt follows changes of `spec.rollout.replicas`.
+        live: whether the running attempt follows changes of `spec.rollout.replicas`, or autoscaling.
+        autoscaling: None: the number of rollout pods is that of the spec.
+        accelerators_of_rollout_pod: of one rollout pod.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
         keeps_results: the run folder outlives the pods.
@@ -56,6 +79,8 @@ class JobFacts:
     reward_pods: int = 0
     least_rollout_pods: int = 0
     live: bool = False
+    autoscaling: Autoscaling | None = None
+    accelerators_of_rollout_pod: int = 0
     total_steps: int | None = None
     max_lag: int = 1
     max_age: timedelta = timedelta(hours=1)

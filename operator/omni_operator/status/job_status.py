@@ -25,6 +25,7 @@ from .conditions import (
 from .job_facts import JobFacts
 from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from .progress import update_checkpoint, update_progress, update_usage, update_weights
+from .scaling import as_scaled, review_scaling
 from .situation import (
     CHECKPOINT_REQUESTED,
     Active,
@@ -74,6 +75,7 @@ def derive_status(
     if isinstance(situation, Finished):
         return _finished(facts, observed, previous)
     now, attempt = context.now, max(previous.attempts, observed.newest)
+    facts = as_scaled(facts, observed.cluster(attempt))
     if isinstance(situation, Creating) and observed.rayjob(situation.attempt):
         situation = Active(situation.attempt, InProgress(Stage.STARTING))
     base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
@@ -90,7 +92,8 @@ def derive_status(
     )
     assert table is not None  # the other situations returned above
     sent = review_output(facts, report, previous.condition("OutputSent"))
-    table = {**table, **review_spec(facts), "OutputSent": sent}
+    scaled = review_scaling(facts, observed, attempt, now)
+    table = {**table, **review_spec(facts), "OutputSent": sent, "RolloutsScaled": scaled}
     weights = base.condition("WeightsInSync")
     if report is None and heartbeat.at and weights and table["ProgressStalled"].reason != "NotRunning":
         # An earlier process received the last report: its result stays until the next report.

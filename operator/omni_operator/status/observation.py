@@ -7,6 +7,7 @@ from datetime import datetime
 
 from omni_operator.api.status import TrainerWarning
 
+from .queue_history import QueueHistory
 from .reasons import FailureReason
 
 HEAD = "head"
@@ -140,6 +141,7 @@ class TrainerReport:
         samples: samples generated in this attempt.
         checkpoint: name of the newest checkpoint.
         checkpoint_at: arrival of the report of that checkpoint.
+        queue: samples that were not generated yet.
         phase: what the trainer waits for, before and between steps.
         error: the trainer's message about the error that ended it.
         output: what was sent to the store last; None: nothing.
@@ -165,6 +167,7 @@ class TrainerReport:
     checkpoint: str | None = None
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
+    queue: QueueHistory | None = None
     phase: str | None = None
     error: str | None = None
     error_kind: FailureReason | None = None

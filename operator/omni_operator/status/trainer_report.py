@@ -20,6 +20,7 @@ from omni_operator.api.status import COUNT_LIMIT, WARNINGS_KEPT, TrainerWarning
 
 from . import evidence
 from .observation import TrainerReport
+from .queue_history import add_peak
 from .reasons import FailureReason
 from .timestamps import format_timestamp
 
@@ -63,6 +64,7 @@ class ReportEvent(BaseModel):
     step_seconds: Amount | None = Field(default=None, alias="timing_s/step")
     eta_s: Amount | None = None
     samples: Count | None = None
+    queued: Count | None = Field(default=None, alias="rollout/queued_samples")
     text: Line | None = None
     path: Annotated[str, StringConstraints(max_length=4096)] | None = None
     url: Line | None = None
@@ -114,6 +116,8 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         values["eta_seconds"] = event.eta_s
     if event.sync_seconds is not None and event.version is not None:
         values["synced_at"] = now
+    if event.queued is not None:
+        values["queue"] = add_peak(base.queue, event.queued, now)
     if event.event == "checkpoint" and event.path:
         name = PurePosixPath(event.path).name
         step = event.step if event.step is not None else _step_of(name)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from omni_operator.api.generated_file import write_or_check
 
-from .explained_reasons import FAILURES, NORMAL, WAITING, WARNINGS
+from .explained_reasons import FAILURES, WAITING, WARNINGS
 from .explanations import CONDITIONS, Explanation
+from .normal_reasons import NORMAL
 
 INTRODUCTION = """\
 # Troubleshooting

@@ -126,6 +126,7 @@ OTHER = {
     "reward": {"model": {"base": "judge", "placement": "Separate", "replicas": 2, "tensorParallelSize": 1, **POOL}},
     "rollout": {
         "placement": "Separate", "replicas": 4, "minReplicas": 2, "drainSeconds": 30, "batchesAhead": 2, **POOL,
+        "autoscaling": {"minReplicas": 3, "maxReplicas": 6, "samplesPerReplica": 32, "stabilizationSeconds": 60},
     },
 }  # fmt: skip
 # Values that cannot be derived from the schema.

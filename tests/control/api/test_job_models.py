@@ -41,8 +41,16 @@ def problems(*assignments: str) -> list[str]:
         (["spec.rollout.engine.metricsPort=9400"], "spec.rollout.engine.metricsPort", "no fixed port"),
         (["spec.weightSync.transport=NCCL"], "spec.weightSync", "over IPC"),
         (["spec.backoffLimit=1"], "spec.backoffLimit", "checkpoint.claimName"),
-        (["spec.rollout.maxReplicas=2"], "spec.rollout.maxReplicas", "is not supported: change spec.rollout.replicas"),
-        (["spec.rollout.autoscaling.enabled=true"], "spec.rollout.autoscaling", "is not supported: change spec"),
+        (["spec.rollout.maxReplicas=4"], "spec.rollout.maxReplicas", "is a field of spec.rollout.autoscaling"),
+        (["spec.rollout.autoscaling={maxReplicas: 2, samplesPerReplica: 8}"], "spec.rollout.autoscaling",
+         "run in the trainer's pods; write Separate"),
+        (["spec.rollout={placement: Separate, replicas: 3, autoscaling: {maxReplicas: 2, samplesPerReplica: 8}}"],
+         "spec.rollout.replicas", "is 3: must be from spec.rollout.autoscaling.minReplicas to"),
+        (["spec.rollout={placement: Separate, autoscaling: {minReplicas: 3, maxReplicas: 2, samplesPerReplica: 8}}"],
+         "spec.rollout.autoscaling.maxReplicas", "is 2: must not be less than minReplicas, which is 3"),
+        (["spec.rollout={placement: Separate, replicas: 2, minReplicas: 2, "
+          "autoscaling: {maxReplicas: 2, samplesPerReplica: 8}}"],
+         "spec.rollout.autoscaling.minReplicas", "is 1: must not be less than spec.rollout.minReplicas"),
         (["spec.rollout.batchesAhead=1"], "spec.rollout.batchesAhead", "must be 0 with placement Colocated"),
         (["spec.rollout.accelerator={}"], "spec.rollout.accelerator", "run in the trainer's pods; write Separate"),
         (["spec.rollout.resources={}"], "spec.rollout.resources", "run in the trainer's pods; write Separate"),
@@ -162,7 +170,7 @@ def test_the_written_status_matches_the_crd() -> None:
     assert set(schema["properties"]) == {field.alias for field in Status.model_fields.values()}
     written = Status(attempts=2).model_dump(exclude_none=True, exclude_defaults=True)
     assert written == {"attempts": 2}
-    assert len(CONDITION_TYPES) == 11
+    assert len(CONDITION_TYPES) == 12
 
 
 def test_names_are_within_the_limits_of_kuberay() -> None:

@@ -9,7 +9,7 @@ from omni_operator.cluster.kinds import JOBS, RAYJOBS, SERVICES
 KEY = ("team-a", "red")
 CONDITIONS = [
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
-    "ResultsKept", "OutputSent", "AcceleratorChosen",
+    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled",
 ]  # fmt: skip
 
 

@@ -232,3 +232,102 @@ async def test_an_operator_without_the_right_to_scale_says_so(simulation: Any, p
     ready = simulation.condition("Ready")
     assert (ready.status, ready.reason) == ("False", "Forbidden")
     assert "rayclusters is forbidden" in ready.message
+
+
+AUTOSCALED = {
+    "placement": "Separate", "replicas": 3,
+    "autoscaling": {"minReplicas": 2, "maxReplicas": 6, "samplesPerReplica": 10, "stabilizationSeconds": 60},
+}  # fmt: skip
+
+
+async def queue(simulation: Any, samples: int) -> None:
+    """The trainer reports how many samples wait."""
+    simulation.report("heartbeat", **{"rollout/queued_samples": samples})
+    await simulation.settle()
+
+
+async def test_pods_follow_the_queue_with_one_request_for_each_change(simulation: Any, pools: Pools) -> None:
+    await pools.run(rollout=AUTOSCALED)
+    scaled = simulation.condition("RolloutsScaled")
+    assert (scaled.status, scaled.reason) == ("Unknown", "NoReports")
+    before = pools.patches()
+    for samples, wanted in ((20, 3), (45, 5), (5, 5), (0, 5)):
+        await queue(simulation, samples)
+        assert pools.groups()[1] == ("rollout", wanted)
+        await simulation.after(15)
+    assert pools.patches() - before == 1
+    status = simulation.status()
+    assert (status.rollout.desired, simulation.condition("RolloutsScaled").message) == (5, "5 rollout pods")
+    for _ in range(5):
+        await queue(simulation, 0)
+        await simulation.after(15)
+    assert (pools.groups()[1], pools.patches() - before) == (("rollout", 2), 2)
+    assert simulation.condition("Updated").reason == "AsRequested"
+    assert simulation.attempts() == ["red-a01"]
+
+
+async def test_accelerators_of_added_pods_are_counted(simulation: Any, pools: Pools) -> None:
+    await pools.run(rollout=AUTOSCALED)
+    await queue(simulation, 60)
+    before = simulation.status().usage.accelerator_seconds
+    await simulation.after(400)
+    await queue(simulation, 60)
+    assert simulation.status().usage.accelerator_seconds - before == 400 * 2 * (1 + 6)
+
+
+async def test_a_queue_that_needs_more_than_the_maximum_is_a_condition(simulation: Any, pools: Pools) -> None:
+    await pools.run(rollout=AUTOSCALED)
+    await queue(simulation, 61)
+    scaled = simulation.condition("RolloutsScaled")
+    assert (scaled.status, scaled.reason, pools.groups()[1]) == ("False", "AtMaximum", ("rollout", 6))
+    assert "spec.rollout.autoscaling.maxReplicas is 6" in scaled.message
+
+
+async def test_a_quota_is_named_and_no_more_pods_are_asked_for(simulation: Any, pools: Pools) -> None:
+    await pools.run(rollout=AUTOSCALED)
+    text = "pods is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=2, limited: 8"
+    body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreateWorkerPod", "message": text}
+    status = {**body["status"], "conditions": [*body["status"]["conditions"], failure]}
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, status=status)
+    await simulation.settle()
+    await queue(simulation, 60)
+    scaled = simulation.condition("RolloutsScaled")
+    assert (scaled.status, scaled.reason, scaled.message) == ("False", "QuotaExceeded", text)
+    assert pools.groups()[1] == ("rollout", 3)
+    await simulation.after(120)
+    await queue(simulation, 0)
+    assert pools.groups()[1] == ("rollout", 2), "fewer are always possible"
+
+
+async def test_a_pod_without_a_node_keeps_others_from_being_asked_for(simulation: Any, pools: Pools) -> None:
+    await pools.run(rollout=AUTOSCALED)
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    name = pools.add("rollout", {"phase": "Pending", "conditions": [unscheduled]})
+    await simulation.settle()
+    await queue(simulation, 60)
+    scaled = simulation.condition("RolloutsScaled")
+    assert (scaled.reason, scaled.message) == ("Unschedulable", f"pod {name}: 0/3 nodes")
+    assert pools.groups()[1] == ("rollout", 3)
+
+
+async def test_in_a_queue_autoscaling_says_that_it_does_nothing(simulation: Any, pools: Pools) -> None:
+    await pools.run(rollout=AUTOSCALED)
+    simulation.cluster.change(JOBS, *KEY, metadata={"labels": {"kueue.x-k8s.io/queue-name": "q"}})
+    await queue(simulation, 60)
+    scaled = simulation.condition("RolloutsScaled")
+    assert (scaled.status, scaled.reason, pools.groups()[1]) == ("False", "InQueue", ("rollout", 3))
+
+
+async def test_an_operator_that_starts_again_removes_no_pods_before_a_whole_window(
+    simulation: Any, pools: Pools
+) -> None:
+    await pools.run(rollout=AUTOSCALED)
+    await queue(simulation, 60)
+    simulation.start_operator()
+    for samples in (0, 0, 0, 0):
+        await queue(simulation, samples)
+        assert pools.groups()[1] == ("rollout", 6)
+        await simulation.after(15)
+    await queue(simulation, 0)
+    assert pools.groups()[1] == ("rollout", 2)

@@ -125,6 +125,20 @@ async def test_a_row_that_is_being_scored_leaves_room_for_another_in_the_engine(
     assert made.server_manager.most == 2
 
 
+async def test_a_worker_counts_the_samples_that_are_not_generated_yet(worker: Any, batch: Any, engine: Any) -> None:
+    found: list[int] = []
+
+    class Counting(engine):
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            found.append(await made.queued_samples())
+            return await super().generate(request_id, **request)
+
+    made = worker("actor_rollout_ref.rollout.max_concurrent_requests=1", engine=Counting())
+    await made.generate_sequences(batch(["a"] * 5))
+    assert found[1:] == [4, 3, 2, 1], "those in generation, and those that wait; the first begins before others do"
+    assert await made.queued_samples() == 0
+
+
 @pytest.mark.parametrize("limit", [0, None])
 def test_a_worker_refuses_a_limit_that_is_no_positive_number(worker: Any, limit: int | None) -> None:
     made = worker()

@@ -44,6 +44,7 @@ def main() -> int:
                 nodes.append(add_node(cluster, groups[-1]))
                 assert joined.wait(180), "no replica was started on the new node"
             update(global_steps=global_steps)
+            assert stack.agent_loop.queued_samples(60) == 0, "a sample is counted after its generation"
             if global_steps in (0, VERSION_OF_LOSS + 1):
                 found.append(places_of(stack))
 

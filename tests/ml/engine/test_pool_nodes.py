@@ -59,6 +59,7 @@ def test_engines_and_trainer_stay_in_their_pools_and_a_lost_node_is_replaced(tmp
     # A drained node ends by itself when its replica has finished its samples, and before its time is over.
     assert written["drained"] == [True]
     assert ended.stdout.count("has finished its samples, and is stopped") == 1
+    assert "could not be managed" not in ended.stdout
     lines = [json.loads(line) for line in (tmp_path / job.metadata.name / "metrics.jsonl").read_text().splitlines()]
     served = [
         (line["weights/min_replica_version"], line["weights/max_replica_version"]) for line in lines if line["step"]

@@ -55,6 +55,25 @@ def test_a_checkpoint_request_of_the_operator_is_returned_once(token: Path) -> N
     assert not made.checkpoint_wanted()
 
 
+def test_a_number_goes_with_the_next_accepted_event_and_of_several_the_largest(token: Path) -> None:
+    seen: list[dict[str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        if len(seen) == 1:
+            made.note("queued", 9)  # while the event is under way
+            return httpx.Response(503)
+        return httpx.Response(200, json={})
+
+    made = reporter(token, answer)
+    for number in (3, 7, 2):
+        made.note("queued", number)
+    with made:
+        for step in (1, 2):
+            made.post({"event": "phase", "step": step})
+    assert [(body["step"], body.get("queued")) for body in seen] == [(1, 7), (1, 9), (2, None)]
+
+
 @pytest.mark.parametrize("fault", [401, 403, 404, 408, 429, 500, 503, "unreachable", "timeout", "no token", "no JSON"])
 def test_an_event_that_is_not_accepted_is_posted_again_in_order(
     token: Path, fault: int | str, caplog: pytest.LogCaptureFixture

@@ -143,7 +143,10 @@ def pool_of(memory: Memory, count: int, *, least: int = 1, patience: float = 0.0
     memory.add(memory.replicas)
     updates = ReplicaUpdates(memory, list(memory.replicas), least, patience, Recorded())
     updates.update_weights(0)
-    return ReplicaPool(updates, memory, count, clock=clock or (lambda: 0.0), run=lambda action: action())
+    return ReplicaPool(
+        updates, memory, count, queue=lambda: sum(each.requests for each in memory.replicas),
+        clock=clock or (lambda: 0.0), run=lambda action: action(),
+    )  # fmt: skip
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -302,6 +305,18 @@ def test_a_replica_on_a_node_that_is_being_removed_finishes_its_samples_and_is_s
     assert [each.stopped for each in memory.replicas] == [0, 1]
     reports: Any = pool.updates.reports
     assert reports.lines == ["leaving 1", "drained 1"]
+
+
+def test_each_look_reports_how_many_samples_wait() -> None:
+    memory = Memory()
+    pool = pool_of(memory, 2)
+    found: list[int] = []
+    reports: Any = pool.updates.reports
+    reports.queued = found.append
+    for requests in (0, 3, 1):
+        memory.replicas[0].requests = requests
+        pool.look()
+    assert found == [0, 3, 1]
 
 
 def test_a_node_that_ends_before_its_replica_has_finished_takes_the_samples_with_it() -> None:

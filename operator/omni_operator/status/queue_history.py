@@ -1,0 +1,41 @@
+"""PURE: the samples that waited for generation, as far back as autoscaling looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+LONGEST = timedelta(hours=1)  # of spec.rollout.autoscaling.stabilizationSeconds
+PEAKS_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHistory:
+    """Numbers of samples that were not generated yet, as reported.
+
+    Attributes:
+        since: the first report.
+        peaks: times and numbers, the last one last. An earlier one is kept as long as no later one is as large.
+    """
+
+    since: datetime
+    peaks: tuple[tuple[datetime, int], ...]
+
+    @property
+    def last(self) -> int:
+        """The number in the last report."""
+        return self.peaks[-1][1]
+
+    def most(self, since: datetime) -> int:
+        """The largest number from a time on; the last one if none is that new."""
+        return max((samples for at, samples in self.peaks if at > since), default=self.last)
+
+
+def add_peak(history: QueueHistory | None, samples: int, now: datetime) -> QueueHistory:
+    """The history with one more report. Of too many peaks, the oldest become one, the largest at the later time."""
+    earlier = history.peaks if history else ()
+    kept = [(at, number) for at, number in earlier if number > samples and at > now - LONGEST]
+    if len(kept) >= PEAKS_KEPT:
+        (_, largest), (later, _), *rest = kept
+        kept = [(later, largest), *rest]
+    return QueueHistory(history.since if history else now, (*kept, (now, samples)))

@@ -1,0 +1,79 @@
+"""How many rollout pods a job has, by the samples that wait for generation."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from omni_operator.status.job_facts import Autoscaling
+from omni_operator.status.queue_history import PEAKS_KEPT, QueueHistory, add_peak
+from omni_operator.status.scaling import recommend
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+WINDOW = timedelta(seconds=60)
+POLICY = Autoscaling(least=2, most=6, samples=10, window=WINDOW)
+# Seconds since the last report, and how many samples wait.
+reports = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 100)), min_size=1, max_size=80)
+
+
+def replay(given: list[tuple[int, int]], first: int) -> list[tuple[datetime, int, int]]:
+    """Time, samples and pods after each report."""
+    now, history, pods, made = START, None, first, []
+    for seconds, samples in given:
+        now += timedelta(seconds=seconds)
+        history = add_peak(history, samples, now)
+        pods = recommend(POLICY, history, pods, now)
+        made.append((now, samples, pods))
+    return made
+
+
+@given(reports, st.integers(1, 9))
+def test_pods_are_within_the_limits_and_enough_for_what_waits(given: list[tuple[int, int]], first: int) -> None:
+    for _, samples, pods in replay(given, first):
+        assert POLICY.least <= pods <= POLICY.most
+        assert pods >= min(POLICY.most, -(-samples // POLICY.samples)), "pods are added at once"
+
+
+@given(reports, st.integers(2, 6))
+@example([(1, 60), (30, 0), (29, 0), (1, 0), (1, 0)], 2)
+def test_none_is_removed_within_a_window_of_a_report_that_needed_it(given: list[tuple[int, int]], first: int) -> None:
+    made = replay(given, first)
+    for place in range(1, len(made)):
+        (_, _, before), (now, _, after) = made[place - 1], made[place]
+        if after < before:
+            assert now - made[0][0] >= WINDOW, "what waited before the first report is not known"
+            seen = [samples for at, samples, _ in made[: place + 1] if at > now - WINDOW]
+            assert after == max(POLICY.least, -(-max(seen) // POLICY.samples)), "one window after the last peak"
+            added = [at for at, pods in ((made[each][0], made[each][2] - made[each - 1][2]) for each in range(1, place))
+                     if pods > 0]  # fmt: skip
+            assert all(now - at >= WINDOW for at in added), "no flapping"
+
+
+def test_pods_of_a_peak_stay_for_exactly_one_window() -> None:
+    made = replay([(1, 60), *[(20, 0)] * 6], 2)
+    assert [pods for _, _, pods in made] == [6, 6, 6, 2, 2, 2, 2]
+
+
+def test_without_reports_the_number_stays_but_the_limits_hold() -> None:
+    assert [recommend(POLICY, None, pods, START) for pods in (1, 4, 9)] == [2, 4, 6]
+
+
+@given(reports)
+def test_a_history_is_short_and_never_forgets_the_largest_number_of_a_window(given: list[tuple[int, int]]) -> None:
+    now, history, seen = START, None, []
+    for seconds, samples in given:
+        now += timedelta(seconds=seconds)
+        history = add_peak(history, samples, now)
+        seen.append((now, samples))
+        assert len(history.peaks) <= PEAKS_KEPT and history.last == samples
+        assert history.most(now - WINDOW) >= max(number for at, number in seen if at > now - WINDOW)
+
+
+def test_a_queue_that_only_shrinks_keeps_few_peaks() -> None:
+    history: QueueHistory | None = None
+    for number in range(1000):
+        history = add_peak(history, 1000 - number, START + timedelta(seconds=number))
+    assert history is not None and len(history.peaks) == PEAKS_KEPT
+    assert history.most(START) == 1000, "older peaks are kept as if they were newer"
