@@ -1,49 +1,29 @@
-"""Training in Ray pods: operator, KubeRay, kubelets and Ray are real; only the accelerators are fake.
-
-All tests share one cluster. They run one after the other, so that each job has the CPU to itself.
-"""
+"""Training in Ray pods: operator, KubeRay, kubelets and Ray are real; only the accelerators are fake."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
-from e2e.cluster.bare.provider import BareCluster
-from e2e.conftest import own_namespace
 from e2e.jobs import Job
 from e2e.system import System
+from e2e.training_jobs import EXAMPLES, example, metrics, pods
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
 NAME = "red-grpo-cluster"
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / f"{NAME}.yaml"
 LABEL = f"diffusionrl.io/job={NAME}"
 # Fewer steps than the example, with a larger learning rate.
 STEPS, LEARNING_RATE, RISE = 12, 0.01, 0.03
 LOST = 24  # steps of the run whose head is deleted: it must still be running then
 # Generous: on two cores a pod's Ray takes a minute to start, and a step some seconds.
-FIRST_STEP, WHOLE_RUN, GONE, NAMED, HEAD_SEEN = 420.0, 1500.0, 60.0, 120.0, 120.0
-
-
-@pytest.fixture
-def api(system: System) -> Iterator[Api]:
-    assert isinstance(system.cluster, BareCluster)
-    with system.cluster.plane().api("e2e-training") as client:
-        yield client
-
-
-@pytest.fixture
-def space(system: System, request: pytest.FixtureRequest) -> Iterator[str]:
-    assert isinstance(system.cluster, BareCluster)
-    yield from own_namespace(system.cluster.plane(), request)
+FIRST_STEP, WHOLE_RUN, GONE, HEAD_SEEN = 420.0, 1500.0, 60.0, 120.0
 
 
 @pytest.fixture
@@ -52,21 +32,9 @@ def run(system: System, space: str) -> Path:
     return system.claim(space, "runs") / NAME
 
 
-def example(**changed: Any) -> dict[str, Any]:
-    """The spec of the example; `a__b` means the field b of a."""
-    spec: dict[str, Any] = YAML(typ="safe").load(EXAMPLE.read_text(encoding="utf-8"))["spec"]
-    for path, value in changed.items():
-        *parents, last = path.split("__")
-        place = spec
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
-    return spec
-
-
 def shortened() -> str:
     """The example with fewer and larger steps."""
-    text = EXAMPLE.read_text(encoding="utf-8")
+    text = (EXAMPLES / f"{NAME}.yaml").read_text(encoding="utf-8")
     for name, value in (("totalSteps", STEPS), ("learningRate", LEARNING_RATE), ("evalEverySteps", STEPS)):
         text, count = re.subn(rf"^(    {name}: ).+$", rf"\g<1>{value}", text, flags=re.MULTILINE)
         assert count == 1, name
@@ -75,15 +43,13 @@ def shortened() -> str:
 
 def held_out_before(run: Path) -> float:
     """The reward of the held-out prompts before the first step."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    found: float = next(line["val/reward/mean"] for line in lines if line["step"] == 0)
+    found: float = next(line["val/reward/mean"] for line in metrics(run) if line["step"] == 0)
     return found
 
 
 def steps(run: Path) -> list[dict[str, Any]]:
     """Metrics of each step, without the evaluation before the first."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if line["step"] > 0]
+    return [line for line in metrics(run) if line["step"] > 0]
 
 
 def items(api: Api, space: str, plural: str, group: str = "") -> list[dict[str, Any]]:
@@ -91,10 +57,6 @@ def items(api: Api, space: str, plural: str, group: str = "") -> list[dict[str, 
     root = f"/apis/{group}" if group else "/api/v1"
     found: list[dict[str, Any]] = api.get(f"{root}/namespaces/{space}/{plural}", labelSelector=LABEL)["items"]
     return found
-
-
-def pods(api: Api, space: str, role: str) -> list[dict[str, Any]]:
-    return [pod for pod in items(api, space, "pods") if pod["metadata"]["labels"].get("ray.io/node-type") == role]
 
 
 def await_step(job: Job, step: int) -> dict[str, Any]:
@@ -111,7 +73,7 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, spa
     job = Job(api, space, NAME)
     first = await_step(job, 1)
     assert first["progress"]["totalSteps"] == STEPS
-    (worker,) = pods(api, space, "worker")
+    (worker,) = pods(api, space, NAME, "trainer")
     assert worker["spec"]["nodeName"] == "nvidia"
     assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     # The trainer's output is in the pod's log.
@@ -143,6 +105,7 @@ def test_on_npus_a_lost_head_is_reported_and_the_next_attempt_succeeds(api: Api,
     job = Job(api, space, NAME)
     job.create(
         example(
+            NAME,
             trainer__accelerator=device,
             trainer__totalSteps=LOST,
             trainer__evalEverySteps=LOST,
@@ -150,12 +113,12 @@ def test_on_npus_a_lost_head_is_reported_and_the_next_attempt_succeeds(api: Api,
         )
     )
     saved = job.await_status("a checkpoint", lambda status: bool(status.get("checkpoint", {}).get("step")), FIRST_STEP)
-    (worker,) = pods(api, space, "worker")
+    (worker,) = pods(api, space, NAME, "trainer")
     assert worker["spec"]["nodeName"] == "ascend"
     rayjob = api.get(job.ray("rayjobs", job.attempt(1)))
     (group,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert (group["resources"]["NPU"], "GPU" in group["resources"]) == ("1", False)
-    (head,) = pods(api, space, "head")
+    (head,) = pods(api, space, NAME, "headgroup")
     api.delete(f"/api/v1/namespaces/{space}/pods/{head['metadata']['name']}", gracePeriodSeconds="0")
     lost = job.await_status("the loss to be seen", lambda status: bool(status.get("failures")), HEAD_SEEN)
     assert (lost["failures"][0]["attempt"], lost["failures"][0]["reason"]) == (1, "HeadLost")
@@ -170,7 +133,7 @@ def test_a_suspended_job_saves_a_checkpoint_resumes_from_it_and_leaves_nothing_w
     api: Api, space: str, run: Path
 ) -> None:
     job = Job(api, space, NAME)
-    job.create(example(checkpoint__everySteps=100))
+    job.create(example(NAME, checkpoint__everySteps=100))
     await_step(job, 2)
     api.patch(job.own_path, {"spec": {"suspend": True}})
     job.await_condition("Suspended", "True", within=FIRST_STEP)
@@ -206,15 +169,3 @@ def left(api: Api, job: Job) -> dict[str, int]:
         **{kind: api.get(f"/api/v1/namespaces/{space}/{kind}")["items"] for kind in ("pods", "services", "secrets")},
     }
     return {kind: len(bodies) for kind, bodies in found.items() if bodies}
-
-
-def test_a_missing_image_is_named_in_the_status(api: Api, space: str) -> None:
-    job = Job(api, space, NAME)
-    job.create(
-        example(runtime={"image": "localhost/no-such-image:1", "rayVersion": "2.60.0"}, checkpoint={}, backoffLimit=0)
-    )
-
-    def named(status: dict[str, Any]) -> bool:
-        return "localhost/no-such-image:1" in json.dumps(status)
-
-    job.await_status("the image to be named", named, NAMED)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
-from e2e.cluster.bare.provider import BareCluster
-from e2e.conftest import own_namespace
 from e2e.jobs import Job
 from e2e.system import System
+from e2e.training_jobs import example, metrics
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
 NAME = "red-grpo-pools"
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / f"{NAME}.yaml"
 STEPS = 3
 # Generous: on two cores the Ray of three pods takes minutes to start.
 FIRST_STEP, WHOLE_RUN, GONE = 600.0, 900.0, 60.0
@@ -28,22 +22,9 @@ ENGINE = "ray::vLLMOmniHttpServer"  # title that Ray gives the process of an eng
 PROCESSES = "for one in /proc/[0-9]*/cmdline; do tr '\\0' '\\n' <$one | head -n 1; done 2>&1"
 
 
-@pytest.fixture
-def api(system: System) -> Iterator[Api]:
-    assert isinstance(system.cluster, BareCluster)
-    with system.cluster.plane().api("e2e-pools") as client:
-        yield client
-
-
-@pytest.fixture
-def space(system: System, request: pytest.FixtureRequest) -> Iterator[str]:
-    assert isinstance(system.cluster, BareCluster)
-    yield from own_namespace(system.cluster.plane(), request)
-
-
 def short_job() -> dict[str, Any]:
     """The example with few steps, and rollout pods on the nodes of another device."""
-    spec: dict[str, Any] = YAML(typ="safe").load(EXAMPLE.read_text(encoding="utf-8"))["spec"]
+    spec = example(NAME)
     spec["trainer"] |= {"totalSteps": STEPS, "evalEverySteps": STEPS}
     spec["trainer"]["batch"] = {"prompts": 2}
     spec["rollout"]["accelerator"]["resourceName"] = "huawei.com/Ascend910"
@@ -92,9 +73,10 @@ def test_engines_in_pods_of_their_own_get_every_version(system: System, api: Api
     assert (status["attempts"], status.get("failures", [])) == (1, [])
     assert (status["weights"]["minReplicaVersion"], status["weights"]["maxReplicaVersion"]) == (STEPS, STEPS)
     assert status["progress"]["samples"] == STEPS * 2 * 8
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     served = [
-        (line["weights/min_replica_version"], line["weights/max_replica_version"]) for line in lines if line["step"]
+        (line["weights/min_replica_version"], line["weights/max_replica_version"])
+        for line in metrics(run)
+        if line["step"]
     ]
     assert served == [(step, step) for step in range(1, STEPS + 1)]
     assert "serves no more" not in (run / "train.log").read_text(encoding="utf-8"), "a replica was removed"

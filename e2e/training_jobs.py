@@ -1,0 +1,52 @@
+"""Jobs that train on a cluster: the examples as tests change them, their pods, and what their runs wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from e2e.cluster.api import Api
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SMALL = {"requests": {"cpu": "100m", "memory": "512Mi"}}
+
+
+def example(name: str, **changed: Any) -> dict[str, Any]:
+    """The spec of an example; `a__b` means the field b of a."""
+    spec: dict[str, Any] = YAML(typ="safe").load((EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8"))["spec"]
+    for path, value in changed.items():
+        *parents, last = path.split("__")
+        place = spec
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return spec
+
+
+def program(code: str, **changed: Any) -> dict[str, Any]:
+    """The spec of a job in one attempt that runs a line of Python instead of the trainer, in small pods."""
+    made = {
+        "algorithm__entrypoint": ["python3", "-c", code],
+        "algorithm__overrides": [],
+        "head__resources": SMALL,
+        "trainer__resources": SMALL,
+        "trainer__sharedMemory": {"sizeLimit": "256Mi"},
+        "checkpoint": {},
+        "backoffLimit": 0,
+    }
+    return example("red-grpo-cluster", **made | changed)
+
+
+def pods(api: Api, space: str, job: str, group: str) -> list[dict[str, Any]]:
+    """The job's pods of a group: `headgroup`, or that of a pool."""
+    selector = f"diffusionrl.io/job={job},ray.io/group={group}"
+    found: list[dict[str, Any]] = api.get(f"/api/v1/namespaces/{space}/pods", labelSelector=selector)["items"]
+    return found
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """What a run wrote for each step, and for the evaluation before the first."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
