@@ -32,6 +32,7 @@ def control_plane(say: Say) -> None:
 def nodes(say: Say) -> None:
     """Programs of nodes, and the images of operator and training."""
     machine.install_packages(say)
+    registry.skopeo(say)
     ensure(PROGRAMS, say)
     images(say)
 

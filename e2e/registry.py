@@ -36,6 +36,19 @@ def ensure(say: Say = print) -> Path:
     return kept / "usr" / "bin" / PROGRAM
 
 
+def skopeo(say: Say = print) -> Path:
+    """The program that copies images: an installed one, or that of Debian's package.
+
+    Raises:
+        ToolMissing: there is neither.
+    """
+    if found := shutil.which("skopeo"):
+        return Path(found)
+    kept = cache() / "skopeo"
+    unpack("skopeo", kept, "9 MB; it needs libraries of buildah's package", say)
+    return kept / "usr" / "bin" / "skopeo"
+
+
 @contextmanager
 def registry(folder: Path) -> Iterator[str]:
     """The address `HOST:PORT` of a registry without TLS that keeps its content in `folder`, until the end of the block.
