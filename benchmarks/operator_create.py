@@ -11,44 +11,36 @@ The API server's time is that of everything it does meanwhile: the users' reques
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 from operator_stack import (
     JOBS,
+    QUIET,
     RAYJOBS,
     Arrivals,
     count,
     delete,
-    http,
+    empty_plane,
     processor_seconds,
+    server_seconds,
     settled,
     submit,
     wait_for,
 )
 from results import arguments, spread, table, write
 
-from e2e.cluster.control_plane import ControlPlane, control_plane
-from e2e.operator_process import AGENT, RunningOperator, install, operator
+from e2e.cluster.control_plane import ControlPlane
+from e2e.operator_process import AGENT, RunningOperator, operator
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.kinds import kind_of
 
 PATIENCE, SETTLED = 600.0, 4.0
-SETTINGS: dict[str, Any] = {"RESYNC_SECONDS": "86400", "PRUNE_SECONDS": "86400", "CANARY_SECONDS": "600"}
 WRITES = ("create", "patch", "update", "delete")
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
-
-
-def server_seconds(plane: ControlPlane) -> float:
-    """CPU time of the API server so far."""
-    pid = next(found.pid for found in plane.daemons.recorded() if found.name == "kube-apiserver")
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 def create(plane: ControlPlane, client: httpx.Client, running: RunningOperator, names: list[str]) -> dict[str, float]:
@@ -111,9 +103,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=300)
     chosen = parser.parse_args()
     turns: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder, control_plane({}) as plane, http(plane) as client:
-        install(plane)
-        with operator(plane, Path(folder), **SETTINGS) as running:
+    with empty_plane() as (plane, client, folder):
+        with operator(plane, folder, **QUIET, CANARY_SECONDS="600") as running:
             for turn in range(chosen.repeats + 1):
                 names = [f"job-{turn}-{number}" for number in range(chosen.jobs)]
                 turns.append(create(plane, client, running, names))

@@ -8,7 +8,6 @@ The jobs have their RayJobs and no pods: no KubeRay runs. Memory is that of the 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import Any
 import httpx
 from operator_stack import (
     JOBS,
+    QUIET,
     RAYJOBS,
     Arrivals,
     count,
     delete,
-    http,
+    empty_plane,
     processor_seconds,
     resident,
     settled,
@@ -30,13 +30,12 @@ from operator_stack import (
 )
 from results import arguments, table, write
 
-from e2e.cluster.control_plane import ControlPlane, control_plane
-from e2e.operator_process import RunningOperator, install, operator
+from e2e.cluster.control_plane import ControlPlane
+from e2e.operator_process import RunningOperator, operator
 from omni_operator.handlers.background import RELEASE_SECONDS
 
 PATIENCE = 1800.0
 RATE, STREAM_SECONDS = 5.0, 30.0
-SETTINGS: dict[str, Any] = {"RESYNC_SECONDS": "86400", "PRUNE_SECONDS": "86400"}
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -94,7 +93,7 @@ def served(plane: ControlPlane, client: httpx.Client, name: str) -> float:
 
 def fill(plane: ControlPlane, client: httpx.Client, jobs: int, folder: Path) -> dict[str, float]:
     """Figures of one operator from no job to all of them, then of a scrape and of a stream of new jobs."""
-    with operator(plane, folder, **SETTINGS) as running:
+    with operator(plane, folder, **QUIET) as running:
         settled(running)
         empty, used, began = resident(running), processor_seconds(running), time.monotonic()
         submit(client, [f"job-{number}" for number in range(jobs)])
@@ -113,7 +112,7 @@ def fill(plane: ControlPlane, client: httpx.Client, jobs: int, folder: Path) -> 
 def restart(plane: ControlPlane, client: httpx.Client, deleted: int, empty: float, folder: Path) -> dict[str, float]:
     """Figures of a second operator over the same jobs: start, a new job, memory against `empty`, deletion."""
     began = time.monotonic()
-    with operator(plane, folder, **SETTINGS) as running:
+    with operator(plane, folder, **QUIET) as running:
         ready, used = time.monotonic() - began, processor_seconds(running)
         found = {"ready_s": ready, "ready_cpu_s": used, "new_job_s": served(plane, client, "after-restart")}
         settled(running)
@@ -144,9 +143,7 @@ def restart(plane: ControlPlane, client: httpx.Client, deleted: int, empty: floa
 
 def measure(jobs: int, deleted: int) -> dict[str, Any]:
     """All figures."""
-    with tempfile.TemporaryDirectory() as name, control_plane({}) as plane, http(plane) as client:
-        install(plane)
-        folder = Path(name)
+    with empty_plane() as (plane, client, folder):
         found = fill(plane, client, jobs, folder)
         again = restart(plane, client, deleted, found["memory_empty_mib"], folder)
         return {"jobs": jobs, "deleted": deleted, **found, **again}

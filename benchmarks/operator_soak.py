@@ -13,7 +13,6 @@ import itertools
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,11 +20,10 @@ from pathlib import Path
 
 import httpx
 import psutil
-from operator_stack import JOBS, RAYJOBS, delete, http, resident, submit
+from operator_stack import JOBS, RAYJOBS, delete, empty_plane, resident, submit
 from results import FIGURES, write
 
-from e2e.cluster.control_plane import control_plane
-from e2e.operator_process import RunningOperator, install, operator
+from e2e.operator_process import RunningOperator, operator
 
 SAMPLE_SECONDS = 10.0
 GROWTH = 1.05
@@ -109,9 +107,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=FIGURES / "operator_soak.json")
     given = parser.parse_args()
     found: list[Sample] = []
-    with tempfile.TemporaryDirectory() as name, control_plane({}) as plane, http(plane) as client:
-        install(plane)
-        with operator(plane, Path(name)) as running:
+    with empty_plane() as (plane, client, folder):
+        with operator(plane, folder) as running:
             for sample in samples(running, client, given.minutes, given.jobs):
                 found.append(sample)
                 print("  ".join(f"{key} {value:.0f}" for key, value in asdict(sample).items()), flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -17,8 +18,8 @@ from typing import Any
 import httpx
 
 from e2e.cluster import pki
-from e2e.cluster.control_plane import ControlPlane
-from e2e.operator_process import RunningOperator
+from e2e.cluster.control_plane import ControlPlane, control_plane
+from e2e.operator_process import RunningOperator, install
 
 SPEC = {
     "model": {"base": "/models/shapes-sd3"},
@@ -32,6 +33,16 @@ JOBS = "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs"
 RAYJOBS = "/apis/ray.io/v1/namespaces/default/rayjobs"
 RAYJOB_OF = "diffusionrl.io/job"
 TICKS = os.sysconf("SC_CLK_TCK")
+# Of an operator without periodic work.
+QUIET: dict[str, Any] = {"RESYNC_SECONDS": "86400", "PRUNE_SECONDS": "86400"}
+
+
+@contextmanager
+def empty_plane() -> Iterator[tuple[ControlPlane, httpx.Client, Path]]:
+    """A control plane with the custom resources and without jobs, an administrator's client, and a folder."""
+    with tempfile.TemporaryDirectory() as folder, control_plane({}) as plane, http(plane) as client:
+        install(plane)
+        yield plane, client, Path(folder)
 
 
 @contextmanager
@@ -122,7 +133,16 @@ def resident(running: RunningOperator) -> float:
 
 def processor_seconds(running: RunningOperator) -> float:
     """CPU time of the operator so far."""
-    fields = Path(f"/proc/{running.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return _processor_seconds(running.process.pid)
+
+
+def server_seconds(plane: ControlPlane) -> float:
+    """CPU time of the API server so far."""
+    return _processor_seconds(next(found.pid for found in plane.daemons.recorded() if found.name == "kube-apiserver"))
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
