@@ -6,6 +6,8 @@ name of a submodule (vLLM ignores the error that such a clash raises).
 
 from __future__ import annotations
 
+import os
+
 
 def _accelerator_present() -> bool:
     from vllm.platforms import builtin_platform_plugins
@@ -15,7 +17,12 @@ def _accelerator_present() -> bool:
 
 def vllm_cpu_platform() -> str | None:
     """Qualified name of vLLM's CPU platform; None on a machine with an accelerator."""
-    return None if _accelerator_present() else "verl_omni.platforms.cpu.vllm_platform.OutOfTreeCpuPlatform"
+    if _accelerator_present():
+        return None
+    # vLLM imports humming, which then starts two processes that build programs of CUDA: 6 s of CPU time for each
+    # process that imports the engine.
+    os.environ.setdefault("HUMMING_DISABLE_PARALLEL_BUILD", "1")
+    return "verl_omni.platforms.cpu.vllm_platform.OutOfTreeCpuPlatform"
 
 
 def vllm_omni_cpu_platform() -> str | None:

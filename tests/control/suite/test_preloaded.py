@@ -18,7 +18,7 @@ from suite.stages import Stage
 
 WITHIN_S = 60.0
 # Without torch and the engine, and without this project's pytest settings.
-# One import starts a program, as vLLM's do.
+# The process also starts a program, as an import may do.
 CODE = (
     "import subprocess, sys; from suite import preloaded; preloaded.MODULES = ('json',); "
     "started = subprocess.Popen(['true']); sys.exit(preloaded.main())"
