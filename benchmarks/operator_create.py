@@ -1,18 +1,23 @@
 """Cost of creating jobs, on a real API server and etcd: jobs a minute, the operator's CPU, API requests of a job.
 
-    PYTHONPATH=. python benchmarks/operator_create.py [--jobs 300] [--repeats N] [--out FILE]
+    PYTHONPATH=. python benchmarks/operator_create.py [--jobs 300] [--repeats N] [--out FILE] [--profile FILE]
 
 All jobs are submitted at once, and each turn ends when every job has its RayJob and its status. No KubeRay runs. For
 comparison, after the operator has ended, as many jobs are submitted again, and each gets what an operator writes that
 reconciles by forced server-side apply: finalizer, ConfigMap, Service, NetworkPolicy, RayJob and status, six applies.
-The API server's time is that of everything it does meanwhile: the users' requests, watches and controllers too.
+The API server's time is that of everything it does meanwhile: the users' requests, watches and controllers too. Its CPU
+profile of the first 30 seconds of the last turn goes to a file, which `go tool pprof` reads.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +29,7 @@ from operator_stack import (
     count,
     delete,
     empty_plane,
+    http,
     processor_seconds,
     server_seconds,
     settled,
@@ -38,9 +44,28 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.kinds import kind_of
 
-PATIENCE, SETTLED = 600.0, 4.0
+PATIENCE, SETTLED, PROFILE_SECONDS = 600.0, 4.0, 30
 WRITES = ("create", "patch", "update", "delete")
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
+
+
+@contextmanager
+def profiled(plane: ControlPlane, file: Path | None) -> Iterator[None]:
+    """Write the CPU profile of the API server, from the beginning on, if there is a file for it."""
+    if file is None:
+        yield
+        return
+
+    def fetch(target: Path) -> None:
+        with http(plane) as client:
+            path, query = "/debug/pprof/profile", {"seconds": PROFILE_SECONDS}
+            answer = client.get(path, params=query, timeout=2 * PROFILE_SECONDS)
+            target.write_bytes(answer.raise_for_status().content)
+
+    thread = threading.Thread(target=fetch, args=(file,))
+    thread.start()
+    yield
+    thread.join()
 
 
 def create(plane: ControlPlane, client: httpx.Client, running: RunningOperator, names: list[str]) -> dict[str, float]:
@@ -101,13 +126,15 @@ def main() -> int:
     """Measure, write and print."""
     parser = arguments(__doc__, "operator_create", repeats=2)
     parser.add_argument("--jobs", type=int, default=300)
+    parser.add_argument("--profile", type=Path, help="file for the CPU profile of the API server")
     chosen = parser.parse_args()
     turns: list[dict[str, float]] = []
     with empty_plane() as (plane, client, folder):
         with operator(plane, folder, **QUIET, CANARY_SECONDS="600") as running:
             for turn in range(chosen.repeats + 1):
                 names = [f"job-{turn}-{number}" for number in range(chosen.jobs)]
-                turns.append(create(plane, client, running, names))
+                with profiled(plane, chosen.profile if turn == chosen.repeats else None):
+                    turns.append(create(plane, client, running, names))
                 if turn < chosen.repeats:
                     delete(client, names)
                     wait_for("the deletion", lambda: not count(client, RAYJOBS), PATIENCE)
