@@ -27,8 +27,12 @@ HERE = Path(__file__).resolve().parent
 JOB = HERE.parent / "examples" / "colors-grpo.yaml"
 
 
-def write_variant(job: Path, to: Path, *, control: bool) -> None:
-    """Write the job under the name of its new file, with absolute paths; a control has learning rate 0."""
+def write_variant(job: Path, to: Path, *, control: bool, ahead: int | None = None) -> None:
+    """Write the job under the name of its new file, with absolute paths; a control has learning rate 0.
+
+    Args:
+        ahead: batches that replicas of their own generate ahead; None: as the job says.
+    """
     yaml = YAML()
     made = yaml.load(job)
     made["metadata"]["name"] = to.stem
@@ -38,14 +42,18 @@ def write_variant(job: Path, to: Path, *, control: bool) -> None:
         spec["data"][files] = [str(job.parent / each) for each in spec["data"][files]]
     if control:
         spec["trainer"]["learningRate"] = 0
+    if ahead is not None:
+        spec["rollout"] |= {"placement": "Separate", "batchesAhead": ahead}
     yaml.dump(made, to)
 
 
-def measure(example: Path, seed: int, steps: int | None, runs: Path, *, control: bool) -> dict[str, Any]:
+def measure(
+    example: Path, seed: int, steps: int | None, runs: Path, *, control: bool, ahead: int | None = None
+) -> dict[str, Any]:
     """Run the job once."""
-    name = f"bench-{example.stem}-{'control-' if control else ''}{seed}"
+    name = f"bench-{example.stem}-{'control-' if control else ''}{seed}{'' if ahead is None else f'-ahead-{ahead}'}"
     job = runs / f"{name}.yaml"
-    write_variant(example, job, control=control)
+    write_variant(example, job, control=control, ahead=ahead)
     command = [sys.executable, "-m", "omni_operator.cli", "run", str(job), "--runs", str(runs), "--fresh", "--seed"]
     command += [str(seed), *(["--steps", str(steps)] if steps else [])]
     began = time.time()

@@ -77,7 +77,7 @@ def seconds_per_step(generation_s: float, update_s: float, *overrides: str) -> f
            "extra_info": {"prompt": "p"}}  # fmt: skip
     parts = Sleeping(generation_s, update_s)
     stack = SimpleNamespace(
-        agent_loop=parts, workers=parts, versions=lambda: [parts.version],
+        agent_loop=parts, workers=parts, versions=lambda: [parts.version], pool=None,
         weights=SimpleNamespace(update_weights=parts.update_weights, sleep_replicas=lambda: None),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

@@ -200,3 +200,35 @@ def generation_ahead(data: Data) -> Section:
         ],
         missed=[] if met else [f"An asynchronous step takes {number(worst)} times the ideal; the target is 1.1."],
     )
+
+
+SEEDS_FOR_STALENESS = 3
+
+
+def staleness(data: Data) -> Section:
+    """examples/red-grpo.yaml with samples of older weights, against the synchronous run of the same seed."""
+    rows: Rows = data["runs"]
+    steps = [each["step"] for each in rows[0]["held_out"]]
+    last = {ahead: [row["held_out"][-1]["reward/mean"] for row in rows if row["ahead"] == ahead] for ahead in (0, 1, 2)}
+    seeds = len(last[0])
+    enough = seeds >= SEEDS_FOR_STALENESS
+    error = statistics.stdev(last[0]) / math.sqrt(seeds) if seeds > 1 else 0.0
+    worst = min(statistics.mean(last[ahead]) - statistics.mean(last[0]) for ahead in (1, 2))
+    met = enough and worst >= -error
+    missed = f"With samples up to two versions old, the held-out reward was measured with {seeds} of three seeds."
+    if enough:
+        missed = f"With older samples, the held-out reward ends {-worst:.3f} below that of the synchronous run."
+    return Section(
+        [
+            "Replicas of their own generate the batches of 0 (synchronous), 1 and 2 steps ahead, so samples are as "
+            "many versions of the weights old. Everything else is that of the smallest example. Other work ran on the "
+            "same machine.",
+            table(["seed", "staleness", f"reward at step {steps[0]}", *(f"step {step}" for step in steps[1:])],
+                  [[str(row["seed"]), str(row["ahead"]),
+                    *(f"{each['reward/mean']:.3f} ± {each['reward/stderr']:.3f}" for each in row["held_out"])]
+                   for row in rows]),
+            "The errors are those of an evaluation's 200 images, not those over seeds.",
+            verdict(met, "over three seeds, the synchronous run's last reward within its standard error"),
+        ],
+        missed=[] if met else [missed],
+    )  # fmt: skip
