@@ -1,10 +1,15 @@
-"""`drl` as a user of a cluster whose kubeconfig runs an exec plug-in."""
+"""`drl` as a user of a cluster, also of one whose kubeconfig runs an exec plug-in."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner, Result
 
@@ -16,6 +21,29 @@ from e2e.exec_plugin import ExecPlugin
 from omni_operator.cli.main import app
 
 ROLES = "templates/user-roles.yaml"
+OPENED = 60.0
+
+
+def run_drl(kubeconfig: Path, *arguments: str | Path, stdin: str | None = None) -> Result:
+    """What the command prints, and its exit code."""
+    return CliRunner().invoke(app, [*map(str, arguments), f"--kubeconfig={kubeconfig}"], input=stdin)
+
+
+@contextmanager
+def opened(kubeconfig: Path, job: str, namespace: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """What `drl open --json` prints, while it runs; its output is a file in the folder."""
+    printed = folder / "opened.json"
+    command = [sys.executable, "-m", "omni_operator.cli", "open", job, "--port=0", "--json"]
+    with printed.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [*command, f"--namespace={namespace}", f"--kubeconfig={kubeconfig}"], stdout=file, stdin=subprocess.DEVNULL
+        )
+    try:
+        deadlines.wait_until(f"drl open {job}", OPENED, lambda: printed.read_text(encoding="utf-8").endswith("\n"))
+        yield json.loads(printed.read_text(encoding="utf-8"))
+    finally:
+        process.kill()
+        process.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +54,7 @@ class Drl:
     plugin: ExecPlugin
 
     def __call__(self, *arguments: str | Path, stdin: str | None = None) -> Result:
-        words = [str(word) for word in arguments]
-        return CliRunner().invoke(app, [*words, f"--kubeconfig={self.kubeconfig}"], input=stdin)
+        return run_drl(self.kubeconfig, *arguments, stdin=stdin)
 
 
 def drl_of(plane: ControlPlane, namespace: str, role: str, folder: Path, kind: str = "ClusterRole") -> Drl:

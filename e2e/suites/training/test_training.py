@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from click.testing import Result
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
+from e2e.drl import opened, run_drl
 from e2e.jobs import Job
 from e2e.system import System
 from e2e.training_jobs import EXAMPLES, example, metrics, pods
@@ -67,7 +71,9 @@ def await_step(job: Job, step: int) -> dict[str, Any]:
     return job.await_status(f"step {step}", there, FIRST_STEP)
 
 
-def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, space: str, run: Path) -> None:
+def test_apply_trains_to_the_end_on_a_pool_of_gpus(
+    system: System, api: Api, space: str, run: Path, tmp_path: Path
+) -> None:
     """The main job: `kubectl apply` of the example, and its status."""
     system.cluster.kubectl("apply", f"--namespace={space}", "--filename=-", text=shortened())
     job = Job(api, space, NAME)
@@ -79,6 +85,7 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, spa
     # The trainer's output is in the pod's log.
     printed = system.cluster.kubectl("logs", f"--namespace={space}", worker["metadata"]["name"])
     assert "\nstep 1: reward" in printed
+    look_from_a_terminal(system, api, space, tmp_path)
     # Replacing the operator during the run does not affect the job.
     system.install("--set=podAnnotations.e2e=upgraded")
     job.await_condition("Succeeded", "True", within=WHOLE_RUN)
@@ -98,6 +105,40 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(system: System, api: Api, spa
     assert "Plotly.newPlot" in (run / "report.html").read_text(encoding="utf-8")
     assert (run / "checkpoints").is_dir()
     deadlines.wait_until("the pods to end", GONE, lambda: not items(api, space, "pods"))
+    fetch_from_the_claim(system, api, space, run, tmp_path)
+
+
+def look_from_a_terminal(system: System, api: Api, space: str, folder: Path) -> None:
+    """`drl logs`, `drl open` and `drl fetch` while the job runs."""
+
+    def drl(*arguments: str) -> Result:
+        return run_drl(system.kubeconfig, *arguments, f"--namespace={space}")
+
+    assert "\nstep 1: reward" in drl("logs", NAME).stdout
+    fetched = drl("fetch", NAME, f"--to={folder / 'running'}", "--json")
+    assert {"metrics.jsonl", "train.log"} <= {*json.loads(fetched.stdout)["files"]}
+    with opened(system.kubeconfig, NAME, space, folder) as dashboard:
+        url = f"{dashboard['url']}/api/version"
+        assert httpx.get(url, trust_env=False).status_code == httpx.codes.UNAUTHORIZED
+        secret = api.get(f"/api/v1/namespaces/{space}/secrets/{dashboard['secret']}")
+        token = base64.b64decode(secret["data"][dashboard["key"]]).decode()
+        answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+        assert answer.json()["ray_version"] == "2.60.0"
+
+
+def fetch_from_the_claim(system: System, api: Api, space: str, run: Path, folder: Path) -> None:
+    """`drl logs` and `drl fetch` when the pods are gone."""
+    logs = run_drl(system.kubeconfig, "logs", NAME, f"--namespace={space}")
+    assert (logs.exit_code, "train.log" in logs.stderr, "claim runs" in logs.stderr) == (1, True, True), logs.stderr
+    kept = folder / "ended"
+    said = run_drl(system.kubeconfig, "fetch", NAME, f"--to={kept}", f"--namespace={space}")
+    assert said.exit_code == 0, said.output
+    for name in ("metrics.jsonl", "report.html", "train.log"):
+        assert (kept / name).read_bytes() == (run / name).read_bytes()
+    assert [path.name for path in kept.rglob("*.safetensors")] == ["pytorch_lora_weights.safetensors"]
+    deadlines.wait_until(
+        "the pod that read the claim to go", GONE, lambda: not api.get(f"/api/v1/namespaces/{space}/pods")["items"]
+    )
 
 
 def test_on_npus_a_lost_head_is_reported_and_the_next_attempt_succeeds(api: Api, space: str, run: Path) -> None:
