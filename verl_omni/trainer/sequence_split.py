@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from verl_omni.utils.model_folder import processor_config
 from verl_omni.workers.actor.setting_checks import (
+    COMPILED,
     SEQUENCE_PARALLEL,
     check_heads,
     check_tokens,
@@ -24,8 +25,8 @@ def check(config: DictConfig) -> None:
         config: settings of the trainer, with the model's folder and architecture filled in.
 
     Raises:
-        ValueError: the size does not divide the ranks, the attention heads or the tokens of a sample, or the model's
-            family has no split.
+        ValueError: the size does not divide the ranks, the attention heads or the tokens of a sample, the model's
+            family has no split, or its layers are to be compiled.
         FileNotFoundError: a configuration file of the model is missing.
     """
     settings = config.actor_rollout_ref
@@ -33,6 +34,11 @@ def check(config: DictConfig) -> None:
     sequence_groups(config.trainer.nnodes * config.trainer.n_gpus_per_node, size)
     if size == 1:
         return
+    if settings.actor.fsdp_config.use_torch_compile:
+        raise ValueError(
+            f"{COMPILED}: true is not supported with {SEQUENCE_PARALLEL}={size}: the exchange between the ranks is not "
+            "compiled; write false"
+        )
     # Imported here: only runs that split sequences need it at this point.
     from verl_omni.pipelines.registry import FAMILIES
     from verl_omni.pipelines.sample_shapes import sample_shapes

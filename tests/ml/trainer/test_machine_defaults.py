@@ -147,6 +147,14 @@ def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
         fitted(tmp_path, architecture, *given)
 
 
+def test_compiled_layers_are_refused_with_sequence_parallelism(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"use_torch_compile: true is not supported with .*=2: .*; write false"):
+        fitted(
+            tmp_path, "WanPipeline", "trainer.n_gpus_per_node=4", f"{FSDP}.ulysses_sequence_parallel_size=2",
+            f"{FSDP}.use_torch_compile=true",
+        )  # fmt: skip
+
+
 def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No model family for architecture 'FluxPipeline'"):
         fitted(tmp_path, "FluxPipeline")

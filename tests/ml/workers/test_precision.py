@@ -305,6 +305,53 @@ def test_activation_checkpointing_needs_less_memory(make: Make, tmp_path: Path) 
     assert peaks[True] < 0.4 * peaks[False], peaks
 
 
+# torch's compiler imports modules of its own that use `torch.jit.script_method`.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_a_compiled_layer_has_the_gradients_of_the_layer(make: Make, tmp_path: Path) -> None:
+    """One layer with the compiler that runs use; the other tests only capture layers as graphs."""
+    from diffusers import SD3Transformer2DModel
+
+    config = {**make(SD3).module.config, "num_layers": 1}
+    SD3Transformer2DModel.from_config(config).save_pretrained(tmp_path / "transformer")
+    plain, other = (make(SD3, dtype="float32", folder=tmp_path) for _ in range(2))
+    parallel.compile_layers(other.module, other.model_config.fsdp_layer_prefixes)
+    expected, found = gradients(plain, SD3), gradients(other, SD3)
+    assert all(torch.allclose(found[name], each, rtol=1e-3, atol=1e-6) for name, each in expected.items())
+
+
+def compiled(actor: DiffusionActor) -> DiffusionActor:
+    """The actor with layers that are captured as graphs, and run by torch's own kernels."""
+    parallel.compile_layers(actor.module, actor.model_config.fsdp_layer_prefixes, backend="aot_eager")
+    return actor
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiled_layers_have_the_same_gradients(make: Make, architecture: str) -> None:
+    """Every layer of every family is a single graph. Weights without influence get gradients of 0 instead of none."""
+    plain, other = (make(architecture, dtype="float32", checkpointing=True) for _ in range(2))
+    expected, found = gradients(plain, architecture, 2.0), gradients(compiled(other), architecture, 2.0)
+    for name, gradient in found.items():
+        wanted = expected.get(name, torch.zeros_like(gradient))
+        assert torch.allclose(gradient, wanted, rtol=1e-3, atol=1e-5 * float(wanted.abs().max())), name
+
+
+def test_compiled_layers_keep_their_inputs_only(make: Make) -> None:
+    kept = {}
+    for checkpointing in (False, True):
+        actor, sizes = compiled(make(SD3, dtype="float32", checkpointing=checkpointing)), {}
+        inputs = conditions(SD3), torch.randn(2, 16, 32, 32), torch.full((2,), 500.0)
+
+        def note(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = actor.policy.velocity(*inputs, 1.0).square().mean()
+        loss.backward()
+        kept[checkpointing] = sum(sizes.values())
+    assert kept[True] < 0.4 * kept[False], kept
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_guidance_is_one_batch_of_both_prompts(make: Make, architecture: str) -> None:
     actor = make(architecture, dtype="float32")

@@ -6,6 +6,7 @@ The ranks are forked from a process that has imported everything, and each runs 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verl_omni.workers.actor import parallel, setting_checks
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.slow
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 ROWS, STEPS, LAYERS = 8, 2, 2
 HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")}
+COMPILED = "compiled in bfloat16 with a KL on 2"
 # Name -> (ranks, rank of the adapter or 0 for all weights, settings of FSDP, and whether there is a KL loss).
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "adapter on 2": (2, 4, {}),
@@ -38,6 +41,7 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "each reduced on 2": (2, 0, {"use_no_sync_for_gradient_accumulation": False}),
     "prefetched on 2": (2, 0, {"forward_prefetch": True}),
     "bfloat16 on 2": (2, 4, HALF),
+    COMPILED: (2, 4, {"use_torch_compile": True, "use_kl_loss": True, **HALF}),
     "all weights in bfloat16 with a KL on 2": (2, 0, {"use_kl_loss": True, **HALF}),
     "all weights on 4": (4, 0, {}),
     "two copies on 4": (4, 0, {"fsdp_size": 2}),
@@ -58,6 +62,14 @@ def background_folder(model: Path) -> Path:
     return model.with_name("background")
 
 
+class CapturedActor(DiffusionActor):
+    """An actor whose compiled layers are graphs of torch's own kernels: compilers need a minute for others."""
+
+    def _change_layers(self, module: Any) -> None:
+        if self.config.fsdp_config.use_torch_compile:
+            parallel.compile_layers(module, self.model_config.fsdp_layer_prefixes, backend="aot_eager")
+
+
 def make(folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None) -> DiffusionActor:
     model: Any = SimpleNamespace(
         path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
@@ -72,7 +84,7 @@ def make(folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None) -> Dif
         ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
         optim=DiffusionOptimizerConfig(lr=1e-3), fsdp_config=DiffusionFSDPConfig(**fsdp),
     )  # fmt: skip
-    return DiffusionActor(model, config, 1, mesh=mesh)
+    return CapturedActor(model, config, 1, mesh=mesh)
 
 
 @cache
@@ -114,17 +126,22 @@ class Collectives(TorchDispatchMode):
 
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
-    """Two updates. Returns gradient norms, the trained weights, and the collectives of the second one."""
+    """Two updates. Returns gradient norms, the trained weights, the collectives of the second one, and new graphs."""
+    counters.clear()
+    # Dynamo captures no graph while operators are counted.
+    count = nullcontext if actor.config.fsdp_config.use_torch_compile else lambda mode: mode
+    collectives, forward = Collectives(), Collectives()
     data = {name: tensor[share] for name, tensor in batch().items()}
     norms = [actor.update(data, **SAMPLER)["actor/grad_norm"]]
-    with Collectives() as collectives:
+    with count(collectives):
         norms.append(actor.update(data, **SAMPLER)["actor/grad_norm"])
-    with torch.no_grad(), Collectives() as forward:
+    with torch.no_grad(), count(forward):
         actor.policy.velocity(data, data["all_latents"][:, 0], data["all_timesteps"][:, 0], 1.0)
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
     return {
         "norms": norms, "weights": {n: t.clone() for n, t in actor.weights(kind)},
         "counts": collectives.counts, "gathers": forward.gathers_in_a_row,
+        "graphs": counters["stats"]["unique_graphs"],
     }  # fmt: skip
 
 
@@ -176,7 +193,7 @@ def alone(model_folder: Path) -> Any:
     @cache
     def one(name: str) -> dict[str, Any]:
         _, adapter, fsdp = CASES[name]
-        return updated(make(model_folder, adapter, fsdp), slice(0, ROWS))
+        return updated(make(model_folder, adapter, {**fsdp, "use_torch_compile": False}), slice(0, ROWS))
 
     return one
 
@@ -193,6 +210,12 @@ def test_ranks_give_the_update_of_one_process(found: dict[str, Any], alone: Any,
         assert differences.mean() < 1e-4
     else:
         assert differences.max() < 2e-5
+
+
+def test_compiled_layers_share_no_more_graphs_than_they_need(found: dict[str, Any], alone: Any) -> None:
+    """The last layer differs: it does not update the text. Both run with gradients, without, and as the base."""
+    assert found[COMPILED]["graphs"] == LAYERS * 3
+    assert alone(COMPILED)["graphs"] == 0
 
 
 def reductions(found: dict[str, Any]) -> int:

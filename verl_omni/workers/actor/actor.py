@@ -89,15 +89,20 @@ class DiffusionActor:
         """The transformer of the model's folder, on the training device."""
         model, fsdp, seed = self.model_config, self.config.fsdp_config, self.config.seed
         if self.mesh is None:
-            return build.load_transformer(model, precision=dtypes, seed=seed).eval().to(self.device)
+            made = build.load_transformer(model, precision=dtypes, seed=seed).eval().to(self.device)
+            self._change_layers(made)
+            return made
         return shard_loading.load_sharded(
             model, self.mesh, precision=dtypes, seed=seed, reshard_after_forward=fsdp.reshard_after_forward,
-            forward_prefetch=fsdp.forward_prefetch, before_sharding=self._split_sequence,
+            forward_prefetch=fsdp.forward_prefetch, before_sharding=self._change_layers,
         )  # fmt: skip
 
-    def _split_sequence(self, module: nn.Module) -> None:
+    def _change_layers(self, module: nn.Module) -> None:
+        """What a model gets after its adapter, and before it is sharded."""
         if self.sequence_ranks > 1:
             split_sequence(module, self.device.type, self.ranks, self.sequence_ranks)
+        if self.config.fsdp_config.use_torch_compile:
+            parallel.compile_layers(module, self.model_config.fsdp_layer_prefixes)
 
     # --- update -----------------------------------------------------------------------------------------
 

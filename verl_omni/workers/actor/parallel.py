@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from verl_omni.workers.actor.precision import Precision, float32_parts
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
+
+GRAPHS = 64  # of one class of layers; torch's limit of 8 is for functions whose recompilation is a mistake
 
 
 def parallelize(
@@ -58,6 +62,39 @@ def parallelize(
         layers: list[Any] = [module.get_submodule(name) for name in layer_names(module, prefixes)]
         for layer, following in pairwise(layers):
             layer.set_modules_to_forward_prefetch([following])
+
+
+def compile_layers(module: Any, prefixes: Sequence[str], backend: str = "inductor") -> None:
+    """Compile the forward pass of each layer with `torch.compile`, when it first runs; call it before `parallelize`.
+
+    Layers of a class share graphs: one for each kind of layer, each shape, and passes without gradients or adapter.
+    A layer that cannot become a single graph raises an error. Activation checkpointing moves into the graphs, because
+    diffusers' own calls a layer once more in the backward pass, and torch may choose another graph for that call.
+
+    Args:
+        module: a diffusers model.
+        backend: torch's name of the compiler.
+    """
+    checkpointing = module.is_gradient_checkpointing
+    if checkpointing:
+        module.disable_gradient_checkpointing()
+    compiled: dict[type[nn.Module], Any] = {}
+    for name in layer_names(module, prefixes):
+        layer = module.get_submodule(name)
+        kind = type(layer)
+        if kind not in compiled:
+            compiled[kind] = torch.compile(
+                _checkpointed(kind.forward) if checkpointing else kind.forward,
+                backend=backend, fullgraph=True, isolate_recompiles=True, recompile_limit=GRAPHS,
+            )  # fmt: skip
+        layer.forward = MethodType(compiled[kind], layer)
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **named: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **named)
+
+    return run
 
 
 def layer_names(module: nn.Module, prefixes: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ def check_fsdp_size(ranks: int, fsdp_size: int) -> None:
         )
 
 
+COMPILED = "actor_rollout_ref.actor.fsdp_config.use_torch_compile"
 SEQUENCE_PARALLEL = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 
 

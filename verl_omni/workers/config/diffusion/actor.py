@@ -117,6 +117,7 @@ class DiffusionFSDPConfig(BaseConfig):
             they train on the same rows, and data is divided over the groups.
         reshard_after_forward: argument of FSDP2's `fully_shard`, which shards an actor of several processes.
         forward_prefetch: gather the weights of the next layer before the layer at work is computed.
+        use_torch_compile: compile each layer with `torch.compile`.
         param_offload: keep the weights in CPU memory except during updates and weight sync.
         optimizer_offload: keep the optimizer state in CPU memory except during updates.
 
@@ -131,6 +132,7 @@ class DiffusionFSDPConfig(BaseConfig):
     ulysses_sequence_parallel_size: int = 1
     reshard_after_forward: bool = True
     forward_prefetch: bool = False
+    use_torch_compile: bool = False
     param_offload: bool = False
     optimizer_offload: bool = False
 
