@@ -60,6 +60,8 @@ def open_trackers(config: DictConfig, folder: Path) -> Trackers | None:
     places = {
         "TENSORBOARD_DIR": str(folder / "tensorboard"), "VERL_FILE_LOGGER_PATH": str(folder / "tracking.jsonl"),
         "WANDB_DIR": str(folder), "MLFLOW_TRACKING_URI": f"sqlite:///{folder.resolve()}/mlflow.db",
+        # Where MLflow puts pictures without a server; its default is a folder below the working directory.
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": str(folder.resolve() / "mlflow"),
     }  # fmt: skip
     for variable, place in places.items():
         os.environ.setdefault(variable, place)
