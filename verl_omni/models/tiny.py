@@ -136,15 +136,30 @@ def make_tiny_wan_5b(path: Path, seed: int = 0) -> None:
     _make_wan(path, seed, 6, vae, expand_timesteps=True)
 
 
-def _make_wan(path: Path, seed: int, channels: int, vae_config: Mapping[str, Any], **pipeline_config: Any) -> None:
+def make_tiny_wan_a14b(path: Path, seed: int = 0) -> None:
+    """Write the model like Wan 2.2 A14B: as `make_tiny_wan`, with a second transformer for low noise levels."""
+    _make_wan(path, seed, 4, {"dim_mult": [1, 1, 1, 1]}, transformers=2, boundary_ratio=0.875)
+
+
+def _make_wan(
+    path: Path,
+    seed: int,
+    channels: int,
+    vae_config: Mapping[str, Any],
+    *,
+    transformers: int = 1,
+    **pipeline_config: Any,
+) -> None:
     tokenizer = text.t5_tokenizer(WORDS, TEXT_LENGTH)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        transformer = WanTransformer3DModel(
-            num_attention_heads=2, attention_head_dim=HIDDEN // 2, in_channels=channels, out_channels=channels,
-            text_dim=WIDTH, freq_dim=32, ffn_dim=2 * HIDDEN, num_layers=2,
-        )  # fmt: skip
-        torch.nn.init.normal_(transformer.proj_out.weight, std=0.1)
+        made = {}
+        for name in ("transformer", "transformer_2")[:transformers]:
+            made[name] = WanTransformer3DModel(
+                num_attention_heads=2, attention_head_dim=HIDDEN // 2, in_channels=channels, out_channels=channels,
+                text_dim=WIDTH, freq_dim=32, ffn_dim=2 * HIDDEN, num_layers=2,
+            ).eval()  # fmt: skip
+            torch.nn.init.normal_(made[name].proj_out.weight, std=0.1)
         vae = AutoencoderKLWan(
             base_dim=8, z_dim=channels, num_res_blocks=1, latents_mean=[0.0] * channels, latents_std=[1.0] * channels,
             **vae_config,
@@ -152,7 +167,7 @@ def _make_wan(path: Path, seed: int, channels: int, vae_config: Mapping[str, Any
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
     pipeline = WanPipeline(
-        transformer=transformer.eval(),
+        **made,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
         vae=vae.eval(),
         text_encoder=text.umt5_encoder(tokenizer, WIDTH, seed=seed + 1),
@@ -191,4 +206,5 @@ MAKERS = {
     "sd3": make_tiny_sd3,
     "wan": make_tiny_wan,
     "wan_5b": make_tiny_wan_5b,
+    "wan_a14b": make_tiny_wan_a14b,
 }

@@ -32,6 +32,8 @@ class Family:
         encoder: `module:Class` that encodes prompts and images for training without the engine; None: there is none.
         shapes: module with the shapes of samples (`sample_shapes.SampleShapes`); None: there is none.
         images: module about input images of prompts (`input_images.InputImages`); None: prompts have no images.
+        experts: whether a model may have a second transformer for low noise levels. The first argument of `velocity`
+            is then `workers.actor.experts.Experts`, and the engine's pipeline calls the transformer of each step.
     """
 
     pipeline: str
@@ -40,6 +42,7 @@ class Family:
     encoder: str | None = None
     shapes: str | None = None
     images: str | None = None
+    experts: bool = False
 
     @property
     def folder(self) -> str:
@@ -79,7 +82,7 @@ FAMILIES = Registry("model family", {
     "QwenImageEditPlusPipeline": _editing("QwenImageEditPlus"),
     "QwenImagePipeline": _own("qwen_image", "QwenImageRolloutPipeline"),
     "StableDiffusion3Pipeline": _own("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
-    "WanPipeline": _own("wan", "WanRolloutPipeline"),
+    "WanPipeline": replace(_own("wan", "WanRolloutPipeline"), experts=True),
 })  # fmt: skip
 
 

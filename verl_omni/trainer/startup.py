@@ -19,7 +19,7 @@ from verl_omni.trainer.pool_nodes import wait_for_nodes
 from verl_omni.trainer.replica_pool import ReplicaPool
 from verl_omni.trainer.replica_updates import ReplicaUpdates
 from verl_omni.trainer.stack import Cluster, PlainCluster, Stack
-from verl_omni.utils.model_folder import model_folder
+from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, model_folder
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry
 
@@ -30,7 +30,6 @@ LOGICAL_CPUS = 16
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 PASSED_PREFIXES = ("VERL_", "OMP_", "HF_", "HCCL_", LOG_LEVEL)
 OF_ITS_NODE = ("HCCL_IF_IP",)  # the address of the driver's node, which is wrong on every other one
-SECOND_EXPERT = "transformer_2"  # part of a diffusers pipeline
 
 
 def prepare_environment(has_accelerator: bool) -> None:
@@ -123,9 +122,9 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
 
     Raises:
         FileNotFoundError: the folder is not in diffusers' layout.
-        ValueError: no model family matches, or the model has two transformers.
+        ValueError: no model family matches, or the model has two transformers, and its family does not support that.
     """
-    from verl_omni.pipelines.registry import FAMILIES, training_adapter
+    from verl_omni.pipelines.registry import FAMILIES, family, training_adapter
 
     folder = model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
@@ -135,27 +134,28 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
             f"actor_rollout_ref.model.path: {index} does not exist; write the folder of a model in diffusers' layout"
         )
     parts = json.loads(index.read_text())
-    if parts.get(SECOND_EXPERT, (None,))[0] is not None and not model.external_lib:
-        raise ValueError(
-            f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, {SECOND_EXPERT}; "
-            "only models with one can be trained, such as Wan 2.1, or Wan 2.2 TI2V 5B from text"
-        )
     if model.architecture is None:
         model.architecture = parts["_class_name"]
-    family = training_adapter(model.architecture)
+    adapter = training_adapter(model.architecture)
+    if boundary_ratio(folder) is not None and not family(model.architecture).experts:
+        supported = ", ".join(name for name, each in FAMILIES.items() if each.experts)
+        raise ValueError(
+            f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, "
+            f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
+        )
     if model.extra_tokenizers and model.architecture not in FAMILIES.registered:
         model.extra_tokenizers = {}  # its engine tokenizes the prompt's text for each of its text encoders
     if model.tokenizer_path is None:
         model.tokenizer_path = f"{model.path}/tokenizer"
     if model.custom_chat_template is None:
-        model.custom_chat_template = family.CHAT_TEMPLATE
+        model.custom_chat_template = adapter.CHAT_TEMPLATE
     if model.target_modules is None:
-        model.target_modules = list(family.LORA_TARGETS)
+        model.target_modules = list(adapter.LORA_TARGETS)
     if model.fsdp_layer_prefixes is None:
-        model.fsdp_layer_prefixes = list(family.LAYERS)
+        model.fsdp_layer_prefixes = list(adapter.LAYERS)
     if rollout.max_prompt_embed_length is None:
         length = json.loads(tokenizer.read_text())["model_max_length"] if tokenizer.is_file() else 0
-        rollout.max_prompt_embed_length = family.prompt_rows(rollout.pipeline.max_sequence_length, int(length))
+        rollout.max_prompt_embed_length = adapter.prompt_rows(rollout.pipeline.max_sequence_length, int(length))
 
 
 def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # of older and newer releases
+INDEX, SECOND_TRANSFORMER = "model_index.json", "transformer_2"  # parts of a diffusers pipeline
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -40,6 +41,24 @@ def model_folder(path: str, setting: str) -> Path:
         raise FileNotFoundError(
             f"{setting}: {path} is no folder, and not in the hub cache {constants.HF_HUB_CACHE}: {advice}"
         ) from error
+
+
+def boundary_ratio(folder: Path) -> float | None:
+    """Share of the noise levels below which a model's second transformer computes; None: it has one transformer.
+
+    Raises:
+        ValueError: it has two, and no ratio between 0 and 1.
+    """
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    if (index.get(SECOND_TRANSFORMER) or [None])[0] is None:
+        return None
+    ratio = index.get("boundary_ratio")
+    if not isinstance(ratio, (int, float)) or not 0 < ratio < 1:
+        raise ValueError(
+            f"{folder / INDEX}: a model with {SECOND_TRANSFORMER} needs a boundary_ratio between 0 and 1, the share of "
+            f"the noise levels below which that transformer computes, and it is {ratio}; Wan 2.2 A14B has 0.875"
+        )
+    return float(ratio)
 
 
 def processor_config(folder: Path) -> dict[str, Any] | None:

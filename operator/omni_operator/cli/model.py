@@ -26,6 +26,7 @@ class Family(str, Enum):
     SD3 = "sd3"
     WAN = "wan"
     WAN_5B = "wan_5b"
+    WAN_A14B = "wan_a14b"
 
 
 NewFolder = Annotated[Path, typer.Argument(help="New or empty folder to write.", metavar="PATH")]

@@ -166,8 +166,8 @@ class RunningFamily:
         assert self.update(self.samples(version=1))["rollout_corr/max_velocity_rel_diff"] < 1e-3
         return changed
 
-    def send_base(self, scale: float, *, only: str = "") -> int:
-        """Send the base weights, by the names in the model file, those that begin with `only` times `scale`.
+    def send_base(self, scale: float, *, only: str = "", component: str = "transformer") -> int:
+        """Send the base weights of a transformer, by the names in its file, those that begin with `only` times `scale`.
 
         Returns:
             The number of tensors.
@@ -175,12 +175,12 @@ class RunningFamily:
         import ray
         from safetensors.torch import load_file
 
-        file = Path(self.config.actor_rollout_ref.model.path) / "transformer" / "diffusion_pytorch_model.safetensors"
+        file = Path(self.config.actor_rollout_ref.model.path) / component / "diffusion_pytorch_model.safetensors"
         weights = {
-            f"transformer.{name}": tensor * (scale if name.startswith(only) else 1)
+            f"{component}.{name}": tensor * (scale if name.startswith(only) else 1)
             for name, tensor in load_file(file).items()
         }
-        job, update = ray.get_runtime_context().get_job_id(), f"base-{scale}-{only}"
+        job, update = ray.get_runtime_context().get_job_id(), f"base-{scale}-{only}-{component}"
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         receiving = self.stack.servers.server_handles[0].collective_rpc.remote(
             "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 60.0}

@@ -160,11 +160,16 @@ def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Pa
         fitted(tmp_path, "FluxPipeline")
 
 
-def test_a_model_with_two_transformers_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """Wan 2.2 A14B; diffusers writes [null, null] for a part that a pipeline may have and this model has not."""
+def test_a_second_transformer_is_refused_where_it_could_not_be_trained(tmp_path: Path) -> None:
+    """Diffusers writes [null, null] for a part that a pipeline may have and this model has not."""
+    second = {"transformer_2": ["diffusers", "WanTransformer3DModel"]}
     assert fitted(tmp_path, "WanPipeline", transformer_2=[None, None])
-    with pytest.raises(ValueError, match="has a second transformer for low noise levels, transformer_2; only models"):
-        fitted(tmp_path, "WanPipeline", transformer_2=["diffusers", "WanTransformer3DModel"])
+    assert fitted(tmp_path, "WanPipeline", **second, boundary_ratio=0.875)
+    for ratio in (None, 1.0):
+        with pytest.raises(ValueError, match=rf"needs a boundary_ratio between 0 and 1.*and it is {ratio}"):
+            fitted(tmp_path, "WanPipeline", **second, boundary_ratio=ratio)
+    with pytest.raises(ValueError, match="which is supported for WanPipeline only, not for QwenImagePipeline"):
+        fitted(tmp_path, "QwenImagePipeline", **second, boundary_ratio=0.875)
 
 
 def test_tokenizers_whose_ids_the_family_does_not_read_are_not_loaded(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ PUBLISHED = {
     "Qwen/Qwen-Image-Edit-2511": 20.4,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.4,
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": 14.3,
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": 14.3,  # each of two
 }
 ENCODERS = {
     "stabilityai/stable-diffusion-3.5-medium": 5.6,  # T5-XXL 4.8, CLIP 0.12 and 0.69

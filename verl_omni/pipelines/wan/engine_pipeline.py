@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
+from verl_omni.utils.model_folder import boundary_ratio
 from verl_omni.weight_sync.names import to_engine_adapter
 
 # The engine looks for upstream's pre-processing in the module of the pipeline class.
 __all__ = ["WanRolloutPipeline", "get_post_process_func", "get_wan22_pre_process_func"]
 
 STEPS = 40
-ONE_TRANSFORMER = 0.0  # share of the noise levels that upstream gives to a second transformer
+ONE_TRANSFORMER = 0.0  # share of the noise levels that a second transformer computes
 
 
 class WanRolloutPipeline(Wan22Pipeline):
@@ -29,10 +31,10 @@ class WanRolloutPipeline(Wan22Pipeline):
     Prompts may be token ids. The solver is Euler's, whose steps have a density. The steps in the SDE window of each
     request are recorded.
 
-    Latents are [B, C, frames, h, w].
+    Latents are [B, C, frames, h, w]. Of two transformers, the model's `boundary_ratio` says which one computes a step.
 
     Raises:
-        NotImplementedError: the model has two transformers, for high and for low noise levels.
+        ValueError: the engine was started with another `boundary_ratio` than the model's.
     """
 
     supports_request_batch = True
@@ -42,13 +44,15 @@ class WanRolloutPipeline(Wan22Pipeline):
         (".ffn.net_0.", ".ffn.net.0."),
         (".ffn.net_2.", ".ffn.net.2."),
         (".transformer.output_scale_shift_prepare.scale_shift_table.", ".transformer.scale_shift_table."),
+        (".transformer_2.output_scale_shift_prepare.scale_shift_table.", ".transformer_2.scale_shift_table."),
     )
 
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
+        ratio = boundary_ratio(Path(od_config.model))
+        if od_config.boundary_ratio not in (None, ratio):
+            raise ValueError(f"boundary_ratio={od_config.boundary_ratio} of the engine is not {ratio}, the model's")
         super().__init__(od_config=od_config, prefix=prefix)
-        if self.has_transformer_2:
-            raise NotImplementedError(f"{od_config.model} has two transformers; only models with one can be trained")
-        self.boundary_ratio = ONE_TRANSFORMER
+        self.boundary_ratio = ONE_TRANSFORMER if ratio is None else ratio
 
     @override
     def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
@@ -82,25 +86,26 @@ class WanRolloutPipeline(Wan22Pipeline):
     ) -> Tensor:
         if latent_condition is not None:
             raise ValueError("Wan is trained from text to video: send the prompt without an image")
-        guided = guidance_low > 1 and negative_prompt_embeds is not None
 
         def velocity(x: Tensor, timestep: Tensor) -> Tensor:
+            low_noise = self.transformer_2 is not None and timestep < boundary_timestep
+            scale = guidance_high if low_noise else guidance_low  # upstream's names
+            guided = scale > 1 and negative_prompt_embeds is not None
             common = {
                 "hidden_states": x.to(dtype),
                 "timestep": timestep.expand(x.shape[0]),
                 "attention_kwargs": attention_kwargs,
                 "return_dict": False,
+                "current_model": self.transformer_2 if low_noise else self.transformer,
             }
             positive = {**common, "encoder_hidden_states": prompt_embeds}
             negative = {**common, "encoder_hidden_states": negative_prompt_embeds} if guided else None
-            found: Tensor = self.predict_noise_maybe_with_cfg(
-                guided, guidance_low, positive, negative, cfg_normalize=False
-            )
+            found: Tensor = self.predict_noise_maybe_with_cfg(guided, scale, positive, negative, cfg_normalize=False)
             return found
 
         conditions = {
             "prompt_embeds": prompt_embeds,
-            "negative_prompt_embeds": negative_prompt_embeds if guided else None,
+            "negative_prompt_embeds": negative_prompt_embeds if max(guidance_low, guidance_high) > 1 else None,
         }
         return self._recorder.denoise(velocity, latents, timesteps, self.scheduler.sigmas, conditions)
 

@@ -27,7 +27,7 @@ class EngineMemory:
     """Bytes of one engine worker, awake.
 
     Attributes:
-        transformer: its share of the transformer under tensor parallelism. text_encoders, vae: whole.
+        transformer: its share of the transformers under tensor parallelism. text_encoders, vae: whole.
         passes: peak beyond the weights of each pass; encoding, denoising and decoding follow each other.
         batch: samples of one batch.
     """
@@ -75,7 +75,7 @@ def measure(config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor]
         pixels = model.empty(batch, *encoder_input(model.configs, rollout.pipeline), dtype=dtype)
         passes["image encoding"] = _peak(vae, lambda: vae.encode(pixels, return_dict=False))
     return EngineMemory(
-        transformer=math.ceil(_weights(transformer) / rollout.tensor_model_parallel_size),
+        transformer=model.transformers * math.ceil(_weights(transformer) / rollout.tensor_model_parallel_size),
         text_encoders=encoders,
         vae=_weights(vae),
         passes=passes,

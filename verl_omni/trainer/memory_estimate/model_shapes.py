@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from verl_omni.utils.model_folder import processor_config
+from verl_omni.utils.model_folder import boundary_ratio, processor_config
 from verl_omni.workers.actor import build
 
 INDEX = "model_index.json"
@@ -27,10 +27,12 @@ class ModelShapes:
     Attributes:
         configs: configuration by component: `transformer`, `vae`, the text encoders, and the `processor` of images.
         classes: class name by component.
+        transformers: how many the model has; a second one has the shapes of the first.
     """
 
     configs: Configs
     classes: Mapping[str, str]
+    transformers: int = 1
     _mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
 
     @property
@@ -99,7 +101,7 @@ def read(folder: Path) -> ModelShapes:
             classes[component] = entry[1]
     if (processor := processor_config(folder)) is not None:
         configs["processor"] = processor
-    return ModelShapes(configs, classes)
+    return ModelShapes(configs, classes, 1 if boundary_ratio(folder) is None else 2)
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

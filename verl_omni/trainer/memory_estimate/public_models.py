@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_omni.utils.model_folder import SECOND_TRANSFORMER
+
 Component = tuple[str, Mapping[str, Any]]  # class name, configuration
 
 _CLIP_L = {
@@ -87,6 +89,10 @@ def _wan(layers: int, heads: int, feed_forward: int) -> dict[str, Component]:
     }  # fmt: skip
 
 
+def _two_transformers(components: dict[str, Component]) -> dict[str, Component]:
+    return {**components, SECOND_TRANSFORMER: components["transformer"]}
+
+
 _QWEN_IMAGE: dict[str, Component] = {
     "transformer": (
         "QwenImageTransformer2DModel",
@@ -113,6 +119,7 @@ MODELS: dict[str, tuple[str, dict[str, Component], int]] = {
     "Qwen/Qwen-Image-Edit-2511": (EDIT_PLUS, _QWEN_IMAGE_EDIT_2511, 131072),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": (WAN, _wan(30, 12, 8960), 512),
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": (WAN, _wan(40, 40, 13824), 512),
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": (WAN, _two_transformers(_wan(40, 40, 13824)), 512),
 }
 
 
@@ -124,6 +131,8 @@ def write(model_id: str, folder: Path) -> None:
     """
     pipeline, components, tokenizer_length = MODELS[model_id]
     index: dict[str, Any] = {"_class_name": pipeline}
+    if SECOND_TRANSFORMER in components:
+        index["boundary_ratio"] = 0.875
     for name, (class_name, config) in components.items():
         text = name.startswith("text_encoder")
         index[name] = ["transformers" if text else "diffusers", class_name]

@@ -78,7 +78,7 @@ def measure(
         accelerator: whether an accelerator trains; on one, AdamW handles plain tensors together.
     """
     settings = config.actor_rollout_ref
-    sharding = _sharding(config, ranks)
+    sharding, number = _sharding(config, ranks), model.transformers
     module = _trained_module(config, model, sharding.precision)
     parameters = list(module.parameters())
     trained = [p for p in parameters if p.requires_grad]
@@ -97,24 +97,25 @@ def measure(
     shard = shard_bytes(trained, sharding.shards)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
     return TrainerMemory(
-        weights=weights,
-        gradients=gradient_bytes(trained, sharding, accumulates_unsharded=once),
-        optimizer=MOMENTS * shard,
-        delayed_copies=shard
+        weights=number * weights,
+        gradients=number * gradient_bytes(trained, sharding, accumulates_unsharded=once),
+        optimizer=number * MOMENTS * shard,
+        delayed_copies=number
+        * shard
         * (("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)),
-        reference=reference,
-        gathered=gathered,
+        reference=number * reference,
+        gathered=number * gathered,  # at most: each keeps what is around its layers
         inputs=found.inputs,
         # What a rank keeps outside of the layers, of inputs and predictions, is not split, and too small to count.
         activations=math.ceil(found.activations / sharding.sequence),
-        step_temporary=shard if together else 2 * max(shard_bytes([p], sharding.shards) for p in trained),
-        loading=loading,
-        whole_weights=whole,
-        whole_trained=tensor_bytes(trained),
+        step_temporary=number * shard if together else 2 * max(shard_bytes([p], sharding.shards) for p in trained),
+        loading=number * loading,  # at most: one is loaded after the other
+        whole_weights=number * whole,
+        whole_trained=number * tensor_bytes(trained),
         largest=max(p.nbytes for p in (trained if settings.model.lora_rank > 0 else parameters)),
-        computed=computed,
-        parameters=sum(p.numel() for p in parameters),
-        trained_parameters=sum(p.numel() for p in trained),
+        computed=number * computed,
+        parameters=number * sum(p.numel() for p in parameters),
+        trained_parameters=number * sum(p.numel() for p in trained),
         shards=sharding.shards,
         backward_passes=found.passes,
         calls=found.calls,

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl_omni.algos import agreement
+from verl_omni.algos.flow_matching import TIMESTEPS
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.metric_names import is_maximum
-from verl_omni.workers.actor import build, export, parallel, precision, shard_loading
+from verl_omni.workers.actor import build, experts, export, parallel, precision, shard_loading
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy, PolicyName
 from verl_omni.workers.actor.sequence_parallel import split_sequence
@@ -86,15 +87,25 @@ class DiffusionActor:
         self.offload.rest()
 
     def _load(self, dtypes: precision.Precision) -> nn.Module:
-        """The transformer of the model's folder, on the training device."""
-        model, fsdp, seed = self.model_config, self.config.fsdp_config, self.config.seed
+        """The transformer of the model's folder, or both, on the training device."""
+        ratio, seed = experts.boundary_of(self.model_config), self.config.seed
+        first = self._load_component(experts.HIGH_NOISE, dtypes, seed)
+        if ratio is None:
+            return first
+        both = {experts.HIGH_NOISE: first, experts.LOW_NOISE: self._load_component(experts.LOW_NOISE, dtypes, seed + 1)}
+        return experts.Experts(both, ratio * TIMESTEPS, shared=self.ranks > 1).eval()
+
+    def _load_component(self, component: str, dtypes: precision.Precision, seed: int) -> nn.Module:
+        model, fsdp = self.model_config, self.config.fsdp_config
         if self.mesh is None:
-            made = build.load_transformer(model, precision=dtypes, seed=seed).eval().to(self.device)
+            made = build.load_transformer(model, precision=dtypes, seed=seed, component=component)
+            made = made.eval().to(self.device)
             self._change_layers(made)
             return made
         return shard_loading.load_sharded(
-            model, self.mesh, precision=dtypes, seed=seed, reshard_after_forward=fsdp.reshard_after_forward,
-            forward_prefetch=fsdp.forward_prefetch, before_sharding=self._change_layers,
+            model, self.mesh, precision=dtypes, seed=seed, component=component,
+            reshard_after_forward=fsdp.reshard_after_forward, forward_prefetch=fsdp.forward_prefetch,
+            before_sharding=self._change_layers,
         )  # fmt: skip
 
     def _change_layers(self, module: nn.Module) -> None:
@@ -204,6 +215,10 @@ class DiffusionActor:
         Raises:
             FloatingPointError: too many steps in a row were skipped.
         """
+        if isinstance(self.module, experts.Experts):
+            for parameter in self.trained:
+                if parameter.grad is None:  # of one that had no rows: without states of its own it could not resume
+                    parameter.grad = torch.zeros_like(parameter)
         norm = float(build.gather(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
         rate = self.scheduler.get_last_lr()[0]
         finite = math.isfinite(norm)
@@ -231,7 +246,8 @@ class DiffusionActor:
         which: PolicyName = "default",
         dtype: torch.dtype | None = None,
     ) -> Generator[tuple[str, Tensor]]:
-        """(name, unsharded tensor) of the adapter or of all weights; names are `transformer.<path>…`.
+        """(name, unsharded tensor) of the adapter or of all weights; names are `transformer.<path>…`, of a second
+        transformer `transformer_2.<path>…`.
 
         Args:
             which: the trained policy, the old one, or the moving average.

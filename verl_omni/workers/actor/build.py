@@ -16,7 +16,7 @@ ADAPTER = "default"
 logger = logging.getLogger(__name__)
 
 
-def load_transformer(model: Any, *, precision: Precision, seed: int) -> nn.Module:
+def load_transformer(model: Any, *, precision: Precision, seed: int, component: str = "transformer") -> nn.Module:
     """Load the transformer, with a new LoRA adapter when `model.lora_rank` is positive.
 
     Frozen weights are in `precision.frozen`, except those that the model keeps in float32, and trained weights in
@@ -24,6 +24,7 @@ def load_transformer(model: Any, *, precision: Precision, seed: int) -> nn.Modul
 
     Args:
         model: `DiffusionModelConfig`.
+        component: folder of the transformer in that of the model.
 
     Raises:
         ValueError: `lora_rank` is positive and `target_modules` is empty or matches no layer.
@@ -32,7 +33,7 @@ def load_transformer(model: Any, *, precision: Precision, seed: int) -> nn.Modul
     from diffusers import AutoModel
 
     made: nn.Module = AutoModel.from_pretrained(
-        str(Path(model.path)), subfolder="transformer", torch_dtype=precision.frozen
+        str(Path(model.path)), subfolder=component, torch_dtype=precision.frozen
     )
     return prepare(made, model, precision=precision, seed=seed)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from verl_omni.workers.actor.build import ADAPTER, gather
+from verl_omni.workers.actor.experts import HIGH_NOISE, LOW_NOISE, Experts
 
-COMPONENT = "transformer"
 LORA_FILE = "pytorch_lora_weights.safetensors"
 
 
@@ -22,7 +22,7 @@ def weights(
     instead: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, unsharded tensor) of the adapter or of every base weight.
+    """(name, unsharded tensor) of the adapter or of every base weight; names begin with that of the transformer.
 
     Args:
         instead: values by parameter name that replace those of the module.
@@ -31,7 +31,10 @@ def weights(
     for name, parameter in module.named_parameters():
         if ("lora_" in name) == (kind == "lora"):
             whole = gather((instead or {}).get(name, parameter))
-            yield f"{COMPONENT}.{_public(name)}", whole.to(dtype or whole.dtype)
+            yield (
+                _public(name if isinstance(module, Experts) else f"{HIGH_NOISE}.{name}"),
+                whole.to(dtype or whole.dtype),
+            )
 
 
 def _public(name: str) -> str:
@@ -57,12 +60,14 @@ def stage_adapter(
 ) -> Callable[[], None]:
     """Copy the adapter to host memory. Returns what writes the copy in diffusers' LoRA format, in any thread.
 
+    Diffusers loads an adapter of one transformer: that of a second one is in `folder`/transformer_2.
+
     Args:
         instead: as in `weights`.
         write: whether this rank writes. Every rank gathers.
     """
     found = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in weights(module, "lora", instead)}
-    metadata = {f"{COMPONENT}.{name}": value for name, value in peft_config(module).items() if value is not None}
+    metadata = {f"{HIGH_NOISE}.{name}": value for name, value in peft_config(module).items() if value is not None}
 
     def save() -> None:
         if not write:
@@ -71,7 +76,12 @@ def stage_adapter(
 
         from safetensors.torch import save_file
 
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(found, folder / LORA_FILE, metadata={"format": "pt", "lora_adapter_metadata": json.dumps(metadata)})
+        for component, place in ((HIGH_NOISE, folder), (LOW_NOISE, folder / LOW_NOISE)):
+            begin = f"{component}."
+            own = {f"{HIGH_NOISE}.{name.removeprefix(begin)}": found[name] for name in found if name.startswith(begin)}
+            if own:
+                place.mkdir(parents=True, exist_ok=True)
+                description = {"format": "pt", "lora_adapter_metadata": json.dumps(metadata)}
+                save_file(own, place / LORA_FILE, metadata=description)
 
     return save

@@ -149,5 +149,6 @@ def device_of(mesh: DeviceMesh) -> torch.device:
 
 def require_reduction(module: nn.Module, wanted: bool) -> None:
     """Whether the next backward pass reduces the gradients over the ranks, or only accumulates them on each."""
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(wanted)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_requires_gradient_sync(wanted, recurse=False)

@@ -18,7 +18,6 @@ from verl_omni.weight_sync.names import strip_lora_wrapper
 from verl_omni.workers.actor import build, parallel
 from verl_omni.workers.actor.precision import Precision
 
-COMPONENT = "transformer"
 FILE = "diffusion_pytorch_model.safetensors"
 INDEX = f"{FILE}.index.json"
 # Initial values of an adapter that do not depend on the weights it adapts; peft's others are computed from them.
@@ -101,6 +100,7 @@ def load_sharded(
     *,
     precision: Precision,
     seed: int,
+    component: str = "transformer",
     reshard_after_forward: bool,
     forward_prefetch: bool = False,
     before_sharding: Callable[[nn.Module], None] = lambda _: None,
@@ -113,6 +113,7 @@ def load_sharded(
 
     Args:
         model: `DiffusionModelConfig`.
+        component: folder of the transformer in that of the model.
         before_sharding: changes the model, with its adapter, before it is sharded; its weights may be on `meta`.
         open_files: opens the files of the folder that it gets.
 
@@ -129,11 +130,12 @@ def load_sharded(
         )  # fmt: skip
         return module
 
-    if (reason := _why_whole(model)) is not None:
+    folder = Path(model.path) / component
+    if (reason := _why_whole(model, folder)) is not None:
         logger.warning("every rank loads the whole transformer into host memory before it is sharded: %s", reason)
-        return shard(build.load_transformer(model, precision=precision, seed=seed).eval())
-    made = _without_memory(model, precision.frozen)
-    with open_files(_folder(model)) as files:
+        return shard(build.load_transformer(model, precision=precision, seed=seed, component=component).eval())
+    made = _without_memory(folder, precision.frozen)
+    with open_files(folder) as files:
         files.check({name: tuple(tensor.shape) for name, tensor in made.state_dict().items()})
         for name, owner, own in _persistent_buffers(made):
             owner._buffers[own] = files.read(name).to(owner._buffers[own].dtype)  # type: ignore[union-attr]
@@ -146,15 +148,10 @@ def load_sharded(
     return made
 
 
-def _folder(model: Any) -> Path:
-    return Path(model.path) / COMPONENT
-
-
-def _why_whole(model: Any) -> str | None:
+def _why_whole(model: Any, folder: Path) -> str | None:
     """Why the model cannot be read in slices; None if it can."""
     import diffusers
 
-    folder = _folder(model)
     config = json.loads((folder / "config.json").read_text())
     if not (folder / INDEX).is_file() and not (folder / FILE).is_file():
         return f"{folder} has no safetensors files"
@@ -170,7 +167,7 @@ def adapter_needs_weights(model: Any) -> bool:
     return model.lora_rank > 0 and str(model.lora_init_weights).lower() not in INDEPENDENT_INITS
 
 
-def _without_memory(model: Any, dtype: torch.dtype) -> nn.Module:
+def _without_memory(folder: Path, dtype: torch.dtype) -> nn.Module:
     """The transformer with its parameters on the meta device, in the dtypes in which `from_pretrained` loads them.
 
     Its buffers and other tensors are real: the model computes them when it is made.
@@ -178,7 +175,7 @@ def _without_memory(model: Any, dtype: torch.dtype) -> nn.Module:
     import diffusers
     from accelerate import init_empty_weights
 
-    config = json.loads((_folder(model) / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
     kind: Any = getattr(diffusers, config["_class_name"])
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # as `from_pretrained` does: it decides the dtype of some buffers

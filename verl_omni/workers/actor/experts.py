@@ -1,0 +1,96 @@
+"""`Experts`: two transformers as one model, each for its part of the noise levels, as in Wan 2.2 A14B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from verl_omni.pipelines.registry import family
+from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio
+
+HIGH_NOISE, LOW_NOISE = "transformer", SECOND_TRANSFORMER  # components of a diffusers pipeline
+
+
+class Experts(nn.Module):
+    """The transformers of high and of low noise; it is called as one of them is.
+
+    A row whose timestep is at least `boundary` is computed by the first, another one by the second, as in the engine.
+
+    With several ranks, each rank has rows of its own timesteps, and all ranks must gather the same shards: a
+    transformer that any rank needs runs on every rank, on one row without effect where there is none.
+
+    Args:
+        transformers: by the names of components, `transformer` and `transformer_2`.
+        boundary: timestep, in the units that the transformers get.
+        shared: whether the model is sharded over several ranks.
+    """
+
+    def __init__(self, transformers: Mapping[str, nn.Module], boundary: float, *, shared: bool) -> None:
+        super().__init__()
+        self.transformer, self.transformer_2 = transformers[HIGH_NOISE], transformers[LOW_NOISE]
+        self.boundary, self._shared = boundary, shared
+
+    @override
+    def forward(self, *, timestep: Tensor, **inputs: Any) -> tuple[Tensor]:
+        """Prediction of each row, as the first element of a tuple.
+
+        Args:
+            timestep: [B]. inputs: of the transformers; every tensor has B rows.
+        """
+        low = timestep < self.boundary
+        rows = [(~low).nonzero().flatten(), low.nonzero().flatten()]
+        found, places, without_effect = [], [], 0.0
+        for transformer, own, needed in zip(
+            (self.transformer, self.transformer_2), rows, self._needed(rows), strict=True
+        ):
+            if len(own) > 0:
+                found.append(_on_rows(transformer, own, timestep, inputs))
+                places.append(own)
+            elif needed:
+                without_effect = _on_rows(transformer, own.new_zeros(1), timestep, inputs).sum() * 0
+        whole = found[0] if len(found) == 1 else torch.cat(found)[torch.cat(places).argsort()]
+        return (whole + without_effect,)
+
+    def _needed(self, rows: list[Tensor]) -> list[bool]:
+        """Whether any rank has rows for each transformer. A collective with several ranks."""
+        counts = torch.tensor([len(own) for own in rows], device=rows[0].device)
+        if self._shared:
+            torch.distributed.all_reduce(counts)
+        return [count > 0 for count in counts.tolist()]
+
+    @property
+    def peft_config(self) -> Any:
+        """That of the adapters, which have the same settings."""
+        return self.transformer.peft_config
+
+    def disable_adapters(self) -> None:
+        """Run both as base models."""
+        for transformer in self.children():
+            transformer.disable_adapters()  # type: ignore[operator]
+
+    def enable_adapters(self) -> None:
+        """Run both with their adapters."""
+        for transformer in self.children():
+            transformer.enable_adapters()  # type: ignore[operator]
+
+
+def boundary_of(model: Any) -> float | None:
+    """Share of the noise levels below which the second transformer of a model computes; None: it has one transformer.
+
+    Args:
+        model: `DiffusionModelConfig`.
+    """
+    return boundary_ratio(Path(model.path)) if family(model.architecture).experts else None
+
+
+def _on_rows(transformer: nn.Module, rows: Tensor, timestep: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+    if len(rows) < len(timestep):
+        timestep = timestep[rows]
+        inputs = {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    found: Tensor = transformer(timestep=timestep, **inputs)[0]
+    return found
