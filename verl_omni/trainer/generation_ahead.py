@@ -75,21 +75,33 @@ class GenerationAhead(Generic[Batch]):
         generate: makes the batch of a step with the weights of a version; called in the thread.
         first: step of the checkpoint that the run starts from, whose weights are the oldest there are.
         last: last step of the run.
+        is_loss: whether an error of `generate` is the loss of all replicas.
     """
 
-    def __init__(self, generate: Callable[[int, int], Batch], *, ahead: int, first: int, last: int) -> None:
+    def __init__(
+        self, generate: Callable[[int, int], Batch], *, ahead: int, first: int, last: int,
+        is_loss: Callable[[BaseException], bool] = lambda error: False,
+    ) -> None:  # fmt: skip
         self._generate, self._ahead, self._first, self._last = generate, ahead, first, last
+        self._is_loss = is_loss
+        self._again: dict[int, int] = {}  # step of a batch that was lost -> the version that generates it instead
         self._started = first
         self._batches: dict[int, Future[Batch]] = {}
         self._stopping = threading.Event()
 
     def version(self, step: int) -> int:
         """Version of the weights that generate the batch of a step."""
-        return max(self._first, step - 1 - self._ahead)
+        return self._again.get(step, max(self._first, step - 1 - self._ahead))
 
     def start(self, version: int) -> None:
-        """Start to generate the batches of the published version. Those of earlier versions must have been drained."""
+        """Start to generate the batches of the published version, and those that were lost.
+
+        Those of earlier versions must have been drained.
+        """
         made: dict[int, Future[Batch]] = {}
+        for step, batch in self._batches.items():
+            if batch.done() and (error := batch.exception()) is not None and self._is_loss(error):
+                self._again[step], made[step] = version, Future()
         while self._started < self._last and self.version(self._started + 1) <= version:
             self._started += 1
             made[self._started] = Future()
@@ -102,18 +114,22 @@ class GenerationAhead(Generic[Batch]):
         """The batch of a step; waits for it.
 
         Raises:
-            Exception: what `generate` raised for this batch, or for an earlier one.
+            Exception: what `generate` raised for this batch, or for an earlier one. After the loss of all replicas, the
+                batch may be taken again once weights are published and `start` was called.
         """
-        return self._batches.pop(step).result()
+        made = self._batches[step].result()
+        del self._batches[step]
+        return made
 
     def drain(self) -> None:
         """Wait for all batches that were started.
 
         Raises:
-            Exception: what `generate` raised.
+            Exception: what `generate` raised, other than the loss of all replicas.
         """
         for batch in list(self._batches.values()):
-            batch.result()
+            if (error := batch.exception()) is not None and not self._is_loss(error):
+                raise error
 
     def stop(self) -> None:
         """Generate no further batch; the one that is being generated is left to the end of its engine."""

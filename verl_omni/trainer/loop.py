@@ -34,7 +34,10 @@ from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.trackers import Trackers
 from verl_omni.utils.metrics_writer import MetricsWriter
 from verl_omni.utils.seeds import hashed_seed, row_seed
+from verl_omni.weight_sync.errors import is_loss_of_replicas
 from verl_omni.workers.algorithms.base import training_algorithm
+
+LOSSES_OF_ALL_REPLICAS = 3  # that a batch survives; more often, something is wrong that others would meet too
 
 
 class Interrupted(Exception):
@@ -116,7 +119,9 @@ class DiffusionTrainer:
         if self._evaluates(step) and not self.folder.has_evaluation(step):
             self._record({"step": step, "weights/version": step, **served, **self._evaluate(step)})
         if ahead := generation_ahead.batches_ahead(self.config):
-            self._ahead = generation_ahead.GenerationAhead(self._generate, ahead=ahead, first=step, last=self.total)
+            self._ahead = generation_ahead.GenerationAhead(
+                self._generate, ahead=ahead, first=step, last=self.total, is_loss=is_loss_of_replicas
+            )
         while step < self.total:
             if self.stop_requested():
                 self._save_and_wait(step)
@@ -169,11 +174,25 @@ class DiffusionTrainer:
             return None, step - 1
         if self._ahead is None:
             return self._generate(step, step - 1), step - 1
+        with _Timer(line, "wait"):
+            samples = self._take(self._ahead, step)
         version = self._ahead.version(step)
         line["weights/staleness"] = step - 1 - version
-        with _Timer(line, "wait"):
-            self._ahead.start(step - 1)
-            return self._ahead.take(step), version
+        return samples, version
+
+    def _take(self, ahead: generation_ahead.GenerationAhead[Any], step: int) -> sample_generation.ScoredSamples:
+        """The batch of a step; if all replicas are lost, others generate it with the current weights."""
+        losses = 0
+        while True:
+            ahead.start(step - 1)
+            try:
+                return ahead.take(step)
+            except Exception as error:
+                losses += 1
+                if losses > LOSSES_OF_ALL_REPLICAS or not is_loss_of_replicas(error):
+                    raise
+            self.folder.event("phase", text="all rollout replicas are lost: waiting for others")
+            self._publish(step - 1)
 
     def _generate(self, step: int, version: int) -> sample_generation.ScoredSamples:
         prompts = sample_generation.training_prompts(

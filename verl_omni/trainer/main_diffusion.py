@@ -256,10 +256,12 @@ def _pairs(config: Any, train: Any) -> Any | None:
 
 def _reason(error: BaseException) -> str:
     """The failure reason in the operator's API (`FailureReason`). Ray's wrapper of an error has its classes."""
+    from verl_omni.weight_sync.errors import is_loss_of_replicas
+
     names = {kind.__name__ for kind in type(error).__mro__}
     if "OutputNotSent" in names:
         return "OutputNotSent"
-    if "TooFewReplicas" in names:
+    if is_loss_of_replicas(error):
         return "WorkerLost"
     if "WeightSyncError" in names:
         return "WeightSyncFailed"

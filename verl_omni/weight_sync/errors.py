@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import re
 
+from verl_omni.utils.root_cause import describe_error
+
 
 class WeightSyncError(RuntimeError):
     """A weight update did not take effect. The engine keeps the old weights unless the message says otherwise.
@@ -81,3 +83,8 @@ def parse_error(message: str) -> WeightSyncError:
     if found := re.search(rf"\[({'|'.join(kinds)})\] (.*)", message, re.DOTALL):
         return kinds[found[1]](found[2])
     return WeightSyncError(message)
+
+
+def is_loss_of_replicas(error: BaseException) -> bool:
+    """Whether an error is, or was in the process that it came from, a `TooFewReplicas`."""
+    return isinstance(parse_error(describe_error(error)), TooFewReplicas)

@@ -1,7 +1,7 @@
-"""`main_diffusion` that loses two standalone replicas: `python pool_run.py name=value ...`.
+"""`main_diffusion` that loses standalone replicas: `python pool_run.py name=value ...`.
 
-The worker of replica 1 dies before version 1, and the server of replica 2 before version 1 generates. Version 2 is sent
-when two others have started in their place.
+Synchronous: the worker of replica 1 dies before version 1, and the server of replica 2 before version 1 generates.
+Version 2 is sent when two others have started in their place. Asynchronous: all die before version 1 generates.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 import threading
 from typing import Any
 
-from verl_omni.trainer import main_diffusion, startup
+from verl_omni.trainer import main_diffusion, main_diffusion_v1, startup
+from verl_omni.trainer.generation_ahead import batches_ahead
 
 VERSION_OF_LOSSES = 1
 
@@ -38,17 +39,23 @@ def main() -> int:
             started.release()
 
         def generating(prompts: Any) -> Any:
-            if prompts.meta_info["global_steps"] == VERSION_OF_LOSSES:
+            lost = prompts.meta_info["global_steps"] == VERSION_OF_LOSSES
+            if lost and batches_ahead(arguments[0]):
+                for replica in stack.weights.replicas:
+                    kill(replica.server_handle, replica.server_handle.get_global_steps.remote)
+            elif lost:
                 server = stack.weights.replicas[-1].server_handle
                 kill(server, server.get_global_steps.remote)
             return generate(prompts)
 
-        stack.weights.update_weights, stack.agent_loop.generate_sequences = updating, generating
-        stack.weights.join = joining
+        stack.agent_loop.generate_sequences = generating
+        if not batches_ahead(arguments[0]):
+            stack.weights.update_weights, stack.weights.join = updating, joining
         return stack
 
     startup.start_actors = starting
-    return main_diffusion.main()
+    # The second entry point sets what is not given.
+    return main_diffusion.main() if "trainer.use_v1=true" in sys.argv else main_diffusion_v1.main()
 
 
 def kill(actor: Any, ask: Any) -> None:

@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl import DataProto
 
+from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
 from verl_omni.trainer import checkpoints, generation_ahead, process_counts, settings
 from verl_omni.trainer.generation_ahead import GenerationAhead
-from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
+from verl_omni.trainer.loop import LOSSES_OF_ALL_REPLICAS, DiffusionTrainer, Interrupted
 from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.weight_sync.errors import TooFewReplicas, is_loss_of_replicas
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
@@ -78,6 +80,53 @@ def test_an_error_of_the_generation_is_raised_for_its_batch_and_those_after_it()
     for get in (generation.drain, lambda: generation.take(2), lambda: generation.take(3)):
         with pytest.raises(ConnectionError, match="replica 1 is gone"):
             get()
+
+
+@given(
+    ahead=st.integers(1, 3), first=st.integers(0, 2), steps=st.integers(1, 8),
+    losses=st.lists(st.booleans(), max_size=12),
+)  # fmt: skip
+def test_batches_of_lost_replicas_are_generated_by_the_version_that_is_published_next(
+    ahead: int, first: int, steps: int, losses: list[bool]
+) -> None:
+    served, drawn, left = first, [], list(losses)
+
+    def generate(step: int, version: int) -> tuple[int, int]:
+        assert version == served, "a replica has no other weights than the current ones"
+        if left and left.pop():
+            raise TooFewReplicas("all rollout replicas are lost")
+        drawn.append(step)
+        return step, version
+
+    generation = GenerationAhead(
+        generate, ahead=ahead, first=first, last=first + steps, is_loss=lambda error: isinstance(error, TooFewReplicas)
+    )
+    for step in range(first + 1, first + steps + 1):
+        while True:
+            generation.start(step - 1)
+            try:
+                batch = generation.take(step)
+                break
+            except TooFewReplicas:
+                served = step - 1  # the weights are published again, to other replicas
+        assert batch == (step, generation.version(step))
+        assert max(first, step - 1 - ahead) <= batch[1] <= step - 1, "no sample is older than without a loss"
+        generation.drain()
+        served = step
+    assert drawn == list(range(first + 1, first + steps + 1)), "each batch once, in order"
+
+
+def test_another_error_than_a_loss_is_raised_by_the_drain() -> None:
+    def generate(step: int, version: int) -> None:
+        raise TooFewReplicas("lost") if step == 1 else ConnectionError("refused")
+
+    loss = GenerationAhead(generate, ahead=1, first=0, last=1, is_loss=is_loss_of_replicas)
+    loss.start(0)
+    loss.drain()
+    other = GenerationAhead(generate, ahead=1, first=1, last=2, is_loss=is_loss_of_replicas)
+    other.start(1)
+    with pytest.raises(ConnectionError):
+        other.drain()
 
 
 def test_a_stopped_generation_makes_no_further_batch() -> None:
@@ -227,6 +276,39 @@ def fail_after(stack: Trained, updates: int) -> None:
         return update(data)
 
     stack.update_actor = failing  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_a_run_whose_replicas_are_all_lost_trains_on_each_prompt_group_once(tmp_path: Path) -> None:
+    whole, stack = Trained(), Trained()
+    trainer(tmp_path / "whole", whole, 6).fit(None)
+    generate, calls = stack.generate_sequences, []
+
+    def losing(prompts: DataProto) -> DataProto:
+        calls.append(len(calls))
+        if len(calls) in (1, 4):
+            raise SampleFailed("row 0 of 4 failed: TooFewReplicas: [TooFewReplicas] all rollout replicas are lost")
+        return generate(prompts)
+
+    stack.generate_sequences = losing  # type: ignore[method-assign]
+    trainer(tmp_path / "lost", stack, 6).fit(None)
+    assert stack.updates == whole.updates
+    found = [line["weights/staleness"] for line in RunFolder(tmp_path / "lost").metrics()]
+    assert found == [0, 1, 0, 1, 1, 1], "the batch of step 3 has newer weights than without a loss"
+
+
+@pytest.mark.slow
+def test_a_run_whose_replicas_are_lost_again_and_again_ends(tmp_path: Path) -> None:
+    stack, calls = Trained(), []
+
+    def losing(prompts: DataProto) -> DataProto:
+        calls.append(len(calls))
+        raise SampleFailed("row 0 of 4 failed: TooFewReplicas: [TooFewReplicas] all rollout replicas are lost")
+
+    stack.generate_sequences = losing  # type: ignore[method-assign]
+    with pytest.raises(SampleFailed):
+        trainer(tmp_path, stack, 6).fit(None)
+    assert len(calls) == LOSSES_OF_ALL_REPLICAS + 1
 
 
 @pytest.mark.slow
