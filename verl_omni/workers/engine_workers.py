@@ -30,6 +30,7 @@ from verl_omni.weight_sync.errors import WeightSyncError
 from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
 from verl_omni.weight_sync.network.sender import WeightStream
 from verl_omni.workers.actor.background_write import BackgroundWrite
+from verl_omni.workers.actor.device_flops import utilisation
 from verl_omni.workers.actor.policy import PolicyName
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 from verl_omni.workers.rollout.network_settings import network_deadline, network_key
@@ -103,7 +104,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
                 images that the engine did not generate, `pixels` uint8 [B, S, 3, H, W] and a column `prompts`.
 
         Returns:
-            A proto without rows; `meta_info["metrics"]` has this rank's metrics. Of ranks that share a sequence, the
+            A proto without rows; `meta_info["metrics"]` has this rank's metrics, with `perf/flops/actor` and, on an
+            accelerator whose peak is known, `perf/mfu/actor`. Of ranks that share a sequence, the
             driver gets those of the first.
 
         Raises:
@@ -115,7 +117,10 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
             batch = {**sample_store.load(data.non_tensor_batch["stored"], get), **batch}
         if "pixels" in batch:
             batch |= self._encode(data.non_tensor_batch["prompts"], batch.pop("pixels"))
+        began = time.perf_counter()
         metrics = self.actor.update(batch, **data.meta_info["request"])
+        seconds = time.perf_counter() - began
+        metrics |= utilisation(self.actor.take_flops(), seconds, _device_name(self.actor.device))
         return DataProto(meta_info={"metrics": [metrics]})
 
     def _encode(self, prompts: Any, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -246,6 +251,11 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
     def load_checkpoint(self, folder: str) -> None:
         """Read the training state that `save_checkpoint` wrote."""
         self.actor.load(Path(folder) / "state")
+
+
+def _device_name(device: torch.device) -> str:
+    """The name that the driver of an accelerator reports; `cpu` of the CPU."""
+    return "cpu" if device.type == "cpu" else str(torch.get_device_module(device.type).get_device_name(device))
 
 
 def _device() -> torch.device:

@@ -159,6 +159,7 @@ class RunningFamily:
         """
         found = self.update(samples)
         assert found["actor/grad_norm"] > 0 and found["rollout_corr/max_abs_diff"] < 1e-4
+        assert found["perf/flops/actor"] > 0 and "perf/mfu/actor" not in found, "a CPU has no known peak"
 
         assert self.publish(1)["bound"] == modules
         changed = self.evaluate()

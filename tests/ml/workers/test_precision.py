@@ -333,6 +333,7 @@ def test_compiled_layers_have_the_same_gradients(make: Make, architecture: str) 
     for name, gradient in found.items():
         wanted = expected.get(name, torch.zeros_like(gradient))
         assert torch.allclose(gradient, wanted, rtol=1e-3, atol=1e-5 * float(wanted.abs().max())), name
+    assert other.take_flops() == plain.take_flops() > 0  # type: ignore[operator]
 
 
 def test_compiled_layers_keep_their_inputs_only(make: Make) -> None:

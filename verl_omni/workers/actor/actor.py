@@ -17,6 +17,7 @@ from verl_omni.algos.flow_matching import TIMESTEPS
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.metric_names import is_maximum
 from verl_omni.workers.actor import build, experts, export, parallel, precision, shard_loading
+from verl_omni.workers.actor.model_flops import ModelFlops
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy, PolicyName
 from verl_omni.workers.actor.sequence_parallel import split_sequence
@@ -77,6 +78,9 @@ class DiffusionActor:
             lora=lora, keeps_old="old" in model.policy_state_adapters,
             averages=actor.ema_decay is not None, base=base,
         )  # fmt: skip
+        self._flops = ModelFlops(model)
+        for module in (self.module, *([] if base is None else [base])):
+            self._flops.watch(module)
         self.trained = list(self.policy.trained.values())
         self.optimizer = _adamw(self.trained, actor.optim)
         self.scheduler = _schedule(self.optimizer, actor.optim)
@@ -114,6 +118,14 @@ class DiffusionActor:
             split_sequence(module, self.device.type, self.ranks, self.sequence_ranks)
         if self.config.fsdp_config.use_torch_compile:
             parallel.compile_layers(module, self.model_config.fsdp_layer_prefixes)
+
+    def take_flops(self) -> float | None:
+        """FLOPs of this rank's passes since the last call; None as `ModelFlops.take`.
+
+        Ranks that share a sequence have equal parts.
+        """
+        found = self._flops.take()
+        return None if found is None else found / self.sequence_ranks
 
     # --- update -----------------------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ def load_sharded(
     if (reason := _why_whole(model, folder)) is not None:
         logger.warning("every rank loads the whole transformer into host memory before it is sharded: %s", reason)
         return shard(build.load_transformer(model, precision=precision, seed=seed, component=component).eval())
-    made = _without_memory(folder, precision.frozen)
+    made = without_memory(folder, precision.frozen)
     with open_files(folder) as files:
         files.check({name: tuple(tensor.shape) for name, tensor in made.state_dict().items()})
         for name, owner, own in _persistent_buffers(made):
@@ -150,16 +150,21 @@ def load_sharded(
 
 def _why_whole(model: Any, folder: Path) -> str | None:
     """Why the model cannot be read in slices; None if it can."""
-    import diffusers
-
-    config = json.loads((folder / "config.json").read_text())
     if not (folder / INDEX).is_file() and not (folder / FILE).is_file():
         return f"{folder} has no safetensors files"
-    if not hasattr(diffusers, str(config.get("_class_name"))) or config.get("quantization_config"):
+    if not can_be_made(folder):
         return f"{folder} has a class or a quantization that only diffusers' own loader supports"
     if adapter_needs_weights(model):
         return f"model.lora_init_weights={model.lora_init_weights} is computed from the weights that it adapts"
     return None
+
+
+def can_be_made(folder: Path) -> bool:
+    """Whether the transformer can be made from its configuration: without quantization, and of diffusers' own class."""
+    import diffusers
+
+    config = json.loads((folder / "config.json").read_text())
+    return hasattr(diffusers, str(config.get("_class_name"))) and not config.get("quantization_config")
 
 
 def adapter_needs_weights(model: Any) -> bool:
@@ -167,7 +172,7 @@ def adapter_needs_weights(model: Any) -> bool:
     return model.lora_rank > 0 and str(model.lora_init_weights).lower() not in INDEPENDENT_INITS
 
 
-def _without_memory(folder: Path, dtype: torch.dtype) -> nn.Module:
+def without_memory(folder: Path, dtype: torch.dtype) -> nn.Module:
     """The transformer with its parameters on the meta device, in the dtypes in which `from_pretrained` loads them.
 
     Its buffers and other tensors are real: the model computes them when it is made.
