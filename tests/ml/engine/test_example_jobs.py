@@ -43,6 +43,7 @@ SHRUNK = {
     "actor_rollout_ref.rollout.pipeline.width", "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "data.train_batch_size", "data.val_max_samples",
     "trainer.n_gpus_per_node", "trainer.total_training_steps", FRAMES,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "reward.scorer_kwargs.base_url", "reward.scorer_kwargs.model", "reward.reward_functions.video.server",
     "reward.reward_model.enable", "reward.reward_model.model_path",
     "reward.reward_model.rollout.tensor_model_parallel_size",
@@ -55,6 +56,7 @@ JOBS = {
     "qwen-image-online-dpo": "qwen_image",
     "qwen-image-edit-grpo": "qwen_image_edit",
     "wan-dance-grpo": "wan",
+    "wan22-a14b-dance-grpo": "wan_a14b",
 }
 
 
@@ -112,6 +114,7 @@ def shrink(name: str, model: Path, server: str) -> dict[str, Any]:
         for group in groups:
             node = node[group]
         node[last] = value
+    spec["rollout"].get("engine", {}).pop("tensorParallelSize", None)  # one process has one accelerator
     (scorer,) = spec["reward"]["scorers"]
     if spec["reward"].pop("model", None) or "server" not in scorer["settings"]:
         scorer["settings"] = {"model": "judge", **scorer.get("settings", {}), "base_url": f"{server}/v1"}
