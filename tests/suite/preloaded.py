@@ -136,8 +136,10 @@ class Preloaded:
             self._process = None
             for fork in forks:
                 if fork.poll() is None and fork.has_started:
-                    with suppress(ProcessLookupError):
-                        os.killpg(fork.pid, signal.SIGKILL)  # no other process waits for it
+                    # No other process waits for it. It may not have its own group yet.
+                    for kill in (os.killpg, os.kill):
+                        with suppress(ProcessLookupError):
+                            kill(fork.pid, signal.SIGKILL)
                 fork.end(1)
 
 
