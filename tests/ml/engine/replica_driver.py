@@ -107,6 +107,12 @@ class Replica:
 
         return ray.get(self.server.__ray_call__.remote(lambda own: os.getpid()), timeout=SOON)  # type: ignore[no-any-return]
 
+    def make_busy(self) -> list[Any]:
+        """Requests of which more than ten are in flight. They take seconds, so that even a late poll sees them."""
+        asked = [self.draw(seed) for seed in range(200)]
+        wait_for(lambda: self.in_flight() > 10)
+        return asked
+
     def in_flight(self) -> int:
         import ray
 

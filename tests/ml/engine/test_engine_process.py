@@ -19,7 +19,6 @@ from tests.ml.engine.replica_driver import (
     Replica,
     ending_at_the_sixth,
     replicas_of,
-    wait_for,
 )
 from verl_omni.weight_sync import transfer
 from verl_omni.weight_sync.errors import WeightSyncError
@@ -85,8 +84,7 @@ def test_an_adapter_reaches_a_worker_in_another_process(replicas: list[Replica])
 def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_ones(replicas: list[Replica]) -> None:
     one, other = replicas
     worker, picture = worker_of(other), one.picture()
-    asked = [other.draw(seed) for seed in range(40)]
-    wait_for(lambda: other.in_flight() > 10)
+    asked = other.make_busy()
     worker.kill()
     last = "rollout replica 1, with weights of version 1: OmniEngineDeadError"
     assert last in said(asked[-1])

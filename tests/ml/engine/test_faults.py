@@ -21,7 +21,6 @@ from tests.ml.engine.replica_driver import (
     Replica,
     TwoReplicas,
     ending_at_the_sixth,
-    wait_for,
 )
 from verl_omni.weight_sync import transfer
 
@@ -34,8 +33,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 def test_aborted_requests_are_marked_and_the_others_are_complete(replica: Replica) -> None:
     import ray
 
-    asked = [replica.draw(seed) for seed in range(40)]
-    wait_for(lambda: replica.in_flight() > 10)
+    asked = replica.make_busy()
     found = ray.get(replica.server.abort_all_requests.remote(), timeout=SOON)
     assert replica.in_flight() == 0
     ray.get(replica.server.resume_generation.remote(), timeout=SOON)
@@ -130,8 +128,7 @@ def test_a_replica_that_dies_while_generating_fails_the_batch_and_is_named(two_r
 
     one, other = two_replicas.replicas
     pid, counted = other.pid(), Leftovers()
-    asked = [other.draw(seed) for seed in range(40)]
-    wait_for(lambda: other.in_flight() > 10)
+    asked = other.make_busy()
     os.kill(pid, signal.SIGKILL)
     ended = []
     for answer in asked:
