@@ -78,6 +78,24 @@ class Running:
         assert len(found) == 1, found
         return float(found[0]["value"][1])
 
+    def await_equal(self, expression: str, value: float) -> None:
+        """Wait until the expression's one sample has a value: a scrape shows what was exported some seconds before.
+
+        Raises:
+            DeadlinePassed: it has none, or another one; the message has the last.
+        """
+        last = float("nan")
+
+        def equal() -> bool:
+            nonlocal last
+            last = self.await_value(expression)
+            return last == value
+
+        try:
+            deadlines.wait_until(f"{expression} == {value}", SCRAPED_S, equal)
+        except DeadlinePassed as error:
+            raise DeadlinePassed(f"{error}; it is {last}") from error
+
     def await_data(self, expressions: Iterable[str]) -> None:
         """Wait until each expression has a sample.
 

@@ -17,6 +17,7 @@ from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, load_job, read_job
+from omni_operator.plan.pools import pools_of
 
 pytestmark = pytest.mark.cluster
 
@@ -89,10 +90,14 @@ def test_pods_of_every_example_run_in_a_restricted_namespace(api: Api, path: Pat
     trainer = job.spec.trainer.model_copy(update={"accelerator": accelerator})
     own = job.spec.rollout.accelerator
     rollout = job.spec.rollout.model_copy(update={"accelerator": own and own.model_copy(update={"preset": None})})
-    changed = {"runtime": runtime, "scheduling": scheduling, "trainer": trainer, "rollout": rollout}
+    judge = job.spec.reward.model
+    if judge is not None and judge.accelerator is not None:
+        judge = judge.model_copy(update={"accelerator": judge.accelerator.model_copy(update={"preset": None})})
+    reward = job.spec.reward.model_copy(update={"model": judge})
+    changed = {"runtime": runtime, "scheduling": scheduling, "trainer": trainer, "rollout": rollout, "reward": reward}
     job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
     assert plan.find_refusals(job, SETTINGS) == []
-    groups = 3 if job.spec.rollout.separate else 2
+    groups = 1 + len(pools_of(job))  # the head
     assert [verdict(api, pod) for pod in pods(job)] == [None] * groups
 
 

@@ -215,7 +215,7 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
             'ray_omni_weight_version_served{replica="0"}': 2, 'ray_omni_rollout_requests_in_flight{replica="0"}': 0,
             "ray_omni_samples_collapsed": 0,
         }.items():  # fmt: skip
-            assert server.await_value(query) == value, query
+            server.await_equal(query, value)
         (step,) = server.query("ray_omni_step")
         assert step["metric"].items() >= labels.items() and "WorkerId" in step["metric"]
         # Adapters of the tests above are counted too; a pair of matrices alone has more bytes than this.
