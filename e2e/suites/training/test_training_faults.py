@@ -19,10 +19,11 @@ from e2e.training_jobs import pods, program
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(1200)]
 
 NAMED, RUNNING, ENDED = 120.0, 240.0, 240.0
-# A Ray task that allocates until Ray or the kernel ends it.
+# A Ray task that allocates until Ray ends it: slowly, because Ray looks four times a second, and the kernel at once.
 ALLOCATE = (
-    "import ray; ray.init(address='auto', log_to_driver=False); "
-    "ray.get(ray.remote(lambda: [b'x' * (1 << 26) for _ in iter(int, 1)]).options(max_retries=0).remote())"
+    "import ray, time; ray.init(address='auto', log_to_driver=False); "
+    "grow = lambda: [(b'x' * (1 << 23), time.sleep(0.05)) for _ in iter(int, 1)]; "
+    "ray.get(ray.remote(grow).options(max_retries=0).remote())"
 )
 FILL = "open('/runs/full/checkpoint', 'wb').write(b'x' * (1 << 25))"
 FIRST_ONLY = "import os, time; time.sleep(600 if os.environ['DIFFUSIONRL_ATTEMPT'] == '1' else 0)"
