@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,13 +58,17 @@ class ModelFlops:
         sizes = tuple(_Size(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         self._passes[sizes, structure, torch.is_grad_enabled()] += 1
 
+    @cached_property
+    def _can_be_made(self) -> bool:
+        return shard_loading.can_be_made(_folder(self._model))
+
     def take(self) -> int | None:
         """FLOPs of the passes since the last call; None if the model cannot be made without its weights.
 
         The first time that a shape appears, a pass of this shape runs without memory.
         """
         passes, self._passes = self._passes, Counter()
-        if not shard_loading.can_be_made(_folder(self._model)):
+        if not self._can_be_made:
             return None
         for key in passes.keys() - self._counts.keys():
             self._counts[key] = self._count(*key)
