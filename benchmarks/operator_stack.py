@@ -72,6 +72,18 @@ def delete(client: httpx.Client, names: Iterable[str]) -> None:
         list(pool.map(lambda name: client.delete(f"{JOBS}/{name}").raise_for_status(), names))
 
 
+def names(client: httpx.Client) -> list[str]:
+    """Names of all jobs."""
+    found: list[str] = []
+    rest = ""
+    while True:
+        page = client.get(JOBS, params={"limit": "500", "continue": rest}).raise_for_status().json()
+        found += [item["metadata"]["name"] for item in page["items"]]
+        rest = page["metadata"].get("continue", "")
+        if not rest:
+            return found
+
+
 def count(client: httpx.Client, path: str) -> int:
     """Number of objects."""
     page = client.get(path, params={"limit": "1"}).raise_for_status().json()
