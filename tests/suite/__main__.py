@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +20,7 @@ from .stages import Target, lanes, only
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv" / "suite"
+COVERAGE = ROOT / ".venv" / "coverage"
 PAGE = ROOT / "docs" / "testing.md"
 
 
@@ -39,21 +41,18 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
     chosen = lanes(target, [path.relative_to(ROOT) for path in files])
     if prefixes:
         chosen = only(chosen, prefixes)
-    folder = FOLDER
-    if covered:
-        folder = coverage.prepare(FOLDER.with_name("coverage"))
-    python = coverage.python(folder) if covered else (sys.executable,)
     # The context of an accelerator does not survive a fork.
-    runner = Runner(folder, say, python, None if covered or has_accelerator() else Preloaded())
-    failed = runner.run(chosen)
-    stages, tests = timings.read(folder)
+    runner = Runner(FOLDER, say, None if has_accelerator() else Preloaded())
+    with coverage.counting(ROOT, COVERAGE) if covered else nullcontext():
+        failed = runner.run(chosen)
+    stages, tests = timings.read(FOLDER)
     names = {stage.name for lane in chosen for stage in lane}
     say("\n" + timings.table(machine(), [stage for stage in stages if stage.name in names], tests))
     if covered:
-        say(coverage.report(folder))
+        say(f"\ncode that no test reached: {coverage.write_report(ROOT, COVERAGE)}")
     for name in failed:  # last, because a long output is often cut at its beginning
         say(f"\n{name}:\n{runner.failure_summary(name)}")
-    say(f"\nfailed: {', '.join(failed)}; logs: {folder}" if failed else "\nevery stage passed")
+    say(f"\nfailed: {', '.join(failed)}; logs: {FOLDER}" if failed else "\nevery stage passed")
     return 1 if failed else 0
 
 
@@ -73,9 +72,7 @@ def main() -> int:
     """Do what the arguments ask for; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m suite")
     parser.add_argument("target", choices=[*(target.value for target in Target), "times"])
-    parser.add_argument(
-        "--coverage", action="store_true", help="measure which code the tests reach (several times slower)"
-    )
+    parser.add_argument("--coverage", action="store_true", help="list the functions that no test enters")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="stages whose names begin with this"
     )

@@ -1,64 +1,75 @@
-"""Coverage of a run: measured in every process of the tests, and reported as the functions that no test enters."""
+"""Coverage of a run: the functions of the packages that no test enters, in any process."""
 
 from __future__ import annotations
 
-import json
+import ast
 import shutil
-import subprocess
-import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-SETTINGS = """[run]
-branch = false
-parallel = true
-source = verl_omni, omni_operator
-data_file = {folder}/data
-patch = subprocess, _exit
-concurrency = thread
-core = {core}
-disable_warnings = no-data-collected, module-not-measured, module-not-imported
-"""
+from . import entered
+
+PACKAGES = {"verl_omni": "verl_omni", "omni_operator": "operator/omni_operator"}
+MODULE = "suite_entered"
 REPORT = "untouched.md"
 
 
-def prepare(folder: Path) -> Path:
-    """An empty folder with coverage's settings."""
+@contextmanager
+def counting(root: Path, folder: Path) -> Iterator[None]:
+    """Count entered functions in every process of this virtual environment that starts meanwhile.
+
+    Args:
+        root: folder of the repository.
+        folder: emptied first; it gets a file for each module.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # From Python 3.12 on, the interpreter counts lines at almost no cost.
-    core = "sysmon" if sys.version_info >= (3, 12) else "ctrace"
-    (folder / "settings.ini").write_text(SETTINGS.format(folder=folder, core=core), encoding="utf-8")
-    return folder
+    site = Path(sysconfig.get_path("purelib"))
+    copy, start = site / f"{MODULE}.py", site / f"{MODULE}.pth"
+    shutil.copyfile(entered.__file__, copy)
+    start.write_text(f"import {MODULE}; {MODULE}.follow({str(folder)!r}, {list(PACKAGES)!r}, {str(root)!r})\n")
+    try:
+        yield
+    finally:
+        start.unlink()
+        copy.unlink()
 
 
-def python(folder: Path) -> tuple[str, ...]:
-    """The interpreter of stages: each runs under coverage, and so do the processes that it starts."""
-    return (sys.executable, "-m", "coverage", "run", f"--rcfile={folder / 'settings.ini'}")
+def write_report(root: Path, folder: Path) -> Path:
+    """Write which functions no process entered; the path of the page."""
+    names: dict[str, list[str]] = {}
+    marks: dict[str, bytes | None] = {}
+    for package, below in PACKAGES.items():
+        for path in sorted((root / below).rglob("*.py")):
+            parts = path.relative_to(root / below).with_suffix("").parts
+            module = ".".join([package, *(part for part in parts if part != "__init__")])
+            found = entered.functions(ast.parse(path.read_text(encoding="utf-8")))
+            names[module] = [name for name, _ in found]
+            file = folder / module
+            marks[module] = file.read_bytes() if file.exists() else None
+    page = folder / REPORT
+    page.write_text(untouched(names, marks), encoding="utf-8")
+    return page
 
 
-def report(folder: Path) -> str:
-    """Combine the data of all processes and write the report; where it is."""
-    settings = f"--rcfile={folder / 'settings.ini'}"
-    data = folder / "coverage.json"
-    for command in (["combine", "--quiet", settings], ["json", "--quiet", settings, f"-o{data}"]):
-        subprocess.run([sys.executable, "-m", "coverage", *command], check=True)
-    (folder / REPORT).write_text(untouched(json.loads(data.read_text(encoding="utf-8"))), encoding="utf-8")
-    return f"\ncode that no test reached: {folder / REPORT}"
-
-
-def untouched(found: dict[str, Any]) -> str:
+def untouched(names: Mapping[str, Sequence[str]], marks: Mapping[str, bytes | None]) -> str:
     """Modules and functions that no test entered, in Markdown. PURE.
 
     Args:
-        found: coverage's JSON report, whose regions are functions.
+        names: functions of each module.
+        marks: for each module a byte for each function, not 0 where it was entered; None: the module was not imported.
     """
-    lines = [f"# Code that no test reached: {found['totals']['percent_covered']:.1f} % of lines were", ""]
-    for path, file in sorted(found["files"].items()):
-        if file["summary"]["num_statements"] and not file["summary"]["covered_lines"]:
-            lines.append(f"- `{path}`: the module")
+    lines, all_functions, reached = [], 0, 0
+    for module, functions in names.items():
+        all_functions += len(functions)
+        own = marks[module]
+        if own is None:
+            lines += [f"- `{module}`: not imported"] if functions else []
             continue
-        for name, region in file.get("functions", {}).items():
-            if name and region["summary"]["num_statements"] and not region["summary"]["covered_lines"]:
-                lines.append(f"- `{path}`: `{name}`")
-    return "\n".join(lines) + "\n"
+        reached += sum(map(bool, own))
+        lines += [f"- `{module}`: `{name}`" for name, mark in zip(functions, own, strict=True) if not mark]
+    return "\n".join(
+        [f"# Code that no test reached: {reached} of {all_functions} functions were entered", "", *lines, ""]
+    )

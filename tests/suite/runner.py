@@ -32,7 +32,6 @@ class Runner:
     Args:
         folder: where logs, JUnit reports and durations go.
         say: prints a line.
-        python: the interpreter with its options, before the arguments of a stage.
         preloaded: forks the stages that say so; None: they are started as all others.
     """
 
@@ -40,10 +39,9 @@ class Runner:
         self,
         folder: Path,
         say: Callable[[str], None],
-        python: Sequence[str] = (sys.executable,),
         preloaded: Preloaded | None = None,
     ) -> None:
-        self._folder, self._say, self._python, self._preloaded = folder, say, python, preloaded
+        self._folder, self._say, self._preloaded = folder, say, preloaded
         self._changed = threading.Condition()
         self._ended: dict[str, bool] = {}
         self._running: dict[str, float] = {}
@@ -141,7 +139,7 @@ class Runner:
         if stage.is_make:
             return [*nice, *stage.command]
         report = [self._junit(stage)] if stage.is_pytest else []
-        return [*nice, *(self._python if stage.is_pytest else (sys.executable,)), *stage.command, *report]
+        return [*nice, sys.executable, *stage.command, *report]
 
     def _report(self, stage: Stage, seconds: float, succeeded: bool) -> None:
         if self._stopping:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from e2e.cluster import deadlines
-from suite import coverage, timings
+from suite import timings
 from suite.runner import Runner
 from suite.stages import IMAGES, PROGRAMS, Stage, Target, lanes, only
 from suite.timings import StageTime, TestTime
@@ -230,21 +230,6 @@ def test_a_page_keeps_all_but_its_durations() -> None:
 
 def test_the_page_of_tests_has_a_place_for_durations() -> None:
     assert timings.replaced((ROOT / "docs/testing.md").read_text(encoding="utf-8"), "new")
-
-
-def test_untouched_code_is_listed_by_module_and_function() -> None:
-    def region(statements: int, covered: int) -> dict[str, object]:
-        return {"summary": {"num_statements": statements, "covered_lines": covered}}
-
-    found = {
-        "totals": {"percent_covered": 50.0},
-        "files": {
-            "a.py": {**region(4, 3), "functions": {"used": region(2, 2), "C.unused": region(1, 0), "": region(1, 1)}},
-            "b.py": {**region(3, 0), "functions": {"f": region(3, 0)}},
-            "empty.py": region(0, 0),
-        },
-    }
-    assert coverage.untouched(found).splitlines()[2:] == ["- `a.py`: `C.unused`", "- `b.py`: the module"]
 
 
 def test_programs_of_a_control_plane_come_before_its_tests() -> None:
