@@ -39,7 +39,7 @@ PLACES = {
 }
 CHECKSUMS, DIGESTS = "SHA256SUMS", "IMAGE_DIGESTS"
 # Locked set that each part of a release installs.
-SETS = {"operator": "operator.txt", "rollout": "all.txt"}
+SETS = {"operator": "operator.txt", "rollout": "rollout.txt"}
 IMAGES = {image.folder: image for image in (OPERATOR, ROLLOUT_CPU, ROLLOUT, ROLLOUT_ASCEND)}
 DEFAULT_IMAGES = ("operator", "rollout-cpu", "rollout")
 STEP_S = 300.0

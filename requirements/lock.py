@@ -8,24 +8,35 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent / "pyproject.toml"
 MARK = "# pyproject.toml: "
-SETS = {"all.txt": ["--all-extras"], "operator.txt": ["--extra", "operator"]}
+# The extras of each set. The first set has all packages, and the others the same versions.
+SETS = {
+    "all.txt": ("operator", "train", "build", "dev"),
+    "operator.txt": ("operator",),
+    "rollout.txt": ("operator", "train", "build"),
+}
 
 
-def fingerprint() -> str:
-    """Hash of what the sets are resolved from."""
+def fingerprint(extras: Sequence[str]) -> str:
+    """Hash of what a set is resolved from."""
     table = tomllib.loads(PROJECT.read_text())
-    chosen = {key: table["project"].get(key) for key in ("dependencies", "optional-dependencies", "requires-python")}
-    return hashlib.sha256(json.dumps([chosen, table["build-system"]], sort_keys=True).encode()).hexdigest()[:16]
+    project = table["project"]
+    chosen = [project["requires-python"], project["dependencies"], table["build-system"]]
+    chosen += [project["optional-dependencies"][extra] for extra in extras]
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def resolve(uv: str, name: str, options: list[str]) -> None:
+def resolve(uv: str, name: str, extras: Sequence[str]) -> None:
     """Write one set, keeping the versions that are locked already."""
-    target = HERE / name
+    target, first = HERE / name, HERE / next(iter(SETS))
+    options = [argument for extra in extras for argument in ("--extra", extra)]
+    if target != first:
+        options += ["--constraint", str(first)]
     subprocess.run(
         [
             uv, "pip", "compile", str(PROJECT), *options, "--python-version", "3.11", "--generate-hashes",
@@ -33,15 +44,15 @@ def resolve(uv: str, name: str, options: list[str]) -> None:
         ],
         check=True,
     )  # fmt: skip
-    target.write_text(f"{MARK}{fingerprint()}\n{target.read_text()}")
+    target.write_text(f"{MARK}{fingerprint(extras)}\n{target.read_text()}")
 
 
 def stale() -> list[str]:
     """Sets that were resolved from something else, or name an address."""
     found = []
-    for name in SETS:
-        text = (HERE / name).read_text()
-        if not text.startswith(f"{MARK}{fingerprint()}\n") or "://" in text:
+    for name, extras in SETS.items():
+        text = (HERE / name).read_text() if (HERE / name).exists() else ""
+        if not text.startswith(f"{MARK}{fingerprint(extras)}\n") or "://" in text:
             found.append(name)
     return found
 
@@ -53,8 +64,8 @@ def main() -> int:
     parser.add_argument("--uv", default="uv")
     chosen = parser.parse_args()
     if not chosen.check:
-        for name, options in SETS.items():
-            resolve(chosen.uv, name, options)
+        for name, extras in SETS.items():
+            resolve(chosen.uv, name, extras)
     if found := stale():
         print(f"stale: {', '.join(found)}; run `make lock`", file=sys.stderr)
         return 1

@@ -98,8 +98,8 @@ def test_the_operator_has_neither_training_stack_nor_compiler() -> None:
     assert "verl_omni" not in (ROOT / operator.dockerfile).read_text()
     commands = " ".join(of(operator, "RUN"))
     assert "apt-get" not in commands
-    # all.txt only pins what builds the package.
-    assert "--requirement requirements/all.txt" not in commands
+    # rollout.txt only pins what builds the package.
+    assert "--requirement requirements/rollout.txt" not in commands
 
 
 @pytest.mark.parametrize("image", ALL[2:], ids=lambda image: image.folder)
