@@ -14,9 +14,11 @@ KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum 
 # Not as `$(MAKE)` in a recipe: `make -n` would run that line, the tests and all.
 AGAIN  := $(MAKE) --no-print-directory
 FAST   := not engine and not slow and not gpu and not npu and not cluster and not bare
-# Two processes, because one of them needs 15 seconds to import torch and verl, and one half of the tests does not.
+# Two processes, because one of them needs 15 seconds to import torch and verl, and one half of the tests does not. The
+# former takes longest, so all else lets it go first.
+NICE   := 5
 fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml tests/contract >.venv/ml.log 2>&1 & ml=$$!; \
-  $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml --ignore=tests/contract || { wait $$ml || cat .venv/ml.log; exit 1; }; \
+  nice -n $(NICE) $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml --ignore=tests/contract || { wait $$ml || cat .venv/ml.log; exit 1; }; \
   wait $$ml && cat .venv/ml.log || { cat .venv/ml.log; exit 1; }
 # Short benchmarks first.
 BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up real_size example_job
@@ -24,7 +26,7 @@ STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`.
 generated = PYTHONPATH=operator:. $(BIN)/python -m e2e.generated_files $(1)
 # Without the advertisement that mkdocs-material prints.
-site = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+site = env NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 # Without compiled modules each process imports torch, vLLM and verl in twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM ?= $(if $(wildcard /dev/nvidiactl /dev/davinci_manager),,cpu)
@@ -68,7 +70,7 @@ test-all: setup ## make test and make test-cluster, with the builds in the backg
 test-times: setup ## write the durations of the last test runs into docs/testing.md
 	@PYTHONPATH=tests $(BIN)/python -m suite times
 
-coverage: setup ## make test with coverage (several times slower), and a list of code that no test reaches
+coverage: setup ## make test, and a list of the functions that no test enters
 	@PYTHONPATH=tests $(BIN)/python -m suite test --coverage
 
 test-fast: setup ## fast tests only
@@ -87,11 +89,11 @@ check: setup ## format, lint, types, walls, locks, fast tests: before every comm
 
 static: setup ## format, lint, types, walls, locks
 	@echo "format and lint" && $(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
-	@echo "types" && $(BIN)/mypy
+	@echo "types" && nice -n $(NICE) $(BIN)/mypy
 	@echo "walls" && PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache >/dev/null || { PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache; exit 1; }
 	@echo "locks" && $(BIN)/python requirements/lock.py --check
 	@echo "generated files" && $(call generated,--check)
-	@echo "docs site" && $(call site)
+	@echo "docs site" && nice -n $(NICE) $(call site)
 
 docs: setup ## build the docs site into .venv/site, strictly and offline
 	@$(call site) && echo "open .venv/site/index.html"

@@ -17,6 +17,7 @@ from verl_omni.reward_loop.rewards.http import KEPT_SECONDS, png_base64
 
 SHOWN = 200  # characters of a response in an error
 BUSY = 429  # too many requests
+PAUSES = wait_exponential(max=10)  # seconds between two attempts
 # What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).
 SERVED = {"base_url": "http://reward-router", "model": "reward.reward_model.model_path"}
 _CLIENTS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = weakref.WeakKeyDictionary()
@@ -70,7 +71,7 @@ class Judge:
             "temperature": 0, "max_tokens": self.max_tokens,
         }  # fmt: skip
         again = AsyncRetrying(
-            stop=stop_after_attempt(self.attempts), wait=wait_exponential(max=10), reraise=True,
+            stop=stop_after_attempt(self.attempts), wait=PAUSES, reraise=True,
             retry=retry_if_exception_type((httpx.TransportError, _Busy)),
         )  # fmt: skip
         try:

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 from PIL import Image
+from tenacity import wait_none
 from verl import DataProto
 
 from tests.ml.reward_loop.stub_server import Server, start, stop
-from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop import judge_client, rewards
 from verl_omni.reward_loop.judge_client import JudgeError, disconnect
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
 from verl_omni.reward_loop.rewards.genrm_ocr import edit_distance, normalize, text_score
@@ -36,8 +37,9 @@ def says(text: str | None) -> tuple[int, str]:
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     started: list[tuple[Server, threading.Thread]] = []
+    monkeypatch.setattr(judge_client, "PAUSES", wait_none())
 
     def made(*answers: tuple[int, str]) -> Server:
         started.append(start(*answers))

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis.extra import numpy as npst
 from PIL import Image
+from tenacity import wait_none
 
 from tests.ml.reward_loop.stub_server import Server, start, stop
 from verl_omni.reward_loop import rewards
@@ -160,8 +161,9 @@ def test_an_error_inside_the_users_file_passes_unchanged(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     started: list[tuple[Server, threading.Thread]] = []
+    monkeypatch.setattr(http, "PAUSES", wait_none())
 
     def made(*answers: tuple[int, str]) -> Server:
         started.append(start(*answers))

@@ -200,7 +200,7 @@ def test_a_receiver_without_the_token_or_of_another_update_gets_nothing_and_cost
     def late(address: StreamAddress, number: int) -> Any:
         return take(StreamAddress(address.host, address.port, b"the update before"), number)
 
-    failed, (first, wrong, other) = update(take, without_token, late, deadline=1.0)
+    failed, (first, wrong, other) = update(take, without_token, late, deadline=0.4)
     assert failed.keys() == {1, 2}
     assert isinstance(wrong, PeerDisconnected) and isinstance(other, PeerDisconnected)
     check_taken(first)
@@ -214,7 +214,7 @@ def test_a_trainer_without_the_token_is_refused_before_anything_is_read(monkeypa
 
 
 def test_two_receivers_with_one_number_are_not_both_served() -> None:
-    failed, results = update(take, lambda address, number: take(address, 0), deadline=1.0)
+    failed, results = update(take, lambda address, number: take(address, 0), deadline=0.4)
     assert failed.keys() == {1}
     assert sum(isinstance(result, PeerDisconnected) for result in results) == 1
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from verl_omni.reward_loop.rewards import check_picture
 
 KEPT_SECONDS = 60.0  # how long an idle connection is kept
+PAUSES = wait_exponential(max=10)  # seconds between two attempts
 
 
 class RewardServerError(RuntimeError):
@@ -67,7 +68,7 @@ def request(url: str, body: dict[str, Any], timeout: float, attempts: int) -> An
         RewardServerError: no attempt succeeded, or the response is not JSON.
     """
     again = Retrying(
-        stop=stop_after_attempt(attempts), wait=wait_exponential(max=10), reraise=True,
+        stop=stop_after_attempt(attempts), wait=PAUSES, reraise=True,
         retry=retry_if_exception_type((httpx.TransportError, _ServerError)),
     )  # fmt: skip
     try:
