@@ -236,7 +236,7 @@ class DiffusionAgentLoopWorker:
         It is the worker with the fewest unscored samples of this process.
 
         Sets `reward_score`, `extra_fields["reward_extra_info"]` and `metrics.compute_score` (seconds) of the output.
-        Recorded latents are not sent.
+        Recorded latents are not sent; the audio of a sample is.
 
         Raises:
             TimeoutError: the reward worker's process did not respond within `reward.deadline_seconds`, or the scorer's
@@ -249,7 +249,11 @@ class DiffusionAgentLoopWorker:
         columns["__num_turns__"] = np.array([output.num_turns])
         if _validating.get() and self.rollout_config.val_kwargs.pipeline.get("output_type") == BOTH:
             responses = output.extra_fields["clean_latents"].unsqueeze(0)
-        light = {key: value for key, value in output.extra_fields.items() if not isinstance(value, torch.Tensor)}
+        light = {
+            key: value
+            for key, value in output.extra_fields.items()
+            if key == "audio" or not isinstance(value, torch.Tensor)
+        }
         columns["tool_extra_fields"] = _single(light)
         data = DataProto(
             batch=TensorDict({"prompts": prompts, "responses": responses}, batch_size=1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,11 +85,12 @@ def load_clip(model: str, processor: str, device: str) -> ClipModel:
         return _LOADED[key]
 
 
-def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list[str]:
+def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str], kind: str = "CLIP") -> list[str]:
     """What is missing on this machine, a phrase each; nothing is loaded.
 
     Args:
         given: a scorer's settings. defaults: names of its settings MODEL and, if it has one, PROCESSOR.
+        kind: what kind of model it is, for the message.
     """
     found = []
     for setting, default in defaults.items():
@@ -99,7 +101,7 @@ def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list
             found.append(str(error))
             continue
         if not (folder / wanted).is_file():
-            found.append(f"{setting}: {folder / wanted} does not exist; write the folder of a CLIP model")
+            found.append(f"{setting}: {folder / wanted} does not exist; write the folder of a {kind} model")
     try:
         torch.device(str(given.get("device") or "cpu"))
     except RuntimeError as error:
@@ -108,28 +110,35 @@ def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str]) -> list
 
 
 def _load(model: str, processor: str, device: str) -> ClipModel:
-    from transformers import AutoConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
+    from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
     if problems := clip_problems({"device": device}, {MODEL: model, PROCESSOR: processor}):
         raise FileNotFoundError("; ".join(problems))
     folder, inputs = model_folder(model, MODEL), model_folder(processor, PROCESSOR)
-    kind = AutoConfig.from_pretrained(folder).model_type
-    if kind != "clip":
-        raise ValueError(f"{MODEL}: {folder} has a model of type {kind!r}, not 'clip'")
-    made, loading = CLIPModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    if missing := sorted(loading["missing_keys"]):  # transformers would score with random ones
-        raise ValueError(f"{MODEL}: {folder} lacks {len(missing)} weights, such as {missing[0]}")
     return ClipModel(
-        _on_device(made.eval().requires_grad_(False), device),
+        load_scoring_model(CLIPModel, "clip", folder, device),
         CLIPImageProcessor.from_pretrained(inputs),
         CLIPTokenizer.from_pretrained(inputs),
         torch.device(device),
     )
 
 
-def _on_device(model: Any, device: str) -> Any:
+def load_scoring_model(model_class: Any, model_type: str, folder: Path, device: str) -> Any:
+    """A model of transformers in fp32, without gradients.
+
+    Raises:
+        ValueError: the folder has a model of another type or lacks weights, or the device cannot be used.
+    """
+    from transformers import AutoConfig
+
+    kind = AutoConfig.from_pretrained(folder).model_type
+    if kind != model_type:
+        raise ValueError(f"{MODEL}: {folder} has a model of type {kind!r}, not {model_type!r}")
+    made, loading = model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if missing := sorted(loading["missing_keys"]):  # transformers would score with random ones
+        raise ValueError(f"{MODEL}: {folder} lacks {len(missing)} weights, such as {missing[0]}")
     try:
-        return model.to(device)
+        return made.eval().requires_grad_(False).to(device)
     except (RuntimeError, AssertionError) as error:  # torch built without the device asserts
         raise ValueError(
             f"device: this reward worker cannot use {device!r} ({str(error).splitlines()[0]}); write cpu, or serve the "
@@ -137,12 +146,17 @@ def _on_device(model: Any, device: str) -> Any:
         ) from error
 
 
-def prompts_of(extra_infos: Sequence[Mapping[str, Any]], scorer: str) -> list[str]:
+def prompts_of(extra_infos: Sequence[Mapping[str, Any]], scorer: str, media: str = "image") -> list[str]:
     """The prompt of each sample.
+
+    Args:
+        media: what the scorer compares with it, for the message.
 
     Raises:
         ValueError: a sample has none.
     """
     if not all(isinstance(info.get("prompt"), str) for info in extra_infos):
-        raise ValueError(f"{scorer} compares the image with its prompt, and a sample's extra_info has no text `prompt`")
+        raise ValueError(
+            f"{scorer} compares the {media} with its prompt, and a sample's extra_info has no text `prompt`"
+        )
     return [info["prompt"] for info in extra_infos]

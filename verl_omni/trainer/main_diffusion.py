@@ -92,7 +92,11 @@ def _check_files(config: Any) -> None:
 
     if (judge := judges.model_path(config)) and not model_folder(judge, f"{judges.MODEL}.model_path").is_dir():
         raise FileNotFoundError(f"{judges.MODEL}.model_path: {judge} does not exist; write the folder of a model")
-    if problems := [*reward_settings.find_problems(config.reward), *reward_settings.normalization_problems(config)]:
+    if problems := [
+        *reward_settings.find_problems(config.reward),
+        *reward_settings.normalization_problems(config),
+        *reward_settings.audio_problems(config),
+    ]:
         raise ValueError("\n".join(problems))
     if config.trainer.resume_mode == "resume_path":
         checkpoints.step_of(Path(config.trainer.resume_from_path))

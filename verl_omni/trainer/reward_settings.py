@@ -50,6 +50,25 @@ def normalization_problems(config: DictConfig) -> Iterator[str]:
         yield f"{setting} does not go with algorithm.sample_source=offline, which trains on preferences, not on scores"
 
 
+def audio_problems(config: DictConfig) -> Iterator[str]:
+    """Scorers of audio with a model of this package's families, which generate none; a line for each."""
+    from verl_omni.pipelines.registry import FAMILIES
+
+    reward, architecture = config.reward, config.actor_rollout_ref.model.architecture
+    named = {"reward.scorer": reward.scorer}
+    named |= {
+        f"reward.reward_functions.{key}": part.get("name") or key
+        for key, part in reward.reward_functions.items()
+        if not part.get("path")
+    }
+    for where, name in named.items():
+        if name == "clap" and architecture not in FAMILIES.registered:
+            yield (
+                f"{where}: {name} compares audio with the prompt, and {architecture} generates none; a model family of "
+                "your own may (docs/extensions.md)"
+            )
+
+
 def _of_several(reward: DictConfig) -> Iterator[str]:
     for name in ("scorer", "scorer_kwargs", "custom_reward_function.path"):
         if OmegaConf.select(reward, name):

@@ -141,6 +141,14 @@ class PickscoreSettings(ScorerSettings):
     device: Device = Field(default="cpu", description="Device of the model.")
 
 
+class ClapSettings(ScorerSettings):
+    """`clap`: similarity of a sample's audio and its prompt."""
+
+    models = ("model_name_or_path",)
+    model_name_or_path: ModelName = Field(default="laion/larger_clap_general", description=f"A CLAP model: {FOLDER}")
+    device: Device = Field(default="cpu", description="Device of the model.")
+
+
 class ClipScoreSettings(ScorerSettings):
     """`clip_score`: similarity of an image and its prompt."""
 
@@ -164,6 +172,7 @@ class AestheticSettings(ScorerSettings):
 BUILTIN: dict[str, type[ScorerSettings]] = {
     "aesthetic": AestheticSettings,
     "brightness": BrightnessSettings,
+    "clap": ClapSettings,
     "clip_score": ClipScoreSettings,
     "color": ColorSettings,
     "genrm_ocr": GenrmOcrSettings,
@@ -176,7 +185,7 @@ BUILTIN: dict[str, type[ScorerSettings]] = {
 }
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
-    "clap": "it compares audio with the prompt, and a rollout has no audio",
-    "hpsv3": "it needs the package hpsv3, which is not among the locked packages",
-    "imagebind": "it needs the package imagebind, which is not among the locked packages, and a rollout has no audio",
+    "choice": "what it scores in the reference was not compared, so nothing here has its name",
+    "hpsv3": "it needs the package hpsv3, which needs another version of transformers than the locked one",
+    "imagebind": "it needs the package imagebind, whose license excludes commercial use, and which is not locked",
 }

@@ -31,6 +31,14 @@ async def test_reward_workers_take_turns_and_get_no_recorded_tensors(
     assert given.non_tensor_batch["tool_extra_fields"][0] == {"note": "x", "global_steps": None}
 
 
+async def test_reward_workers_get_the_audio_of_a_sample(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
+    handle = rewards()
+    made = worker(engine=engine(audio=torch.arange(8.0), audio_sample_rate=32000), rewards=[handle])
+    await made.generate_sequences(batch(["a"], {"validate": True}, data_source=["s"]))
+    fields = handle.given[0].non_tensor_batch["tool_extra_fields"][0]
+    assert fields["audio"].tolist() == list(range(8)) and fields["audio_sample_rate"] == 32000
+
+
 @pytest.mark.parametrize("validate", [False, True])
 async def test_with_the_output_type_both_an_evaluation_scores_latents_and_keeps_its_picture(
     worker: Any, batch: Any, engine: Any, rewards: Any, validate: bool

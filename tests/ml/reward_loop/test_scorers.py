@@ -33,11 +33,11 @@ def score(name: str, picture: torch.Tensor, truth: Any = "", **settings: Any) ->
 
 def test_every_registered_name_has_a_scorer_and_others_are_refused() -> None:
     assert all(callable(rewards.get_scorer(name)) for name in rewards.SCORERS)
-    with pytest.raises(ValueError, match="Unknown scorer 'jpg'; one of aesthetic, brightness, clip_score, color"):
+    with pytest.raises(ValueError, match="Unknown scorer 'jpg'; one of aesthetic, brightness, clap, clip_score"):
         rewards.get_scorer("jpg")
 
 
-@pytest.mark.parametrize("name", ["clap", "hpsv3", "imagebind"])
+@pytest.mark.parametrize("name", ["choice", "hpsv3", "imagebind"])
 def test_a_missing_scorer_of_the_reference_is_refused_with_what_to_do(name: str) -> None:
     said = f"{name} is not available: .+; serve it yourself and use the scorer http, or write a function"
     with pytest.raises(ValueError, match=said):

@@ -51,7 +51,7 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
             "reward.scorer_kwargs.colour: unknown setting; did you mean color?",
         ),
         (["reward.scorer=hpsv3"], "reward.scorer: hpsv3 is not available: it needs the package hpsv3"),
-        ([SEVERAL, "reward.reward_functions={clap: {device: cpu}}"], "reward.reward_functions.clap.name: clap is not"),
+        ([SEVERAL, "reward.reward_functions={choice: {}}"], "reward.reward_functions.choice.name: choice is not"),
         (["reward.scorer=http"], "reward.scorer_kwargs.url: must be given"),
         (
             ["reward.scorer=genrm_ocr", "reward.scorer_kwargs.base_url=judge"],
@@ -90,3 +90,32 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
         "reward.scorer_kwargs.g: unknown setting; one of f"
     ]
     assert problems("reward.scorer=python", f"reward.scorer_kwargs.function='{user_file}:judge'") == []
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "wrong"),
+    [
+        (
+            "WanPipeline",
+            ["reward.scorer=clap"],
+            "reward.scorer: clap compares audio with the prompt, and WanPipeline g",
+        ),
+        (
+            "WanPipeline",
+            [SEVERAL, "reward.reward_functions={sound: {name: clap}}"],
+            "reward.reward_functions.sound: clap compares audio",
+        ),
+        ("WanPipeline", [SEVERAL, "reward.reward_functions={clap: {path: my.py}}"], None),
+        ("WanPipeline", ["reward.scorer=brightness"], None),
+        ("MyPipeline", ["reward.scorer=clap"], None),
+    ],
+)
+def test_a_scorer_of_audio_is_for_models_that_generate_audio(
+    architecture: str, overrides: list[str], wrong: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_omni.pipelines.registry import FAMILIES, Family
+
+    monkeypatch.setattr(FAMILIES, "_entries", {**FAMILIES, "MyPipeline": Family("mine:Pipeline", "mine:Training")})
+    config = settings.load([*REQUIRED, f"actor_rollout_ref.model.architecture={architecture}", *overrides])
+    found = list(reward_settings.audio_problems(config))
+    assert len(found) == (wrong is not None) and all(each.startswith(str(wrong)) for each in found)

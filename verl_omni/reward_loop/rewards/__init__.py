@@ -4,8 +4,8 @@ Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_
 image [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
 A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
 returns a list. `http_batch` and those with a CLIP model are such, and a user's function may be.
-`latent_http` takes latents. `brightness`, `color` and a user's function also take videos [T, 3, H, W]; the others
-refuse them.
+`latent_http` takes latents, `clap` the audio of a sample. `brightness`, `color` and a user's function also take videos
+[T, 3, H, W]; the others refuse them.
 A scorer's module may have `setting_problems(settings)`, which says what is wrong before anything starts.
 docs/rewards.md lists what each needs and returns.
 """
@@ -22,16 +22,16 @@ from verl_omni.utils.registry import Registry, load
 
 Scorer = Callable[..., Any]
 _OWN = (
-    "aesthetic", "brightness", "clip_score", "color", "genrm_ocr", "http", "http_batch", "jpeg",
+    "aesthetic", "brightness", "clap", "clip_score", "color", "genrm_ocr", "http", "http_batch", "jpeg",
     "jpeg_compressibility", "latent_http", "pickscore", "python", "shapes", "unified_reward",
 )  # fmt: skip
 # Import paths; users add theirs with `verl_omni.extensions`.
 SCORERS = Registry("scorer", {name: f"{__name__}.{name}:compute_score" for name in _OWN})
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
-    "clap": "it compares audio with the prompt, and a rollout has no audio",
-    "hpsv3": "it needs the package hpsv3, which is not among the locked packages",
-    "imagebind": "it needs the package imagebind, which is not among the locked packages, and a rollout has no audio",
+    "choice": "what it scores in the reference was not compared, so nothing here has its name",
+    "hpsv3": "it needs the package hpsv3, which needs another version of transformers than the locked one",
+    "imagebind": "it needs the package imagebind, whose license excludes commercial use, and which is not locked",
 }
 ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/rewards.md)"
 

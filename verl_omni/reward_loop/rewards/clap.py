@@ -1,0 +1,130 @@
+"""Scorer of the similarity of a sample's audio and its prompt (CLAP, arXiv:2211.06687)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verl_omni.reward_loop.clip_model import MODEL, clip_problems, load_scoring_model, prompts_of
+from verl_omni.utils.model_folder import model_folder
+
+WEIGHTS = "laion/larger_clap_general"
+_LOADED: dict[tuple[str, str], ClapModel] = {}
+_LOADING = threading.Lock()  # scorers run in threads
+
+
+def compute_score(
+    data_sources: Sequence[str],
+    solution_images: Sequence[Tensor],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Mapping[str, Any]],
+    model_name_or_path: str = WEIGHTS,
+    device: str = "cpu",
+) -> list[float]:
+    """Cosine of audio and prompt, in [-1, 1], for each sample; the images are not looked at.
+
+    The audio is `extra_info["audio"]`, a tensor of floats [..., T] with `audio_sample_rate` in Hz, as an engine
+    returns it with a video. Its channels are averaged, it is resampled to the model's rate, and cut after the seconds
+    that the model hears (10).
+
+    Args:
+        model_name_or_path: a CLAP model with its processor, a folder or a repository in the hub cache.
+
+    Raises:
+        FileNotFoundError: the model does not exist.
+        ValueError: it is no CLAP model with all its weights, the device cannot be used, or a sample has no audio or no
+            prompt.
+    """
+    prompts = prompts_of(extra_infos, "clap", "audio")
+    audios = [_audio_of(info) for info in extra_infos]
+    with _LOADING:
+        key = (model_name_or_path, device)
+        if key not in _LOADED:
+            _LOADED[key] = _load(model_name_or_path, device)
+        clap = _LOADED[key]
+    return [float(each) for each in (clap.embed_audio(audios) * clap.embed_prompts(prompts)).sum(dim=1)]
+
+
+def setting_problems(given: Mapping[str, Any]) -> list[str]:
+    """What is missing on this machine, a phrase each."""
+    return clip_problems(given, {MODEL: WEIGHTS}, "CLAP")
+
+
+@dataclass(frozen=True, slots=True)
+class ClapModel:
+    """A CLAP model in fp32 with its feature extractor and tokenizer.
+
+    Attributes:
+        model, extractor, tokenizer: of transformers. device: where the model is.
+    """
+
+    model: Any
+    extractor: Any
+    tokenizer: Any
+    device: torch.device
+
+    @torch.inference_mode()
+    def embed_audio(self, audios: Sequence[tuple[np.ndarray, int]]) -> Tensor:
+        """Embeddings of length 1, fp32 [B, width] on the CPU, of mono audio [T] with its rate in Hz."""
+        rate = int(self.extractor.sampling_rate)
+        heard = [_resample(audio, own, rate)[: self.extractor.nb_max_samples] for audio, own in audios]
+        inputs = self.extractor(heard, sampling_rate=rate, return_tensors="pt").to(self.device)
+        # Nothing is longer than what the model hears. The extractor marks a random sample where nothing is.
+        inputs["is_longer"] = torch.zeros_like(inputs["is_longer"])
+        found: Tensor = self.model.get_audio_features(**inputs).pooler_output
+        return found.float().cpu()
+
+    @torch.inference_mode()
+    def embed_prompts(self, prompts: Sequence[str]) -> Tensor:
+        """Embeddings of length 1, fp32 [B, width] on the CPU; a prompt is cut where the model's positions end."""
+        different = list(dict.fromkeys(prompts))  # the samples of a prompt share it
+        text = self.model.config.text_config
+        # Positions of RoBERTa begin after that of padding.
+        inputs = self.tokenizer(
+            different, padding=True, truncation=True, return_tensors="pt",
+            max_length=text.max_position_embeddings - text.pad_token_id - 1,
+        ).to(self.device)  # fmt: skip
+        found: Tensor = self.model.get_text_features(**inputs).pooler_output
+        return found.float().cpu()[[different.index(prompt) for prompt in prompts]]
+
+
+def _load(model: str, device: str) -> ClapModel:
+    from transformers import AutoTokenizer, ClapFeatureExtractor
+    from transformers import ClapModel as Clap
+
+    if problems := clip_problems({"device": device}, {MODEL: model}, "CLAP"):
+        raise FileNotFoundError("; ".join(problems))
+    folder = model_folder(model, MODEL)
+    return ClapModel(
+        load_scoring_model(Clap, "clap", folder, device),
+        ClapFeatureExtractor.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+        torch.device(device),
+    )
+
+
+def _audio_of(info: Mapping[str, Any]) -> tuple[np.ndarray, int]:
+    """Mono audio float32 [T], and its rate in Hz."""
+    audio, rate = info.get("audio"), info.get("audio_sample_rate")
+    if not isinstance(audio, Tensor) or not audio.numel() or not rate:
+        raise ValueError(
+            "clap compares audio with the prompt, and a sample's extra_info has no `audio` with `audio_sample_rate`"
+        )
+    return audio.detach().float().cpu().reshape(-1, audio.shape[-1]).mean(dim=0).numpy(), int(rate)
+
+
+def _resample(audio: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+    if rate == wanted:
+        return audio
+    from scipy.signal import resample_poly
+
+    common = gcd(rate, wanted)
+    found: np.ndarray = resample_poly(audio, wanted // common, rate // common)
+    return found
