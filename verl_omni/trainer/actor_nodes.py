@@ -13,10 +13,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from typing_extensions import override
 from verl.experimental.reward_loop import RewardLoopManager
+from verl.utils.device import get_resource_name
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.reward_loop.judge_router import JudgeRouter
+from verl_omni.trainer import scorer_devices
 
 
 def nodes_with(resource: str) -> list[str]:
@@ -82,17 +84,22 @@ class PinnedAgentLoopManager(DiffusionAgentLoopManager):
 
 
 class PinnedRewardLoopManager(RewardLoopManager):  # type: ignore[misc]
-    """verl's manager of reward workers, with its workers on the trainer's nodes."""
+    """verl's manager of reward workers: on the trainer's nodes, and with accelerators if a scorer asks for them."""
 
     @override
     def _init_reward_loop_workers(self) -> None:
-        resource = self.config.trainer.node_resource
-        if resource is None:
+        resource, reward = self.config.trainer.node_resource, self.config.reward
+        if scorer_devices.per_worker(reward):
+            options = scorer_devices.worker_options(reward, get_resource_name(), resource)
+            placed = [options] * reward.num_workers
+        elif resource is not None:
+            placed = [pinned(resource, number) for number in range(reward.num_workers)]
+        else:
             super()._init_reward_loop_workers()
             return
         self.reward_loop_workers = [
-            self.reward_loop_workers_class.options(
-                name=f"reward_loop_worker_{number}", **pinned(resource, number)
-            ).remote(self.config, self.reward_router_address)
-            for number in range(self.config.reward.num_workers)
+            self.reward_loop_workers_class.options(name=f"reward_loop_worker_{number}", **own).remote(
+                self.config, self.reward_router_address
+            )
+            for number, own in enumerate(placed)
         ]

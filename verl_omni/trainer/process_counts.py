@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import judges, pools
+from verl_omni.trainer import judges, pools, scorer_devices
 
 # An agent-loop process takes about 7 ms of CPU time per image (docs/benchmarks.md, "Latency added by the agent loop"),
 # so one core serves eight engines that each generate up to 15 images a second.
@@ -97,7 +97,7 @@ def fill_in(config: DictConfig, cpus: int) -> None:
         if rollout.max_concurrent_requests is None:
             rollout.max_concurrent_requests = requests_in_flight(size, rollout.agent.num_workers)
         if config.reward.num_workers is None:
-            config.reward.num_workers = reward_workers(size)
+            config.reward.num_workers = 1 if scorer_devices.per_worker(config.reward) else reward_workers(size)
 
 
 def describe(config: DictConfig) -> str:

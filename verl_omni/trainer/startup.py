@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import judges, machine, pools, process_counts, run_length, sequence_split
+from verl_omni.trainer import judges, machine, pools, process_counts, run_length, scorer_devices, sequence_split
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.trainer.generation_ahead import batches_ahead
 from verl_omni.trainer.pool_nodes import wait_for_nodes
@@ -185,9 +185,11 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
     options = dict(config.ray_kwargs.ray_init)
     address = options.pop("address", "local")
     cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1, process_counts.logical_cpus(config))
+    needed = process_counts.local_accelerators(config)
+    unused = max(0, sum(machine.describe_machine()["accelerators"].values()) - needed)
     here = {
         "num_cpus": cpus,
-        "num_gpus": process_counts.local_accelerators(config),
+        "num_gpus": needed + min(unused, scorer_devices.wanted(config.reward)),
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",  # one machine: listen on no other address
     }
@@ -258,6 +260,7 @@ def _import_everything() -> None:
 def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluster) -> Stack:
     import ray
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+    from verl.utils.device import get_resource_name
 
     from verl_omni.trainer import actor_nodes
     from verl_omni.trainer.replica_updates import weight_updates
@@ -267,6 +270,9 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
 
     settings = config.actor_rollout_ref
     wait_for_nodes(config, report_phase)
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if short := scorer_devices.shortage(config, alive, get_resource_name()):
+        raise ValueError(short)
     report_phase(f"starting the rollout engine and the workers ({process_counts.describe(config)})")
     pool = RayResourcePool(
         process_on_nodes=[config.trainer.n_gpus_per_node] * config.trainer.nnodes,

@@ -65,7 +65,7 @@ def test_the_requests_in_flight_fill_the_batches_of_all_engines(size: RunSize, w
 def config(**given: Any) -> Any:
     made = OmegaConf.create({
         "trainer": {"nnodes": 2, "n_gpus_per_node": 8, "node_resource": None}, "data": {"train_batch_size": 16},
-        "reward": {"num_workers": None},
+        "reward": {"num_workers": None, "scorer_kwargs": {}, "reward_functions": {}},
         "actor_rollout_ref": {"rollout": {
             "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 2, "data_parallel_size": 1,
             "pipeline_model_parallel_size": 1, "nnodes": 0, "n_gpus_per_node": 8,
@@ -84,6 +84,8 @@ def test_settings_that_are_null_are_filled_in_and_others_stay() -> None:
     assert config(actor_rollout_ref__rollout__agent__num_workers=4) == (4, 16, 8)
     assert config(actor_rollout_ref__rollout__max_concurrent_requests=7) == (2, 7, 8)
     assert config(reward__num_workers=3) == (2, 32, 3)
+    assert config(reward__scorer_kwargs={"device": "cuda"}) == (2, 32, 1), "each reserves an accelerator"
+    assert config(reward__scorer_kwargs={"device": "cuda"}, reward__num_workers=3) == (2, 32, 3)
 
 
 def test_standalone_replicas_count_and_the_accelerators_of_the_trainer_do_not() -> None:

@@ -23,7 +23,7 @@ startup._local = lambda options: None
 config = {
     "ray_kwargs": {"ray_init": {}}, "trainer": {"n_gpus_per_node": 1, "fork_workers": False},
     "actor_rollout_ref": {"rollout": {"agent": {"num_workers": 1}, "nnodes": 0, "n_gpus_per_node": 1}},
-    "reward": {"num_workers": 1, "reward_model": {"enable": False}},
+    "reward": {"num_workers": 1, "reward_model": {"enable": False}, "scorer_kwargs": {}, "reward_functions": {}},
 }
 startup.start_ray(OmegaConf.create(config), lambda text: None)
 assert complete == [True], complete
