@@ -1,9 +1,11 @@
-"""Stable Diffusion 3 one step at a time, on vLLM-Omni's engine in this process."""
+"""Stable Diffusion 3 and Qwen-Image one step at a time, on vLLM-Omni's engine in this process."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +17,16 @@ STEPS, AT_ONCE = 4, 4
 SEEDS = (1, 2, 3, 4)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from verl_omni.models.tiny import make_tiny_sd3
+# What the trainer needs of each sample, besides what the family's velocity reads.
+RECORDED = ("all_latents", "all_timesteps", "all_sigmas", "velocity_projections")
 
-    made: Path = tmp_path_factory.mktemp("tiny") / "model"
-    make_tiny_sd3(made)
+
+@pytest.fixture(scope="module", params=["sd3", "qwen_image"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from verl_omni.models.tiny import MAKERS
+
+    made: Path = tmp_path_factory.mktemp("tiny") / str(request.param)
+    MAKERS[str(request.param)](made)
     return made
 
 
@@ -32,7 +38,8 @@ def drawn(model: Path, *, step_execution: bool) -> tuple[list[Any], list[Any], l
 async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any], list[int]]:
     from vllm_omni.entrypoints import AsyncOmni
 
-    from verl_omni.pipelines.sd3.engine_pipeline import SD3RolloutPipeline
+    from verl_omni.pipelines.registry import family, training_adapter
+    from verl_omni.utils.registry import load
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
@@ -46,21 +53,29 @@ async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any
     }  # fmt: skip
     mode.complete_engine_args(arguments, rollout, settings)
     forwards: list[int] = []
-    plain = SD3RolloutPipeline._velocity
+    pipeline = load(family(settings.architecture).pipeline)
+    plain = pipeline.predict_noise_maybe_with_cfg
 
-    def counted(self: Any, x: Any, *rest: Any, **conditions: Any) -> Any:
-        forwards.append(x.shape[0])
-        return plain(self, x, *rest, **conditions)
+    def counted(self: Any, guided: bool, scale: Any, positive: Any, *rest: Any) -> Any:
+        forwards.append(positive["hidden_states"].shape[0])
+        return plain(self, guided, scale, positive, *rest)
 
-    SD3RolloutPipeline._velocity = counted
+    pipeline.predict_noise_maybe_with_cfg = counted
     engine = AsyncOmni(**arguments)
+    asked = "a red circle"
+    ids = settings.tokenizer(asked).input_ids
+    if template := training_adapter(settings.architecture).CHAT_TEMPLATE:
+        ids = settings.tokenizer.apply_chat_template(
+            [{"role": "user", "content": asked}], chat_template=template, add_generation_prompt=True, return_dict=False
+        )
 
     async def sample(seed: int) -> Any:
+        guided = 1.0 + (seed > 2)
         params = {
-            "height": 64, "width": 64, "num_inference_steps": STEPS, "guidance_scale": 1.0 + (seed > 2),
-            "max_sequence_length": 16, "seed": seed, "logprobs": True, "noise_level": 0.7, "sde_window_size": 2,
+            "height": 64, "width": 64, "num_inference_steps": STEPS, "guidance_scale": guided, "true_cfg_scale": guided,
+            "max_sequence_length": 32, "seed": seed, "logprobs": True, "noise_level": 0.7, "sde_window_size": 2,
         }  # fmt: skip
-        request = RolloutRequest(settings.tokenizer("a red circle").input_ids, negative_prompt_ids=[])
+        request = RolloutRequest(ids, negative_prompt_ids=None if template else [])
         made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
         return mode.to_output(await last_output(engine.generate(request_id=str(seed), **made)), params, 0)
 
@@ -70,27 +85,39 @@ async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any
         return alone, await asyncio.gather(*[sample(seed) for seed in SEEDS]), forwards
     finally:
         engine.shutdown()
-        SD3RolloutPipeline._velocity = plain
+        pipeline.predict_noise_maybe_with_cfg = plain
 
 
 def test_step_execution_gives_the_same_samples_as_whole_requests(model: Path) -> None:
     """Two requests with guidance and two without, which cannot share a batch; images and recorded tensors."""
+    from verl_omni.pipelines.registry import NEGATIVE, training_adapter
+
     whole, _, _ = drawn(model, step_execution=False)
     stepped, together, forwards = drawn(model, step_execution=True)
     for one, other in zip(whole, stepped, strict=True):
         assert torch.equal(one.diffusion_output, other.diffusion_output)
         assert torch.equal(one.log_probs, other.log_probs) and one.log_probs.shape == (2,)
         assert one.extra_fields.keys() == other.extra_fields.keys()
-        for name in (
-            "all_latents",
-            "all_timesteps",
-            "all_sigmas",
-            "velocity_projections",
-            "prompt_embeds",
-            "pooled_prompt_embeds",
-        ):
+        read = set(training_adapter(architecture_of(model)).CONDITIONS)
+        assert {name for name in read if not name.startswith(NEGATIVE)} <= one.extra_fields.keys()
+        for name in {*RECORDED, *read & one.extra_fields.keys()}:
             assert torch.equal(one.extra_fields[name], other.extra_fields[name]), name
     assert sum(forwards) == STEPS * len(SEEDS), "every request takes each of its steps once"
     assert max(forwards) > 1, "nothing was batched"
     for one, other in zip(stepped, together, strict=True):
         assert (one.diffusion_output.int() - other.diffusion_output.int()).abs().max() <= 1
+
+
+def architecture_of(model: Path) -> str:
+    return str(json.loads((model / "model_index.json").read_text())["_class_name"])
+
+
+def test_a_family_that_is_generated_as_whole_requests_refuses_step_execution() -> None:
+    from verl_omni.workers.config import DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+
+    for architecture in ("QwenImageEditPlusPipeline", "WanPipeline"):
+        with pytest.raises(ValueError, match=rf"step_execution: {architecture} is generated as whole requests only"):
+            DiffusionMode().complete_engine_args(
+                {}, DiffusionRolloutConfig(step_execution=True), SimpleNamespace(architecture=architecture)
+            )

@@ -14,6 +14,7 @@ from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImageP
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.qwen_image.step_execution import StepwiseQwenImage
 from verl_omni.pipelines.qwen_image.training import received
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.weight_sync.names import to_engine_adapter
@@ -24,17 +25,17 @@ STEPS = 50
 Prompt = str | list[int]
 
 
-class QwenImageRolloutPipeline(QwenImagePipeline):
-    """Upstream's pipeline with three additions.
+class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
+    """Upstream's pipeline with four additions.
 
     Prompts may be token ids: whole conversations in the model's chat template. A prompt without a negative prompt is
-    guided away from the empty prompt. The steps in the SDE window of each request are recorded.
+    guided away from the empty prompt. The steps in the SDE window of each request are recorded. The engine may run one
+    step at a time (`rollout.step_execution`).
 
     Latents are packed: [B, patches, 4 C].
     """
 
     supports_request_batch = True
-    supports_step_execution = False  # step execution bypasses `diffuse`
     # Parts of weight names: (in the engine, in checkpoints).
     checkpoint_names = ((".to_out.", ".to_out.0."),)
 
@@ -80,7 +81,7 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
 
         def velocity(x: Tensor, timestep: Tensor) -> Tensor:
             positive, negative, patches = self._build_denoise_kwargs(
-                x.to(latents.dtype), timestep, guidance, prompt_embeds, prompt_embeds_mask, img_shapes, txt_seq_lens,
+                x, timestep, guidance, prompt_embeds, prompt_embeds_mask, img_shapes, txt_seq_lens,
                 do_true_cfg, negative_prompt_embeds, negative_prompt_embeds_mask, negative_txt_seq_lens,
                 image_latents, additional_transformer_kwargs,
             )  # fmt: skip
@@ -89,17 +90,38 @@ class QwenImageRolloutPipeline(QwenImagePipeline):
             )
             return found
 
-        conditions: dict[str, Tensor | list[Tensor]] = {
+        conditions = self.recorded_conditions(
+            img_shapes, image_latents, prompt_embeds, prompt_embeds_mask, negative_prompt_embeds,
+            negative_prompt_embeds_mask,
+        )  # fmt: skip
+        return self._recorder.denoise(
+            velocity, latents, timesteps, self.scheduler.sigmas, conditions, received(timesteps, latents.dtype)
+        )
+
+    @override
+    def _build_denoise_kwargs(self, latents: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Inputs of the transformer, which gets latents in its own dtype; the sampler's are float32."""
+        return super()._build_denoise_kwargs(latents.to(self.od_config.dtype), *args, **kwargs)
+
+    def recorded_conditions(
+        self,
+        img_shapes: list[list[tuple[int, int, int]]],
+        image_latents: Tensor | None,
+        prompt_embeds: Tensor,
+        prompt_embeds_mask: Tensor,
+        negative_prompt_embeds: Tensor | None,
+        negative_prompt_embeds_mask: Tensor | None,
+    ) -> dict[str, Tensor | list[Tensor]]:
+        """Inputs of the velocity besides latents and time, a row per request, by the names in `CONDITIONS`."""
+        found: dict[str, Tensor | list[Tensor]] = {
             "img_shapes": torch.tensor(img_shapes if image_latents is not None else [row[0] for row in img_shapes]),
             **_unpadded("prompt_embeds", prompt_embeds, prompt_embeds_mask),
         }
         if negative_prompt_embeds is not None and negative_prompt_embeds_mask is not None:
-            conditions |= _unpadded("negative_prompt_embeds", negative_prompt_embeds, negative_prompt_embeds_mask)
+            found |= _unpadded("negative_prompt_embeds", negative_prompt_embeds, negative_prompt_embeds_mask)
         if image_latents is not None:
-            conditions["image_latents"] = image_latents
-        return self._recorder.denoise(
-            velocity, latents, timesteps, self.scheduler.sigmas, conditions, received(timesteps, latents.dtype)
-        )
+            found["image_latents"] = image_latents
+        return found
 
     @override
     def _extract_prompts(self, prompts: Sequence[Any]) -> tuple[list[Prompt], list[Prompt]]:

@@ -77,6 +77,7 @@ class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPl
     """
 
     adapter: type[QwenImageEditTraining] = QwenImageEditPlusTraining
+    supports_step_execution = False  # `forward` groups requests by the shape of their images
 
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
         # Not those of Qwen-Image, which drops the text encoder's vision tower.

@@ -9,28 +9,14 @@ import torch
 from torch import Tensor
 from vllm_omni.diffusion.data import DiffusionOutput
 
-from verl_omni.pipelines.engine_requests import (
-    decode_token_ids,
-    request_generator,
-    requested_fields,
-    sde_window,
-    start_step_noise,
-    step_noise_seed,
-)
-from verl_omni.pipelines.sde_sampler import Sampler
-from verl_omni.pipelines.trajectory_recorder import RecordedSample, attach, version_of
+from verl_omni.pipelines.engine_requests import decode_token_ids, request_generator
+from verl_omni.pipelines.stepwise import StepwiseSampling
 
 STEPS, SEQUENCE_LENGTH = 28, 256  # upstream's defaults in `forward`
 
 
-class StepwiseSD3:
-    """vLLM-Omni's `SupportsStepExecution`, mixed into the rollout pipeline.
-
-    `state.extra` holds the data of a request: `sampler`, `conditions` ([1, ...] each, by the names in `training.py`),
-    `sigma_max`.
-    """
-
-    supports_step_execution = True
+class StepwiseSD3(StepwiseSampling):
+    """vLLM-Omni's `SupportsStepExecution`, mixed into the rollout pipeline."""
 
     def prepare_encode(self: Any, state: Any, **kwargs: Any) -> Any:
         """Encode the prompt, draw the initial noise and place the SDE window."""
@@ -49,25 +35,11 @@ class StepwiseSD3:
         generator = request_generator(params, self.device)
         latents = self.prepare_latents(1, self.transformer.in_channels, height, width, generator, params.latents)
         timesteps, _ = self.prepare_timesteps(steps, params.sigmas, latents.shape[1])
-        sigmas = self.scheduler.sigmas
-        extra = params.extra_args or {}
-        window = sde_window(extra, steps, step_noise_seed(extra, generator))
-        start_step_noise(extra, generator)
         state.prompt_embeds = conditions["prompt_embeds"]
         state.negative_prompt_embeds = conditions.get("negative_prompt_embeds")
-        state.latents, state.timesteps = latents.float(), timesteps
-        state.extra = {
-            # `_velocity` rounds the timesteps to the model's dtype.
-            "sampler": Sampler(
-                timesteps.to(latents.device, self.od_config.dtype),
-                sigmas,
-                [window],
-                [generator],
-                dtype=self.od_config.dtype,
-            ),
-            "conditions": conditions,
-            "sigma_max": float(sigmas[1]),
-        }
+        state.latents, state.timesteps = latents, timesteps
+        # `_velocity` rounds the timesteps to the model's dtype.
+        self.start_sampling(state, generator, timesteps.to(self.od_config.dtype), self.scheduler.sigmas, conditions)
         return state
 
     def _encoded(self: Any, text: str, length: int) -> tuple[Tensor, Tensor]:
@@ -86,24 +58,10 @@ class StepwiseSD3:
             guidance_scale=states[0].sampling.guidance_scale,
         )
 
-    def step_scheduler(self, state: Any, noise_pred: Tensor, **kwargs: Any) -> None:
-        """Advance one request to its next step."""
-        state.latents = state.extra["sampler"].advance(state.step_index, state.latents, noise_pred.float())
-        state.step_index += 1
-
     def post_decode(self: Any, state: Any, **kwargs: Any) -> DiffusionOutput:
         """Output of a finished request, with its recorded fields."""
         output = DiffusionOutput(output=self._decoded(state.latents, state.sampling.output_type))
-        trajectory = state.extra["sampler"].trajectories()[0]
-        # One version for all steps: the worker refuses weight updates while a request is running.
-        record = RecordedSample(
-            state.latents.to(self.od_config.dtype),
-            state.extra["sigma_max"],
-            state.extra["conditions"],
-            trajectory,
-            version_of(self),
-        )
-        attach(output, "image", requested_fields(state.sampling.extra_args or {}), record)
+        self.attach_record(state, output)
         return output
 
     def _decoded(self: Any, latents: Tensor, output_type: str | None) -> Tensor:

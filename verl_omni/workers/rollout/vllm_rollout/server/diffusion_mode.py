@@ -55,7 +55,14 @@ class DiffusionMode(ModelMode):
         engine_args["step_execution"] = config.step_execution
         if all(engine_args.get(f"diffusion_attention_{key}") is None for key in ("config", "backend")):
             engine_args["diffusion_attention_config"] = {"default": {"backend": config.rollout_attn_backend}}
-        if not config.step_execution and not getattr(load(family.pipeline), "supports_request_batch", False):
+        pipeline = load(family.pipeline)
+        # The engine looks only whether the class has the methods, which an editing model inherits.
+        if config.step_execution and not getattr(pipeline, "supports_step_execution", False):
+            raise ValueError(
+                f"actor_rollout_ref.rollout.step_execution: {model_config.architecture} is generated as whole requests "
+                "only; write false"
+            )
+        if not config.step_execution and not getattr(pipeline, "supports_request_batch", False):
             engine_args["max_num_seqs"] = 1
 
     @override
