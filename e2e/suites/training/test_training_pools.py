@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
+from e2e.drl import run_drl
 from e2e.jobs import Job
 from e2e.system import System
-from e2e.training_jobs import example, metrics
+from e2e.training_jobs import example, metrics, pods
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
 NAME = "red-grpo-pools"
-STEPS = 3
+STEPS = 1000  # more than there is time for: the run ends by its suspension
 # Generous: on two cores the Ray of three pods takes minutes to start.
-FIRST_STEP, WHOLE_RUN, GONE = 600.0, 900.0, 60.0
+FIRST_STEP, JOINED, DRAINED, GONE = 600.0, 600.0, 240.0, 60.0
 ENGINE = "ray::vLLMOmniHttpServer"  # title that Ray gives the process of an engine
 PROCESSES = "for one in /proc/[0-9]*/cmdline; do tr '\\0' '\\n' <$one | head -n 1; done 2>&1"
 
 
-def short_job() -> dict[str, Any]:
-    """The example with few steps, and rollout pods on the nodes of another device."""
+def long_job() -> dict[str, Any]:
+    """The example with more steps, small batches, and rollout pods on the nodes of another device."""
     spec = example(NAME)
     spec["trainer"] |= {"totalSteps": STEPS, "evalEverySteps": STEPS}
     spec["trainer"]["batch"] = {"prompts": 2}
+    spec["checkpoint"]["everySteps"] = STEPS
     spec["rollout"]["accelerator"]["resourceName"] = "huawei.com/Ascend910"
     spec["rollout"]["scheduling"] = {"nodeSelector": {"pool": "ascend"}}
     # Both rollout pods and the head are on one node, which has as many CPUs as this machine.
     spec["rollout"]["resources"] = {"requests": {"cpu": "100m", "memory": "2Gi"}}
     return spec
-
-
-def workers(api: Api, space: str) -> dict[str, list[dict[str, Any]]]:
-    """The job's pods besides the head, by worker group."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for pod in api.get(f"/api/v1/namespaces/{space}/pods", labelSelector=f"diffusionrl.io/job={NAME}")["items"]:
-        labels = pod["metadata"]["labels"]
-        if labels["ray.io/node-type"] == "worker":
-            found.setdefault(labels["ray.io/group"], []).append(pod)
-    return found
 
 
 def engines(system: System, pod: dict[str, Any]) -> int:
@@ -52,32 +47,57 @@ def engines(system: System, pod: dict[str, Any]) -> int:
     return titles.count(ENGINE)
 
 
-def test_engines_in_pods_of_their_own_get_every_version(system: System, api: Api, space: str) -> None:
-    run, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
-    job.create(short_job())
-
+def await_step(job: Job, step: int, within: float) -> dict[str, Any]:
     def trained(status: dict[str, Any]) -> bool:
         assert not status.get("failures"), status["failures"]
-        return (status.get("progress", {}).get("globalStep") or 0) >= 1
+        return (status.get("progress", {}).get("globalStep") or 0) >= step
 
-    status = job.await_status("step 1", trained, FIRST_STEP)
+    return job.await_status(f"step {step}", trained, within)
+
+
+def joined(run: Path) -> int | None:
+    """The weight version with which the last replica joined after the start of the run."""
+    events = [json.loads(line) for line in (run / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = [re.fullmatch(r"replica \d+ joined with version (\d+)", event.get("text", "")) for event in events]
+    return next((int(match[1]) for match in reversed(found) if match), None)
+
+
+def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
+    system: System, api: Api, space: str
+) -> None:
+    run, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
+    job.create(long_job())
+    status = await_step(job, 1, FIRST_STEP)
     assert status["rollout"]["summary"] == "2/2"
-    pods = workers(api, space)
-    placed = {group: [pod["spec"]["nodeName"] for pod in found] for group, found in pods.items()}
+    found = {group: pods(api, space, NAME, group) for group in ("trainer", "rollout")}
+    placed = {group: [pod["spec"]["nodeName"] for pod in members] for group, members in found.items()}
     assert placed == {"trainer": ["nvidia"], "rollout": ["ascend", "ascend"]}
-    running = {group: [engines(system, pod) for pod in found] for group, found in pods.items()}
+    running = {group: [engines(system, pod) for pod in members] for group, members in found.items()}
     assert running == {"trainer": [0], "rollout": [1, 1]}
 
-    job.await_condition("Succeeded", "True", within=WHOLE_RUN)
+    said = run_drl(system.kubeconfig, "scale", NAME, "--replicas=1", f"--namespace={space}")
+    assert said.stdout == f"{NAME}: spec.rollout.replicas is 1, was 2\n"
+    deadlines.wait_until("a pod to be drained", DRAINED, lambda: len(pods(api, space, NAME, "rollout")) == 1)
+    before = job.status()["progress"]["globalStep"]
+    await_step(job, before + 2, JOINED)
+
+    # The last one is lost as well, so every later sample is of the replica that replaces it.
+    (last,) = pods(api, space, NAME, "rollout")
+    api.delete(f"/api/v1/namespaces/{space}/pods/{last['metadata']['name']}", gracePeriodSeconds="0")
+    job.await_condition("Ready", "False", "TooFewRollouts", within=GONE)
+    version = deadlines.wait_until("a replica to join", JOINED, lambda: joined(run))
+    (new,) = pods(api, space, NAME, "rollout")
+    assert new["metadata"]["uid"] != last["metadata"]["uid"]
+    await_step(job, version + 3, JOINED)
+    assert job.condition("Ready")["status"] == "True"
+
+    api.patch(job.own_path, {"spec": {"suspend": True}})
+    job.await_condition("Suspended", "True", within=JOINED)
     status = job.status()
     assert (status["attempts"], status.get("failures", [])) == (1, [])
-    assert (status["weights"]["minReplicaVersion"], status["weights"]["maxReplicaVersion"]) == (STEPS, STEPS)
-    assert status["progress"]["samples"] == STEPS * 2 * 8
-    served = [
-        (line["weights/min_replica_version"], line["weights/max_replica_version"])
-        for line in metrics(run)
-        if line["step"]
-    ]
-    assert served == [(step, step) for step in range(1, STEPS + 1)]
-    assert "serves no more" not in (run / "train.log").read_text(encoding="utf-8"), "a replica was removed"
-    deadlines.wait_until("the pods to end", GONE, lambda: not workers(api, space))
+    assert status["progress"]["samples"] == status["progress"]["globalStep"] * 2 * 8
+    lines = [line for line in metrics(run) if line["step"]]
+    assert version + 3 <= status["checkpoint"]["step"] <= len(lines)
+    served = [(line["weights/min_replica_version"], line["weights/max_replica_version"]) for line in lines]
+    assert served == [(step, step) for step in range(1, len(lines) + 1)]
+    deadlines.wait_until("the pods to end", GONE, lambda: not pods(api, space, NAME, "trainer"))
