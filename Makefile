@@ -21,7 +21,7 @@ fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml tests/contract >.venv/ml
   nice -n $(NICE) $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml --ignore=tests/contract || { wait $$ml || cat .venv/ml.log; exit 1; }; \
   wait $$ml && cat .venv/ml.log || { cat .venv/ml.log; exit 1; }
 # Short benchmarks first.
-BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up real_size example_job
+BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up operator_memory operator_create operator_scale real_size example_job
 STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`.
 generated = PYTHONPATH=operator:. $(BIN)/python -m e2e.generated_files $(1)
@@ -103,7 +103,7 @@ format: setup ## rewrite the code in its format
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
 bench: setup ## every figure in the docs; one of them alone: .venv/bin/python benchmarks/NAME.py
-	@for name in $(BENCHES); do echo "measuring: benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py; done
+	@for name in $(BENCHES); do echo "measuring: benchmarks/$$name.py"; PYTHONPATH=. $(BIN)/python benchmarks/$$name.py; done
 	@$(BIN)/python benchmarks/page.py
 
 crds: setup ## write again what is generated: crds/, the chart's README, pages of docs/, and the names of settings

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import budgets_page
 import httpx
 from operator_stack import (
     JOBS,
@@ -144,6 +145,7 @@ def main() -> int:
         made |= spread(name, [turn[name] for turn in turns[1:]])
     made["server_ratio"] = made["server_cpu_ms"] / naive
     write(chosen.out, [made], jobs=chosen.jobs)
+    budgets_page.update()
     table([made], [
         "case", "jobs_per_minute", "operator_cpu_ms", "writes", "server_cpu_ms", "naive_server_cpu_ms", "server_ratio",
     ])  # fmt: skip

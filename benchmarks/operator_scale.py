@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import budgets_page
 import httpx
 from operator_stack import (
     JOBS,
@@ -162,6 +163,7 @@ def main() -> None:
     runs = [measure(given.jobs, min(given.deleted, given.jobs)) for _ in range(given.repeats)]
     table([{"figure": name, "value": value} for name, value in runs[0].items()], ["figure", "value"])
     write(given.out, runs)
+    budgets_page.update()
 
 
 if __name__ == "__main__":

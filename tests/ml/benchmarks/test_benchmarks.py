@@ -33,6 +33,15 @@ def test_the_committed_page_matches_the_committed_data(program: Any) -> None:
     assert set(files) >= {"benchmarks.md", "figures/batching.svg"}
 
 
+def test_the_tables_of_budgets_match_the_committed_data(program: Any) -> None:
+    page = (DOCS / "budgets.md").read_text(encoding="utf-8")
+    budgets = program("budgets_page")
+    assert all(f"<!-- {name} -->" in page for name in budgets.TABLES)
+    assert budgets.with_tables(page, DOCS / "figures") == page, "run: python benchmarks/operator_scale.py"
+    emptied = page.replace("p99", "p98")
+    assert budgets.with_tables(emptied, DOCS / "figures") == page
+
+
 def test_the_tables_of_the_estimates_match_the_committed_data(program: Any) -> None:
     page = (DOCS / "fit.md").read_text(encoding="utf-8")
     assert program("fit_page").with_tables(page, DOCS / "figures") == page, "run: python benchmarks/fit_models.py"

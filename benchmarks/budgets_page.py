@@ -1,0 +1,75 @@
+"""Tables of docs/budgets.md, from the raw data in docs/figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from results import FIGURES, ROOT
+
+PAGE = ROOT / "docs" / "budgets.md"
+Run = dict[str, Any]
+
+
+def update() -> None:
+    """Write the tables into the page."""
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), FIGURES), encoding="utf-8")
+
+
+def with_tables(page: str, figures: Path) -> str:
+    """The page with the tables of the data files, each between the comments `<!-- NAME -->` and `<!-- end -->`."""
+    for name, lines in TABLES.items():
+        data = figures / f"{name}.json"
+        before, marker, rest = page.partition(f"<!-- {name} -->\n")
+        if marker and data.is_file():
+            _, end, after = rest.partition("<!-- end -->")
+            rows = lines(json.loads(data.read_text(encoding="utf-8"))["runs"][0])
+            table = "".join(
+                f"| {figure} | {value} |\n" for figure, value in [("Figure", "Value"), ("---", "---"), *rows]
+            )
+            page = f"{before}{marker}\n{table}\n{end}{after}"
+    return page
+
+
+def scale(run: Run) -> list[tuple[str, str]]:
+    """Of an operator with thousands of jobs."""
+    jobs, deleted = f"{run['jobs']:,}", f"{run['deleted']:,}"
+    return [
+        ("memory without jobs", f"{run['memory_empty_mib']:.0f} MiB"),
+        (f"memory with {jobs} jobs, in the process that created them", f"{run['memory_full_mib']:.0f} MiB"),
+        ("memory with them after a restart",
+         f"{run['memory_restarted_mib']:.0f} MiB: {run['memory_per_job_kib']:.1f} KiB for each job"),
+        ("memory after all of them were deleted", f"{run['memory_after_deletion_mib']:.0f} MiB"),
+        ("jobs a minute, all submitted at once",
+         f"{run['created_per_minute']:,.0f}, with {run['cpu_per_created_job_ms']:.1f} ms of CPU time for each"),
+        (f"ready after a restart over {jobs} jobs",
+         f"{run['ready_s']:.1f} s, with {run['ready_cpu_s']:.1f} s of CPU time"),
+        ("time until a new job has its RayJob, right after that", f"{run['new_job_s']:.2f} s"),
+        ("CPU time of the first passes over all jobs",
+         f"{run['passes_cpu_s']:.1f} s, {run['passes_cpu_s'] * 1000 / run['jobs']:.1f} ms for each job"),
+        (f"{deleted} jobs deleted",
+         f"{run['deletion_s']:.0f} s, of which the requests took {run['deletion_requests_s']:.0f} s; "
+         f"{run['cpu_per_deleted_job_ms']:.1f} ms of CPU time for each"),
+        ("from a job to its RayJob, at 5 new jobs a second",
+         f"p50 {run['latency_p50_s']:.2f} s, p99 {run['latency_p99_s']:.2f} s"),
+        ("one scrape of `/metrics`",
+         f"{run['scrape_s']:.2f} s in a thread; the slowest probe meanwhile {run['slowest_probe_s']:.2f} s"),
+    ]  # fmt: skip
+
+
+def creation(run: Run) -> list[tuple[str, str]]:
+    """Of jobs that are created at once, against forced applies."""
+    return [
+        ("jobs a minute", f"{run['jobs_per_minute']:,.0f}"),
+        ("CPU time of the operator for a job", f"{run['operator_cpu_ms']:.1f} ms"),
+        ("CPU time of the API server for a job", f"{run['server_cpu_ms']:.1f} ms"),
+        ("the same, by six forced applies",
+         f"{run['naive_server_cpu_ms']:.1f} ms: ours is {run['server_ratio']:.2f} of it"),
+        ("writes of the operator for a job",
+         f"{run['writes']:.1f}: Service, NetworkPolicy, RayJob, status, and a share of its Leases"),
+    ]  # fmt: skip
+
+
+TABLES: dict[str, Callable[[Run], list[tuple[str, str]]]] = {"operator_scale": scale, "operator_create": creation}
