@@ -1,4 +1,4 @@
-"""Scorer on a reward server: sends an image and its prompt, and receives a score. Connections are kept."""
+"""Scorer on a reward server: sends an image or video and its prompt, receives a score. Connections are kept."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import httpx
 from PIL import Image
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 from torch import Tensor
-
-from verl_omni.reward_loop.rewards import check_picture
 
 KEPT_SECONDS = 60.0  # how long an idle connection is kept
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
@@ -33,8 +31,8 @@ def compute_score(
 ) -> dict[str, float]:
     """Request a score from the server at `url`.
 
-    Sends JSON: `prompt`, `ground_truth`, `data_source` and `image` (PNG, base64). Expects JSON with a number
-    `score`; further numbers are reported as metrics.
+    Sends JSON: `prompt`, `ground_truth`, `data_source`, and `image` (PNG, base64), or of a video `frames`, a list of
+    all of them. Expects JSON with a number `score`; further numbers are reported as metrics.
 
     Args:
         timeout: seconds per attempt. attempts: number of attempts while the server is unreachable or answers 5xx.
@@ -47,18 +45,11 @@ def compute_score(
 
 
 def sample_body(data_source: str, image: Tensor, ground_truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:
-    """JSON of a sample.
-
-    Raises:
-        ValueError: `image` is a video.
-    """
-    check_picture(image, "http")
-    return {
-        "prompt": extra_info.get("prompt"),
-        "ground_truth": ground_truth,
-        "data_source": data_source,
-        "image": png_base64(image),
-    }
+    """JSON of a sample: an image uint8 [3, H, W], or a video [T, 3, H, W]."""
+    pixels: dict[str, Any] = (
+        {"image": png_base64(image)} if image.ndim == 3 else {"frames": [png_base64(frame) for frame in image]}
+    )
+    return {"prompt": extra_info.get("prompt"), "ground_truth": ground_truth, "data_source": data_source, **pixels}
 
 
 def request(url: str, body: dict[str, Any], timeout: float, attempts: int) -> Any:

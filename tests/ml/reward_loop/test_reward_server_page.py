@@ -1,0 +1,113 @@
+"""docs/reward-server.md: its tables are what the scorers send and accept, and its server works."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.ml.reward_loop.stub_server import start, stop
+from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop.rewards import http
+from verl_omni.reward_loop.rewards.http import RewardServerError
+
+PAGE = (Path(__file__).parents[3] / "docs" / "reward-server.md").read_text(encoding="utf-8")
+HALVES = torch.zeros(3, 8, 8, dtype=torch.uint8)
+HALVES[:, :, 4:] = 255
+TYPES = {
+    "string": str, "string, or null": str, "any JSON": str, "list of objects": list, "list of integers": list,
+    "list of strings": list,
+    "number": (int, float), "integer, or null": int,
+}  # fmt: skip
+LISTS = ("data_sources", "solution_images", "ground_truths", "extra_infos")
+
+
+@pytest.fixture(autouse=True)
+def _new_connections() -> Iterator[None]:
+    yield
+    http._client().close()
+    http._client.cache_clear()
+
+
+def fields(heading: str) -> dict[str, str]:
+    """Fields of a table of the page, with their types."""
+    section = PAGE.partition(f"### {heading}\n")[2].partition("\n#")[0]
+    rows = [re.fullmatch(r"\| `(\w+)` \| ([^|]+) \|.*", line) for line in section.splitlines()]
+    return {row[1]: row[2] for row in rows if row is not None}
+
+
+def sent(name: str, answer: str, sample: torch.Tensor, **settings: Any) -> tuple[dict[str, Any], Any]:
+    """What a scorer sends, and what it returns."""
+    server, thread = start((200, answer))
+    try:
+        address = "server_url" if name == "latent_http" else "url"
+        values: tuple[Any, ...] = ("d", sample, "truth", {"prompt": "a prompt"})
+        given = dict(zip(LISTS, ([each] for each in values), strict=True)) if name == "http_batch" else {}
+        arguments = () if given else values
+        made = rewards.get_scorer(name)(*arguments, **given, **{address: f"http://{server.address}/score"}, **settings)
+        return server.received[0], made
+    finally:
+        stop(server, thread)
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "answer"),
+    [
+        ("http", "Response to `http` and `latent_http`", {"score": 0.5, "other": 2, "text": "ignored"}),
+        ("latent_http", "Response to `http` and `latent_http`", {"score": 0.5, "other": 2, "text": "ignored"}),
+        ("http_batch", "Response to `http_batch`", {"scores": [{"score": 0.5, "other": 2, "text": "ignored"}]}),
+    ],
+)
+def test_the_tables_are_what_a_scorer_sends_and_accepts(name: str, response: str, answer: dict[str, Any]) -> None:
+    latent = {"noise_seed": 3} if name == "latent_http" else {}
+    sample = torch.ones(2, 3) if latent else HALVES
+    body, made = sent(name, json.dumps(answer), sample, **latent)
+    documented = fields(f"Request of `{name}`")
+    documented.pop("frames", None)
+    assert body.keys() == documented.keys()
+    for field, kind in documented.items():
+        assert isinstance(body[field], TYPES[kind]), field
+    if name == "http_batch":
+        assert body["samples"][0].keys() == fields("Request of `http`").keys() - {"frames"}
+        (made,) = made
+    assert made["score"] == 0.5 and made["other"] == 2 and "text" not in made
+    (required,) = fields(response)
+    with pytest.raises(RewardServerError, match=f"'{required}'"):
+        sent(name, json.dumps({field: value for field, value in answer.items() if field != required}), sample)
+
+
+def test_a_video_is_sent_as_its_frames() -> None:
+    video = torch.stack([HALVES, 255 - HALVES])
+    body, _ = sent("http", '{"score": 1}', video)
+    assert body.keys() == fields("Request of `http`").keys() - {"image"}
+    decoded = [np.array(Image.open(io.BytesIO(base64.b64decode(each)))) for each in body["frames"]]
+    assert (np.stack(decoded) == video.permute(0, 2, 3, 1).numpy()).all()
+
+
+def test_the_server_of_the_page_scores_an_image(tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
+    (tmp_path / "reward_server.py").write_text(program)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([sys.executable, "reward_server.py", str(port)], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        scorer, url = rewards.get_scorer("http"), f"http://127.0.0.1:{port}/score"
+        plain = torch.full((3, 8, 8), 128, dtype=torch.uint8)
+        found = [scorer("d", each, "", {"prompt": "a prompt"}, url=url, attempts=20) for each in (HALVES, plain)]
+        assert found == [{"score": 1.0, "words": 2.0}, {"score": 0.0, "words": 2.0}]
+    finally:
+        server.terminate()
+        server.wait()
