@@ -3,7 +3,7 @@
     python benchmarks/fit_accuracy.py [--out FILE]
 
 The peak of an update of the real actor is counted by torch's CPU allocator, including what operators allocate inside
-(`measured_update.py`). The table in docs/fit.md is written from the result.
+(`verl_omni/trainer/device_checks/measured_update.py`). The table in docs/fit.md is written from the result.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import sys
 from typing import Any
 
 import fit_page
-from measured_update import TRANSFORMERS, compare
 from results import FIGURES, arguments, table, write
+
+from verl_omni.trainer.device_checks.measured_update import TRANSFORMERS, compare
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LORA, FULL = ("LoRA", "actor_rollout_ref.model.lora_rank=4"), ("all weights", "actor_rollout_ref.model.lora_rank=0")

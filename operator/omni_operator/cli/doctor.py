@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 
-from . import console, machine
+from . import console, device_checks, machine
 from .machine import Machine
 from .options import Json
 from .training_stack import INSTALL
@@ -29,12 +29,21 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    as_json: Json = False,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Also train small models on an accelerator, and check what it computes. Minutes."),
+    ] = False,
+) -> None:
     """Check that this machine can run a job.
 
     Prints what is missing, with its remedy.
     """
     here = machine.inspect_machine(Path("runs"))
+    if gpu:
+        check_device(device_checks.device_type(here.accelerators), as_json=as_json)
+        return
     found = list(diagnose(here))
     missing = [finding for finding in found if finding.level == "missing"]
     if as_json:
@@ -43,6 +52,25 @@ def doctor(as_json: Json = False) -> None:
     else:
         _print(found, len(missing))
     if missing:
+        raise typer.Exit(console.FAILED)
+
+
+def check_device(device: str, *, as_json: bool) -> None:
+    """Run the checks on a device of this type of torch, and print each result as it ends."""
+    found = []
+    for check in device_checks.run(device):
+        found.append(check)
+        if not as_json:
+            console.say(
+                f"{MARKS['ok'] if check.passed else 'FAILED  '}{check.name}: {check.text} ({check.seconds:.0f} s)"
+            )
+    failed = [check.name for check in found if not check.passed]
+    if as_json:
+        document = {"ready": not failed, "device": device, "checks": [asdict(check) for check in found]}
+        console.say(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        console.say(f"not ready: {', '.join(failed)} failed" if failed else f"ready: {len(found)} checks passed")
+    if failed:
         raise typer.Exit(console.FAILED)
 
 

@@ -18,6 +18,7 @@ import typer
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
+from omni_operator.cli import device_checks, doctor, machine
 from omni_operator.cli.main import app
 from omni_operator.cli.options import PLACEHOLDER_IMAGE
 
@@ -232,6 +233,32 @@ def test_doctor_prints_json() -> None:
     assert found["ready"] is (result.exit_code == 0)
     assert {finding["level"] for finding in found["findings"]} <= {"ok", "note", "missing"}
     assert found["runs_on"]
+
+
+def test_doctor_gpu_needs_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "find_accelerators", lambda: ())
+    result = drl("doctor", "--gpu")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("no accelerator: this machine has neither /dev/nvidia0 (NVIDIA) nor /dev/davinci0")
+
+
+def test_doctor_gpu_prints_each_check_and_what_a_part_printed_last_if_it_crashed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "checks.py"
+    program.write_text(
+        "import sys\n"
+        "if sys.argv[-1] == 'engine': sys.exit('no such kernel')\n"
+        """print('a library\\n{"name": "device", "passed": true, "text": "H100", "seconds": 1.2}')\n"""
+    )
+    monkeypatch.setattr(device_checks, "PROGRAM", "checks")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(typer.Exit):
+        doctor.check_device("cuda", as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "ok      device: H100 (1 s)"
+    assert lines[1].startswith("FAILED  engine: ") and "checks --device cuda engine ended with exit code 1" in lines[1]
+    assert lines[2:] == ["no such kernel (0 s)", "not ready: engine failed"]
 
 
 def test_a_job_without_an_image_renders_with_a_placeholder_image_and_a_note() -> None:

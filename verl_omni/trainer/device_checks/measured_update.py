@@ -6,7 +6,8 @@ import gc
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,12 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def make_model(family: str, folder: Path) -> None:
-    """Write a small random model: the tiny model of the family with a larger transformer."""
+def make_model(family: str, folder: Path, changes: Mapping[str, Any] | None = None) -> None:
+    """Write a small random model: the tiny model of the family with a larger transformer.
+
+    Args:
+        changes: of the transformer's configuration.
+    """
     import diffusers
 
     from verl_omni.models.tiny import MAKERS
@@ -63,55 +68,88 @@ def make_model(family: str, folder: Path) -> None:
     MAKERS[family](folder, 0)
     name, config = TRANSFORMERS[family]
     shutil.rmtree(folder / "transformer")
-    getattr(diffusers, name).from_config(config).save_pretrained(folder / "transformer")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = getattr(diffusers, name).from_config({**config, **(changes or {})})
+        torch.nn.init.normal_(made.proj_out.weight, std=0.1)  # diffusers initializes that of some families to zero
+    made.save_pretrained(folder / "transformer")
 
 
-def load_settings(folder: Path, overrides: Sequence[str]) -> Any:
-    """The trainer's settings for a model folder, on the CPU."""
+def load_settings(folder: Path, overrides: Sequence[str], device: str = "cpu") -> Any:
+    """The trainer's settings for a model folder, on a device of this type."""
     from verl_omni.trainer import settings, startup
 
     config = settings.load([f"actor_rollout_ref.model.path={folder}", *SETTINGS, *overrides])
     if config.trainer.max_log_prob_difference is not None:
         config.trainer.max_log_prob_difference = math.inf  # the random batch has log-probabilities of no policy,
         config.trainer.max_velocity_difference = math.inf  # and velocities of none
-    startup.fit_to_machine(config, has_accelerator=False)
+    startup.fit_to_machine(config, has_accelerator=device != "cpu")
     return config
 
 
-def estimated_peak(config: Any) -> int:
+def estimated_peak(config: Any, device: str = "cpu") -> int:
     """Bytes that `drl fit` counts for the trainer in an update."""
     from verl_omni.trainer.memory_estimate import trainer_memory
     from verl_omni.trainer.memory_estimate.model_shapes import read
     from verl_omni.trainer.memory_estimate.sample_tensors import training_sample
 
     model = read(Path(config.actor_rollout_ref.model.path))
-    found = trainer_memory.measure(config, model, training_sample(config, model), ranks=1, accelerator=False)
-    state = found.weights + found.delayed_copies + found.gradients + found.optimizer
-    return state + max(found.inputs + found.activations, found.step_temporary)
+    found = trainer_memory.measure(config, model, training_sample(config, model), ranks=1, accelerator=device != "cpu")
+    state = found.weights + found.delayed_copies + found.reference + found.gradients + found.optimizer
+    return state + found.gathered + max(found.inputs + found.activations, found.step_temporary)
 
 
-def measured_peak(config: Any) -> int:
-    """Peak bytes of tensors of the real actor during its second update, when the optimizer has its state.
-
-    What exists before the update is counted as it is; during it every allocation and release of torch's CPU allocator
-    is counted, also those inside of operators. The batch of the caller does not count.
-    """
+def make_actor(config: Any, device: str) -> Any:
+    """The real actor of these settings."""
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl_omni.workers.actor.actor import DiffusionActor
 
     settings = config.actor_rollout_ref
-    actor = DiffusionActor(
-        omega_conf_to_dataclass(settings.model), omega_conf_to_dataclass(settings.actor), settings.rollout.n
-    )
-    batch, arguments = _batch(config, actor.algorithm)
+    model, actor = omega_conf_to_dataclass(settings.model), omega_conf_to_dataclass(settings.actor)
+    return DiffusionActor(model, actor, settings.rollout.n, device=torch.device(device))
+
+
+def measure(config: Any, device: str = "cpu") -> dict[str, Any]:
+    """Peak bytes, seconds and metrics of the real actor's second update, when the optimizer has its state.
+
+    What exists before the update is counted as it is; during it torch's allocator counts, on the CPU every allocation
+    and release, also those inside of operators. The batch of the caller does not count.
+    """
+    from verl_omni.workers.actor.device_flops import utilisation
+
+    actor = make_actor(config, device)
+    batch, arguments = training_batch(config, actor.algorithm)
     actor.update(dict(batch), **arguments)
+    actor.take_flops()
     gc.collect()
     states = [value for state in actor.optimizer.state.values() for value in state.values()]
     old = list(actor.policy.old.values.values()) if actor.policy.old else []
     base = list(actor.policy.base.parameters()) if actor.policy.base else []
     before = sum(t.nbytes for t in (*actor.module.parameters(), *actor.module.buffers(), *base, *states, *old))
-    return before + allocated_peak(lambda: actor.update(dict(batch), **arguments))
+    seconds: list[float] = []
+
+    def update() -> None:
+        began = time.perf_counter()
+        actor.update(dict(batch), **arguments)
+        if device != "cpu":
+            torch.get_device_module(device).synchronize()
+        seconds.append(time.perf_counter() - began)
+
+    peak = before + (allocated_peak(update) if device == "cpu" else peak_on(device, update))
+    name = device if device == "cpu" else str(torch.get_device_module(device).get_device_name())
+    return {"measured": peak, "seconds": seconds[0], "metrics": utilisation(actor.take_flops(), seconds[0], name)}
+
+
+def peak_on(device: str, run: Any) -> int:
+    """Largest number of bytes that an accelerator's allocator had beyond those before, while `run` runs."""
+    memory = torch.get_device_module(device)
+    memory.synchronize()
+    memory.reset_peak_memory_stats()
+    before: int = memory.memory_allocated()
+    run()
+    peak: int = memory.max_memory_allocated()
+    return peak - before
 
 
 def allocated_peak(run: Any) -> int:
@@ -128,7 +166,7 @@ def allocated_peak(run: Any) -> int:
     return peak
 
 
-def _batch(config: Any, algorithm: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def training_batch(config: Any, algorithm: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """A training batch of real random tensors, and the arguments of an update."""
     from types import SimpleNamespace
 
@@ -157,10 +195,16 @@ def _batch(config: Any, algorithm: Any) -> tuple[dict[str, torch.Tensor], dict[s
     return algorithm.training_batch(samples, loss, config, 0), algorithm.update_arguments(config, 1)
 
 
-def compare(family: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Estimated and measured peak of a small model of a family."""
+def compare(
+    family: str, overrides: Sequence[str], device: str = "cpu", changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Estimated and measured peak of a small model of a family; `seconds` and `metrics` of the measured update.
+
+    Args:
+        changes: of the transformer's configuration.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        make_model(family, Path(folder) / "model")
-        config = load_settings(Path(folder) / "model", overrides)
-        estimated, measured = estimated_peak(config), measured_peak(config)
-    return {"family": family, "estimated": estimated, "measured": measured, "ratio": estimated / measured}
+        make_model(family, Path(folder) / "model", changes)
+        config = load_settings(Path(folder) / "model", overrides, device)
+        estimated, found = estimated_peak(config, device), measure(config, device)
+    return {"family": family, "estimated": estimated, "ratio": estimated / found["measured"], **found}

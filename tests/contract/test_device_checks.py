@@ -1,0 +1,45 @@
+"""`drl doctor --gpu`: every check of a device, with the real engine; on the CPU too, so that no check is untested."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import typer
+
+from omni_operator.cli import doctor, machine
+
+CHECKS = [
+    "device", "sd3 in bfloat16", "qwen_image in bfloat16", "wan in bfloat16", "memory and speed",
+    "engine", "training step", "weight sync", "agreement after it",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.slow),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+        pytest.param("npu", marks=pytest.mark.npu),
+    ],
+)
+@pytest.mark.timeout(900)
+def test_every_check_of_a_device_passes(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.check_device(device, as_json=True)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    said = {check["name"]: check["text"] for check in found["checks"]}
+    assert list(said) == CHECKS and found["ready"]
+    assert ("shared memory" if device == "cpu" else "IPC of the device") in said["weight sync"]
+    assert "TFLOP/s" in said["memory and speed"]
+
+
+@pytest.mark.slow
+def test_a_device_that_torch_does_not_have_fails_the_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    if machine.find_accelerators():
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(typer.Exit) as ended:
+        doctor.check_device("cuda", as_json=False)
+    assert ended.value.exit_code == 1
+    said = capsys.readouterr().out
+    assert said.startswith("FAILED  device: CheckFailed: torch") and said.endswith("not ready: device failed\n"), said

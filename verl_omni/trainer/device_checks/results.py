@@ -1,0 +1,50 @@
+"""`Result`: what one check of a device found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+Check = Callable[[], str]  # returns what it found; raises if something is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one check found, or why it failed."""
+
+    name: str
+    passed: bool
+    text: str
+    seconds: float
+
+
+class CheckFailed(RuntimeError):
+    """The device does not do what a training needs; the message has the value found and the value expected."""
+
+
+def require(condition: bool, text: str) -> None:
+    """Fail the check unless the condition holds.
+
+    Raises:
+        CheckFailed: with this text.
+    """
+    if not condition:
+        raise CheckFailed(text)
+
+
+def run(checks: Mapping[str, Check], needed: Collection[str]) -> Iterator[Result]:
+    """Run checks one after the other, each with its result as soon as it ends.
+
+    Args:
+        needed: names of the checks that all later ones need: a failure of one ends them.
+    """
+    for name, check in checks.items():
+        began = time.monotonic()
+        try:
+            text, passed = check(), True
+        except Exception as error:  # noqa: BLE001  the program's own result is which checks fail, and why
+            text, passed = f"{type(error).__name__}: {error}", False
+        yield Result(name, passed, text, time.monotonic() - began)
+        if name in needed and not passed:
+            return
