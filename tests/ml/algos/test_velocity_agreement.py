@@ -80,6 +80,38 @@ def test_rounding_to_bfloat16_passes_at_its_tolerance_only() -> None:
         checked(*pair, TOLERANCE)
 
 
+def unit(like: Tensor, seed: int) -> Tensor:
+    """A random direction for each row, orthogonal to the row, with the row's size."""
+    made = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).flatten(1)
+    rows = like.flatten(1)
+    made -= rows * ((made * rows).sum(1, keepdim=True) / rows.pow(2).sum(1, keepdim=True))
+    return (made * rows.norm(dim=1, keepdim=True) / made.norm(dim=1, keepdim=True)).view_as(like)
+
+
+@pytest.mark.parametrize("rounding", [0.01, 0.024])  # measured: a small model, and one of 24 layers with guidance
+def test_in_bfloat16_a_changed_size_is_seen_from_half_a_percent_and_a_rotation_from_five(rounding: float) -> None:
+    """What docs/algorithms.md says about the smallest errors that stop a run, from both sides."""
+    exact = velocities(16, 64, 64, rows=64)
+    rounded = exact + rounding * unit(exact, 5)
+    limit = agreement.VELOCITY_TOLERANCES[torch.bfloat16]
+
+    def passes(engine: Tensor) -> bool:
+        try:
+            checked(*(agreement.velocity_projections(each) for each in (rounded, engine)), limit)
+        except agreement.VelocityMismatch:
+            return False
+        return True
+
+    def rotated(share: float) -> Tensor:
+        """Another direction, the same size."""
+        return exact * (1 - share**2) ** 0.5 + share * unit(exact, 6)
+
+    assert passes(exact) and passes(exact * 1.004) and passes(exact * 0.996)
+    assert not passes(exact * 1.006) and not passes(exact * 0.994)
+    assert passes(rotated(0.01)) and passes(rotated(0.04))
+    assert not passes(rotated(0.055))
+
+
 def test_what_is_not_a_number_fails_and_two_zeros_agree() -> None:
     zero = torch.zeros(2, agreement.PROJECTIONS + 1)
     assert (
