@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,21 @@ def write_variant(job: Path, to: Path, *, control: bool, ahead: int | None = Non
 
 
 def measure(
-    example: Path, seed: int, steps: int | None, runs: Path, *, control: bool, ahead: int | None = None
-) -> dict[str, Any]:
-    """Run the job once."""
-    name = f"bench-{example.stem}-{'control-' if control else ''}{seed}{'' if ahead is None else f'-ahead-{ahead}'}"
+    example: Path, seed: int, steps: int | None, runs: Path, *, control: bool, ahead: int | None = None,
+    variant: str = "", changes: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Run the job once.
+
+    Args:
+        variant: part of the run's name. changes: assignments of `drl run --set`.
+    """
+    parts = ("bench", example.stem, "control" * control, variant, str(seed), "" if ahead is None else f"ahead-{ahead}")
+    name = "-".join(part for part in parts if part)
     job = runs / f"{name}.yaml"
     write_variant(example, job, control=control, ahead=ahead)
     command = [sys.executable, "-m", "omni_operator.cli", "run", str(job), "--runs", str(runs), "--fresh", "--seed"]
     command += [str(seed), *(["--steps", str(steps)] if steps else [])]
+    command += [argument for change in changes for argument in ("--set", change)]
     began = time.time()
     process = subprocess.Popen(command)
     with PeakMemory(process.pid) as peak:

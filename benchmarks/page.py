@@ -40,6 +40,7 @@ TRAINING: dict[str, Entry] = {
     "start_up": ("Start-up", training.start_up, "start_up.py --repeats 1"),
     "real_size": ("A model of real size", training.real_size, "real_size.py"),
     "generation_ahead": ("Generation during the update", training.generation_ahead, "generation_ahead.py"),
+    "learning": ("Settings that change what is learned", training.learning, "learning.py"),
     "staleness": ("Learning from older samples", training.staleness, "staleness.py --seeds 0"),
 }  # fmt: skip
 ROLLOUT: dict[str, Entry] = {
