@@ -41,6 +41,13 @@ def available_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     return usable
 
 
+def killed_for_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Number of processes of this container that the kernel has killed because its memory ran out; 0 if unknown."""
+    files = (cgroups / "memory.events", cgroups / "memory" / "memory.oom_control")  # cgroups v2, v1
+    text = "".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
+    return sum(int(count) for count in re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE))
+
+
 def _accelerators(proc: Path, dev: Path) -> dict[str, int]:
     models: Counter[str] = Counter()
     for path in (proc / "driver" / "nvidia" / "gpus").glob("*/information"):

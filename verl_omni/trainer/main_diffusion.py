@@ -114,6 +114,8 @@ def run_training(
     reporter: Any,
     train: Callable[[Run, contextlib.ExitStack], None],
     without_effect: Mapping[str, str] = types.MappingProxyType({}),
+    *,
+    cgroups: Path = Path("/sys/fs/cgroup"),
 ) -> int:
     """Run `train`, and record in the run folder how it ends. Returns the exit code.
 
@@ -122,11 +124,13 @@ def run_training(
     Args:
         train: gets the run, and the stack on which it puts what must be stopped.
         without_effect: settings that do nothing here, with the reason.
+        cgroups: folder of the container's counters.
     """
-    from verl_omni.trainer import checkpoints
+    from verl_omni.trainer import checkpoints, machine
     from verl_omni.trainer.output import Results
     from verl_omni.trainer.run_folder import RunFolder
 
+    killed_before = machine.killed_for_memory(cgroups)
     errors: list[str] = []
     results = Results()
 
@@ -140,6 +144,31 @@ def run_training(
         results.observe(event)
 
     folder = RunFolder(Path(config.trainer.default_local_dir), on_event)
+    checkpoint = _begin(config, folder, without_effect)
+    run = Run(config, folder, checkpoint, reporter.checkpoint_wanted, reporter.note)
+    code = FAILURE
+    with contextlib.ExitStack() as resources:
+        try:
+            results.open(config, folder)
+            train(run, resources)
+            code = OK
+        except Exception as error:  # recorded for the user, then the exit code
+            code = _record_failure(folder, error, killed=machine.killed_for_memory(cgroups) - killed_before)
+        finally:
+            results.wait(complete=code == OK)
+            _report(folder)
+        code = _send_last(results, folder, checkpoints.latest(folder.path / "checkpoints"), code)
+    if code == OK:
+        folder.event("done", step=int(config.trainer.total_training_steps), report=str(folder.path / "report.html"))
+    for line in errors:
+        print(line, file=sys.stderr, flush=True)
+    return code
+
+
+def _begin(config: Any, folder: Any, without_effect: Mapping[str, str]) -> Path | None:
+    """Start a run in its folder. Returns the checkpoint that it continues from."""
+    from verl_omni.trainer import checkpoints
+
     own = folder.path / "checkpoints"
     aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
     by_path = config.trainer.resume_mode == "resume_path"
@@ -151,24 +180,7 @@ def run_training(
     if without_effect:
         text = "; ".join(f"{name} ({reason})" for name, reason in without_effect.items())
         folder.event("warning", reason="SettingsWithoutEffect", message=f"settings that have no effect here: {text}")
-    run = Run(config, folder, checkpoint, reporter.checkpoint_wanted, reporter.note)
-    code = FAILURE
-    with contextlib.ExitStack() as resources:
-        try:
-            results.open(config, folder)
-            train(run, resources)
-            code = OK
-        except Exception as error:  # recorded for the user, then the exit code
-            code = _record_failure(folder, error)
-        finally:
-            results.wait(complete=code == OK)
-            _report(folder)
-        code = _send_last(results, folder, checkpoints.latest(own), code)
-    if code == OK:
-        folder.event("done", step=int(config.trainer.total_training_steps), report=str(folder.path / "report.html"))
-    for line in errors:
-        print(line, file=sys.stderr, flush=True)
-    return code
+    return checkpoint
 
 
 def _send_last(results: Any, folder: Any, checkpoint: Path | None, code: int) -> int:
@@ -209,7 +221,12 @@ def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> No
     trainer.fit(run.checkpoint)
 
 
-def _record_failure(folder: Any, error: Exception) -> int:
+def _record_failure(folder: Any, error: Exception, killed: int = 0) -> int:
+    """Record an error. Returns the exit code.
+
+    Args:
+        killed: number of processes that the kernel killed during the run because the container's memory ran out.
+    """
     from verl_omni.utils.root_cause import describe_error, root_cause
 
     cause = root_cause(error)
@@ -220,7 +237,11 @@ def _record_failure(folder: Any, error: Exception) -> int:
     traceback.print_exc()
     # Messages of this package's own errors are complete sentences; others need their type to be understood.
     own = type(cause).__module__.startswith("verl_omni.") and str(cause)
-    folder.event("error", message=own or describe_error(error), kind=kind, reason=_reason(error))
+    message, reason = own or describe_error(error), _reason(error)
+    if killed and reason in ("ApplicationError", "WorkerLost"):
+        reason = "OutOfMemory"
+        message = f"the memory of the trainer's container ran out, and the kernel killed {killed} processes; {message}"
+    folder.event("error", message=message, kind=kind, reason=reason)
     return FAILURE
 
 
@@ -260,6 +281,7 @@ def _pairs(config: Any, train: Any) -> Any | None:
 
 def _reason(error: BaseException) -> str:
     """The failure reason in the operator's API (`FailureReason`). Ray's wrapper of an error has its classes."""
+    from verl_omni.utils.root_cause import is_lost_process
     from verl_omni.weight_sync.errors import is_loss_of_replicas
 
     names = {kind.__name__ for kind in type(error).__mro__}
@@ -269,7 +291,9 @@ def _reason(error: BaseException) -> str:
         return "WorkerLost"
     if "WeightSyncError" in names:
         return "WeightSyncFailed"
-    return "OutOfMemory" if "OutOfMemoryError" in names else "ApplicationError"
+    if "OutOfMemoryError" in names:
+        return "OutOfMemory"
+    return "WorkerLost" if is_lost_process(error) else "ApplicationError"
 
 
 def _report(folder: Any) -> None:

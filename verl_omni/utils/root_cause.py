@@ -21,6 +21,14 @@ def root_cause(error: BaseException) -> BaseException:
     return error
 
 
+def is_lost_process(error: BaseException) -> bool:
+    """Whether an error is Ray's of an actor that is gone, and not one that its constructor raised."""
+    from ray.exceptions import RayActorError
+
+    cause = root_cause(error)
+    return isinstance(cause, RayActorError) and not _FRAME.search(str(cause))
+
+
 def describe_error(error: BaseException) -> str:
     """Return `Type: message` of the root cause; where Ray kept only the text of a traceback, its last line."""
     cause = root_cause(error)

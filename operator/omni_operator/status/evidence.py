@@ -14,11 +14,15 @@ _SIGNS = (
     (FailureReason.COLLECTIVE_TIMEOUT, r"(NCCL|HCCL|Gloo|ProcessGroup\w*).{0,80}(time[d]? ?out|watchdog)|"
      r"collective operation timeout|HCCL_(E|EXEC).*TIMEOUT"),
     (FailureReason.WEIGHT_SYNC_FAILED, r"\bStaleSample\b|WeightSync\w*Error|weight (sync|update) failed"),
+    # Ray names the kernel's OOM killer among the possible causes.
+    (FailureReason.WORKER_LOST, r"Job supervisor actor died"),
     (FailureReason.OUT_OF_MEMORY, r"OutOfMemory|out of memory|OOMKilled|\bOOM\b|ray\.exceptions\.OutOfMemoryError"),
     (FailureReason.INVALID_CONFIG, r"\bexit (code|status) 2\b|InvalidConfig|ConfigCompositionException|"
      r"Could not override|ValidationError"),
 )  # fmt: skip
 _COMPILED = tuple((reason, re.compile(pattern, re.IGNORECASE)) for reason, pattern in _SIGNS)
+# What Ray says of a training program that got SIGKILL; with a shell in between, the exit code is 137.
+_KILLED = re.compile(r"entrypoint command failed with exit code (-9|137)\b")
 TEXT_LIMIT = 512
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 CONFIG_ERROR = "CreateContainerConfigError"
@@ -46,6 +50,19 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
 def reason_from_text(text: str) -> FailureReason | None:
     """Reason that matches the text of an error; None if none does."""
     return next((reason for reason, pattern in _COMPILED if pattern.search(text)), None)
+
+
+def killed_program(message: str) -> str:
+    """What to say of a Ray job whose training program was killed; empty if it was not.
+
+    With cgroups v1, the kernel kills one process of a container that is out of memory, and no pod says so.
+    """
+    if not _KILLED.search(message):
+        return ""
+    return shorten(
+        "the training program got SIGKILL, which the kernel sends when the memory of a container or node runs out: "
+        f"raise spec.trainer.resources.limits.memory, or lower the batch: {message}"
+    )
 
 
 def is_refused_by_quota(text: str) -> bool:

@@ -111,6 +111,8 @@ def _ended(rayjob: ObservedRayJob, observed: Observation) -> AttemptFailed:
     if report and report.error:
         kind = report.error_kind or evidence.reason_from_text(report.error) or FailureReason.APPLICATION_ERROR
         return AttemptFailed(kind, evidence.shorten(report.error))
+    if killed := evidence.killed_program(rayjob.message):
+        return AttemptFailed(FailureReason.OUT_OF_MEMORY, killed)
     if rayjob.job == "STOPPED":
         return AttemptFailed(
             FailureReason.APPLICATION_ERROR, f"the Ray job was stopped, not by the operator: {message}"

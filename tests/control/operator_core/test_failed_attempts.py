@@ -187,6 +187,9 @@ async def test_a_trainer_warning_is_one_event_per_attempt_and_reason(simulation:
         ("last logs: NCCL watchdog: collective operation timeout", "CollectiveTimeout"),
         ("last logs: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus", "AcceleratorFault"),
         ("last logs: StaleSample: 3 of 8 samples carry weight version", "WeightSyncFailed"),
+        ("Job entrypoint command failed with exit code -9, last logs: NCCL watchdog timeout", "OutOfMemory"),
+        ("Job entrypoint command failed with exit code -15. No logs available.", "ApplicationError"),
+        ("Job supervisor actor died: its node has died; (1) raylet crashes unexpectedly (OOM, etc.)", "WorkerLost"),
     ],
 )
 async def test_the_log_decides_the_reason_of_a_failure(simulation: Any, message: str, reason: str) -> None:

@@ -12,12 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from ray.exceptions import RayActorError
 
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.operator_reporter import NullReporter
 
 SCRIPT = Path(__file__).with_name("failing_run.py")
+
+
+def config_of(folder: Path) -> DictConfig:
+    """The settings that the end of a run reads."""
+    trainer = {
+        "default_local_dir": str(folder),
+        "resume_mode": "auto",
+        "total_training_steps": 3,
+        "output": {"url": None},
+    }
+    return OmegaConf.create({"trainer": trainer})
 
 
 def errors(folder: Path) -> list[dict[str, Any]]:
@@ -60,16 +72,27 @@ def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(
         resources.callback(sys.stderr.write, "stopping\n")
         raise OSError("disk full")
 
-    settings = {
-        "default_local_dir": str(tmp_path),
-        "resume_mode": "auto",
-        "total_training_steps": 3,
-        "output": {"url": None},
-    }
-    config = OmegaConf.create({"trainer": settings})
-    assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.FAILURE
+    assert main_diffusion.run_training(config_of(tmp_path), NullReporter(), train) == main_diffusion.FAILURE
     assert capfd.readouterr().err.splitlines()[-2:] == ["stopping", "error: OSError: disk full"]
     assert [error["message"] for error in errors(tmp_path)] == ["OSError: disk full"]
+
+
+@pytest.mark.parametrize(("killed", "reason"), [(0, "WorkerLost"), (2, "OutOfMemory")])
+def test_a_process_that_is_lost_is_the_reason_and_so_is_memory_that_the_kernel_wanted(
+    tmp_path: Path, killed: int, reason: str
+) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 1\n")  # an earlier run in the same container lost one too
+
+    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
+        counter.write_text(f"oom_kill {1 + killed}\n")
+        raise RayActorError
+
+    code = main_diffusion.run_training(config_of(tmp_path), NullReporter(), train, cgroups=tmp_path)
+    assert code == main_diffusion.FAILURE
+    (error,) = errors(tmp_path)
+    assert error["reason"] == reason
+    assert ("and the kernel killed 2 processes" in error["message"]) == (killed == 2)
 
 
 def test_invalid_settings_are_reported_to_the_operator(
@@ -100,18 +123,8 @@ def test_invalid_settings_are_reported_to_the_operator(
 
 
 def test_settings_without_effect_are_named_once_with_their_reasons(tmp_path: Path) -> None:
-    config = OmegaConf.create(
-        {
-            "trainer": {
-                "default_local_dir": str(tmp_path),
-                "resume_mode": "auto",
-                "total_training_steps": 1,
-                "output": {"url": None},
-            }
-        }
-    )
     main_diffusion.run_training(
-        config, NullReporter(), lambda run, resources: None, {"a.b": "nothing is c", "d": "there is no e"}
+        config_of(tmp_path), NullReporter(), lambda run, resources: None, {"a.b": "nothing is c", "d": "there is no e"}
     )
     events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
     assert [event["message"] for event in events if event["event"] == "warning"] == [

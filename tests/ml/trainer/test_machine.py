@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from verl_omni.trainer.machine import available_cpus, describe_machine, source_commit
+from verl_omni.trainer.machine import available_cpus, describe_machine, killed_for_memory, source_commit
 
 
 def test_this_machine_is_described() -> None:
@@ -24,6 +24,16 @@ def test_a_quota_of_the_container_limits_the_cpus(tmp_path: Path) -> None:
         assert available_cpus(quota) == expected, text
     quota.write_text(f"{(all_cpus + 1) * 100000} 100000\n")
     assert available_cpus(quota) == all_cpus
+
+
+def test_processes_that_the_kernel_killed_for_memory_are_counted(tmp_path: Path) -> None:
+    assert killed_for_memory(tmp_path) == 0
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert killed_for_memory(tmp_path) == 2, "cgroups v1"
+    (tmp_path / "memory" / "memory.oom_control").unlink()
+    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 1\n")
+    assert killed_for_memory(tmp_path) == 3, "cgroups v2"
 
 
 def test_accelerators_are_counted_by_model(tmp_path: Path) -> None:
