@@ -6,13 +6,14 @@ The jobs run a line of Python instead of the trainer.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.bare.provider import DEPLOYMENTS
-from e2e.jobs import Job
+from e2e.jobs import Job, condition
 from e2e.system import System
 from e2e.training_jobs import pods, program
 
@@ -25,6 +26,7 @@ ALLOCATE = (
     "grow = lambda: [(b'x' * (1 << 23), time.sleep(0.05)) for _ in iter(int, 1)]; "
     "ray.get(ray.remote(grow).options(max_retries=0).remote())"
 )
+FIRST_TWO = "import os, time; time.sleep(600 if os.environ['DIFFUSIONRL_ATTEMPT'] < '3' else 0)"
 FILL = "open('/runs/full/checkpoint', 'wb').write(b'x' * (1 << 25))"
 FIRST_ONLY = "import os, time; time.sleep(600 if os.environ['DIFFUSIONRL_ATTEMPT'] == '1' else 0)"
 
@@ -35,6 +37,12 @@ def test_a_missing_image_is_named_in_the_status(api: Api, space: str) -> None:
     job = Job(api, space, "missing")
     job.create(program("pass", runtime=runtime))
     job.await_status("the image to be named", lambda status: runtime["image"] in json.dumps(status), NAMED)
+
+
+def message(status: dict[str, Any]) -> str:
+    """Why a job is not ready because a container cannot be created; empty for other reasons."""
+    ready = condition(status, "Ready")
+    return str(ready["message"]) if ready.get("reason") == "CreateContainerConfigError" else ""
 
 
 def test_a_quota_a_missing_secret_a_full_volume_and_memory_that_runs_out_are_named(api: Api, space: str) -> None:
@@ -51,12 +59,69 @@ def test_a_quota_a_missing_secret_a_full_volume_and_memory_that_runs_out_are_nam
     ))  # fmt: skip
     assert "no-pods" in greedy.await_condition("Ready", "False", "QuotaExceeded", within=NAMED)["message"]
     api.delete(f"{quota}/no-pods")
-    missing = full.await_condition("Ready", "False", "CreateContainerConfigError", within=NAMED)
-    assert 'secret "wandb" not found' in missing["message"]
+    # A busy kubelet first says that it waits for its copy of the Secret.
+    full.await_status("the Secret to be named", lambda status: 'secret "wandb" not found' in message(status), NAMED)
     api.post(f"/api/v1/namespaces/{space}/secrets", {"metadata": {"name": "wandb"}, "stringData": {"key": "x"}})
     greedy.await_condition("Failed", "True", "OutOfMemory", within=ENDED)
     failed = full.await_condition("Failed", "True", "ApplicationError", within=ENDED)
     assert "No space left on device" in failed["message"]
+
+
+def test_an_evicted_and_a_preempted_pod_are_named_and_the_next_attempts_start(
+    system: System, api: Api, space: str
+) -> None:
+    job = Job(api, space, "moved")
+    system.claim(space, "runs")
+    retried = {"backoffLimit": 2, "checkpoint": {"claimName": "runs"}}
+    job.create(program(FIRST_TWO, trainer__podTemplate={"spec": {"terminationGracePeriodSeconds": 5}}, **retried))
+    pod = running_trainer(job, attempt=1)
+    path, meta = f"/api/v1/namespaces/{space}/pods", {"name": pod["metadata"]["name"], "namespace": space}
+    api.post(f"{path}/{meta['name']}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta})
+    assert "EvictionByEvictionAPI" in failure(job, 1, "Preempted")["message"]
+    pod = running_trainer(job, attempt=2)
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    api.post(classes, {"metadata": {"name": "urgent"}, "value": 1000})
+    try:
+        api.post(path, urgent_pod(system, pod["spec"]["nodeName"]))
+        assert "PreemptionByScheduler" in failure(job, 2, "Preempted")["message"]
+    finally:
+        api.delete(f"{path}/urgent", gracePeriodSeconds="0")
+        api.delete(f"{classes}/urgent")
+    job.await_condition("Succeeded", "True", within=ENDED)
+    assert (job.status()["attempts"], job.status()["failuresCounted"]) == (3, 2)
+
+
+def running_trainer(job: Job, attempt: int) -> dict[str, Any]:
+    """The trainer pod of an attempt, once Ray runs the program there: before, the program waits for another pod."""
+
+    def runs() -> bool:
+        if job.status().get("attempts") != attempt:
+            return False
+        rayjob = job.api.get(job.ray("rayjobs", job.attempt(attempt)))
+        return bool(rayjob.get("status", {}).get("jobStatus") == "RUNNING")
+
+    deadlines.wait_until(f"attempt {attempt} to run", RUNNING, runs)
+    (pod,) = pods(job.api, job.namespace, job.name, "trainer")
+    return pod
+
+
+def failure(job: Job, number: int, reason: str) -> dict[str, Any]:
+    """The failure of an attempt, once the status has it."""
+    status = job.await_status(f"failure {number}", lambda found: len(found.get("failures", ())) == number, ENDED)
+    found: dict[str, Any] = status["failures"][-1]
+    assert (found["attempt"], found["reason"]) == (number, reason), found
+    return found
+
+
+def urgent_pod(system: System, node: str) -> dict[str, Any]:
+    """A pod that takes all accelerators of a node, with a priority by which the scheduler makes room for it."""
+    devices = {"nvidia.com/gpu": "8"}
+    container = {
+        "name": "main", "image": system.rollout.name, "command": ["sleep", "600"],
+        "resources": {"requests": devices, "limits": devices},
+    }  # fmt: skip
+    spec = {"priorityClassName": "urgent", "nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
+    return {"metadata": {"name": "urgent"}, "spec": spec}
 
 
 def test_a_lost_node_is_named_and_the_next_attempt_waits_for_its_pods(system: System, api: Api, space: str) -> None:
