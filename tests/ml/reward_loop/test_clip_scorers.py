@@ -31,8 +31,13 @@ HEADS = {"linear": (WIDTH, 1), "mlp": (WIDTH, 6, 4, 1)}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CLIP model with its processor, as `save_pretrained` writes it."""
     path = tmp_path_factory.mktemp("clip")
+    write_clip(path)
+    return path
+
+
+def write_clip(path: Path) -> None:
+    """A CLIP model with its processor, as `save_pretrained` writes it."""
     tokenizer = clip_tokenizer(["a", "red", "blue", "circle", "square", "two"], LENGTH)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
@@ -49,7 +54,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     size = {"height": SIZE, "width": SIZE}
     CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=size).save_pretrained(path)
     tokenizer.save_pretrained(path)
-    return path
 
 
 @pytest.fixture(scope="module")

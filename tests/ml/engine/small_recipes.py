@@ -1,0 +1,99 @@
+"""Recipes with a tiny model of their family, a small batch, and stand-ins for servers; all else is the recipe's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from contract.recipes import RECIPES, Recipe
+
+MODEL, ROLLOUT, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+WORDS = ("bread", "home", "open")
+# In continuous integration, which has no time for all; the others run with ALL_RECIPES=1.
+CHOSEN = ("sd35_latent_reward", "qwen_image_ocr_lora")
+WITHOUT_SERVER = (
+    "sd35_nft_lora",
+    "sd35_mix_grpo",
+    "sd35_offline_dpo_lora",
+)  # the scorer needs none, or nothing is scored
+
+
+def chosen(every: str | None) -> tuple[str, ...]:
+    """Names of the recipes to run."""
+    return tuple(RECIPES) if every else CHOSEN
+
+
+def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: int) -> tuple[list[str], int]:
+    """The recipe's arguments, those that make it small, and how often the server is asked about a sample."""
+    from verl_omni.models.tiny import MAKERS
+
+    MAKERS[recipe.family](folder / "model")
+    write_rows(recipe, folder)
+    smaller: dict[str, Any] = {
+        "trainer.nnodes": 1, "trainer.n_gpus_per_node": 1, "trainer.total_training_steps": steps,
+        "data.train_batch_size": 2, "data.val_max_samples": held_out, f"{MODEL}.path": folder / "model",
+        f"{ROLLOUT}.n": 4, f"{ROLLOUT}.pipeline.height": 64, f"{ROLLOUT}.pipeline.width": 64,
+        f"{ROLLOUT}.tensor_model_parallel_size": 1, f"{ACTOR}.ppo_mini_batch_size": 1,
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+        f"{ACTOR}.fsdp_config.fsdp_size": -1, "trainer.default_local_dir": folder / "run",
+        "reward.reward_model.enable": False, **scorers(recipe, folder, server),
+    }  # fmt: skip
+    given = recipe.given
+    if f"{MODEL}.custom_chat_template" in given:
+        smaller[f"{MODEL}.custom_chat_template"] = "null"  # only the beginning of the recipes' own is known
+    if f"{MODEL}.tokenizer_path" in given:
+        smaller[f"{MODEL}.tokenizer_path"] = folder / "model" / "tokenizer"
+    if f"{ROLLOUT}.pipeline.num_frames" in given:
+        smaller |= {f"{ROLLOUT}.{group}pipeline.num_frames": 5 for group in ("", "val_kwargs.")}
+        smaller |= {f"{ROLLOUT}.val_kwargs.pipeline.{side}": 64 for side in ("height", "width")}
+    if "FLASH" in given.get(f"{ROLLOUT}.rollout_attn_backend", ""):  # kernels of accelerators
+        smaller |= {f"{ROLLOUT}.rollout_attn_backend": "TORCH_SDPA", f"{MODEL}.attn_backend": "native"}
+    own = [each.replace("$HOME", str(folder)) for each in recipe.arguments]
+    asked = 0 if recipe.name in WITHOUT_SERVER else 1
+    return [*own, *(f"{name}={value}" for name, value in smaller.items())], asked
+
+
+def scorers(recipe: Recipe, folder: Path, server: str) -> dict[str, Any]:
+    """Settings of scorers: addresses, and a tiny model for CLIP's."""
+    judge = {"base_url": f"{server}/v1", "model": "judge"}
+    parts = {name.split(".")[2] for name in recipe.given if name.startswith("reward.reward_functions.")}
+    if parts:
+        addresses = {
+            "drm": {"server_url": f"{server}/v1/score"},
+            "ocr": judge if "genrm" in str(recipe.given) else {"server_url": f"{server}/score"},
+        }
+        return {
+            f"reward.reward_functions.{part}.{name}": value
+            for part in parts & addresses.keys()
+            for name, value in addresses[part].items()
+        }
+    function = recipe.given["reward.custom_reward_function.path"]
+    if "genrm" in function:
+        return {f"+reward.scorer_kwargs.{name}": value for name, value in judge.items()}
+    if "pickscore" in function:
+        from tests.ml.reward_loop.test_clip_scorers import write_clip
+
+        write_clip(folder / "clip")
+        names = ("model_name_or_path", "processor_name_or_path")
+        return {f"+reward.scorer_kwargs.{name}": folder / "clip" for name in names}
+    return {}
+
+
+def write_rows(recipe: Recipe, folder: Path) -> None:
+    """The recipe's files of prompts, and for editing and preferences images."""
+    import datasets
+    import torch
+    from torchvision.io import encode_png
+
+    def picture(seed: int) -> dict[str, Any]:
+        pixels = torch.randint(0, 256, (3, 64, 64), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+        return {"bytes": encode_png(pixels).numpy().tobytes(), "path": None}
+
+    for number, name in enumerate(("train", "test")):
+        rows: list[dict[str, Any]] = [{"prompt": f"a sign that says {word}", "ground_truth": word} for word in WORDS]
+        for place, row in enumerate(rows):
+            if recipe.family == "qwen_image_edit":
+                row["images"] = [picture(10 * number + place)]
+            if recipe.given.get("algorithm.sample_source") == "offline":
+                row |= {"chosen": picture(10 * number + place), "rejected": picture(100 + 10 * number + place)}
+        datasets.Dataset.from_list(rows).to_parquet(str(folder / "data" / "ocr" / f"{name}.parquet"))
