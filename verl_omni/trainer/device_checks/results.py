@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from verl_omni.utils.root_cause import root_cause
+
 Check = Callable[[], str]  # returns what it found; raises if something is wrong
 
 
@@ -44,7 +46,8 @@ def run(checks: Mapping[str, Check], needed: Collection[str]) -> Iterator[Result
         try:
             text, passed = check(), True
         except Exception as error:  # noqa: BLE001  the program's own result is which checks fail, and why
-            text, passed = f"{type(error).__name__}: {error}", False
+            cause = root_cause(error)
+            text, passed = f"{type(cause).__name__}: {cause}", False
         yield Result(name, passed, text, time.monotonic() - began)
         if name in needed and not passed:
             return
