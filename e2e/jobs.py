@@ -41,8 +41,9 @@ class Job:
     def ray(self, plural: str, name: str = "") -> str:
         return f"/apis/ray.io/v1/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
-    def create(self, spec: dict[str, Any]) -> None:
-        body = {"apiVersion": "diffusionrl.io/v1alpha1", "kind": "DiffusionRLJob", "metadata": {"name": self.name}}
+    def create(self, spec: dict[str, Any], labels: dict[str, str] | None = None) -> None:
+        meta = {"name": self.name, "labels": labels or {}}
+        body = {"apiVersion": "diffusionrl.io/v1alpha1", "kind": "DiffusionRLJob", "metadata": meta}
         self.api.post(self.path, {**body, "spec": spec})
 
     def status(self) -> dict[str, Any]:
@@ -99,6 +100,7 @@ class JobOnPlane(Job):
 
     name: str = "red"
     spec: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
 
     def submit(self) -> None:
         spec = {
@@ -110,7 +112,7 @@ class JobOnPlane(Job):
             "checkpoint": {"claimName": "ckpt"},
             **self.spec,
         }
-        self.create(spec)
+        self.create(spec, self.labels)
 
     def await_attempt(self, number: int) -> dict[str, Any]:
         """Its RayJob, once it is there."""

@@ -16,7 +16,7 @@ from e2e.cluster.bare import machine
 from e2e.cluster.bare.provider import PROGRAMS
 from e2e.cluster.errors import ClusterError, ToolMissing
 from e2e.cluster.paths import cache
-from e2e.cluster.tools import KIND, KUBE, KWOK, S3, Say, ensure, kuberay_files
+from e2e.cluster.tools import KIND, KUBE, KUEUE, KWOK, S3, Say, ensure, kuberay_files
 from e2e.system import images
 
 
@@ -33,7 +33,7 @@ def nodes(say: Say) -> None:
     """Programs of nodes, and the images of operator and training."""
     machine.install_packages(say)
     registry.skopeo(say)
-    ensure(PROGRAMS, say)
+    ensure((*PROGRAMS, KUEUE), say)
     images(say)
 
 

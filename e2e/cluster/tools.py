@@ -52,8 +52,9 @@ PAUSE = Program("pause", ".", "./pause", note="seconds")
 KUBERAY = Program("ray-operator", ".", "github.com/ray-project/kuberay/ray-operator", note="a minute or two")
 KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", note="2 to 5 minutes")
 KIND = Program("kind", "kind", "sigs.k8s.io/kind", note="seconds")
+KUEUE = Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", note="2 to 5 minutes")
 S3 = Program("versitygw", "s3", "github.com/versity/versitygw/cmd/versitygw", note="a minute or two")
-ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND, S3)
+ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND, KUEUE, S3)
 
 
 MODULE_OF = {name: program.module for program in ALL for name in (program.name, *program.links)}
@@ -78,6 +79,11 @@ class Tools:
     def stages(self) -> Path:
         """kwok's rules of how fake nodes and pods come up."""
         return self.root(KWOK.module) / "share" / "kwok-stages.yaml"
+
+    @property
+    def kueue(self) -> Path:
+        """Kueue's custom resources (`crd`) and its webhooks (`webhooks.yaml`)."""
+        return self.root(KUEUE.module) / "share" / "kueue"
 
     @property
     def kuberay(self) -> Path:
@@ -206,6 +212,8 @@ def build(tools: Tools, program: Program, say: Say) -> None:
         write_stages(tools, module)
     if program is KUBERAY:
         copy_kuberay(tools, module)
+    if program is KUEUE:
+        copy_kueue(tools, module)
     for link in program.links:
         (root / "bin" / link).unlink(missing_ok=True)
         (root / "bin" / link).symlink_to(program.name)
@@ -282,3 +290,15 @@ def copy_kuberay(tools: Tools, module: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
     part.rename(tools.kuberay)
+
+
+def copy_kueue(tools: Tools, module: Path) -> None:
+    """Kueue's custom resources and webhooks. Whole, or not there."""
+    if tools.kueue.exists():
+        return
+    folder = module_folder("sigs.k8s.io/kueue", module, tools.base) / "config" / "components"
+    part = tools.kueue.with_name(".kueue.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(folder / "crd" / "bases", part / "crd", copy_function=shutil.copyfile)
+    shutil.copyfile(folder / "webhook" / "manifests.yaml", part / "webhooks.yaml")
+    part.rename(tools.kueue)

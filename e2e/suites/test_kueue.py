@@ -1,0 +1,109 @@
+"""Jobs in a queue of a real Kueue, with a real KubeRay: admission, waiting, preemption, return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e import kueue
+from e2e.cluster import deadlines
+from e2e.cluster.api import Api
+from e2e.cluster.control_plane import ControlPlane, control_plane
+from e2e.cluster.errors import ToolMissing
+from e2e.conftest import leave_out
+from e2e.drl import run_drl
+from e2e.jobs import JobOnPlane, condition
+from e2e.operator_process import install, operator
+
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(600)]
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
+PATIENCE = 90.0
+
+
+def queue_objects() -> list[dict[str, Any]]:
+    """A queue with two accelerators, where urgent work preempts the rest."""
+    version = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
+    quota = {"cpu": "100", "memory": "1000Gi", "nvidia.com/gpu": "2"}
+    resources = [{"name": name, "nominalQuota": value} for name, value in quota.items()]
+    return [
+        {**version, "kind": "ResourceFlavor", "metadata": {"name": "nodes"}},
+        {**version, "kind": "ClusterQueue", "metadata": {"name": "all"}, "spec": {
+            "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"},
+            "resourceGroups": [
+                {"coveredResources": [*quota], "flavors": [{"name": "nodes", "resources": resources}]},
+            ],
+        }},
+        {**version, "kind": "LocalQueue", "metadata": {"name": "team-a", "namespace": "default"},
+         "spec": {"clusterQueue": "all"}},
+        {**version, "kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, "value": 1000},
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def queued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane with Kueue, KubeRay, an operator and a queue."""
+    folder = tmp_path_factory.mktemp("kueue")
+    try:
+        with control_plane({"gpu-0": {"nvidia.com/gpu": 8}}, parent=folder) as plane, kueue.queues(plane):
+            install(plane, kuberay=False)
+            kueue.apply(plane, queue_objects())
+            with operator(plane, folder):
+                yield plane
+    except ToolMissing as error:
+        leave_out(error)
+
+
+def submit(api: Api, name: str, **labels: str) -> JobOnPlane:
+    """A job that wants both accelerators of the queue."""
+    job = JobOnPlane(
+        api, "default", name, patience=PATIENCE, labels={"kueue.x-k8s.io/queue-name": "team-a", **labels},
+        spec={
+            "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}},
+            "rollout": {"replicas": 2},
+        },
+    )  # fmt: skip
+    job.submit()
+    return job
+
+
+def cluster_of(job: JobOnPlane) -> list[str]:
+    """Names of the RayClusters of a job."""
+    found = job.api.get(job.ray("rayclusters"))["items"]
+    return [item["metadata"]["name"] for item in found if item["metadata"]["name"].startswith(f"{job.name}-")]
+
+
+def await_state(job: JobOnPlane, state: str) -> dict[str, Any]:
+    return job.await_status(state, lambda found: found.get("state") == state)
+
+
+def test_a_job_is_one_workload_waits_for_quota_is_preempted_and_returns(queued: ControlPlane) -> None:
+    with queued.api() as api:
+        first = submit(api, "first")
+        first.await_condition("Admitted", "True")
+        (workload,) = api.get(WORKLOADS)["items"]
+        pods = {part["name"]: part["count"] for part in workload["spec"]["podSets"]}
+        assert pods == {"head": 1, "trainer": 1}
+        deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(first))
+        uid = first.await_attempt(1)["metadata"]["uid"]
+
+        second = submit(api, "second")
+        await_state(second, "Queued")
+        said = run_drl(queued.kubeconfig, "why", "second", "--namespace=default")
+        assert said.exit_code == 0 and "team-a" in said.output and "insufficient unused quota" in said.output
+        assert not cluster_of(second)
+
+        urgent = submit(api, "urgent", **{"kueue.x-k8s.io/priority-class": "urgent"})
+        urgent.await_condition("Admitted", "True")
+        await_state(first, "Queued")
+        deadlines.wait_until("the pods of the preempted job to be gone", PATIENCE, lambda: not cluster_of(first))
+
+        for job in (second, urgent):
+            api.delete(job.own_path)
+            job.await_gone()
+        first.await_condition("Admitted", "True")
+        deadlines.wait_until("a RayCluster again", PATIENCE, lambda: cluster_of(first))
+        status = first.status()
+        assert status["attempts"] == 1 and first.await_attempt(1)["metadata"]["uid"] == uid
+        assert condition(status, "Failed").get("status") != "True"
