@@ -1,4 +1,4 @@
-"""Kueue and KubeRay as processes beside a control plane: real queues, without pods that run."""
+"""Kueue and KubeRay as processes next to a control plane: real queues, without pods that run."""
 
 from __future__ import annotations
 

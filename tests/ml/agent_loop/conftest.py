@@ -121,7 +121,7 @@ def on_two_nodes() -> Settings:
     def made(cpus: int) -> DictConfig:
         config = OmegaConf.create({
             "trainer": {"nnodes": 2, "n_gpus_per_node": 1, "node_resource": None}, "data": {"train_batch_size": 16},
-            "reward": {"num_workers": None},
+            "reward": {"num_workers": None, "scorer_kwargs": {}, "reward_functions": {}},
             "actor_rollout_ref": {"model": {}, "rollout": {
                 "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 1, "data_parallel_size": 1,
                 "pipeline_model_parallel_size": 1, "agent": {"num_workers": None}, "max_concurrent_requests": None,
