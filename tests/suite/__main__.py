@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv" / "suite"
 COVERAGE = ROOT / ".venv" / "coverage"
 PAGE = ROOT / "docs" / "testing.md"
+# Both, because a shell starts background jobs with SIGINT ignored, which the stages would inherit.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def machine() -> str:
@@ -82,11 +84,13 @@ def main() -> int:
         print(text, flush=True)
 
     def stop(number: int, frame: FrameType | None) -> None:
+        # Once: a second signal would leave processes that the first one is ending.
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     os.chdir(ROOT)
-    # Both, because a shell starts background jobs with SIGINT ignored, which the stages would inherit.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, stop)
     if chosen.target == "times":
         return write_times(say)

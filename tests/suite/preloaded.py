@@ -108,6 +108,12 @@ class Preloaded:
                 self._process.stdin.flush()
         return fork
 
+    def interrupt(self) -> None:
+        """End the process if it has forked nothing yet, because it still imports: all forks have failed then."""
+        with self._lock:
+            if self._process is not None and not any(fork.has_started for fork in self._forks):
+                self._process.kill()
+
     def close(self) -> None:
         """End the process; its forks go on."""
         with self._lock:

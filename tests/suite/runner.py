@@ -172,6 +172,8 @@ class Runner:
             self._stopping = True
             self._changed.notify_all()
             running = [process for process in self._processes if process.poll() is None]
+        if self._preloaded is not None:
+            self._preloaded.interrupt()
         for process in running:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)

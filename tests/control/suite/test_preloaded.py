@@ -44,6 +44,23 @@ def file(folder: Path, name: str, body: str) -> str:
     return str(path)
 
 
+def test_an_interrupt_while_it_imports_fails_the_waiting_forks_at_once(tmp_path: Path) -> None:
+    importing = Preloaded((sys.executable, "-c", "import sys; sys.stdin.read()"))
+    fork = importing.run_pytest([*OPTIONS, "none.py"], tmp_path / "log")
+    importing.interrupt()
+    assert fork.wait(WITHIN_S) == 1
+    with pytest.raises(ProcessLookupError, match="has ended"):
+        _ = fork.pid
+    importing.close()
+
+
+def test_an_interrupt_leaves_forks_that_have_started(preloaded: Preloaded, tmp_path: Path) -> None:
+    fork = preloaded.run_pytest([*OPTIONS, file(tmp_path, "test_passing.py", "pass")], tmp_path / "log")
+    assert fork.pid
+    preloaded.interrupt()
+    assert fork.wait(WITHIN_S) == 0
+
+
 def test_each_file_has_a_session_its_output_and_an_exit_code(preloaded: Preloaded, tmp_path: Path) -> None:
     passing = file(tmp_path, "test_passing.py", "import os, sys; assert os.getsid(0) == os.getpid() != os.getppid()")
     failing = file(tmp_path, "test_failing.py", "print('seen'); assert False")
