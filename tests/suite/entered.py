@@ -9,6 +9,7 @@ known although it was killed. It imports the standard library only: every interp
 from __future__ import annotations
 
 import ast
+import marshal
 import mmap
 import os
 import sys
@@ -20,16 +21,20 @@ from typing import Any
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 NAME = "_entered_"  # the variable of each module
+COMPILED = ".code"  # end of the names of compiled modules, next to the bytes of their functions
 
 
 def functions(tree: ast.AST, outer: str = "") -> list[tuple[str, Function]]:
-    """Qualified names and nodes of all functions that have something to do, in the order of the source. PURE."""
+    """Qualified names and nodes of functions and methods that have something to do, in the order of the source. PURE.
+
+    Functions inside functions are left out: torch.compile refuses the assignment in those that it traces.
+    """
     found: list[tuple[str, Function]] = []
     for node in ast.iter_child_nodes(tree):
-        inner = f"{outer}{node.name}." if isinstance(node, Function | ast.ClassDef) else outer
-        if isinstance(node, Function) and has_work(node):
-            found.append((inner[:-1], node))
-        found += functions(node, inner)
+        if isinstance(node, Function):
+            found += [(outer + node.name, node)] if has_work(node) else []
+        else:
+            found += functions(node, f"{outer}{node.name}." if isinstance(node, ast.ClassDef) else outer)
     return found
 
 
@@ -97,16 +102,25 @@ def opened(path: str, count: int) -> Entered:
 
 
 class Loader(SourceFileLoader):
-    """Compiles a module's source with the assignments. It reads and writes no cache of compiled modules."""
+    """Compiles a module's source with the assignments, once for all processes."""
 
     def __init__(self, fullname: str, path: str, into: str) -> None:
         super().__init__(fullname, path)
         self._file = os.path.join(into, fullname)
 
     def get_code(self, fullname: str) -> CodeType:
-        source = self.get_data(self.get_filename(fullname))
-        code: CodeType = compile(counted(ast.parse(source), self._file), self.path, "exec", dont_inherit=True)
-        return code
+        kept = f"{self._file}{COMPILED}"
+        try:
+            with open(kept, "rb") as file:
+                found: CodeType = marshal.load(file)
+        except FileNotFoundError:
+            source = self.get_data(self.get_filename(fullname))
+            found = compile(counted(ast.parse(source), self._file), self.path, "exec", dont_inherit=True)
+            part = f"{kept}.{os.getpid()}"
+            with open(part, "wb") as file:
+                marshal.dump(found, file)
+            os.replace(part, kept)
+        return found
 
 
 class Finder(MetaPathFinder):
