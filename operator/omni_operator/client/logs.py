@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from omni_operator.api.names import JOB_LABEL, TRAINER_GROUP
@@ -19,6 +19,7 @@ from .pods import JobPod, latest_pods
 
 SILENCE_SECONDS = 300.0
 POLL_SECONDS = 2.0
+LAST_LINES_SECONDS = 6.0  # longer than a reader waits before it connects again
 
 
 class PodNotFound(ClusterError):
@@ -77,29 +78,43 @@ def follow_logs(client: Client, name: str, wanted: str | None = None, tail: int 
         PodNotFound: there are pods, and none is of the wanted name.
     """
     lines: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
-    stop, started = threading.Event(), set[str]()
+    stop, readers = threading.Event(), dict[str, threading.Thread]()
     try:
         for job in client.follow(name, poll=POLL_SECONDS / 4):
             for pod in select_pods(find_pods(client, name), wanted):
-                if pod.name not in started and pod.phase != "Pending":
-                    started.add(pod.name)
+                if pod.name not in readers and pod.phase != "Pending":
                     reader = _Reader(client, pod, tail, lines.put, stop)
-                    threading.Thread(target=reader.run, daemon=True, name=f"log of {pod.name}").start()
-            yield from _drain(lines, until_silent=job.status.finished)
+                    readers[pod.name] = threading.Thread(target=reader.run, daemon=True, name=f"log of {pod.name}")
+                    readers[pod.name].start()
+            yield from _last_lines(lines, readers.values()) if job.status.finished else _new_lines(lines)
     finally:
         stop.set()
 
 
-def _drain(lines: queue.SimpleQueue[LogLine], *, until_silent: bool) -> Iterator[LogLine]:
-    """What arrives within the interval between two looks at the job, or until nothing does for as long."""
+def _new_lines(lines: queue.SimpleQueue[LogLine]) -> Iterator[LogLine]:
+    """What arrives within the interval between two looks at the job."""
     end = time.monotonic() + POLL_SECONDS
     while (left := end - time.monotonic()) > 0:
         try:
             yield lines.get(timeout=left)
         except queue.Empty:
             return
-        if until_silent:
-            end = time.monotonic() + POLL_SECONDS
+
+
+def _last_lines(lines: queue.SimpleQueue[LogLine], readers: Collection[threading.Thread]) -> Iterator[LogLine]:
+    """The rest of the output of a job that has ended: until all readers have, or nothing arrives for a while.
+
+    A reader whose connection broke at that moment connects once more.
+    """
+    end = time.monotonic() + LAST_LINES_SECONDS
+    while time.monotonic() < end:
+        running = any(reader.is_alive() for reader in readers)  # before the look at the queue: nothing comes after
+        try:
+            yield lines.get(timeout=POLL_SECONDS / 4 if running else 0)
+            end = time.monotonic() + LAST_LINES_SECONDS
+        except queue.Empty:
+            if not running:
+                return
 
 
 class _Reader:

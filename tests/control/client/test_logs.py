@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,12 @@ def test_following_continues_after_a_broken_connection_without_repeating_lines(
     pods.objects[PODS] = 200, {"items": [pod("blue-a01-w0")]}
 
     class Ends(list[Any]):
-        """The job ends when the last answer was read."""
+        """The job ends while the connection is broken, and the next one is slow: it is the reader that is awaited."""
 
         def pop(self, _: Any = 0) -> Any:
             if len(self) == 2:
                 pods.jobs["blue"] = full_job(DONE)
+                time.sleep(4 * logs_module.POLL_SECONDS)
             return super().pop(0)
 
     pods.texts[path] = Ends(pods.texts[path])
