@@ -8,9 +8,11 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+ONE_POD = 60.0
 SMALL = {"requests": {"cpu": "100m", "memory": "512Mi"}}
 
 
@@ -45,6 +47,18 @@ def pods(api: Api, space: str, job: str, group: str) -> list[dict[str, Any]]:
     selector = f"diffusionrl.io/job={job},ray.io/group={group}"
     found: list[dict[str, Any]] = api.get(f"/api/v1/namespaces/{space}/pods", labelSelector=selector)["items"]
     return found
+
+
+def the_pod(api: Api, space: str, job: str, group: str) -> dict[str, Any]:
+    """The only pod of a group, once there is one: KubeRay replaces a deleted pod in a later pass."""
+    found: list[dict[str, Any]] = []
+
+    def one() -> bool:
+        found[:] = pods(api, space, job, group)
+        return len(found) == 1
+
+    deadlines.wait_until(f"one pod in the group {group} of {job}", ONE_POD, one)
+    return found[0]
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -82,6 +82,7 @@ def test_a_job_is_one_workload_waits_for_quota_is_preempted_and_returns(queued: 
     with queued.api() as api:
         first = submit(api, "first")
         first.await_condition("Admitted", "True")
+        deadlines.wait_until("its workload", PATIENCE, lambda: len(api.get(WORKLOADS)["items"]) == 1)
         (workload,) = api.get(WORKLOADS)["items"]
         pods = {part["name"]: part["count"] for part in workload["spec"]["podSets"]}
         assert pods == {"head": 1, "trainer": 1}

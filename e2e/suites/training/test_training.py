@@ -17,7 +17,7 @@ from e2e.cluster.api import Api
 from e2e.drl import opened, run_drl
 from e2e.jobs import Job
 from e2e.system import System
-from e2e.training_jobs import EXAMPLES, example, metrics, pods
+from e2e.training_jobs import EXAMPLES, example, metrics, the_pod
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
@@ -79,7 +79,7 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(
     job = Job(api, space, NAME)
     first = await_step(job, 1)
     assert first["progress"]["totalSteps"] == STEPS
-    (worker,) = pods(api, space, NAME, "trainer")
+    worker = the_pod(api, space, NAME, "trainer")
     assert worker["spec"]["nodeName"] == "nvidia"
     assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     # The trainer's output is in the pod's log.
@@ -154,12 +154,12 @@ def test_on_npus_a_lost_head_is_reported_and_the_next_attempt_succeeds(api: Api,
         )
     )
     saved = job.await_status("a checkpoint", lambda status: bool(status.get("checkpoint", {}).get("step")), FIRST_STEP)
-    (worker,) = pods(api, space, NAME, "trainer")
+    worker = the_pod(api, space, NAME, "trainer")
     assert worker["spec"]["nodeName"] == "ascend"
     rayjob = api.get(job.ray("rayjobs", job.attempt(1)))
     (group,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert (group["resources"]["NPU"], "GPU" in group["resources"]) == ("1", False)
-    (head,) = pods(api, space, NAME, "headgroup")
+    head = the_pod(api, space, NAME, "headgroup")
     api.delete(f"/api/v1/namespaces/{space}/pods/{head['metadata']['name']}", gracePeriodSeconds="0")
     lost = job.await_status("the loss to be seen", lambda status: bool(status.get("failures")), HEAD_SEEN)
     assert (lost["failures"][0]["attempt"], lost["failures"][0]["reason"]) == (1, "HeadLost")

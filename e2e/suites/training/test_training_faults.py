@@ -15,7 +15,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.bare.provider import DEPLOYMENTS
 from e2e.jobs import Job, condition
 from e2e.system import System
-from e2e.training_jobs import pods, program
+from e2e.training_jobs import program, the_pod
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(1200)]
 
@@ -101,8 +101,7 @@ def running_trainer(job: Job, attempt: int) -> dict[str, Any]:
         return bool(rayjob.get("status", {}).get("jobStatus") == "RUNNING")
 
     deadlines.wait_until(f"attempt {attempt} to run", RUNNING, runs)
-    (pod,) = pods(job.api, job.namespace, job.name, "trainer")
-    return pod
+    return the_pod(job.api, job.namespace, job.name, "trainer")
 
 
 def failure(job: Job, number: int, reason: str) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def test_a_lost_node_is_named_and_the_next_attempt_waits_for_its_pods(system: Sy
     two = {"backoffLimit": 1, "checkpoint": {"claimName": "runs"}}
     job.create(program(FIRST_ONLY, head__podTemplate=head, trainer__podTemplate=worker, **two))
     job.await_condition("Ready", "True", within=RUNNING)
-    (pod,) = pods(api, space, "lost", "trainer")
+    pod = the_pod(api, space, "lost", "trainer")
     node = pod["spec"]["nodeName"]
     system.cluster.cut(node)
     try:

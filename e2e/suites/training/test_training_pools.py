@@ -14,7 +14,7 @@ from e2e.cluster.api import Api
 from e2e.drl import run_drl
 from e2e.jobs import Job
 from e2e.system import System
-from e2e.training_jobs import example, metrics, pods
+from e2e.training_jobs import example, metrics, pods, the_pod
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
@@ -55,11 +55,11 @@ def await_step(job: Job, step: int, within: float) -> dict[str, Any]:
     return job.await_status(f"step {step}", trained, within)
 
 
-def joined(run: Path) -> int | None:
-    """The weight version with which the last replica joined after the start of the run."""
+def joined(run: Path) -> list[int]:
+    """The weight versions with which replicas joined after the start of the run."""
     events = [json.loads(line) for line in (run / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
     found = [re.fullmatch(r"replica \d+ joined with version (\d+)", event.get("text", "")) for event in events]
-    return next((int(match[1]) for match in reversed(found) if match), None)
+    return [int(match[1]) for match in found if match]
 
 
 def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
@@ -82,11 +82,11 @@ def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
     await_step(job, before + 2, JOINED)
 
     # The last one is lost as well, so every later sample is of the replica that replaces it.
-    (last,) = pods(api, space, NAME, "rollout")
+    last, earlier = the_pod(api, space, NAME, "rollout"), len(joined(run))
     api.delete(f"/api/v1/namespaces/{space}/pods/{last['metadata']['name']}", gracePeriodSeconds="0")
     job.await_condition("Ready", "False", "TooFewRollouts", within=GONE)
-    version = deadlines.wait_until("a replica to join", JOINED, lambda: joined(run))
-    (new,) = pods(api, space, NAME, "rollout")
+    version = deadlines.wait_until("a replica to join", JOINED, lambda: joined(run)[earlier:])[0]
+    new = the_pod(api, space, NAME, "rollout")
     assert new["metadata"]["uid"] != last["metadata"]["uid"]
     await_step(job, version + 3, JOINED)
     assert job.condition("Ready")["status"] == "True"

@@ -84,6 +84,7 @@ def test_an_adapter_reaches_a_worker_in_another_process(replicas: list[Replica])
 def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_ones(replicas: list[Replica]) -> None:
     one, other = replicas
     worker, picture = worker_of(other), one.picture()
+    worker.suspend()  # else a slow machine sees it only after it has answered everything
     asked = other.make_busy()
     worker.kill()
     last = "rollout replica 1, with weights of version 1: OmniEngineDeadError"
