@@ -11,15 +11,6 @@ PYTHON := $(shell for python in python3.11 python3.12 python3; do \
 UV     := $(CACHE)/uv-0.13.8/bin/uv
 BIN    := .venv/bin
 KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
-# Not as `$(MAKE)` in a recipe: `make -n` would run that line, the tests and all.
-AGAIN  := $(MAKE) --no-print-directory
-FAST   := not engine and not slow and not gpu and not npu and not cluster and not bare
-# Two processes, because one of them needs 15 seconds to import torch and verl, and one half of the tests does not. The
-# former takes longest, so all else lets it go first.
-NICE   := 5
-fast = $(BIN)/python -m pytest -q -m '$(FAST)' tests/ml tests/contract >.venv/ml.log 2>&1 & ml=$$!; \
-  nice -n $(NICE) $(BIN)/python -m pytest -q -m '$(FAST)' --ignore=tests/ml --ignore=tests/contract || { wait $$ml || cat .venv/ml.log; exit 1; }; \
-  wait $$ml && cat .venv/ml.log || { cat .venv/ml.log; exit 1; }
 # Short benchmarks first.
 BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer adapter_update fit_models fit_accuracy start_up operator_memory operator_create operator_scale real_size example_job
 STAMP  := .venv/.ready-$(KEY)
@@ -74,8 +65,7 @@ coverage: setup ## make test, and a list of the functions that no test enters
 	@PYTHONPATH=tests $(BIN)/python -m suite test --coverage
 
 test-fast: setup ## fast tests only
-	@echo "fast tests"
-	@$(fast)
+	@PYTHONPATH=tests $(BIN)/python -m suite check --only fast
 
 test-gpu: setup ## the suite for a machine with an NVIDIA device
 	@$(BIN)/python -m pytest -q -m gpu
@@ -83,17 +73,16 @@ test-gpu: setup ## the suite for a machine with an NVIDIA device
 test-npu: setup ## the suite for a machine with an Ascend device (not run there yet)
 	@$(BIN)/python -m pytest -q -m npu
 
-# Side by side: the fast tests begin with half a minute of imports.
 check: setup ## format, lint, types, walls, locks, fast tests: before every commit
-	@$(AGAIN) --jobs=2 --output-sync=target static test-fast
+	@PYTHONPATH=tests $(BIN)/python -m suite check
 
 static: setup ## format, lint, types, walls, locks
 	@echo "format and lint" && $(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
-	@echo "types" && nice -n $(NICE) $(BIN)/mypy
+	@echo "types" && nice -n 5 $(BIN)/mypy
 	@echo "walls" && PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache >/dev/null || { PYTHONPATH=operator:. $(BIN)/lint-imports --no-cache; exit 1; }
 	@echo "locks" && $(BIN)/python requirements/lock.py --check
 	@echo "generated files" && $(call generated,--check)
-	@echo "docs site" && nice -n $(NICE) $(call site)
+	@echo "docs site" && nice -n 5 $(call site)
 
 docs: setup ## build the docs site into .venv/site, strictly and offline
 	@$(call site) && echo "open .venv/site/index.html"

@@ -1,4 +1,4 @@
-"""`python -m suite test | test-cluster | test-all | times`: run a part of the suite, or write its durations."""
+"""`python -m suite check | test | test-cluster | test-all | times`: run a part of the suite, or write its durations."""
 
 from __future__ import annotations
 

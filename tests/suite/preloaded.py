@@ -1,8 +1,8 @@
-"""A process that imports what the engine's tests need, and forks itself for each of their files.
+"""A process that imports torch and the engine, and forks itself for each stage of tests that need them.
 
-`python -m suite.preloaded` reads a line of JSON for each file from standard input, `{"arguments": [...], "log": PATH}`,
-and runs pytest with these arguments in a fork. It answers on standard output, a line each: the number of the request
-with the fork's `pid`, and with its exit `code` when it has ended. It ends with its standard input.
+`python -m suite.preloaded` reads a line of JSON for each stage from standard input, `{"arguments": [...],
+"log": PATH}`, and runs pytest with these arguments in a fork. It answers on standard output, a line each: the number of
+the request with the fork's `pid`, and with its exit `code` when it has ended. It ends with its standard input.
 
 Nothing that it imports loads Ray: a process that has loaded Ray cannot fork its workers (docs/adr/0007). It is for
 machines without an accelerator, whose context does not survive a fork.
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MODULES = ("torch", "transformers", "diffusers", "peft", "vllm", "vllm_omni", "pytest", "hypothesis")
+MODULES = ("torch", "transformers", "diffusers", "peft", "vllm", "vllm_omni", "pytest")
 POLL_S = 0.1
 
 
@@ -200,7 +200,8 @@ def become(request: Mapping[str, Any]) -> None:
         os.dup2(descriptor, number)
     for descriptor in files:
         os.close(descriptor)
-    sys.argv = ["pytest", *request["arguments"]]
+    # Among what is imported are plugins of pytest, whose assertions nobody needs to see in detail.
+    sys.argv = ["pytest", "-W", "ignore::pytest.PytestAssertRewriteWarning", *request["arguments"]]
 
 
 def main() -> int:

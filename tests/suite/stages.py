@@ -20,6 +20,7 @@ ALONE = 19  # the nice value of builds: they use what the tests leave
 class Target(Enum):
     """The tests that a run covers."""
 
+    CHECK = "check"
     TEST = "test"
     CLUSTER = "test-cluster"
     ALL = "test-all"
@@ -33,7 +34,7 @@ class Stage:
         command: the arguments of Python; of make, where the first of them is make.
         after: names of stages that have to succeed before this one starts.
         last: starts only when every other stage has ended, because its deadlines need the machine to itself.
-        preloaded: runs in a fork of the process that has imported torch and the engine.
+        preloaded: runs in a fork of the process that has imported torch and the engine, if there is no accelerator.
     """
 
     name: str
@@ -84,6 +85,18 @@ def only(chosen: Sequence[Lane], prefixes: Sequence[str]) -> list[Lane]:
     return [lane for lane in (tuple(stage for stage in lane if stage.name in names) for lane in chosen) if lane]
 
 
+def fast_stages() -> tuple[Stage, ...]:
+    """The fast tests: those that do not need torch, and two halves of about the same length of those that do."""
+    quick = f"not slow and {ELSEWHERE}"
+    trainer = ("tests/ml/trainer", "tests/contract")
+    control = pytest_stage("fast: control", quick, "--ignore=tests/ml", "--ignore=tests/contract", "tests")
+    halves = (
+        pytest_stage("fast: ml", quick, "--ignore=tests/ml/trainer", "tests/ml"),
+        pytest_stage("fast: trainer", quick, *trainer),
+    )
+    return (*(replace(half, preloaded=True) for half in halves), control)
+
+
 def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     """The lanes of a run."""
     keep = ("--keep-sources",) if target is Target.ALL else ()
@@ -92,12 +105,12 @@ def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     clusters = pytest_stage("whole clusters", "bare", "e2e", "tests", after=(IMAGES,), last=True)
     if target is Target.CLUSTER:
         return [(images,), (clusters,)]
+    static, fast = Stage(STATIC, ("make", "--no-print-directory", "static")), fast_stages()
+    if target is Target.CHECK:
+        return [(static,), *((stage,) for stage in fast)]
     main = (
-        Stage(STATIC, ("make", "--no-print-directory", "static")),
-        pytest_stage(
-            "fast: control", f"not slow and {ELSEWHERE}", "--ignore=tests/ml", "--ignore=tests/contract", "tests"
-        ),
-        pytest_stage("fast: ml", f"not slow and {ELSEWHERE}", "tests/ml", "tests/contract"),
+        static,
+        *fast,
         pytest_stage("slow", f"slow and {ELSEWHERE}", "-W", "default", "tests"),
         pytest_stage("control plane", "cluster and not bare", "e2e", "tests", after=(PROGRAMS,)),
     )

@@ -62,12 +62,13 @@ def test_every_awaited_stage_is_in_the_run_and_names_are_unique(target: Target) 
 def test_a_part_of_a_run_brings_the_builds_that_it_needs() -> None:
     chosen = only(lanes(Target.ALL, ENGINE), ["fast", "whole"])
     names = {stage.name for lane in chosen for stage in lane}
-    assert names == {"fast: control", "fast: ml", "whole clusters", IMAGES}
+    assert names == {"fast: control", "fast: ml", "fast: trainer", "whole clusters", IMAGES}
 
 
 def test_all_is_the_other_two_together() -> None:
     named = {target: {stage.name for lane in lanes(target, ENGINE) for stage in lane} for target in Target}
     assert named[Target.ALL] == named[Target.TEST] | named[Target.CLUSTER]
+    assert named[Target.CHECK] < named[Target.TEST]
     assert IMAGES not in named[Target.TEST], "`make test` needs no root"
 
 
