@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from results import FIGURES, ROOT
+import formatting
+from page_tables import Run, Tables
+from results import ROOT
 
 PAGE = ROOT / "docs" / "budgets.md"
-Run = dict[str, Any]
+COLUMNS = ["Figure", "Value"]
 
 
-def update() -> None:
-    """Write the tables into the page."""
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), FIGURES), encoding="utf-8")
-
-
-def with_tables(page: str, figures: Path) -> str:
-    """The page with the tables of the data files, each between the comments `<!-- NAME -->` and `<!-- end -->`."""
-    for name, lines in TABLES.items():
-        data = figures / f"{name}.json"
-        before, marker, rest = page.partition(f"<!-- {name} -->\n")
-        if marker and data.is_file():
-            _, end, after = rest.partition("<!-- end -->")
-            rows = lines(json.loads(data.read_text(encoding="utf-8"))["runs"][0])
-            table = "".join(
-                f"| {figure} | {value} |\n" for figure, value in [("Figure", "Value"), ("---", "---"), *rows]
-            )
-            page = f"{before}{marker}\n{table}\n{end}{after}"
-    return page
-
-
-def scale(run: Run) -> list[tuple[str, str]]:
+def scale(runs: list[Run]) -> str:
     """Of an operator with thousands of jobs."""
+    run = runs[0]
     jobs, deleted = f"{run['jobs']:,}", f"{run['deleted']:,}"
-    return [
+    return formatting.table(COLUMNS, [
         ("memory without jobs", f"{run['memory_empty_mib']:.0f} MiB"),
         (f"memory with {jobs} jobs, in the process that created them", f"{run['memory_full_mib']:.0f} MiB"),
         ("memory with them after a restart",
@@ -56,12 +34,13 @@ def scale(run: Run) -> list[tuple[str, str]]:
          f"p50 {run['latency_p50_s']:.2f} s, p99 {run['latency_p99_s']:.2f} s"),
         ("one scrape of `/metrics`",
          f"{run['scrape_s']:.2f} s in a thread; the slowest probe meanwhile {run['slowest_probe_s']:.2f} s"),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
-def creation(run: Run) -> list[tuple[str, str]]:
+def creation(runs: list[Run]) -> str:
     """Of jobs that are created at once, against forced applies."""
-    return [
+    run = runs[0]
+    return formatting.table(COLUMNS, [
         ("jobs a minute", f"{run['jobs_per_minute']:,.0f}"),
         ("CPU time of the operator for a job", f"{run['operator_cpu_ms']:.1f} ms"),
         ("CPU time of the API server for a job", f"{run['server_cpu_ms']:.1f} ms"),
@@ -69,7 +48,7 @@ def creation(run: Run) -> list[tuple[str, str]]:
          f"{run['naive_server_cpu_ms']:.1f} ms: ours is {run['server_ratio']:.2f} of it"),
         ("writes of the operator for a job",
          f"{run['writes']:.1f}: Service, NetworkPolicy, RayJob, status, and a share of its Leases"),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
-TABLES: dict[str, Callable[[Run], list[tuple[str, str]]]] = {"operator_scale": scale, "operator_create": creation}
+TABLES: Tables = {"operator_scale": scale, "operator_create": creation}

@@ -12,7 +12,8 @@ import sys
 from typing import Any
 
 import fit_page
-from results import FIGURES, arguments, table, write
+import page_tables
+from results import arguments, table, write
 
 from verl_omni.trainer.device_checks.measured_update import TRANSFORMERS, compare
 
@@ -64,8 +65,7 @@ def main() -> int:
     rows = measure()
     write(options.out, rows)
     table(rows, ["family", "variant", "estimated", "measured", "ratio"])
-    if options.out.parent == FIGURES:
-        fit_page.update()
+    page_tables.update(fit_page.PAGE, fit_page.TABLES, options.out)
     return int(not all(0.85 < row["ratio"] < 1.15 for row in rows))
 
 

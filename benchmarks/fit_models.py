@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import fit_page
-from results import FIGURES, arguments, table, write
+import page_tables
+from results import arguments, table, write
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 # A usual job: LoRA, guidance, 16 prompts of 8 samples, each sample trained for itself.
@@ -60,8 +61,7 @@ def main() -> int:
     rows = estimates()
     write(options.out, rows, settings=list(USUAL), image=list(IMAGE), video=list(VIDEO))
     table(rows, ["model", "devices", "generation", "update", "host"])
-    if options.out.parent == FIGURES:
-        fit_page.update()
+    page_tables.update(fit_page.PAGE, fit_page.TABLES, options.out)
     return 0
 
 

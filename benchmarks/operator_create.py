@@ -22,6 +22,7 @@ from typing import Any
 
 import budgets_page
 import httpx
+import page_tables
 from operator_stack import (
     JOBS,
     QUIET,
@@ -123,29 +124,35 @@ def apply_by_force(plane: ControlPlane, client: httpx.Client, names: list[str]) 
     return 1000 * (server_seconds(plane) - before) / len(names)
 
 
+def measure(jobs: int, repeats: int, profile: Path | None) -> dict[str, Any]:
+    """All figures; the first turn is not counted."""
+    turns: list[dict[str, float]] = []
+    with empty_plane() as (plane, client, folder):
+        with operator(plane, folder, **QUIET, CANARY_SECONDS="600") as running:
+            for turn in range(repeats + 1):
+                names = [f"job-{turn}-{number}" for number in range(jobs)]
+                with profiled(plane, profile if turn == repeats else None):
+                    turns.append(create(plane, client, running, names))
+                if turn < repeats:
+                    delete(client, names)
+                    wait_for("the deletion", lambda: not count(client, RAYJOBS), PATIENCE)
+        naive = apply_by_force(plane, client, [f"naive-{number}" for number in range(jobs)])
+    made: dict[str, Any] = {"case": "creation of a job", "naive_server_cpu_ms": naive}
+    for name in turns[0]:
+        made |= spread(name, [turn[name] for turn in turns[1:]])
+    made["server_ratio"] = made["server_cpu_ms"] / naive
+    return made
+
+
 def main() -> int:
     """Measure, write and print."""
     parser = arguments(__doc__, "operator_create", repeats=2)
     parser.add_argument("--jobs", type=int, default=300)
     parser.add_argument("--profile", type=Path, help="file for the CPU profile of the API server")
     chosen = parser.parse_args()
-    turns: list[dict[str, float]] = []
-    with empty_plane() as (plane, client, folder):
-        with operator(plane, folder, **QUIET, CANARY_SECONDS="600") as running:
-            for turn in range(chosen.repeats + 1):
-                names = [f"job-{turn}-{number}" for number in range(chosen.jobs)]
-                with profiled(plane, chosen.profile if turn == chosen.repeats else None):
-                    turns.append(create(plane, client, running, names))
-                if turn < chosen.repeats:
-                    delete(client, names)
-                    wait_for("the deletion", lambda: not count(client, RAYJOBS), PATIENCE)
-        naive = apply_by_force(plane, client, [f"naive-{number}" for number in range(chosen.jobs)])
-    made: dict[str, Any] = {"case": "creation of a job", "naive_server_cpu_ms": naive}
-    for name in turns[0]:
-        made |= spread(name, [turn[name] for turn in turns[1:]])
-    made["server_ratio"] = made["server_cpu_ms"] / naive
+    made = measure(chosen.jobs, chosen.repeats, chosen.profile)
     write(chosen.out, [made], jobs=chosen.jobs)
-    budgets_page.update()
+    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, chosen.out)
     table([made], [
         "case", "jobs_per_minute", "operator_cpu_ms", "writes", "server_cpu_ms", "naive_server_cpu_ms", "server_ratio",
     ])  # fmt: skip

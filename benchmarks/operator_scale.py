@@ -15,6 +15,7 @@ from typing import Any
 
 import budgets_page
 import httpx
+import page_tables
 from operator_stack import (
     JOBS,
     QUIET,
@@ -163,7 +164,7 @@ def main() -> None:
     runs = [measure(given.jobs, min(given.deleted, given.jobs)) for _ in range(given.repeats)]
     table([{"figure": name, "value": value} for name, value in runs[0].items()], ["figure", "value"])
     write(given.out, runs)
-    budgets_page.update()
+    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, given.out)
 
 
 if __name__ == "__main__":
