@@ -13,16 +13,15 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from operator_stack import SPEC
+from job_spec import SPEC
 from results import FIGURES, table, write
 
-from omni_operator import main as operator_main
-from omni_operator import plan
-from omni_operator.api import DiffusionRLJob
-from omni_operator.cluster.kinds import JOBS, Body, Kind, kind_of
-from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.handlers.background import MemoryRelease, release_memory
+from omni_operator.partial_packages import KUBERNETES, import_in_parts
+
+if TYPE_CHECKING:
+    from omni_operator.cluster.kinds import Body, Kind
 
 NAME = "one-of-many"
 
@@ -35,6 +34,10 @@ def resident() -> float:
 
 def objects() -> list[tuple[Kind, str]]:
     """The objects of one job as JSON; its name and the uids contain `NAME`."""
+    from omni_operator import plan
+    from omni_operator.api import DiffusionRLJob
+    from omni_operator.cluster.kinds import JOBS, kind_of
+
     meta = {"name": NAME, "namespace": "default", "uid": f"uid-{NAME}"}
     own = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC}
     bodies = [own, *plan.render_objects(DiffusionRLJob.model_validate(own), 1, plan.ClusterSettings(image="rollout:1"))]
@@ -52,7 +55,12 @@ def copies(texts: list[tuple[Kind, str]], jobs: int) -> Iterator[tuple[Kind, Bod
 
 def measure(jobs: int) -> dict[str, float]:
     """All figures, in MiB."""
-    operator_main.spare_collections()
+    import_in_parts(KUBERNETES)  # before all other modules of the operator, as in its own process
+    from omni_operator import operation
+    from omni_operator.cluster.object_cache import ObjectCache
+    from omni_operator.handlers.background import MemoryRelease, release_memory
+
+    operation.spare_collections()
     cache, texts = ObjectCache(), objects()
     memory = MemoryRelease(lambda: len(cache.jobs()))
     release_memory()

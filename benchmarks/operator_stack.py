@@ -16,19 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from job_spec import SPEC
 
 from e2e.cluster import pki
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.operator_process import RunningOperator, install
 
-SPEC = {
-    "model": {"base": "/models/shapes-sd3"},
-    "data": {"train": ["/data/prompts.jsonl"]},
-    "reward": {"scorers": [{"name": "color"}]},
-    "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}},
-    "rollout": {"replicas": 1},
-    "checkpoint": {"claimName": "ckpt"},
-}
 JOBS = "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs"
 RAYJOBS = "/apis/ray.io/v1/namespaces/default/rayjobs"
 RAYJOB_OF = "diffusionrl.io/job"

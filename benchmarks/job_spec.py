@@ -1,0 +1,12 @@
+"""The job that benchmarks of the operator submit."""
+
+from __future__ import annotations
+
+SPEC = {
+    "model": {"base": "/models/shapes-sd3"},
+    "data": {"train": ["/data/prompts.jsonl"]},
+    "reward": {"scorers": [{"name": "color"}]},
+    "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}},
+    "rollout": {"replicas": 1},
+    "checkpoint": {"claimName": "ckpt"},
+}
