@@ -180,6 +180,7 @@ class Reconciler:
     def _forget(self, key: Key) -> ReconcileResult:
         """Drop what is stored of a job that does not exist any more."""
         self._memories.pop(key, None)
+        self._specs.forget(key)
         self.reports.forget(key)
         return ReconcileResult(gone=True, result="gone")
 

@@ -71,6 +71,10 @@ class SpecCache:
             self._specs.popitem(last=False)
         return known[1]
 
+    def forget(self, key: Key) -> None:
+        """Drop the specification of a job that does not exist any more."""
+        self._specs.pop(key, None)
+
 
 def _parse(body: Body, settings: ClusterSettings) -> ValidSpec | str:
     try:

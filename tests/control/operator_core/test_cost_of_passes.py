@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,18 @@ def derived(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
+@pytest.fixture
+def new_valid_specs() -> Callable[[], int]:
+    """The number of parsed specifications that are in memory and were not before the test."""
+
+    def alive() -> list[int]:
+        gc.collect()
+        return [id(found) for found in gc.get_objects() if type(found) is ValidSpec]
+
+    before = set(alive())
+    return lambda: sum(found not in before for found in alive())
+
+
 async def start(simulation: Simulation) -> None:
     accelerator = {"vendor": "NVIDIA", "count": 2}
     simulation.submit(trainer={"totalSteps": 10, "accelerator": accelerator, "podTemplate": TEMPLATE})
@@ -79,6 +92,16 @@ async def test_shared_objects_are_compared_again_when_one_of_them_changes(simula
     simulation.cluster.remove(SERVICES, KEY[0], service["metadata"]["name"])
     await simulation.settle()
     assert simulation.cluster.counts() == {("create", "services"): 1}
+
+
+async def test_the_specification_of_a_deleted_job_is_dropped(
+    simulation: Simulation, new_valid_specs: Callable[[], int]
+) -> None:
+    await start(simulation)
+    assert new_valid_specs() == 1
+    simulation.cluster.remove(JOBS, *KEY)
+    await simulation.settle()
+    assert new_valid_specs() == 0
 
 
 def test_few_specifications_stay_and_each_change_of_a_job_counts(derived: Counter[str]) -> None:
