@@ -19,9 +19,8 @@ def test_the_trainer_loads_the_entry_point_of_an_example(path: Path) -> None:
     from verl_omni.trainer import settings
 
     job = load_job(path).job
-    _, _, line = (
-        plan.render_entrypoint(*plan.resolve_for_pods(job)).removesuffix(' >"$pipe" 2>&1; }').partition(" & exec ")
-    )
+    entry = plan.render_entrypoint(*plan.resolve_for_pods(job))
+    line = entry.partition("; trap : INT TERM; ")[2].partition(' >"$pipe" 2>&1; ')[0]
     config = settings.load(shlex.split(line)[3:])
     made, place = plan.resolve_for_pods(job)
     for name, value in plan.render_settings(made, place).items():

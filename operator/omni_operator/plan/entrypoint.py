@@ -14,6 +14,7 @@ from .workers import JOB, JOB_FOLDER, OVERRIDES
 LOG = "train.log"
 CONTAINER_OUTPUT = "/proc/1/fd/1"
 JOIN_RAY = "ray_kwargs.ray_init.address=auto"
+COPY_SECONDS = 30
 
 
 def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
@@ -59,17 +60,22 @@ def render_entrypoint(made: DiffusionRLJob, layout: RunLayout) -> str:
     """`spec.entrypoint` of a RayJob, a shell command: fill the run folder like a local one, then start the trainer.
 
     The trainer's output goes to Ray's log of the job, to the run folder, and to the container's output for
-    `kubectl logs`.
+    `kubectl logs`. Ray reads its log when the command ends, so the command ends after the copy of the output, with the
+    trainer's exit code. Processes that the trainer leaves behind may hold its output open: the copy has
+    `COPY_SECONDS` then.
 
     Args:
         made, layout: what `resolve_for_pods` returns.
     """
     folder = shlex.quote(layout.run_folder)
     copied = " ".join(f"{JOB_FOLDER}/{name}" for name in (JOB, OVERRIDES))
-    # Ray signals the whole process group to stop a job; the copier ignores it, to copy the trainer's last output.
+    # Ray stops a job by a signal to each of its processes. The copier ignores it, to copy the trainer's last output;
+    # the shell waits, and forwards nothing: at a second signal, the trainer would stop at once.
     copier = f'(trap \'\' INT TERM; exec <"$pipe"; rm "$pipe"; exec tee -a {folder}/{LOG} {CONTAINER_OUTPUT})'
     trainer = shlex.join([*render_command(made, layout), JOIN_RAY])
+    copied_or_late = f"timeout --foreground {COPY_SECONDS} tail --pid=$copier --follow /dev/null"
     return (
         f'mkdir -p {folder} && cp -f {copied} {folder}/ && pipe=$(mktemp -u) && mkfifo "$pipe" '
-        f'&& {{ {copier} & exec {trainer} >"$pipe" 2>&1; }}'
+        f"&& {{ {copier} & copier=$!; trap : INT TERM; "
+        f'{trainer} >"$pipe" 2>&1; code=$?; {copied_or_late}; exit $code; }}'
     )

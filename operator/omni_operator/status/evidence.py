@@ -21,7 +21,7 @@ _SIGNS = (
      r"Could not override|ValidationError"),
 )  # fmt: skip
 _COMPILED = tuple((reason, re.compile(pattern, re.IGNORECASE)) for reason, pattern in _SIGNS)
-# What Ray says of a training program that got SIGKILL; with a shell in between, the exit code is 137.
+# What Ray says of a training program that got SIGKILL (137), or of the shell that started it (-9).
 _KILLED = re.compile(r"entrypoint command failed with exit code (-9|137)\b")
 TEXT_LIMIT = 512
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")

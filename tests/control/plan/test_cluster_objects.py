@@ -73,8 +73,8 @@ def test_readiness_probes_run_every_second_without_a_token(make_job: MakeJob) ->
 def test_the_command_is_that_of_a_local_run_in_another_folder(make_job: MakeJob) -> None:
     job = make_job("spec.checkpoint={claimName: c, path: /data}", "spec.runtime.workingDir=/opt/x")
     entry = ray_job(job)["spec"]["entrypoint"]
-    before, _, line = entry.partition(" & exec ")
-    words = shlex.split(line.removesuffix(' >"$pipe" 2>&1; }'))
+    before, _, line = entry.partition("; trap : INT TERM; ")
+    words = shlex.split(line.partition(' >"$pipe" 2>&1; ')[0])
     local = plan.render_overrides(
         plan.resolve_paths(job, "/opt/x"), plan.RunLayout("/data/a-job", nodes=1, accelerators_per_node=1)
     )

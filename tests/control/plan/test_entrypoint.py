@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,80 +14,142 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.plan.entrypoint import CONTAINER_OUTPUT
+from omni_operator.plan.entrypoint import CONTAINER_OUTPUT, COPY_SECONDS
 from omni_operator.plan.workers import JOB_FOLDER
+from omni_operator.status.evidence import killed_program
 
 MakeJob = Callable[..., DiffusionRLJob]
-CHILD = """
+TRAINER = """
 import signal, sys, time
-def stop(*args):
-    print("saving", flush=True)
-    print("saved", file=sys.stderr, flush=True)
-    sys.exit(7)
-signal.signal(signal.SIGTERM, stop)
+signals = []
+signal.signal(signal.SIGTERM, lambda *args: signals.append(1))
 print("training", flush=True)
-time.sleep(60)
+while not signals:
+    time.sleep(0.01)
+print("saving", flush=True)
+time.sleep(0.3)  # a second signal would come now
+print("saved after", len(signals), file=sys.stderr, flush=True)
+sys.exit(7)
+"""
+FAILING = "import sys; sys.exit('the cause of the failure')"
+KILLED = """
+import os, signal
+print("training", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+# The process that stays has the trainer's output.
+LEAVING = """
+import subprocess
+print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+"""
+SLOW_COPIER = """#!/bin/sh
+sleep 0.5
+exec {tee} "$@"
 """
 
 
 class Pod:
     """Where the line runs: a job's folder, a claim, and what the container printed."""
 
-    def __init__(self, folder: Path, make_job: MakeJob) -> None:
-        (folder / "child.py").write_text(CHILD)
+    def __init__(self, folder: Path, make_job: MakeJob, trainer: str) -> None:
+        (folder / "trainer.py").write_text(trainer)
         (folder / "job").mkdir()
-        self.temporary = folder / "temporary"
+        self.temporary, self.programs = folder / "temporary", folder / "programs"
         self.temporary.mkdir()
+        self.programs.mkdir()
         for name in ("job.yaml", "overrides.txt"):
             (folder / "job" / name).write_text(f"of {name}\n")
         self.output, self.runs = folder / "output", folder / "claim with a space" / "a-job"
         self.output.write_text("started\n")
+        self.ray_log = folder / "ray.log"
         job = make_job(
-            f"spec.algorithm.entrypoint=['{sys.executable}', '{folder / 'child.py'}']",
+            f"spec.algorithm.entrypoint=['{sys.executable}', '{folder / 'trainer.py'}']",
             f"spec.checkpoint={{claimName: c, path: '{self.runs.parent}'}}",
         )
         line = plan.render_entrypoint(*plan.resolve_for_pods(job)).replace(JOB_FOLDER, str(folder / "job"))
         assert CONTAINER_OUTPUT in line
         self.line = line.replace(CONTAINER_OUTPUT, str(self.output))
 
-    def start(self) -> subprocess.Popen[str]:
-        """As Ray starts it: by /bin/sh, as the leader of a process group."""
-        pipe = subprocess.PIPE
-        variables = {**os.environ, "TMPDIR": str(self.temporary)}
-        return subprocess.Popen(self.line, shell=True, start_new_session=True, stdout=pipe, text=True, env=variables)
+    def start(self, shell: str = "/bin/sh") -> subprocess.Popen[bytes]:
+        """As Ray starts it: by a shell, as the leader of a process group, with a file for the output."""
+        path = f"{self.programs}:{os.environ['PATH']}"
+        with self.ray_log.open("ab") as log:
+            return subprocess.Popen(
+                self.line, shell=True, executable=shell, start_new_session=True, stdout=log, stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(self.temporary), "PATH": path},
+            )  # fmt: skip
+
+    def run(self, shell: str = "/bin/sh") -> tuple[int, str]:
+        """Exit code, and what Ray reads in its log at that moment."""
+        code = self.start(shell).wait()
+        return code, self.ray_log.read_text()
+
+    def stop(self, process: subprocess.Popen[bytes]) -> int:
+        """As Ray stops a job that trains: a signal to each of its processes. The exit code."""
+        while not self.ray_log.exists() or not self.ray_log.read_text().endswith("training\n"):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGTERM)
+        return process.wait()
 
 
 @pytest.fixture
-def pod(tmp_path: Path, make_job: MakeJob) -> Pod:
-    return Pod(tmp_path, make_job)
+def pod(tmp_path: Path, make_job: MakeJob) -> Callable[[str], Pod]:
+    return lambda trainer: Pod(tmp_path, make_job, trainer)
 
 
-def test_all_output_goes_to_ray_the_run_folder_and_the_container(pod: Pod) -> None:
-    process = pod.start()
-    assert process.stdout is not None
-    assert process.stdout.readline() == "training\n"
-    os.killpg(process.pid, signal.SIGTERM)  # as Ray stops a job
-    rest = process.stdout.read()
-    assert (process.wait(), rest) == (7, "saving\nsaved\n")
-    said = "training\nsaving\nsaved\n"
-    assert (pod.runs / "train.log").read_text() == said
-    assert pod.output.read_text() == "started\n" + said
-    assert (pod.runs / "job.yaml").read_text() == "of job.yaml\n"
-    assert list(pod.temporary.iterdir()) == []
+@pytest.fixture(params=["/bin/sh", "/bin/bash"])
+def shell(request: pytest.FixtureRequest) -> str:
+    """What `/bin/sh` is in images."""
+    name: str = request.param
+    return name
 
 
-def test_the_next_attempt_appends_to_the_log(pod: Pod) -> None:
+def test_all_output_goes_to_ray_the_run_folder_and_the_container(pod: Callable[[str], Pod], shell: str) -> None:
+    """A stopped job gets one signal: at the second, the trainer would not save."""
+    here = pod(TRAINER)
+    assert here.stop(here.start(shell)) == 7
+    said = "training\nsaving\nsaved after 1\n"
+    assert here.ray_log.read_text() == said
+    assert (here.runs / "train.log").read_text() == said
+    assert here.output.read_text() == "started\n" + said
+    assert (here.runs / "job.yaml").read_text() == "of job.yaml\n"
+    assert list(here.temporary.iterdir()) == []
+
+
+def test_the_command_ends_when_ray_has_the_last_output(pod: Callable[[str], Pod], shell: str) -> None:
+    """Ray reads its log when the command has ended; the cause of a failure is in the last line."""
+    here = pod(FAILING)
+    tee = here.programs / "tee"
+    tee.write_text(SLOW_COPIER.format(tee=shutil.which("tee")))
+    tee.chmod(0o755)
+    assert here.run(shell) == (1, "the cause of the failure\n")
+
+
+def test_a_killed_trainer_is_seen_by_its_exit_code(pod: Callable[[str], Pod], shell: str) -> None:
+    code, said = pod(KILLED).run(shell)
+    assert (code, said.startswith("training")) == (137, True)
+    assert killed_program(f"Job entrypoint command failed with exit code {code}, last available logs: {said}")
+
+
+def test_a_process_that_the_trainer_leaves_delays_the_end_and_does_not_prevent_it(pod: Callable[[str], Pod]) -> None:
+    here = pod(LEAVING)
+    assert f" {COPY_SECONDS} " in here.line
+    here.line = here.line.replace(f" {COPY_SECONDS} ", " 0.5 ")
+    code, left = here.run()
+    os.kill(int(left), signal.SIGKILL)  # it is there
+    assert code == 0
+
+
+def test_the_next_attempt_appends_to_the_log(pod: Callable[[str], Pod]) -> None:
+    here = pod(TRAINER)
     for _ in range(2):
-        process = pod.start()
-        assert process.stdout is not None
-        process.stdout.readline()
-        os.killpg(process.pid, signal.SIGTERM)
-        process.communicate()
-    assert (pod.runs / "train.log").read_text().count("saved\n") == 2
+        here.stop(here.start())
+    assert (here.runs / "train.log").read_text().count("saved") == 2
 
 
-def test_the_trainer_does_not_start_without_the_job_folder(pod: Pod, tmp_path: Path) -> None:
+def test_the_trainer_does_not_start_without_the_job_folder(pod: Callable[[str], Pod], tmp_path: Path) -> None:
+    here = pod(FAILING)
     (tmp_path / "job" / "job.yaml").unlink()
-    process = pod.start()
-    said, _ = process.communicate()
-    assert (process.returncode != 0, said, (pod.runs / "train.log").exists()) == (True, "", False)
+    code, said = here.run()
+    assert (code, "job.yaml" in said, "the cause" in said) == (1, True, False)
+    assert not (here.runs / "train.log").exists()
