@@ -107,6 +107,32 @@ async def test_pods_that_cannot_be_scheduled_are_named_until_the_deadline(simula
     assert simulation.condition("Failed").reason == "Unschedulable"
 
 
+async def test_a_pod_that_is_preempted_before_the_trainer_starts_is_waited_for_until_the_deadline(
+    simulation: Any,
+) -> None:
+    """All pods were ready and KubeRay says Running, but Ray waits for the pod that KubeRay creates instead."""
+    await running(simulation, preRunningDeadlineSeconds=600, backoffLimit=1)
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", status={"readyWorkerReplicas": 0})
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: 3 no GPU"}
+    simulation.pod(1, "worker", {"phase": "Pending", "conditions": [refused]})
+    await simulation.settle()
+    assert (simulation.condition("Ready").reason, simulation.status().state) == ("Unschedulable", "Starting")
+    await simulation.after(601)
+    assert simulation.status().failures[0].reason == "Unschedulable"
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a02"]
+
+
+async def test_a_trainer_that_starts_after_its_pod_was_replaced_runs(simulation: Any) -> None:
+    await running(simulation, preRunningDeadlineSeconds=600)
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
+    await simulation.after(300)
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "RUNNING"})
+    await simulation.after(601)
+    assert (simulation.condition("Ready").status, simulation.status().failures) == ("True", ())
+
+
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
