@@ -277,28 +277,32 @@ def write_stages(tools: Tools, module: Path) -> None:
     tools.stages.write_text("\n---\n".join((folder / name).read_text(encoding="utf-8") for name in STAGES), "utf-8")
 
 
-def copy_kuberay(tools: Tools, module: Path) -> None:
-    """The kustomization of KubeRay; the module's own files are read-only, copies need not be. Whole, or not there."""
-    if tools.kuberay.exists():
+def copy_config(target: Path, name: str, module: Path, base: Path, files: Mapping[str, str]) -> None:
+    """Files and folders of a module's `config` by their new names. Whole, or not there.
+
+    The module's own files are read-only, copies need not be.
+    """
+    if target.exists():
         return
-    folder = module_folder("github.com/ray-project/kuberay/ray-operator", module, tools.base) / "config"
-    part = tools.kuberay.with_name(".kuberay.part")
+    folder = module_folder(name, module, base) / "config"
+    part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    for name in ("crd", "default", "manager", "rbac"):
-        for source in sorted(path for path in (folder / name).rglob("*") if path.is_file()):
-            target = part / source.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-    part.rename(tools.kuberay)
+    part.mkdir(parents=True)
+    for source, copied in files.items():
+        if (folder / source).is_dir():
+            shutil.copytree(folder / source, part / copied, copy_function=shutil.copyfile)
+        else:
+            shutil.copyfile(folder / source, part / copied)
+    part.rename(target)
+
+
+def copy_kuberay(tools: Tools, module: Path) -> None:
+    """The kustomization of KubeRay."""
+    files = {name: name for name in ("crd", "default", "manager", "rbac")}
+    copy_config(tools.kuberay, "github.com/ray-project/kuberay/ray-operator", module, tools.base, files)
 
 
 def copy_kueue(tools: Tools, module: Path) -> None:
-    """Kueue's custom resources and webhooks. Whole, or not there."""
-    if tools.kueue.exists():
-        return
-    folder = module_folder("sigs.k8s.io/kueue", module, tools.base) / "config" / "components"
-    part = tools.kueue.with_name(".kueue.part")
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(folder / "crd" / "bases", part / "crd", copy_function=shutil.copyfile)
-    shutil.copyfile(folder / "webhook" / "manifests.yaml", part / "webhooks.yaml")
-    part.rename(tools.kueue)
+    """Kueue's custom resources and webhooks."""
+    files = {"components/crd/bases": "crd", "components/webhook/manifests.yaml": "webhooks.yaml"}
+    copy_config(tools.kueue, "sigs.k8s.io/kueue", module, tools.base, files)
