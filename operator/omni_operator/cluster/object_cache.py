@@ -92,6 +92,8 @@ class ObjectCache:
             _trace(entry, key)
         if isinstance(child.seen, ObservedPod):
             self._add_evidence(entry, child)
+        if old and _started(old.seen, child.seen):
+            self._forget_replaced_pods(entry, child)
         return key if old is None or (old.seen, old.owner, old.uid) != (child.seen, child.owner, uid) else None
 
     def remove(self, kind: Kind, body: Body) -> Key | None:
@@ -215,6 +217,20 @@ class ObjectCache:
         if found and (number, found) not in entry.evidence:
             entry.evidence.append((number, found))
             del entry.evidence[:-EVIDENCE_KEPT]
+
+    def _forget_replaced_pods(self, entry: _Job, rayjob: Child) -> None:
+        """Pods that were lost and replaced before the program started are no reason of a later failure."""
+        attempt = _attempt(entry, RAYJOBS, rayjob)
+        entry.evidence[:] = [
+            (number, found)
+            for number, found in entry.evidence
+            if number != attempt or (PODS, found.pod) in entry.children
+        ]
+
+
+def _started(before: Seen, now: Seen) -> bool:
+    """Whether Ray started the program of an attempt, for which it had no trainer pod."""
+    return isinstance(before, ObservedRayJob) and isinstance(now, ObservedRayJob) and before.waits and now.runs
 
 
 def _attempt(entry: _Job, kind: Kind, child: Child) -> int | None:

@@ -73,16 +73,17 @@ def is_refused_by_quota(text: str) -> bool:
 def find_evidence(pod: ObservedPod) -> Evidence | None:
     """Reason of a failure in a pod's state, kept after the pod is gone; None if there is none."""
     if pod.disrupted:
-        return Evidence(reason=FailureReason.PREEMPTED, text=shorten(f"pod {pod.name}: {pod.disrupted}"))
+        return Evidence(pod=pod.name, reason=FailureReason.PREEMPTED, text=shorten(f"pod {pod.name}: {pod.disrupted}"))
     for end in pod.ended:
         if end.reason == "OOMKilled":
             return Evidence(
+                pod=pod.name,
                 reason=FailureReason.OUT_OF_MEMORY,
                 text=f"container {end.container} of pod {pod.name} was killed because it ran out of memory",
             )
         found = reason_from_text(end.message) if end.exit_code else None
         if found:
-            return Evidence(reason=found, text=shorten(f"pod {pod.name}: {end.message}"))
+            return Evidence(pod=pod.name, reason=found, text=shorten(f"pod {pod.name}: {end.message}"))
     return None
 
 

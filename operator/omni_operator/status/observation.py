@@ -42,6 +42,16 @@ class ObservedRayJob:
     started: datetime | None = None
     ended: datetime | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether Ray has no trainer pod for the program: one was lost when all were ready, and KubeRay replaces it."""
+        return self.job == "PENDING"
+
+    @property
+    def runs(self) -> bool:
+        """Whether Ray runs the program."""
+        return self.job == "RUNNING"
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
@@ -127,6 +137,7 @@ class ObservedPod:
 class Evidence:
     """Possible reason of a failure, remembered because its pod may be deleted by then."""
 
+    pod: str
     reason: FailureReason
     text: str
 

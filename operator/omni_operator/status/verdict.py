@@ -58,8 +58,6 @@ class AttemptFailed:
 
 
 Verdict = InProgress | Succeeded | AttemptFailed
-# Ray has no trainer pod for the training program yet: one was lost after all were ready, and KubeRay replaces it.
-_WAITS = "PENDING"
 _QUEUED = frozenset({"Suspending", "Suspended"})
 _LOST = frozenset({"JobStatusCheckTimeoutExceeded", "JobDeploymentStatusTransitionGracePeriodExceeded"})
 
@@ -90,7 +88,7 @@ def classify_attempt(
     queued = rayjob.suspended or rayjob.deployment in _QUEUED
     if not queued and (lost := _head_lost(rayjob, observed, timeouts, now)):
         return lost if isinstance(lost, AttemptFailed) else InProgress(Stage.RUNNING, "HeadNotReady", lost[0], lost[1])
-    if rayjob.deployment == "Running" and rayjob.job != _WAITS:
+    if rayjob.deployment == "Running" and not rayjob.waits:
         return _running(observed, attempt, timeouts)
     return InProgress(Stage.QUEUED) if queued else _starting(facts, rayjob, observed, admitted, timeouts, now)
 

@@ -124,13 +124,23 @@ async def test_a_pod_that_is_preempted_before_the_trainer_starts_is_waited_for_u
     assert simulation.attempts() == ["red-a02"]
 
 
-async def test_a_trainer_that_starts_after_its_pod_was_replaced_runs(simulation: Any) -> None:
+@pytest.mark.parametrize(("waited", "reason"), [(True, "ApplicationError"), (False, "Preempted")])
+async def test_a_pod_that_was_replaced_before_the_trainer_started_is_no_reason_of_its_failure(
+    simulation: Any, waited: bool, reason: str
+) -> None:
     await running(simulation, preRunningDeadlineSeconds=600)
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
+    if waited:
+        simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
+    simulation.pod(1, "worker", disrupted("PreemptionByScheduler", "preempting to accommodate urgent"))
+    await simulation.settle()
+    simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
     await simulation.after(300)
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "RUNNING"})
     await simulation.after(601)
     assert (simulation.condition("Ready").status, simulation.status().failures) == ("True", ())
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.settle()
+    assert simulation.condition("Failed").reason == reason
 
 
 @pytest.mark.parametrize(
