@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +51,17 @@ class System:
         return helm.on_cluster(self.helm, self.kubeconfig, command, deadlines.ADDONS_READY)
 
     def claim(self, namespace: str, name: str) -> Path:
-        """Make a claim whose volume is a folder of this machine, and return the folder."""
-        folder = self.cluster.volumes / namespace / name
+        """Make a claim whose volume is a folder of this machine, unless it is there, and return the folder."""
+        folder, volume_name = self.cluster.volumes / namespace / name, f"{namespace}-{name}"
+        claim = ("persistentvolumeclaim", name, f"--namespace={namespace}", "--ignore-not-found", "--output=name")
+        if not self.cluster.kubectl("get", *claim):
+            # Of an earlier claim of this name, as of a test that runs again: no other claim gets a released volume.
+            self.cluster.kubectl("delete", "persistentvolume", volume_name, "--ignore-not-found")
+            if folder.exists():
+                shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o777)  # a volume of this kind is not given to the pod's group
-        for body in volume(namespace, name, folder):
+        for body in volume(namespace, name, volume_name, folder):
             self.cluster.kubectl("apply", "--server-side", "--filename=-", text=json.dumps(body))
         # The scheduler looks again at a pod that came before the binding only after 5 minutes.
         bound = ("--for=jsonpath={.status.phase}=Bound", f"persistentvolumeclaim/{name}", "--timeout=60s")
@@ -62,13 +69,13 @@ class System:
         return folder
 
 
-def volume(namespace: str, name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def volume(namespace: str, name: str, volume_name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """A folder as a volume, and the claim that it is for. Bound by name, so that no provisioner is asked. PURE."""
     common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    size, both = {"storage": RUNS_SIZE}, f"{namespace}-{name}"
+    size = {"storage": RUNS_SIZE}
     return (
         {
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": both},
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume_name},
             "spec": {
                 **common, "capacity": size, "persistentVolumeReclaimPolicy": "Retain",
                 "hostPath": {"path": str(folder), "type": "Directory"},
@@ -78,7 +85,7 @@ def volume(namespace: str, name: str, folder: Path) -> tuple[dict[str, Any], dic
         {
             "apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "metadata": {"name": name, "namespace": namespace},
-            "spec": {**common, "resources": {"requests": size}, "volumeName": both},
+            "spec": {**common, "resources": {"requests": size}, "volumeName": volume_name},
         },
     )  # fmt: skip
 
