@@ -7,7 +7,7 @@ import pytest
 from omni_operator.api.override_names import describe_reserved, describe_unsupported
 from omni_operator.api.setting_names import BY_LOSS, COMMON
 from verl_omni.trainer import settings
-from verl_omni.trainer.reference_settings import Copied, Renamed, rules
+from verl_omni.utils.reference_settings import Copied, Renamed, rules
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_omni.utils.pixels import BOTH
+from verl_omni.utils.reference_settings import Rejected, find_rule
 from verl_omni.utils.seeds import row_seed
 
 
 def as_params(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Items whose names do not start with an underscore; {} for None."""
-    return {} if config is None else {key: config[key] for key in config if not key.startswith("_")}
+    """Items whose names do not start with an underscore, without those that no model family reads; {} for None."""
+    return {} if config is None else {key: config[key] for key in config if not _is_unread(key)}
+
+
+def _is_unread(key: str) -> bool:
+    return key.startswith("_") or isinstance(find_rule(f"actor_rollout_ref.rollout.pipeline.{key}"), Rejected)
 
 
 def row_params(

@@ -17,9 +17,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_omni.trainer.generated_file import write_or_check
-from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
+from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 FILE = Path("operator/omni_operator/api/setting_names.py")

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_omni.trainer import reference_scorers, supported_values, unused_values
 from verl_omni.trainer.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
-from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
+from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
 from verl_omni.workers.algorithms import registry
 from verl_omni.workers.algorithms.other_names import LOSS, resolve
 

@@ -18,9 +18,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer.generated_file import write_or_check
-from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
 from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
+from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 PAGE, SOURCE = Path("docs/settings.md"), Path("docs/figures/reference-settings.tsv")
@@ -28,7 +28,7 @@ HEADER = """\
 # Settings of the reference
 
 For users of verl-omni: all {total} settings of its trainer, and what becomes of each here. Written by `make crds`
-from the trainer's configuration and `verl_omni/trainer/config/reference_settings.yaml`; tests compare every line with
+from the trainer's configuration and `verl_omni/utils/reference_settings.yaml`; tests compare every line with
 what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026; "recipes" says how
 many of its 40 published recipes set a value.
 

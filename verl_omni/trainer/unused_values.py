@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from verl_omni.algos import window_bounds
 from verl_omni.trainer.reference_scorers import is_placeholder
-from verl_omni.trainer.reference_settings import Copied, find_rule
+from verl_omni.utils.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -33,6 +33,7 @@ from verl_omni.workers.actor.background_write import BackgroundWrite
 from verl_omni.workers.actor.device_flops import utilisation
 from verl_omni.workers.actor.policy import PolicyName
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
+from verl_omni.workers.config.diffusion.reference_fields import check_copies
 from verl_omni.workers.rollout.network_settings import network_deadline, network_key
 
 logger = logging.getLogger(__name__)
@@ -69,9 +70,9 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
 
         rollout = omega_conf_to_dataclass(self.config.rollout)
         model = omega_conf_to_dataclass(self.config.model)
-        self.actor = DiffusionActor(
-            model, omega_conf_to_dataclass(self.config.actor), rollout.n, mesh=self._mesh(), device=_device()
-        )
+        actor = omega_conf_to_dataclass(self.config.actor)
+        check_copies(model, actor, rollout)
+        self.actor = DiffusionActor(model, actor, rollout.n, mesh=self._mesh(), device=_device())
         if rollout.nnodes == 0:
             self.rollout = get_rollout_class(rollout.name, rollout.mode)(
                 config=rollout, model_config=model, device_mesh=None

@@ -28,7 +28,7 @@ def describe_unsupported(mark: str, name: str, value: str, loss: str) -> str | N
         mark: Hydra's mark before the name: empty, `+` or `++`.
         loss: the trainer's name of the algorithm.
     """
-    if any(name.startswith(f"{group}.") for group in OPEN):
+    if name not in _REJECTED and any(name.startswith(f"{group}.") for group in OPEN):
         return None
     known = {*COMMON, *BY_LOSS[loss]}
     if name in known and mark == "+":

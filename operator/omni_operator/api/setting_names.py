@@ -198,12 +198,13 @@ WITHOUT_EFFECT = (
     "actor_rollout_ref.actor.distill_loss_mode", "actor_rollout_ref.actor.fsdp_config.offload_policy",
     "actor_rollout_ref.actor.fsdp_config.seed", "actor_rollout_ref.actor.fsdp_config.use_orig_params",
     "actor_rollout_ref.actor.fsdp_config.wrap_policy.*", "actor_rollout_ref.actor.profiler.*",
-    "actor_rollout_ref.model.model_type", "actor_rollout_ref.ref.*", "actor_rollout_ref.ref.profiler.*",
-    "actor_rollout_ref.rollout.enable_chunked_prefill", "actor_rollout_ref.rollout.enable_prefix_caching",
-    "actor_rollout_ref.rollout.layered_summon", "actor_rollout_ref.rollout.llm_calculate_log_probs",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.logprobs_mode",
-    "actor_rollout_ref.rollout.max_model_len", "actor_rollout_ref.rollout.max_new_tokens",
-    "actor_rollout_ref.rollout.max_num_batched_tokens", "actor_rollout_ref.rollout.profiler.*",
+    "actor_rollout_ref.model.model_type", "actor_rollout_ref.model.mtp.*", "actor_rollout_ref.ref.*",
+    "actor_rollout_ref.ref.profiler.*", "actor_rollout_ref.rollout.enable_chunked_prefill",
+    "actor_rollout_ref.rollout.enable_prefix_caching", "actor_rollout_ref.rollout.layered_summon",
+    "actor_rollout_ref.rollout.llm_calculate_log_probs", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.logprobs_mode", "actor_rollout_ref.rollout.max_model_len",
+    "actor_rollout_ref.rollout.max_new_tokens", "actor_rollout_ref.rollout.max_num_batched_tokens",
+    "actor_rollout_ref.rollout.multi_turn.*", "actor_rollout_ref.rollout.profiler.*",
     "actor_rollout_ref.rollout.repetition_penalty", "actor_rollout_ref.rollout.scheduling_policy",
     "actor_rollout_ref.rollout.skip_tokenizer_init", "actor_rollout_ref.rollout.temperature",
     "actor_rollout_ref.rollout.top_k", "actor_rollout_ref.rollout.top_p", "algorithm.paired_preference",
@@ -250,9 +251,11 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     ((24.0,), "no supported model family reads it", (
         "actor_rollout_ref.model.pipeline.frame_rate", "actor_rollout_ref.rollout.pipeline.frame_rate",
+        "actor_rollout_ref.rollout.val_kwargs.pipeline.frame_rate",
     )),
     ((12.0,), "no supported model family reads it", (
         "actor_rollout_ref.model.pipeline.video_flow_shift", "actor_rollout_ref.rollout.pipeline.video_flow_shift",
+        "actor_rollout_ref.rollout.val_kwargs.pipeline.video_flow_shift",
     )),
     ((None,), "write model.target_modules", ("actor_rollout_ref.model.target_parameters",)),
     (('transformer',), "the transformer of a model is in its folder transformer", (
@@ -269,7 +272,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((False,), "the engine does not support it", ("actor_rollout_ref.rollout.enable_rollout_routing_replay",)),
     ((1,), "the engine does not support it", ("actor_rollout_ref.rollout.expert_parallel_size",)),
     ((None,), "no supported model family reads it; write pipeline.height and pipeline.width", (
-        "actor_rollout_ref.rollout.pipeline.aspect_ratio",
+        "actor_rollout_ref.rollout.pipeline.aspect_ratio", "actor_rollout_ref.rollout.val_kwargs.pipeline.aspect_ratio",
     )),
     (('continuous',), "advantages are used as they are", ("algorithm.adv_mode",)),
     ((None,), "write algorithm.old_policy_decay_schedule, or actor.diffusion_loss.old_decay_rate and old_decay_max", (

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer import judges, pools, reward_settings, settings
-from verl_omni.trainer.reference_settings import find_rule
+from verl_omni.utils.reference_settings import find_rule
 
 RM = "reward.reward_model"
 ON, PATH, ALONE = f"{RM}.enable=true", f"{RM}.model_path=judge", f"{RM}.rollout.tensor_model_parallel_size=1"

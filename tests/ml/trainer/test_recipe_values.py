@@ -42,7 +42,6 @@ OUT_OF_SCOPE = {
     f"{MODEL}.config_path": "<path>",  # of VeOmni
     "distillation.enabled": "True",
     f"{ROLLOUT}.pipeline.aspect_ratio": "16:9",  # of MiniMax-H3
-    f"{ROLLOUT}.val_kwargs.pipeline.frame_rate": "24.0",  # of LTX-2
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_omni.trainer import settings, settings_page
-from verl_omni.trainer.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
+from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 
 ROOT = Path(__file__).parents[3]
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]

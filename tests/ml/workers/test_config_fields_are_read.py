@@ -18,10 +18,13 @@ import pytest
 from verl.base_config import BaseConfig
 
 import verl_omni
+from tests.ml.workers.test_reference_sections import SECTIONS as KINDS
+from verl_omni.utils.reference_settings import rules
 from verl_omni.workers import algorithms, config
 
 PACKAGE = Path(verl_omni.__file__).parent
 DEFINED_IN = PACKAGE / "workers" / "config"
+SECTIONS = {kind: section for section, kind in KINDS.items()}
 # Fields that this package does not read, and who does.
 READ_ELSEWHERE = {
     "DiffusionModelConfig.local_path": "verl's server: verl/workers/rollout/vllm_rollout/vllm_async_server.py",
@@ -90,10 +93,19 @@ def engine_fields() -> set[str]:
     }
 
 
+def has_rule(kind: type, name: str) -> bool:
+    """Whether the reference has the setting and `utils/reference_settings.yaml` says what becomes of it.
+
+    What the types do with those is in test_reference_sections.py.
+    """
+    section = f"actor_rollout_ref.{SECTIONS.get(kind, '')}.{name}"
+    return section in rules() or any(known.startswith(f"{section}.") for known in rules())
+
+
 def unread(kinds: Iterable[type], names: set[str]) -> list[str]:
     """Fields that are neither read nor excused, as `Type.field`."""
     excused = {*READ_ELSEWHERE, *VALIDATED}
-    fields = [f"{kind.__name__}.{name}" for kind in kinds for name in own_fields(kind)]
+    fields = [f"{kind.__name__}.{name}" for kind in kinds for name in own_fields(kind) if not has_rule(kind, name)]
     return [field for field in fields if field not in excused and field.rpartition(".")[2] not in names]
 
 

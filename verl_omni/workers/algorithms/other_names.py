@@ -31,6 +31,12 @@ OTHER_NAMES = {
 }
 
 
+def canonical(name: str) -> str:
+    """The name here of an algorithm; unchanged if that needs other settings too."""
+    meant = OTHER_NAMES.get(name)
+    return name if meant is None or meant.defaults else meant.algorithm
+
+
 def resolve(overrides: Sequence[str], default: str) -> tuple[str, list[str]]:
     """The algorithm's name, and the overrides without it, by the names that are used here.
 

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from abc import ABCMeta
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
 from verl.base_config import BaseConfig
 
+from verl_omni.utils.reference_settings import Rejected, find_rule
 from verl_omni.utils.registry import load
 from verl_omni.workers.algorithms import registry
+from verl_omni.workers.algorithms.other_names import canonical
+from verl_omni.workers.config.diffusion import reference_fields
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 STRATEGIES = ("fsdp", "fsdp2")
+ACTOR = "actor_rollout_ref.actor"
+LOSS = f"{ACTOR}.diffusion_loss"
+
+
+class _ByLossMode(ABCMeta):
+    """Makes an object of the subclass that `loss_mode` names."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        if BaseConfig not in cls.__bases__:
+            return super().__call__(*args, **settings)
+        loss_mode = canonical(settings.pop("loss_mode", registry.DEFAULT))
+        registry.check_name(loss_mode)
+        kind = load(registry.ALGORITHMS[loss_mode].implementation).settings
+        return kind(*args, **{name: value for name, value in settings.items() if _is_of(kind, loss_mode, name, value)})
+
+
+def _is_of(kind: type, loss_mode: str, name: str, value: Any) -> bool:
+    """Whether a loss has a setting. Those of other losses are dropped if they have their defaults.
+
+    Raises:
+        TypeError: no loss has it, or only another one, and the value is not its default.
+        ValueError: the reference has it, and this project does not support the value.
+    """
+    if name in (known := {field.name for field in fields(kind)}):
+        return True
+    rule = find_rule(f"{LOSS}.{name}")
+    if isinstance(rule, Rejected):
+        if not rule.accepts(value):
+            raise ValueError(f"{LOSS}.{name}: {value} is not supported: {rule.advice}")
+        return False
+    others = {mode: load(each.implementation).settings for mode, each in registry.ALGORITHMS.items()}
+    defaults = {mode: field.default for mode, other in others.items() for field in fields(other) if field.name == name}
+    if not defaults:
+        raise TypeError(f"{loss_mode} has no setting {name!r}; its settings are {', '.join(sorted(known))}")
+    if value not in defaults.values():
+        raise TypeError(f"{name} is a setting of {' and '.join(defaults)}, not of {loss_mode}: leave it out")
+    return False
 
 
 @dataclass
-class DiffusionLossConfig(BaseConfig):
+class DiffusionLossConfig(BaseConfig, metaclass=_ByLossMode):
     """Settings of a loss. `DiffusionLossConfig(loss_mode=..., ...)` makes the type of that algorithm, a subclass.
+
+    The reference's section has the settings of every loss; those of others are dropped if they have their defaults.
 
     Attributes:
         loss_mode: name of the algorithm.
@@ -28,12 +71,6 @@ class DiffusionLossConfig(BaseConfig):
     """
 
     loss_mode: str = field(default="flow_grpo", kw_only=True)
-
-    def __new__(cls, *args: Any, loss_mode: str = "flow_grpo", **settings: Any) -> DiffusionLossConfig:
-        if cls is not DiffusionLossConfig:
-            return super().__new__(cls)
-        registry.check_name(loss_mode)
-        return super().__new__(load(registry.ALGORITHMS[loss_mode].implementation).settings)
 
 
 def require_positive(loss: str, **numbers: float) -> None:
@@ -60,6 +97,11 @@ class DiffusionOptimizerConfig(BaseConfig):
         total_training_steps: optimizer steps at which the cosine ends; constant if not positive.
         min_lr_ratio: lowest factor of the learning rate on the cosine.
         num_cycles: periods of the cosine; 0.5: it falls once.
+        clip_grad: another name of `DiffusionActorConfig.grad_clip`.
+        optimizer, optimizer_impl, warmup_style, zero_indexed_step: the reference's; only their defaults.
+
+    Raises:
+        ValueError: a value is not supported.
     """
 
     lr: float = 1e-4
@@ -73,6 +115,14 @@ class DiffusionOptimizerConfig(BaseConfig):
     total_training_steps: int = -1
     min_lr_ratio: float = 0.0
     num_cycles: float = 0.5
+    clip_grad: float | None = None
+    optimizer: str = "AdamW"
+    optimizer_impl: str = "torch.optim"
+    warmup_style: str | None = None
+    zero_indexed_step: bool = True
+
+    def __post_init__(self) -> None:
+        reference_fields.check(self, f"{ACTOR}.optim")
 
 
 @dataclass
@@ -120,9 +170,14 @@ class DiffusionFSDPConfig(BaseConfig):
         use_torch_compile: compile each layer with `torch.compile`.
         param_offload: keep the weights in CPU memory except during updates and weight sync.
         optimizer_offload: keep the optimizer state in CPU memory except during updates.
+        dtype: another name of `mixed_precision.param_dtype`.
+        strategy: that of the actor; None: not given.
+        forward_only, full_determinism: the reference's; only their defaults.
+        offload_policy, seed, use_orig_params, wrap_policy: the reference's; without effect.
 
     Raises:
-        ValueError: `model_dtype` is neither float32 nor bfloat16.
+        ValueError: a dtype is neither float32 nor bfloat16, `dtype` differs from `mixed_precision.param_dtype`, or a
+            value is not supported.
     """
 
     model_dtype: str | None = None
@@ -135,10 +190,30 @@ class DiffusionFSDPConfig(BaseConfig):
     use_torch_compile: bool = False
     param_offload: bool = False
     optimizer_offload: bool = False
+    dtype: str | None = None
+    strategy: str | None = None
+    forward_only: bool = False
+    full_determinism: bool = False
+    offload_policy: bool = False
+    seed: int = 42
+    use_orig_params: bool = False
+    wrap_policy: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        precision = reference_fields.typed(self.mixed_precision, DiffusionMixedPrecisionConfig)
+        if self.dtype is not None:
+            dtype = reference_fields.one_of_two(
+                "fsdp_config.mixed_precision.param_dtype", "fsdp_config.dtype",
+                parse_dtype("mixed_precision.param_dtype", precision.param_dtype),
+                parse_dtype("fsdp_config.dtype", self.dtype), torch.float32,
+            )  # fmt: skip
+            precision = replace(precision, param_dtype=str(dtype).removeprefix("torch."))
+        object.__setattr__(self, "mixed_precision", precision)
         if self.model_dtype is not None:
             parse_dtype("fsdp_config.model_dtype", self.model_dtype)
+        if self.strategy not in (None, *STRATEGIES):
+            raise ValueError(f"Unknown fsdp_config.strategy: {self.strategy!r}; one of {STRATEGIES}: both mean FSDP2")
+        reference_fields.check(self, f"{ACTOR}.fsdp_config")
 
 
 @dataclass
@@ -147,9 +222,18 @@ class DiffusionCheckpointConfig(BaseConfig):
 
     Attributes:
         async_save: copy the training state to host memory, and write the copy while the training goes on.
+        save_contents, load_contents: the reference's; a checkpoint always has all of them.
+
+    Raises:
+        ValueError: a part of the checkpoint is to be left out.
     """
 
     async_save: bool = False
+    save_contents: list[str] | None = None
+    load_contents: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        reference_fields.check(self, f"{ACTOR}.checkpoint")
 
 
 @dataclass
@@ -172,9 +256,14 @@ class DiffusionActorConfig(BaseConfig):
         seed: seed of the initial adapter and of the shuffling.
         checkpoint: how checkpoints are written.
         strategy: sharding over several processes; `fsdp` and `fsdp2` both mean FSDP2.
+        rollout_n: that of the rollout, which it must equal; None: not given.
+        rollout_correction: copy of `algorithm.rollout_correction`; only values that ask for nothing.
+        use_distill_loss, loss_scale_factor, veomni_config: the reference's; only their defaults.
+        data_loader_seed, distill_loss_coef, distill_loss_mode, profiler: the reference's; without effect.
 
     Raises:
-        ValueError: `strategy` is unknown, `max_skipped_steps` is negative, or `ema_decay` is not in (0, 1).
+        ValueError: `strategy` is unknown, `max_skipped_steps` is negative, `ema_decay` is not in (0, 1), or a value of
+            the reference's settings is not supported.
     """
 
     strategy: str = "fsdp2"
@@ -192,11 +281,35 @@ class DiffusionActorConfig(BaseConfig):
     optim: DiffusionOptimizerConfig = field(default_factory=DiffusionOptimizerConfig)
     fsdp_config: DiffusionFSDPConfig = field(default_factory=DiffusionFSDPConfig)
     checkpoint: DiffusionCheckpointConfig = field(default_factory=DiffusionCheckpointConfig)
+    rollout_n: int | None = None
+    rollout_correction: dict[str, Any] | None = None
+    data_loader_seed: int = 42
+    use_distill_loss: bool = False
+    distill_loss_coef: float = 1.0
+    distill_loss_mode: str = "distill_kl"
+    loss_scale_factor: float | None = None
+    profiler: Any = None
+    veomni_config: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        for name, kind in _GROUPS.items():
+            object.__setattr__(self, name, reference_fields.typed(getattr(self, name), kind))
+        clip = reference_fields.one_of_two(
+            "actor.grad_clip", "actor.optim.clip_grad", self.grad_clip, self.optim.clip_grad, 1.0
+        )
+        object.__setattr__(self, "grad_clip", clip)
+        reference_fields.check(self, ACTOR)
         if self.strategy not in STRATEGIES:
             raise ValueError(f"Unknown strategy: {self.strategy!r}; one of {STRATEGIES}, which both mean FSDP2")
         if self.max_skipped_steps < 0:
             raise ValueError(f"max_skipped_steps must not be negative: {self.max_skipped_steps}")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ValueError(f"ema_decay must be between 0 and 1, or null: {self.ema_decay}")
+
+
+_GROUPS: dict[str, type[Any]] = {
+    "diffusion_loss": DiffusionLossConfig,
+    "optim": DiffusionOptimizerConfig,
+    "fsdp_config": DiffusionFSDPConfig,
+    "checkpoint": DiffusionCheckpointConfig,
+}

@@ -13,6 +13,8 @@ from verl.base_config import BaseConfig
 
 from verl_omni.utils.registry import import_modules
 from verl_omni.workers.algorithms import registry
+from verl_omni.workers.algorithms.other_names import canonical
+from verl_omni.workers.config.diffusion import reference_fields
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 ATTN_BACKENDS = ("native", "_native_npu", "_flash_3_varlen_hub")
@@ -41,12 +43,16 @@ class DiffusionModelConfig(BaseConfig):
         fsdp_layer_prefixes: name prefixes of the layers that FSDP2 shards one by one.
         enable_gradient_checkpointing: keep only the input of each layer for the backward pass, which computes the
             rest again.
+        algo, pipeline: copies of settings of the rollout, which they must equal; None: not given.
+        config_path, lora_adapter_path, mtp, target_parameters, transformer_subfolder, use_shm: the reference's; only
+            their defaults.
+        model_type: the reference's; without effect.
         tokenizer, processor: loaded from `tokenizer_path`, and from `<path>/processor` if that exists.
 
     Raises:
         FileNotFoundError: the folder or its `model_index.json` is missing.
-        ValueError: `algorithm` or `attn_backend` is unknown, `lora_dtype` is not float32, or one of
-            `extra_tokenizers` has no path.
+        ValueError: `algorithm` or `attn_backend` is unknown, `lora_dtype` is not float32, one of
+            `extra_tokenizers` has no path, or a value of the reference's settings is not supported.
         TypeError: `target_modules` is neither a string nor a list of strings.
     """
 
@@ -67,7 +73,7 @@ class DiffusionModelConfig(BaseConfig):
     trust_remote_code: bool = False
     external_lib: str | list[str] | None = None
     custom_chat_template: str | None = None
-    extra_tokenizers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    extra_tokenizers: dict[str, dict[str, Any]] | None = field(default_factory=dict)
     attn_backend: str = "native"
     lora_rank: int = 0
     lora_alpha: int = 64
@@ -82,19 +88,30 @@ class DiffusionModelConfig(BaseConfig):
     hf_config: Any = None  # read by verl's server; a diffusion model has none
     tokenizer: Any = None
     processor: Any = None
+    algo: dict[str, Any] | None = None
+    pipeline: dict[str, Any] | None = None
+    model_type: str = "diffusion_model"
+    config_path: str | None = None
+    lora_adapter_path: str | None = None
+    target_parameters: list[str] | None = None
+    transformer_subfolder: str = "transformer"
+    mtp: dict[str, Any] | None = None
+    use_shm: bool = False
 
     def __post_init__(self) -> None:
+        reference_fields.check(self, "actor_rollout_ref.model")
         targets = self.target_modules
         listed = isinstance(targets, Sequence) and all(isinstance(name, str) for name in targets)
         if targets is not None and not listed:
             raise TypeError(f"target_modules must be a string or a list of strings, not {targets!r}")
         import_modules(self.external_lib)  # first: it may register the algorithm and the model's family
+        object.__setattr__(self, "algorithm", canonical(self.algorithm))
         registry.check_name(self.algorithm)
         if self.attn_backend not in ATTN_BACKENDS:
             raise ValueError(f"Unknown attn_backend: {self.attn_backend!r}; one of {ATTN_BACKENDS}")
         if self.lora_dtype is not None and parse_dtype("model.lora_dtype", self.lora_dtype) != torch.float32:
             raise ValueError(f"model.lora_dtype: {self.lora_dtype!r} is not supported; trained weights are float32")
-        for name, entry in self.extra_tokenizers.items():
+        for name, entry in (self.extra_tokenizers or {}).items():
             if not entry.get("path"):
                 raise ValueError(f"extra_tokenizers.{name} has no path")
         root = Path(self.path)
@@ -121,5 +138,5 @@ class DiffusionModelConfig(BaseConfig):
                 "tokenizer": hf_tokenizer(entry["path"], trust_remote_code=self.trust_remote_code),
                 "max_length": entry.get("max_length"),
             }
-            for name, entry in self.extra_tokenizers.items()
+            for name, entry in (self.extra_tokenizers or {}).items()
         }

@@ -10,8 +10,10 @@ from verl.workers.config import RolloutConfig
 
 from verl_omni.algos.sde import SDE_TYPES
 from verl_omni.algos.window_bounds import SCATTERED_PROGRESSIVE
+from verl_omni.workers.config.diffusion import reference_fields
 
 ROLLOUT_ADAPTERS = ("default", "old")
+ROLLOUT = "actor_rollout_ref.rollout"
 SAMPLE_STRATEGIES = ("random", "progressive")
 REPLICA_DEADLINE_SECONDS = 1800.0
 
@@ -28,6 +30,10 @@ class DiffusionPipelineConfig(BaseConfig):
         num_frames: frames of a video; 1 for an image.
         output_type: `image` (pixels; `pt` means the same) or `latent`.
         pixel_dtype: `uint8` (0 to 255) or `float32` (0 to 1).
+        aspect_ratio, frame_rate, video_flow_shift: the reference's; only their defaults, which no request carries.
+
+    Raises:
+        ValueError: a value of the reference's settings is not supported.
     """
 
     height: int = 512
@@ -39,6 +45,12 @@ class DiffusionPipelineConfig(BaseConfig):
     num_frames: int = 1
     output_type: Literal["image", "pt", "latent"] = "image"
     pixel_dtype: Literal["uint8", "float32"] = "uint8"
+    aspect_ratio: str | None = None
+    frame_rate: float = 24.0
+    video_flow_shift: float = 12.0
+
+    def __post_init__(self) -> None:
+        reference_fields.check(self, f"{ROLLOUT}.pipeline")
 
 
 @dataclass
@@ -96,12 +108,19 @@ class DiffusionSamplingConfig(BaseConfig):
         n: samples per prompt.
         seed: seed of rows without a `seed` column.
         pipeline, algo: settings that replace those of training.
+
+    Raises:
+        TypeError, ValueError: one of them is unknown, or its value is not supported.
     """
 
     n: int = 1
     seed: int = 42
     pipeline: dict[str, Any] = field(default_factory=dict)
     algo: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for given, kind in ((self.pipeline, DiffusionPipelineConfig), (self.algo, DiffusionRolloutAlgoConfig)):
+            kind(**given)  # checks the names and the values
 
 
 @dataclass
@@ -123,6 +142,7 @@ class DiffusionRolloutConfig(RolloutConfig):
 
         node_resource: custom Ray resource of the nodes for standalone replicas; None: any node.
         min_replicas: standalone replicas without which a run waits. None only until the trainer has filled it in.
+        llm_calculate_log_probs, max_new_tokens: the reference's; without effect.
 
     Raises:
         ValueError: `mode` is `sync`, `rollout_adapter` is unknown, or `deadline_seconds` is not positive.
@@ -144,11 +164,18 @@ class DiffusionRolloutConfig(RolloutConfig):
     deadline_seconds: float = REPLICA_DEADLINE_SECONDS
     node_resource: str | None = None
     min_replicas: int | None = None
+    llm_calculate_log_probs: bool = False
+    max_new_tokens: int = 256
     pipeline: DiffusionPipelineConfig = field(default_factory=DiffusionPipelineConfig)
     algo: DiffusionRolloutAlgoConfig = field(default_factory=DiffusionRolloutAlgoConfig)
     val_kwargs: DiffusionSamplingConfig = field(default_factory=DiffusionSamplingConfig)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        for name, kind in _GROUPS.items():
+            object.__setattr__(self, name, reference_fields.typed(getattr(self, name), kind))
+        engine = (self.engine_kwargs or {}).get("vllm_omni") or {}
+        if engine.get("output_mode") != "ar":  # whose engine has these settings
+            reference_fields.check(self, ROLLOUT)
         if self.mode == "sync":
             raise ValueError("Rollout mode 'sync' is not supported: a diffusion rollout is always 'async'")
         if self.rollout_adapter not in ROLLOUT_ADAPTERS:
@@ -161,3 +188,10 @@ class DiffusionRolloutConfig(RolloutConfig):
             raise NotImplementedError(
                 "vLLM-Omni diffusion has no pipeline parallelism: pipeline_model_parallel_size must be 1"
             )
+
+
+_GROUPS: dict[str, type[Any]] = {
+    "pipeline": DiffusionPipelineConfig,
+    "algo": DiffusionRolloutAlgoConfig,
+    "val_kwargs": DiffusionSamplingConfig,
+}

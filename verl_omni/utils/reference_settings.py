@@ -1,6 +1,6 @@
 """PURE: settings of the reference that this trainer's configuration does not have, and what becomes of each.
 
-The list is `config/reference_settings.yaml`.
+The list is `reference_settings.yaml` beside it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Rule = Renamed | Copied | WithoutEffect | Rejected
 @cache
 def rules() -> dict[str, Rule]:
     """All rules, by the name of a setting or of a group, which ends with `.*`."""
-    source = files("verl_omni.trainer.config").joinpath("reference_settings.yaml").read_text(encoding="utf-8")
+    source = files("verl_omni.utils").joinpath("reference_settings.yaml").read_text(encoding="utf-8")
     lists = yaml.safe_load(source)
     found: dict[str, Rule] = {name: Renamed(target) for name, target in lists["renamed"].items()}
     found |= {name: Copied(target) for name, target in lists["copies"].items()}

@@ -1,0 +1,150 @@
+"""Fields of the typed settings that exist because the reference's sections have them.
+
+`utils/reference_settings.yaml` says what becomes of each; the trainer takes its overrides by the same list.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_omni.utils.reference_settings import GROUP, Copied, Rejected, WithoutEffect, find_rule, rules
+from verl_omni.workers.algorithms.registry import ALGORITHMS
+
+logger = logging.getLogger(__name__)
+SETTINGS, ALGORITHM = "actor_rollout_ref.", "algorithm."
+# Copies of settings outside `actor_rollout_ref`, with the values that ask for nothing. A threshold is read with its
+# criterion only.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "bypass_mode": (False,),
+    "loss_type": ("ppo_clip",),
+    "rollout_is": (None,),
+    "rollout_is_batch_normalize": (False,),
+    "rollout_rs": (None,),
+}
+
+
+def check(config: Any, section: str) -> None:
+    """Refuse values of the reference's settings that are not supported, and name those without effect in the log.
+
+    Args:
+        config: typed settings; a value that is the default of its field asks for nothing.
+        section: name of the group that they are, e.g. `actor_rollout_ref.model`.
+
+    Raises:
+        ValueError: a value is not supported, or the reference has no such setting. One line for each.
+    """
+    problems, unused = [], {}
+    for name, value in _given(config, section):
+        match find_rule(name):
+            case Rejected() as rule if not rule.accepts(value):
+                problems.append(f"{name}: {value} is not supported; write {_listed(rule.accepted)}: {rule.advice}")
+            case WithoutEffect(reason=reason):
+                unused[name] = reason
+            case Copied(name=target) if target.startswith(ALGORITHM) and not _is_neutral(target, value):
+                problems.append(f"{name}: {value} is not read here; write {target}, a setting of the trainer")
+            case None if _is_of_copies(name):
+                problems.append(f"{name}: unknown setting")
+            case _:
+                pass
+    if problems:
+        raise ValueError("\n".join(problems))
+    for name, reason in unused.items():
+        logger.warning("%s has no effect: %s", name, reason)
+
+
+def check_copies(model: Any, actor: Any, rollout: Any) -> None:
+    """Refuse values that the reference derives from another setting and that differ from it.
+
+    Args:
+        model, actor, rollout: the typed settings of one policy.
+
+    Raises:
+        ValueError: values differ. One line for each.
+    """
+    found = {"model": model, "actor": actor, "rollout": rollout}
+    problems = []
+    for section in ("model", "actor"):
+        for name, value in _given(found[section], f"{SETTINGS}{section}"):
+            rule = find_rule(name)
+            if not isinstance(rule, Copied) or not rule.name.startswith(SETTINGS):
+                continue
+            if name.startswith(f"{SETTINGS}model.pipeline.") and not ALGORITHMS[model.algorithm].on_recorded_steps:
+                continue  # training does not run the sampler
+            own: Any = found
+            for part in rule.name.removeprefix(SETTINGS).split("."):
+                own = own[part]
+            if _plain(own) != value:
+                problems.append(f"{name}: {value} differs from {rule.name}, which is {own}; write the value there only")
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def typed(value: Any, kind: type[Any]) -> Any:
+    """A group of settings as its type; a mapping, as a section has it, becomes one."""
+    if isinstance(value, kind) or not isinstance(value, Mapping):
+        return value
+    return kind(**value)
+
+
+def one_of_two(first: str, second: str, value: Any, copy: Any, default: Any) -> Any:
+    """The value of a setting that has two names.
+
+    Args:
+        first, second: the names, for the error message. value, copy: their values; None: not given. default: of both.
+
+    Raises:
+        ValueError: both are given, and differ.
+    """
+    if copy is None or value == copy:
+        return value
+    if value not in (None, default):
+        raise ValueError(f"{second}: {copy} differs from {first}, which is {value}; write one of them")
+    return copy
+
+
+def _given(config: Any, section: str) -> Iterator[tuple[str, Any]]:
+    """(name, value) of each setting with a rule that is not the default of its field."""
+    for field in fields(config):
+        name = f"{section}.{field.name}"
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        value = getattr(config, field.name)
+        if field.name.startswith("_") or value is None or value == default:
+            continue
+        if type(value).__module__.startswith(__name__.rpartition(".")[0]):
+            continue  # settings of this package, which were checked when they were made
+        if name in rules() or f"{name}{GROUP}" in rules() or any(known.startswith(f"{name}.") for known in rules()):
+            yield from _leaves(name, _plain(value))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping) or name in rules():
+        yield name, value
+        return
+    for key in value:
+        if not key.startswith("_"):
+            yield from _leaves(f"{name}.{key}", value[key])
+
+
+def _plain(value: Any) -> Any:
+    value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_of_copies(name: str) -> bool:
+    """Whether the group of a setting has copies of others, which are all that it may have."""
+    group = name.rpartition(".")[0]
+    return any(known.rpartition(".")[0] == group and isinstance(rule, Copied) for known, rule in rules().items())
+
+
+def _is_neutral(target: str, value: Any) -> bool:
+    values = NEUTRAL.get(target.rpartition(".")[2])
+    return values is None or value in values
+
+
+def _listed(values: tuple[Any, ...]) -> str:
+    return " or ".join("null" if value is None else str(value) for value in values)
