@@ -3,34 +3,104 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from verl_omni.utils.model_folder import model_folder
 
 MODEL = "model_name_or_path"
 PROCESSOR = "processor_name_or_path"
-_LOADED: dict[tuple[str, str, str], ClipModel] = {}
+_LOADED: dict[tuple[Any, ...], Any] = {}
 _LOADING = threading.Lock()  # scorers run in threads
 
 
 @dataclass(frozen=True, slots=True)
-class ClipModel:
-    """A CLIP model in fp32 with its image processor and tokenizer.
+class ScoringModel(ABC):
+    """A model in fp32 that embeds prompts and what is compared with them.
 
     Attributes:
-        model, image_processor, tokenizer: of transformers. device: where the model is.
+        model, tokenizer: of transformers. device: where the model is.
     """
 
     model: Any
-    image_processor: Any
     tokenizer: Any
     device: torch.device
+
+    @classmethod
+    @abstractmethod
+    def load(cls, *source: str) -> Self:
+        """Load the model of the arguments of `load_once`."""
+
+    @property
+    @abstractmethod
+    def longest_prompt(self) -> int:
+        """Tokens after which a prompt is cut, where the model's positions end."""
+
+    @torch.inference_mode()
+    def embed_prompts(self, prompts: Sequence[str]) -> Tensor:
+        """Embeddings of length 1, fp32 [B, width] on the CPU, of prompts cut after `longest_prompt` tokens."""
+        different = list(dict.fromkeys(prompts))  # the samples of a prompt share it
+        inputs = self.tokenizer(
+            different, padding=True, truncation=True, return_tensors="pt", max_length=self.longest_prompt
+        ).to(self.device)
+        found = unit(self.model.get_text_features(**inputs).pooler_output)
+        return found[[different.index(prompt) for prompt in prompts]]
+
+
+Model = TypeVar("Model", bound=ScoringModel)
+
+
+def load_once(kind: type[Model], *source: str) -> Model:
+    """A model of a class, loaded at the first call of this process with these arguments.
+
+    Args:
+        source: arguments of `kind.load`: folders, or repositories of the hub that are in the local cache, and the
+            device, such as `cpu`.
+
+    Raises:
+        FileNotFoundError: a folder does not exist, or a repository is not in the cache.
+        ValueError: it is not a model of that class with all its weights, or the device cannot be used.
+    """
+    with _LOADING:
+        if (key := (kind, *source)) not in _LOADED:
+            _LOADED[key] = kind.load(*source)
+        found: Model = _LOADED[key]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ClipModel(ScoringModel):
+    """A CLIP model with its image processor, loaded from (model, processor, device)."""
+
+    image_processor: Any
+
+    @classmethod
+    @override
+    def load(cls, *source: str) -> ClipModel:
+        from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
+
+        model, processor, device = source
+        if problems := clip_problems({"device": device}, {MODEL: model, PROCESSOR: processor}):
+            raise FileNotFoundError("; ".join(problems))
+        folder, inputs = model_folder(model, MODEL), model_folder(processor, PROCESSOR)
+        return cls(
+            model=load_scoring_model(CLIPModel, "clip", folder, device),
+            tokenizer=CLIPTokenizer.from_pretrained(inputs),
+            device=torch.device(device),
+            image_processor=CLIPImageProcessor.from_pretrained(inputs),
+        )
+
+    @property
+    @override
+    def longest_prompt(self) -> int:
+        return int(self.model.config.text_config.max_position_embeddings)
 
     @property
     def width(self) -> int:
@@ -46,43 +116,16 @@ class ClipModel:
     def embed_images(self, images: Sequence[Tensor]) -> Tensor:
         """Embeddings of length 1, fp32 [B, width] on the CPU, of images uint8 [3, H, W]."""
         inputs = self.image_processor(images=list(images), return_tensors="pt").to(self.device)
-        return _unit(self.model.get_image_features(**inputs).pooler_output)
-
-    @torch.inference_mode()
-    def embed_prompts(self, prompts: Sequence[str]) -> Tensor:
-        """Embeddings of length 1, fp32 [B, width] on the CPU; a prompt is cut where the model's positions end."""
-        different = list(dict.fromkeys(prompts))  # the samples of a prompt share it
-        inputs = self.tokenizer(
-            different, padding=True, truncation=True, return_tensors="pt",
-            max_length=self.model.config.text_config.max_position_embeddings,
-        ).to(self.device)  # fmt: skip
-        found = _unit(self.model.get_text_features(**inputs).pooler_output)
-        return found[[different.index(prompt) for prompt in prompts]]
+        return unit(self.model.get_image_features(**inputs).pooler_output)
 
     def cosines(self, images: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:
         """Cosine of each image with its prompt, fp32 [B]."""
         return (self.embed_images(images) * self.embed_prompts(prompts)).sum(dim=1)
 
 
-def _unit(embeddings: Tensor) -> Tensor:
+def unit(embeddings: Tensor) -> Tensor:
+    """Embeddings of length 1, fp32 on the CPU."""
     return torch.nn.functional.normalize(embeddings.float().cpu(), dim=1)
-
-
-def load_clip(model: str, processor: str, device: str) -> ClipModel:
-    """The model and its processor, loaded at the first call of this process.
-
-    Args:
-        model, processor: folders, or repositories of the hub that are in the local cache. device: such as `cpu`.
-
-    Raises:
-        FileNotFoundError: a folder does not exist, or a repository is not in the cache.
-        ValueError: `model` is not a CLIP model with all its weights, or the device cannot be used.
-    """
-    with _LOADING:
-        key = (model, processor, device)
-        if key not in _LOADED:
-            _LOADED[key] = _load(model, processor, device)
-        return _LOADED[key]
 
 
 def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str], kind: str = "CLIP") -> list[str]:
@@ -107,20 +150,6 @@ def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str], kind: s
     except RuntimeError as error:
         found.append(f"device: {error}")
     return found
-
-
-def _load(model: str, processor: str, device: str) -> ClipModel:
-    from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
-
-    if problems := clip_problems({"device": device}, {MODEL: model, PROCESSOR: processor}):
-        raise FileNotFoundError("; ".join(problems))
-    folder, inputs = model_folder(model, MODEL), model_folder(processor, PROCESSOR)
-    return ClipModel(
-        load_scoring_model(CLIPModel, "clip", folder, device),
-        CLIPImageProcessor.from_pretrained(inputs),
-        CLIPTokenizer.from_pretrained(inputs),
-        torch.device(device),
-    )
 
 
 def load_scoring_model(model_class: Any, model_type: str, folder: Path, device: str) -> Any:

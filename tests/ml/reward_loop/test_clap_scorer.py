@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
-from safetensors.torch import load_file, save_file
 from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, CLIPTokenizer
 from verl import DataProto
 
+from tests.ml.reward_loop.spoiled_models import of_type, without_weight
 from verl_omni.models.text import clip_tokenizer
 from verl_omni.reward_loop import rewards
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
@@ -135,16 +133,10 @@ def test_a_sample_without_audio_or_prompt_is_refused(info: dict[str, Any], said:
 
 
 def test_a_model_that_lacks_weights_or_is_of_another_type_is_refused(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, lacking := tmp_path / "lacking")
-    weights = load_file(lacking / "model.safetensors")
-    del weights["audio_projection.linear1.weight"]
-    save_file(weights, lacking / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"lacks 1 weights, such as audio_projection.linear1.weight"):
-        score(lacking)
-    shutil.copytree(folder, other := tmp_path / "other")
-    (other / "config.json").write_text(json.dumps({"model_type": "clip"}))
+        score(without_weight(folder, tmp_path / "lacking", "audio_projection.linear1.weight"))
     with pytest.raises(ValueError, match="has a model of type 'clip', not 'clap'"):
-        score(other)
+        score(of_type(folder, tmp_path / "other", "clip"))
     assert rewards.setting_problems("clap", {"model_name_or_path": str(folder)}) == []
     (missing,) = rewards.setting_problems("clap", {"model_name_or_path": "/none"})
     assert missing == "model_name_or_path: /none/config.json does not exist; write the folder of a CLAP model"

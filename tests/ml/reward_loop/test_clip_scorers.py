@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 from verl import DataProto
 
+from tests.ml.reward_loop.spoiled_models import of_type, without_weight
 from verl_omni.models.text import clip_tokenizer
 from verl_omni.reward_loop import clip_model, rewards
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager
@@ -175,17 +174,10 @@ def test_videos_and_samples_without_a_prompt_are_refused(folder: Path) -> None:
 
 
 def test_a_model_that_lacks_weights_or_is_of_another_type_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Transformers would fill in random weights."""
-    shutil.copytree(folder, lacking := tmp_path / "lacking")
-    weights = load_file(lacking / "model.safetensors")
-    del weights["visual_projection.weight"]
-    save_file(weights, lacking / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"lacks 1 weights, such as visual_projection.weight"):
-        score("clip_score", lacking)
-    shutil.copytree(folder, other := tmp_path / "other")
-    (other / "config.json").write_text(json.dumps({"model_type": "bert"}))
+        score("clip_score", without_weight(folder, tmp_path / "lacking", "visual_projection.weight"))
     with pytest.raises(ValueError, match="has a model of type 'bert', not 'clip'"):
-        score("clip_score", other)
+        score("clip_score", of_type(folder, tmp_path / "other", "bert"))
 
 
 def test_a_device_that_is_not_there_is_refused(folder: Path) -> None:

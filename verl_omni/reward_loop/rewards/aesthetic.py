@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, clip_problems, load_clip
+from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once
 from verl_omni.reward_loop.rewards import check_picture
 
 WEIGHTS = "openai/clip-vit-large-patch14"
@@ -39,11 +39,11 @@ def compute_score(
 
     Raises:
         FileNotFoundError: `head_path` or the model does not exist.
-        ValueError: the head does not fit; or as `load_clip`; or an image is a video.
+        ValueError: the head does not fit; or as `load_once`; or an image is a video.
     """
     for image in solution_images:
         check_picture(image, "aesthetic")
-    clip = load_clip(model_name_or_path, model_name_or_path, device)
+    clip = load_once(ClipModel, model_name_or_path, model_name_or_path, device)
     found = clip.embed_images(solution_images)
     for weight, bias in load_head(head_path, clip.width):
         found = torch.nn.functional.linear(found, weight, bias)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -11,13 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from verl_omni.reward_loop.clip_model import MODEL, clip_problems, load_scoring_model, prompts_of
+from verl_omni.reward_loop.clip_model import (
+    MODEL,
+    ScoringModel,
+    clip_problems,
+    load_once,
+    load_scoring_model,
+    prompts_of,
+    unit,
+)
 from verl_omni.utils.model_folder import model_folder
 
 WEIGHTS = "laion/larger_clap_general"
-_LOADED: dict[tuple[str, str], ClapModel] = {}
-_LOADING = threading.Lock()  # scorers run in threads
 
 
 def compute_score(
@@ -44,11 +50,7 @@ def compute_score(
     """
     prompts = prompts_of(extra_infos, "clap", "audio")
     audios = [_audio_of(info) for info in extra_infos]
-    with _LOADING:
-        key = (model_name_or_path, device)
-        if key not in _LOADED:
-            _LOADED[key] = _load(model_name_or_path, device)
-        clap = _LOADED[key]
+    clap = load_once(ClapModel, model_name_or_path, device)
     return [float(each) for each in (clap.embed_audio(audios) * clap.embed_prompts(prompts)).sum(dim=1)]
 
 
@@ -58,17 +60,34 @@ def setting_problems(given: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class ClapModel:
-    """A CLAP model in fp32 with its feature extractor and tokenizer.
+class ClapModel(ScoringModel):
+    """A CLAP model with its feature extractor, loaded from (model, device)."""
 
-    Attributes:
-        model, extractor, tokenizer: of transformers. device: where the model is.
-    """
-
-    model: Any
     extractor: Any
-    tokenizer: Any
-    device: torch.device
+
+    @classmethod
+    @override
+    def load(cls, *source: str) -> ClapModel:
+        from transformers import AutoTokenizer, ClapFeatureExtractor
+        from transformers import ClapModel as Clap
+
+        model, device = source
+        if problems := clip_problems({"device": device}, {MODEL: model}, "CLAP"):
+            raise FileNotFoundError("; ".join(problems))
+        folder = model_folder(model, MODEL)
+        return cls(
+            model=load_scoring_model(Clap, "clap", folder, device),
+            tokenizer=AutoTokenizer.from_pretrained(folder),
+            device=torch.device(device),
+            extractor=ClapFeatureExtractor.from_pretrained(folder),
+        )
+
+    @property
+    @override
+    def longest_prompt(self) -> int:
+        text = self.model.config.text_config
+        # Positions of RoBERTa begin after that of padding.
+        return int(text.max_position_embeddings - text.pad_token_id - 1)
 
     @torch.inference_mode()
     def embed_audio(self, audios: Sequence[tuple[np.ndarray, int]]) -> Tensor:
@@ -78,36 +97,7 @@ class ClapModel:
         inputs = self.extractor(heard, sampling_rate=rate, return_tensors="pt").to(self.device)
         # Nothing is longer than what the model hears. The extractor marks a random sample where nothing is.
         inputs["is_longer"] = torch.zeros_like(inputs["is_longer"])
-        found: Tensor = self.model.get_audio_features(**inputs).pooler_output
-        return found.float().cpu()
-
-    @torch.inference_mode()
-    def embed_prompts(self, prompts: Sequence[str]) -> Tensor:
-        """Embeddings of length 1, fp32 [B, width] on the CPU; a prompt is cut where the model's positions end."""
-        different = list(dict.fromkeys(prompts))  # the samples of a prompt share it
-        text = self.model.config.text_config
-        # Positions of RoBERTa begin after that of padding.
-        inputs = self.tokenizer(
-            different, padding=True, truncation=True, return_tensors="pt",
-            max_length=text.max_position_embeddings - text.pad_token_id - 1,
-        ).to(self.device)  # fmt: skip
-        found: Tensor = self.model.get_text_features(**inputs).pooler_output
-        return found.float().cpu()[[different.index(prompt) for prompt in prompts]]
-
-
-def _load(model: str, device: str) -> ClapModel:
-    from transformers import AutoTokenizer, ClapFeatureExtractor
-    from transformers import ClapModel as Clap
-
-    if problems := clip_problems({"device": device}, {MODEL: model}, "CLAP"):
-        raise FileNotFoundError("; ".join(problems))
-    folder = model_folder(model, MODEL)
-    return ClapModel(
-        load_scoring_model(Clap, "clap", folder, device),
-        ClapFeatureExtractor.from_pretrained(folder),
-        AutoTokenizer.from_pretrained(folder),
-        torch.device(device),
-    )
+        return unit(self.model.get_audio_features(**inputs).pooler_output)
 
 
 def _audio_of(info: Mapping[str, Any]) -> tuple[np.ndarray, int]:

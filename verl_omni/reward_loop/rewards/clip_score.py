@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, clip_problems, load_clip, prompts_of
+from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once, prompts_of
 from verl_omni.reward_loop.rewards import check_picture
 
 WEIGHTS = "openai/clip-vit-base-patch32"
@@ -30,11 +30,11 @@ def compute_score(
         model_name_or_path: a CLIP model with its processor, a folder or a repository in the hub cache.
 
     Raises:
-        FileNotFoundError, ValueError: as `load_clip`; or an image is a video, or a sample has no prompt.
+        FileNotFoundError, ValueError: as `load_once`; or an image is a video, or a sample has no prompt.
     """
     for image in solution_images:
         check_picture(image, "clip_score")
-    clip = load_clip(model_name_or_path, model_name_or_path, device)
+    clip = load_once(ClipModel, model_name_or_path, model_name_or_path, device)
     cosines = clip.cosines(solution_images, prompts_of(extra_infos, "clip_score"))
     return [SCALE * max(float(each), 0.0) for each in cosines]
 

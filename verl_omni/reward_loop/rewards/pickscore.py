@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, clip_problems, load_clip, prompts_of
+from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once, prompts_of
 from verl_omni.reward_loop.rewards import check_picture
 
 WEIGHTS, INPUTS = "yuvalkirstain/PickScore_v1", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -29,11 +29,11 @@ def compute_score(
         processor_name_or_path: image processor and tokenizer, which the released model does not contain.
 
     Raises:
-        FileNotFoundError, ValueError: as `load_clip`; or an image is a video, or a sample has no prompt.
+        FileNotFoundError, ValueError: as `load_once`; or an image is a video, or a sample has no prompt.
     """
     for image in solution_images:
         check_picture(image, "pickscore")
-    clip = load_clip(model_name_or_path, processor_name_or_path, device)
+    clip = load_once(ClipModel, model_name_or_path, processor_name_or_path, device)
     cosines = clip.cosines(solution_images, prompts_of(extra_infos, "pickscore"))
     return [float(each) for each in clip.logit_scale * cosines]
 
