@@ -72,6 +72,11 @@ class SharedRows:
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the tensor that it stands for."""
+        return torch.Size((*self.index.shape, *self.table.shape[1:]))
+
     def __getitem__(self, chosen: Tensor) -> SharedRows:
         return SharedRows(self.table, self.index[chosen])
 

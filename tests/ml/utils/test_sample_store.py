@@ -72,6 +72,7 @@ def test_shared_rows_stay_one_table_until_they_are_moved_to_a_device() -> None:
     assert isinstance(embeds, SharedRows) and embeds.table.shape == (2, 2, 4) and len(embeds) == 4
     chosen = embeds[torch.tensor([3, 0])]
     assert chosen.to(None) is chosen and chosen.table is embeds.table
+    assert chosen.shape == chosen.to(torch.device("cpu")).shape == (2, 2, 4)
     assert chosen.to(torch.device("cpu"))[:, 0, 0].tolist() == [8, 7]
     assert embeds[torch.tensor([True, False, False, True])].index.tolist() == [0, 1]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from verl_omni.utils.sample_store import SharedRows
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
 from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig
@@ -179,6 +180,16 @@ def test_dpo_has_no_gradient_without_a_preference(model_folder: Path) -> None:
     assert found["actor/grad_norm"] == 0 and found["actor/preferred_fraction"] == 0
     one_of_two = actor.update(compared() | {"preferred": torch.tensor([0.0, 1.0])})
     assert one_of_two["actor/grad_norm"] > 0 and one_of_two["actor/preferred_fraction"] == 0.5
+
+
+def test_dpo_trains_when_both_samples_of_a_pair_are_the_same(model_folder: Path) -> None:
+    """Of a prompt whose samples have equal rewards: ranks load the sample once."""
+    data = compared() | {"preferred": torch.tensor([0.0, 1.0])}
+    same = torch.tensor([[0, 0], [2, 3]])
+    stored = SharedRows(data["clean_latents"].flatten(0, 1), same)
+    found = make(model_folder, diffusion_loss=DPO).update(data | {"clean_latents": stored})
+    plain = data | {"clean_latents": data["clean_latents"].flatten(0, 1)[same]}
+    assert found == make(model_folder, diffusion_loss=DPO).update(plain) and found["actor/grad_norm"] > 0
 
 
 @pytest.mark.parametrize(("loss", "adapters", "request_"), [(NFT, BOTH, {"step": 1}), (DPO, ("default",), {})])
