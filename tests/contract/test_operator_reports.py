@@ -44,7 +44,9 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         "timing_s/step": 4.25, "timing_s/sync": 0.1, "images_per_s": 12.5, "actor/loss": float("inf"),
     }  # fmt: skip
     with OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer)) as reporter:
-        RunReports(None, MetricsWriter(), reporter.note).queued(96)
+        reports = RunReports(None, MetricsWriter(), reporter.note)
+        reports.queued(96)
+        reports.versions({"10.0.0.7": 3})
         folder = RunFolder(tmp_path / ("long" * 40) / "run", reporter.post)
         config = OmegaConf.create({"trainer": {"total_training_steps": 10}})
         folder.start(config, resumed_from=None)
@@ -62,6 +64,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     parsed = [parse_event(body) for body in posted]
     assert len(parsed) == 14
     assert [event.queued for event in parsed if event.queued is not None] == [96], "once, with the first event"
+    assert [event.replica_versions for event in parsed if event.replica_versions is not None] == [{"10.0.0.7": 3}]
     step = next(event for event in parsed if event.event == "step")
     assert step.model_dump(exclude_none=True) == {
         "attempt": 2, "event": "step", "step": 3, "reward_mean": 0.5, "validation_reward": 0.25, "version": 3,

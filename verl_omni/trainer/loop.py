@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class DiffusionTrainer:
         *,
         stop_requested: Callable[[], bool],
         checkpoint_wanted: Callable[[], bool] = lambda: False,
-        note: Callable[[str, int], None] = lambda name, value: None,
+        note: Callable[[str, int | Mapping[str, int]], None] = lambda name, value: None,
         tracking: Trackers | None = None,
         pairs: PreferencePairs | None = None,
     ) -> None:

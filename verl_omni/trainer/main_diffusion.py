@@ -31,14 +31,14 @@ class Run:
     Attributes:
         folder: its `RunFolder`. checkpoint: folder of the checkpoint that it starts from, if any.
         checkpoint_wanted: whether the operator has requested a checkpoint since the last call.
-        note: gives the operator a number with the next report.
+        note: gives the operator a number, or a mapping, with the next report.
     """
 
     config: Any
     folder: Any
     checkpoint: Path | None
     checkpoint_wanted: Callable[[], bool]
-    note: Callable[[str, int], None]
+    note: Callable[[str, int | Mapping[str, int]], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -52,7 +52,7 @@ class OperatorReporter:
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _ends_at: float | None = field(default=None, init=False)
     _checkpoint: threading.Event = field(default_factory=threading.Event, init=False)
-    _notes: dict[str, int] = field(default_factory=dict, init=False)
+    _notes: dict[str, int | Mapping[str, int]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
@@ -66,10 +66,11 @@ class OperatorReporter:
                 self._drop_one()
             self._changed.notify()
 
-    def note(self, name: str, value: int) -> None:
-        """Have the next event carry a number; of several until then, the largest."""
+    def note(self, name: str, value: int | Mapping[str, int]) -> None:
+        """Have the next event carry a value; of several until then, the largest number, or the last mapping."""
         with self._changed:
-            self._notes[name] = max(value, self._notes.get(name, value))
+            before = self._notes.get(name)
+            self._notes[name] = max(value, before) if isinstance(value, int) and isinstance(before, int) else value
 
     def checkpoint_wanted(self) -> bool:
         """Whether the operator has requested a checkpoint since the last call."""
@@ -178,7 +179,7 @@ class NullReporter:
     def post(self, event: Mapping[str, Any]) -> None:
         """Do nothing."""
 
-    def note(self, name: str, value: int) -> None:
+    def note(self, name: str, value: int | Mapping[str, int]) -> None:
         """Do nothing."""
 
     def checkpoint_wanted(self) -> bool:

@@ -119,6 +119,7 @@ class ReplicaPool:
         for rank in range(first, first + missing):
             self._run(lambda rank=rank: self._start(rank))  # type: ignore[misc]
         self.updates.admit()
+        self.updates.reports.versions(self.updates.versions_by_host())
         self.updates.reports.queued(self._queue())
 
     def _gone(self, replica: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from typing_extensions import override
 from verl_omni.utils import exported_metrics as exported
 from verl_omni.utils.metrics_writer import MetricsWriter
 
-QUEUED_SAMPLES = "rollout/queued_samples"
+QUEUED_SAMPLES, REPLICA_VERSIONS = "rollout/queued_samples", "rollout/replica_versions"
 
 
 class ReplicaReports:
@@ -41,18 +41,21 @@ class ReplicaReports:
     def queued(self, samples: int) -> None:
         """So many samples are not generated yet."""
 
+    def versions(self, found: Mapping[str, int]) -> None:
+        """The replicas of these hosts serve, with at least these versions."""
+
 
 @dataclass
 class RunReports(ReplicaReports):
     """Reports in the run folder, which the operator gets too, and in the exported metrics.
 
     Attributes:
-        note: gives the operator a number with the next report.
+        note: gives the operator a number, or a mapping, with the next report.
     """
 
     folder: Any  # RunFolder
     writer: MetricsWriter
-    note: Callable[[str, int], None] = lambda name, value: None
+    note: Callable[[str, int | Mapping[str, int]], None] = lambda name, value: None
     _waits: bool = False
 
     @override
@@ -94,3 +97,7 @@ class RunReports(ReplicaReports):
     def queued(self, samples: int) -> None:
         self.writer.set(exported.QUEUED, samples)
         self.note(QUEUED_SAMPLES, samples)
+
+    @override
+    def versions(self, found: Mapping[str, int]) -> None:
+        self.note(REPLICA_VERSIONS, dict(found))

@@ -67,6 +67,7 @@ class ReplicaUpdates:
     reports: ReplicaReports = field(default_factory=ReplicaReports)
     left: list[Any] = field(default_factory=list)
     _joining: list[Any] = field(default_factory=list)
+    _held: dict[int, int] = field(default_factory=dict)  # version of each replica in `replicas`, by rank
     _reasons: list[str] = field(default_factory=list)
     _generating: int | None = None
     _changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
@@ -100,6 +101,19 @@ class ReplicaUpdates:
             found, failed = self.transport.versions(self.replicas)
             self._drop([(each, failed[each.replica_rank]) for each in self.replicas if each.replica_rank in failed])
             return list(found.values())
+
+    def versions_by_host(self) -> dict[str, int]:
+        """Lowest version that an update has brought to the replicas of each host; hosts without one are left out.
+
+        A host is the address of its node, in a cluster that of the pod. Asks no replica.
+        """
+        found: dict[str, int] = {}
+        with self._changed:
+            for each in self.replicas:
+                if (version := self._held.get(each.replica_rank)) is not None:
+                    host = each.server_address.rpartition(":")[0].strip("[]")
+                    found[host] = min(version, found.get(host, version))
+        return found
 
     def all(self) -> list[Any]:
         """The replicas that serve, and those that join with the next update."""
@@ -170,6 +184,7 @@ class ReplicaUpdates:
             for each in replicas if each.replica_rank in failed
         ])  # fmt: skip
         reached = [each for each in targets if each.replica_rank not in failed]
+        self._held |= {each.replica_rank: version for each in reached}
         joined = [each for each in reached if each in self._joining]
         self._joining = [each for each in self._joining if each not in joined]
         self.replicas += joined
@@ -197,6 +212,7 @@ class ReplicaUpdates:
     def _forget(self, gone: Sequence[Any]) -> None:
         self.replicas = [each for each in self.replicas if each not in gone]
         self._joining = [each for each in self._joining if each not in gone]
+        self._held = {rank: self._held[rank] for rank in self._held if rank not in {each.replica_rank for each in gone}}
         self.reports.serving(len(self.replicas))
 
 

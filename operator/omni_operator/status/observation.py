@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -153,6 +154,7 @@ class TrainerReport:
         checkpoint: name of the newest checkpoint.
         checkpoint_at: arrival of the report of that checkpoint.
         queue: samples that were not generated yet.
+        replicas: lowest weight version of the replicas that serve, by the address of their pod.
         phase: what the trainer waits for, before and between steps.
         error: the trainer's message about the error that ended it.
         output: what was sent to the store last; None: nothing.
@@ -179,6 +181,7 @@ class TrainerReport:
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
     queue: QueueHistory | None = None
+    replicas: Mapping[str, int] | None = None
     phase: str | None = None
     error: str | None = None
     error_kind: FailureReason | None = None

@@ -28,6 +28,8 @@ Count = Annotated[int, Field(ge=0, le=COUNT_LIMIT)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # of seconds, or per second
 Line = Annotated[str, StringConstraints(max_length=1024)]
+Host = Annotated[str, StringConstraints(max_length=64)]
+REPLICAS_LIMIT = 1024
 # The only reasons of failures that a trainer may name; the operator itself observes the others.
 TRAINER_REASONS = frozenset({
     FailureReason.OUT_OF_MEMORY, FailureReason.ACCELERATOR_FAULT, FailureReason.COLLECTIVE_TIMEOUT,
@@ -65,6 +67,9 @@ class ReportEvent(BaseModel):
     eta_s: Amount | None = None
     samples: Count | None = None
     queued: Count | None = Field(default=None, alias="rollout/queued_samples")
+    replica_versions: Annotated[dict[Host, Count], Field(max_length=REPLICAS_LIMIT)] | None = Field(
+        default=None, alias="rollout/replica_versions"
+    )
     text: Line | None = None
     path: Annotated[str, StringConstraints(max_length=4096)] | None = None
     url: Line | None = None
@@ -118,6 +123,8 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         values["synced_at"] = now
     if event.queued is not None:
         values["queue"] = add_peak(base.queue, event.queued, now)
+    if event.replica_versions is not None:
+        values["replicas"] = event.replica_versions
     if event.event == "checkpoint" and event.path:
         name = PurePosixPath(event.path).name
         step = event.step if event.step is not None else _step_of(name)

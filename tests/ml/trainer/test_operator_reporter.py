@@ -74,6 +74,22 @@ def test_a_number_goes_with_the_next_accepted_event_and_of_several_the_largest(t
     assert [(body["step"], body.get("queued")) for body in seen] == [(1, 7), (1, 9), (2, None)]
 
 
+def test_of_several_mappings_the_last_goes_with_the_next_event(token: Path) -> None:
+    seen: list[dict[str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        return httpx.Response(200, json={})
+
+    made = reporter(token, answer)
+    for found in ({"10.0.0.1": 7, "10.0.0.2": 7}, {"10.0.0.1": 3}):
+        made.note("versions", found)
+    with made:
+        for step in (1, 2):
+            made.post({"event": "phase", "step": step})
+    assert [(body["step"], body.get("versions")) for body in seen] == [(1, {"10.0.0.1": 3}), (2, None)]
+
+
 @pytest.mark.parametrize("fault", [401, 403, 404, 408, 429, 500, 503, "unreachable", "timeout", "no token", "no JSON"])
 def test_an_event_that_is_not_accepted_is_posted_again_in_order(
     token: Path, fault: int | str, caplog: pytest.LogCaptureFixture

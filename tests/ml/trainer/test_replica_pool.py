@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,17 @@ class Replica:
     @property
     def works(self) -> bool:
         return self.alive and self.answers
+
+
+@dataclass(eq=False)
+class Addressed(Replica):
+    """A replica with an address of its own."""
+
+    address: str = ""
+
+    @property
+    def server_address(self) -> str:
+        return self.address
 
 
 @dataclass
@@ -113,6 +124,7 @@ class Recorded(ReplicaReports):
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.found: dict[str, int] = {}
         self.left: set[int] = set()
 
     def joined(self, rank: int, version: int) -> None:
@@ -133,6 +145,9 @@ class Recorded(ReplicaReports):
 
     def waiting(self, serving: int, least: int) -> None:
         self.lines.append(f"waiting {serving}/{least}")
+
+    def versions(self, found: Mapping[str, int]) -> None:
+        self.found = dict(found)
 
 
 def pool_of(memory: Memory, count: int, *, least: int = 1, patience: float = 0.0, clock: Any = None) -> ReplicaPool:
@@ -202,6 +217,7 @@ class AnyOrder(RuleBasedStateMachine):
         except TooFewReplicas:
             assert not reached
         assert self.updates.replicas == reached
+        assert self.updates.versions_by_host() == ({"host": self.version} if reached else {})
         assert set(self.updates.versions()) <= {self.version}
 
     @rule(draw=st.integers(0, 9))
@@ -277,6 +293,36 @@ def test_a_lost_replica_is_replaced_and_the_new_one_serves_with_the_next_version
     assert memory.sent == [(0, (0, 1)), (1, (0, 2))]
     reports: Any = pool.updates.reports
     assert reports.lines == ["replica 1 serves no more: its node is gone", "joined 2 at 1"]
+
+
+def test_each_look_reports_the_version_of_the_replicas_that_serve_by_host() -> None:
+    memory = Memory()
+    pool = pool_of(memory, 2)
+    reports: Any = pool.updates.reports
+    pool.look()
+    assert reports.found == {"host": 0}
+    pool.updates.update_weights(4)
+    memory.nodes = {1: "leaving"}
+    pool.look()
+    assert reports.found == {}, "a replica that is gone, or leaves, serves no more"
+    memory.nodes[2] = "ready"
+    pool.look()
+    pool.look()
+    assert reports.found == {}, "a replica that has started has no weights"
+    pool.updates.update_weights(5)
+    pool.look()
+    assert reports.found == {"host": 5}
+
+
+def test_the_replicas_of_a_host_have_the_lowest_of_their_versions() -> None:
+    memory = Memory()
+    updates = pool_of(memory, 3).updates
+    addresses = ["10.0.0.1:8000", "[fd00::1]:8000", "10.0.0.1:8001"]
+    updates.replicas = [Addressed(rank, rank, address=address) for rank, address in enumerate(addresses)]
+    updates._held = {0: 7, 1: 6, 2: 5}
+    assert updates.versions_by_host() == {"10.0.0.1": 5, "fd00::1": 6}
+    del updates._held[1]
+    assert updates.versions_by_host() == {"10.0.0.1": 5}
 
 
 def test_a_replica_joins_in_the_middle_of_a_generation_when_no_weights_change() -> None:
