@@ -163,11 +163,18 @@ class JobOnPlane(Job):
 
     def add_pod(self, number: int, suffix: str, group: str, account: str = "default") -> tuple[str, str]:
         """KubeRay makes a pod of a group; its name and uid."""
-        cluster = self.api.get(self.ray("rayclusters", f"{self.attempt(number)}-x1"))["metadata"]
+        body = self.api.get(self.ray("rayclusters", f"{self.attempt(number)}-x1"))
+        cluster, groups = body["metadata"], body.get("spec", {}).get("workerGroupSpecs", ())
+        template: dict[str, Any] = next((found["template"] for found in groups if found["groupName"] == group), {})
         owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
         meta = {
             "name": f"{cluster['name']}-{suffix}",
-            "labels": {**cluster["labels"], "ray.io/node-type": "worker", "ray.io/group": group},
+            "labels": {
+                **template.get("metadata", {}).get("labels", {}),
+                **cluster["labels"],
+                "ray.io/node-type": "worker",
+                "ray.io/group": group,
+            },
             "ownerReferences": [{**owner, "controller": True}],
         }
         spec = {"serviceAccountName": account, "containers": [{"name": "main", "image": "rollout:1"}]}

@@ -12,14 +12,14 @@ def rule(group: str, resources: str, verbs: str) -> Rule:
     return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
 
 
-# In the watched namespaces. `get` reads an object whose name was taken when it was created, and a job whose status the
-# operator wrote from an older version of it.
+# In the watched namespaces. `get` reads an object whose name was taken when it was created, a RayCluster before its
+# rollout pods are replaced, and a job whose status the operator wrote from an older version of it.
 WATCHED: tuple[Rule, ...] = (
     rule("diffusionrl.io", "diffusionrljobs", "get list watch patch delete"),
     rule("diffusionrl.io", "diffusionrljobs/status", "patch"),
     rule("diffusionrl.io", "diffusionrljobs/finalizers", "update"),  # to own children with blockOwnerDeletion
     rule("ray.io", "rayjobs", "get list watch create patch delete"),
-    rule("ray.io", "rayclusters", "list watch patch"),
+    rule("ray.io", "rayclusters", "get list watch patch"),
     rule("", "pods", "list watch"),
     rule("", "services", "get list watch create patch"),
     rule("networking.k8s.io", "networkpolicies", "get list watch create patch"),

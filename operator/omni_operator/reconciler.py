@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar, assert_never
+from typing import Protocol, TypeVar
 
 from omni_operator.api.names import FINALIZER, ROLLOUT_GROUP, Names
 from omni_operator.api.status import Status
@@ -31,6 +31,7 @@ from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.cluster.refusals import BACKOFF_MOST, Refusals, ServerErrors
+from omni_operator.cluster.rollout_group import change_rollout_group
 from omni_operator.plan import ClusterSettings
 from omni_operator.spec_cache import SpecCache, ValidSpec
 from omni_operator.status.decision import decide
@@ -38,6 +39,7 @@ from omni_operator.status.events import find_events
 from omni_operator.status.job_facts import JobFacts
 from omni_operator.status.job_status import Context, derive_invalid_status, derive_status, find_heartbeat
 from omni_operator.status.observation import Observation, TrainerReport
+from omni_operator.status.rolling import hold_template
 from omni_operator.status.situation import (
     Active,
     CreateAttempt,
@@ -191,6 +193,7 @@ class Reconciler:
         if not status.finished:
             await self._recover_rayjob(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
+        facts = hold_template(facts, observed, lambda number: self._unchanged(spec, observed, number))
         decision = decide(facts, observed, status, self.timeouts, now)
         refused_spec = None if status.finished else spec.refused
         # The operator's settings may have become stricter: a running attempt continues to its end.
@@ -255,6 +258,11 @@ class Reconciler:
         else:
             self.cache.put(RAYJOBS, found)
 
+    def _unchanged(self, spec: ValidSpec, observed: Observation, number: int) -> bool:
+        """Whether the spec is allowed, and that of the attempt but for what can change while it runs."""
+        rayjob = observed.rayjob(number)
+        return not spec.refused and rayjob is not None and rayjob.digest == spec.digest(number)
+
     def _observe(self, key: Key, uid: str) -> Observation:
         return replace(self.cache.observed(key, uid), report=self.reports.newest(key, uid))
 
@@ -315,7 +323,10 @@ class Reconciler:
             case RequestCheckpoint(since=since):
                 self.reports.ask_checkpoint(key, since)
             case _:
-                assert_never(step)
+                assert spec is not None
+                rendered = spec.rollout_group(step.cluster.attempt)
+                answer = await change_rollout_group(self.cluster, key[0], step, rendered, self.clock())
+                self.cache.put(RAYCLUSTERS, answer)
 
     async def _remove_finalizer(self, key: Key) -> None:
         body = self.cache.job(key)

@@ -16,7 +16,14 @@ from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.kinds import Body, Key
-from omni_operator.plan import ClusterSettings, describe_refusals, digest_attempt, render_attempt, render_job_objects
+from omni_operator.plan import (
+    ClusterSettings,
+    describe_refusals,
+    digest_attempt,
+    render_attempt,
+    render_job_objects,
+    render_rollout_group,
+)
 
 KEPT = 64  # several times the passes that run at the same time
 
@@ -43,6 +50,10 @@ class ValidSpec:
         body = render_attempt(self.job, number, self._settings)
         self._digests[number] = body["metadata"]["annotations"][RENDERED_ANNOTATION]
         return body
+
+    def rollout_group(self, number: int) -> Body:
+        """The worker group of the rollout pods of an attempt."""
+        return render_rollout_group(self.job, number, self._settings)
 
     def digest(self, number: int) -> str:
         """Digest of the RayJob of an attempt."""

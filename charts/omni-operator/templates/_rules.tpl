@@ -1,5 +1,6 @@
 {{/*
-RBAC rules of the operator. It reads (get) an object only if its name was taken when it was created.
+RBAC rules of the operator. It reads (get) an object only if its name was taken when it was created,
+and a RayCluster before it replaces rollout pods.
 */}}
 {{- define "omni.rules.jobs" -}}
 - apiGroups: [diffusionrl.io]
@@ -16,7 +17,7 @@ RBAC rules of the operator. It reads (get) an object only if its name was taken 
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [ray.io]
   resources: [rayclusters]
-  verbs: [list, watch, patch] # patch: the number of rollout pods
+  verbs: [get, list, watch, patch] # patch: number and template of the rollout pods
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

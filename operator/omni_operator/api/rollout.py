@@ -15,7 +15,6 @@ from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory
 
 _NO_MOST = "is a field of spec.rollout.autoscaling"
-_ROLLING = "rollout pods are not replaced while they run: a change of the job is for its next attempt"
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
 OWN_PODS_ONLY = "must not be given with placement Colocated: engines run in the trainer's pods; write Separate"
 # Fields of the rollout pods, in YAML.
@@ -23,6 +22,7 @@ OF_OWN_PODS = (
     "minReplicas",
     "autoscaling",
     "drainSeconds",
+    "updateStrategy",
     "accelerator",
     "resources",
     "sharedMemory",
@@ -167,6 +167,25 @@ class Autoscaling(StrictModel):
             yield Violation(("maxReplicas",), f"is {self.max_replicas}: {NO_RANGE}, which is {self.min_replicas}")
 
 
+class UpdateStrategy(StrictModel):
+    """How rollout pods of the running attempt are replaced when spec.rollout changes what they are made of."""
+
+    type: Literal["RollingByWeightVersion"] = Field(
+        default="RollingByWeightVersion",
+        description="Pods whose engines do not serve are replaced first, then those with the oldest weights.",
+    )
+    max_unavailable: int = Field(
+        default=1, ge=1, le=1024, description="Maximum number of rollout pods that do not serve while others do."
+    )
+    progress_deadline_seconds: int = Field(
+        default=1800,
+        ge=1,
+        le=86_400,
+        description="Time for new pods to serve, after which pods of the spec before replace them. Longer than a pod "
+        "takes to start, load the model and get weights, which may be a training step.",
+    )
+
+
 class Staleness(StrictModel):
     """How old an engine's weights may be before the condition WeightsInSync turns False. Cluster only."""
 
@@ -179,10 +198,7 @@ class Staleness(StrictModel):
 class Rollout(StrictModel):
     """How samples are generated: several images for each prompt."""
 
-    not_yet = MappingProxyType({
-        "maxReplicas": _NO_MOST,
-        "updateStrategy": _ROLLING,
-    })  # fmt: skip
+    not_yet = MappingProxyType({"maxReplicas": _NO_MOST})
 
     placement: Literal["Colocated", "Separate"] = Field(
         default="Colocated",
@@ -216,6 +232,11 @@ class Rollout(StrictModel):
         le=3600,
         description="Time for a rollout pod that is deleted to finish the samples that its engines have; others "
         "generate the rest again. 0: none. Default: 60. Separate and cluster only.",
+    )
+    update_strategy: UpdateStrategy | None = Field(
+        default=None,
+        description="How rollout pods are replaced when resources, sharedMemory, scheduling, podTemplate or "
+        "drainSeconds change while an attempt runs. Default: one at a time. Separate and cluster only.",
     )
     accelerator: Accelerator | None = Field(
         default=None,
@@ -305,6 +326,7 @@ class Rollout(StrictModel):
                 self.min_replicas,
                 self.autoscaling,
                 self.drain_seconds,
+                self.update_strategy,
                 self.accelerator,
                 self.resources,
                 self.shared_memory,

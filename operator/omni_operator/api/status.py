@@ -77,7 +77,7 @@ class RolloutStatus(LenientModel):
 
     desired: Count = Field(default=0, description="Number of pods that the spec asks for.")
     ready: Count = Field(default=0, description="Number of ready pods.")
-    updated: Count = Field(default=0, description="Number of pods of the running attempt.")
+    updated: Count = Field(default=0, description="Number of pods that were made from the current spec.")
     summary: Short | None = Field(default=None, description="ready/desired, for kubectl get.")
     selector: Short | None = Field(
         default=None, description="Label selector of the running attempt's rollout pods, for the scale subresource."

@@ -23,6 +23,7 @@ ADVICE = {
 }
 # Conditions that tell why a job in this state is there; the first that is not as wanted counts.
 _WANTED = (("Admitted", "False"), ("Ready", "False"), ("ProgressStalled", "True"), ("WeightsInSync", "False"))
+_NOT_UPDATED = ("RolledBack", "RollingUpdatePaused")  # of a job that runs
 _ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "Suspending": "Suspended"}
 _REQUESTED = {"Suspended": "drl resume continues from the last checkpoint"}
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
@@ -116,7 +117,8 @@ def find_cause(status: Status) -> Condition | None:
         condition = status.condition(kind)
         if condition is not None and condition.status == held:
             return condition
-    return None
+    updated = status.condition("Updated")
+    return updated if updated is not None and updated.reason in _NOT_UPDATED else None
 
 
 def find_pod_troubles(pods: tuple[ObservedPod, ...]) -> list[PodTrouble]:

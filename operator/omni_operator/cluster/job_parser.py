@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
 from omni_operator.api import rollout
 from omni_operator.api.job import Spec
-from omni_operator.api.names import FINALIZER
+from omni_operator.api.names import FINALIZER, PAUSE_ANNOTATION
 from omni_operator.api.status import RECONCILE_ERROR, Status
 from omni_operator.plan.pools import follows_replicas
+from omni_operator.plan.rollout_template import digest_rolled
 from omni_operator.status.evidence import shorten
-from omni_operator.status.job_facts import Autoscaling, JobFacts, Rule
+from omni_operator.status.job_facts import Autoscaling, JobFacts, RollingUpdate, Rule
 from omni_operator.status.reasons import Action
 from omni_operator.status.timestamps import parse_timestamp
 
@@ -43,6 +45,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     own = spec.judge_pods * spec.judge_accelerator.count
     accelerators = spec.trainer.accelerators + spec.rollout_accelerators + own
     accelerated = spec.trainer.accelerator.vendor != "CPU"
+    live = follows_replicas(spec.rollout, body["metadata"].get("labels") or {})
     return JobFacts(
         uid=bare.uid,
         generation=bare.generation,
@@ -62,7 +65,8 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         rollout_pods=rollout_pods,
         reward_pods=spec.judge_pods,
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollout_pods),
-        live=follows_replicas(spec.rollout, body["metadata"].get("labels") or {}),
+        live=live,
+        rolling=_rolling(spec.rollout, body["metadata"].get("annotations") or {}) if live else None,
         autoscaling=_autoscaling(spec.rollout.autoscaling),
         accelerators_of_rollout_pod=spec.rollout_accelerators // rollout_pods if accelerated and rollout_pods else 0,
         total_steps=spec.trainer.total_steps,
@@ -79,6 +83,16 @@ def _autoscaling(given: rollout.Autoscaling | None) -> Autoscaling | None:
         return None
     window = timedelta(seconds=given.stabilization_seconds)
     return Autoscaling(given.min_replicas, given.max_replicas, given.samples_per_replica, window)
+
+
+def _rolling(given: rollout.Rollout, annotations: Mapping[str, str]) -> RollingUpdate:
+    strategy = given.update_strategy or rollout.UpdateStrategy()
+    return RollingUpdate(
+        template=digest_rolled(given),
+        most_unavailable=strategy.max_unavailable,
+        deadline=timedelta(seconds=strategy.progress_deadline_seconds),
+        paused=PAUSE_ANNOTATION if annotations.get(PAUSE_ANNOTATION, "false") != "false" else "",
+    )
 
 
 def parse_status(body: Body) -> Status:

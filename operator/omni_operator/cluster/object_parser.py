@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from omni_operator.api.names import RENDERED_ANNOTATION, ROLLOUT_GROUP
+from omni_operator.api.names import (
+    BEFORE_ANNOTATION,
+    REFUSED_ANNOTATION,
+    RENDERED_ANNOTATION,
+    REPLACING_ANNOTATION,
+    ROLLOUT_GROUP,
+    TEMPLATE_LABEL,
+)
 from omni_operator.status import evidence
 from omni_operator.status.observation import (
     HEAD,
@@ -99,15 +106,27 @@ def parse_raycluster(body: Body) -> ObservedRayCluster:
         provisioned=_map(conditions.get("RayClusterProvisioned")).get("status") == "True",
         desired_workers=_count(status.get("desiredWorkerReplicas")),
         ready_workers=_count(status.get("readyWorkerReplicas")),
-        rollout_group=_rollout_group(_map(body.get("spec"))),
+        rollout_group=_rollout_group(_map(body.get("spec")), _map(meta.get("annotations"))),
         failure=_text(failure.get("message")) if failure and failure.get("status") == "True" else "",
     )
 
 
-def _rollout_group(spec: Mapping[str, Any]) -> RolloutGroup | None:
+def _rollout_group(spec: Mapping[str, Any], annotations: Mapping[str, Any]) -> RolloutGroup | None:
+    refused, _, refusal = str(annotations.get(REFUSED_ANNOTATION) or "").partition(" ")
+    since = parse_timestamp(annotations.get(REPLACING_ANNOTATION)) if annotations.get(BEFORE_ANNOTATION) else None
     for index, group in enumerate(_items(spec.get("workerGroupSpecs"))):
         if group.get("groupName") == ROLLOUT_GROUP:
-            return RolloutGroup(index, _count(group.get("replicas")))
+            metadata = _map(_map(group.get("template")).get("metadata"))
+            named = _map(group.get("scaleStrategy")).get("workersToDelete")
+            return RolloutGroup(
+                index,
+                _count(group.get("replicas")),
+                template=_text(_map(metadata.get("labels")).get(TEMPLATE_LABEL)),
+                removed=tuple(map(str, named)) if isinstance(named, list) else (),
+                replacing=since,
+                refused=refused,
+                refusal=_text(refusal),
+            )
     return None
 
 
@@ -133,6 +152,8 @@ def parse_pod(body: Body) -> ObservedPod:
         disrupted=_describe(disruption) if disrupted and disruption else "",
         unschedulable=_text(scheduled.get("message") or "Unschedulable") if refused else "",
         restarts=max((_count(item.get("restartCount")) for item in containers), default=0),
+        address=_text(status.get("podIP")),
+        template=_text(labels.get(TEMPLATE_LABEL)),
         waiting=tuple(_waiting(containers)),
         ended=tuple(_ended(containers)),
     )

@@ -15,6 +15,7 @@ from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
 from .pools import follows_replicas
 from .rayjob import render_ray_job
+from .rollout_template import without_rolled
 from .service import render_head_service
 from .yaml_writer import dump_yaml
 
@@ -63,8 +64,8 @@ def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     """The digest of an attempt, without the files of its pods, which take most of the time of rendering it."""
     rollout = job.spec.rollout
     if follows_replicas(rollout, job.metadata.labels):
-        # Their number changes while an attempt runs, so it makes no other one.
-        one = rollout.model_copy(update={"replicas": rollout.min_replicas or 1})
+        # What changes while an attempt runs makes no other one.
+        one = without_rolled(rollout).model_copy(update={"replicas": rollout.min_replicas or 1})
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": one})})
     return compute_digest(_render_pods(job, attempt, settings, render_entrypoint(*resolve_for_pods(job))))
 

@@ -21,6 +21,7 @@ from omni_operator.api.status import Status
 from .job_facts import JobFacts, action_for
 from .observation import Observation, ObservedRayJob
 from .reasons import Action, FailureReason
+from .rolling import find_step
 from .scaling import scale
 from .situation import (
     CHECKPOINT_REQUESTED,
@@ -73,8 +74,12 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
         return _next(facts, observed, status, current, timeouts, now)
     if isinstance(verdict, AttemptFailed):
         return Decision(_failing(facts, status, current, verdict), wake=now)
-    wake = min((at for at in (verdict.wake, _active_deadline(facts, status)) if at), default=None)
-    return Decision(Active(current, verdict), (EnsureShared(), *scale(facts, observed, current, now)), wake)
+    replacement, late = find_step(facts, observed, current, now)
+    late = late if late and late > now else None  # it is paused, or all new pods serve
+    # Both change the same group, so one follows the other.
+    steps = scale(facts, observed, current, now) or ((replacement,) if replacement else ())
+    wake = min((at for at in (verdict.wake, _active_deadline(facts, status), late) if at), default=None)
+    return Decision(Active(current, verdict), (EnsureShared(), *steps), wake)
 
 
 def _verdict(

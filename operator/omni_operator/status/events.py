@@ -71,6 +71,9 @@ def _lost_rollouts(previous: Status, new: Status) -> list[Event]:
         return []
     if after >= before or previous.attempts != new.attempts:
         return []
+    updated = new.condition("Updated")
+    if updated is not None and updated.reason == "RollingUpdate":  # the operator deletes pods itself
+        return []
     key = f"r{new.attempts}-{after}-{new.progress.heartbeat_time}"
     return [Event("Warning", EventReason.ROLLOUT_POD_LOST, f"attempt {new.attempts}: {ready.message}", key)]
 
@@ -117,5 +120,11 @@ def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[E
             return [Event("Warning", EventReason.NO_VENDOR, new.message, key)]
         case "Updated", "False" if new.reason == "InvalidSpec" and before[1] != "InvalidSpec":
             return [Event("Warning", EventReason.INVALID_SPEC, new.message, key)]
+        case "Updated", "False" if new.reason == "RollingUpdate":
+            return [Event("Normal", EventReason.ROLLING_UPDATE, new.message, key)]
+        case "Updated", "False" if new.reason == "RolledBack":
+            return [Event("Warning", EventReason.ROLLED_BACK, new.message, key)]
+        case "Updated", "True" if before[1] == "RollingUpdate":
+            return [Event("Normal", EventReason.ROLLOUTS_UPDATED, "all rollout pods have the current spec", key)]
         case _:
             return []

@@ -49,7 +49,7 @@ CONDITIONS: dict[ConditionType | str, ConditionExplanation] = {
     "WeightsInSync": ConditionExplanation(
         "True", "every engine generates with weights that are within `spec.rollout.staleness` of the trainer's"
     ),
-    "Updated": ConditionExplanation("True", "the running attempt was created from the current spec"),
+    "Updated": ConditionExplanation("True", "the running attempt has the current spec"),
     "ProgressStalled": ConditionExplanation("False", "the trainer has not reported for longer than expected"),
     "Suspended": ConditionExplanation("False", "`spec.suspend` is true and the pods are deleted"),
     "Succeeded": ConditionExplanation("True", "the training finished; Unknown until the job ends"),

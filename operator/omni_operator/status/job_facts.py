@@ -38,6 +38,23 @@ class Autoscaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RollingUpdate:
+    """`spec.rollout.updateStrategy`, and what it applies to.
+
+    Attributes:
+        template: digest of what the spec makes rollout pods of.
+        most_unavailable: rollout pods that may be missing because they are being replaced.
+        deadline: how long new pods may take to serve.
+        paused: name of the annotation that pauses the replacement; empty: it is not paused.
+    """
+
+    template: str
+    most_unavailable: int = 1
+    deadline: timedelta = timedelta(minutes=30)
+    paused: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
     """Facts about a job, from its metadata and spec.
 
@@ -51,6 +68,7 @@ class JobFacts:
         least_rollout_pods: with fewer, the trainer waits.
         live: whether the running attempt follows changes of `spec.rollout.replicas`, or autoscaling.
         autoscaling: None: the number of rollout pods is that of the spec.
+        rolling: None: the rollout pods of the running attempt are not replaced after a change of the spec.
         accelerators_of_rollout_pod: of one rollout pod.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
@@ -80,6 +98,7 @@ class JobFacts:
     least_rollout_pods: int = 0
     live: bool = False
     autoscaling: Autoscaling | None = None
+    rolling: RollingUpdate | None = None
     accelerators_of_rollout_pod: int = 0
     total_steps: int | None = None
     max_lag: int = 1

@@ -25,6 +25,7 @@ from .conditions import (
 from .job_facts import JobFacts
 from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from .progress import update_checkpoint, update_progress, update_usage, update_weights
+from .rolling import ROLLING_REASONS, count_updated, review_rolling
 from .scaling import as_scaled, review_scaling
 from .situation import (
     CHECKPOINT_REQUESTED,
@@ -86,7 +87,7 @@ def derive_status(
         facts,
         observed,
         context.refusal,
-        _updated(base, observed, attempt, facts.generation, context),
+        _updated(facts, base, observed, attempt, context),
         heartbeat,
         now,
     )
@@ -241,7 +242,7 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
     """Pods with engines: rollout pods, or those of the trainer."""
     cluster = observed.cluster(attempt)
     if facts.rollout_pods:
-        return _rollout_pods(observed, attempt, facts.rollout_pods, cluster)
+        return _rollout_pods(observed, attempt, facts, cluster)
     desired, ready = facts.trainer_pods, cluster.ready_workers if cluster else 0
     if facts.reward_pods:
         ready = observed.ready_pods(attempt, TRAINER_GROUP)
@@ -250,22 +251,38 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
 
 
 def _rollout_pods(
-    observed: Observation, attempt: int, desired: int, cluster: ObservedRayCluster | None
+    observed: Observation, attempt: int, facts: JobFacts, cluster: ObservedRayCluster | None
 ) -> RolloutStatus:
-    pods = [pod for pod in observed.pods_of(attempt) if pod.group == ROLLOUT_GROUP and not pod.deleting]
     ready = observed.ready_pods(attempt, ROLLOUT_GROUP)
     selector = f"ray.io/cluster={cluster.name},ray.io/group={ROLLOUT_GROUP}" if cluster else None
     return RolloutStatus(
-        desired=desired, ready=ready, updated=len(pods), summary=f"{ready}/{desired}", selector=selector
+        desired=facts.rollout_pods,
+        ready=ready,
+        updated=count_updated(facts, observed, attempt),
+        summary=f"{ready}/{facts.rollout_pods}",
+        selector=selector,
     )
 
 
-def _updated(status: Status, observed: Observation, attempt: int, generation: int, context: Context) -> ConditionValue:
-    """Whether the attempt matches the current spec; for an unchanged spec, the previous result."""
+def _updated(facts: JobFacts, status: Status, observed: Observation, attempt: int, context: Context) -> ConditionValue:
+    """Whether the attempt matches the current spec; for an unchanged spec, the previous result.
+
+    Rollout pods may be replaced in the running attempt; then it counts what they have.
+    """
     if context.refused_spec:
         return false_because("InvalidSpec", context.refused_spec)
+    rest = _rest_updated(status, observed, attempt, facts.generation, context)
+    return rest if rest.status == "False" else review_rolling(facts, observed, attempt) or rest
+
+
+def _rest_updated(
+    status: Status, observed: Observation, attempt: int, generation: int, context: Context
+) -> ConditionValue:
+    """Whether the attempt has what of the current spec cannot change while it runs."""
     rayjob, before = observed.rayjob(attempt), status.condition("Updated")
     if before and attempt == status.attempts and generation == status.observed_generation:
+        if before.reason in ROLLING_REASONS:
+            return true_because("AsRequested")
         return ConditionValue(before.status, before.reason, before.message)
     if rayjob and rayjob.digest and context.digest and rayjob.digest != context.digest:
         return false_because(

@@ -14,6 +14,8 @@ NORMAL: dict[str, Explanation] = {
         ("NotAutoscaled", ("RolloutsScaled=Unknown",), "The job has no `spec.rollout.autoscaling`."),
         ("InSync", ("WeightsInSync=True",), "All engines have weights that are new enough."),
         ("AsRequested", ("Updated=True",), "The running attempt has the current spec."),
+        ("RollingUpdate", ("Updated=False", "event"), "Rollout pods are being replaced by pods of the current spec."),
+        ("RolloutsUpdated", ("event",), "All rollout pods have the current spec, and serve."),
         ("StepAdvancing", ("ProgressStalled=False",), "The trainer reports."),
         ("NotRequested", ("Suspended=False",), "`spec.suspend` is false."),
         ("NoFailure", ("Failed=False",), "The job has not failed."),

@@ -56,10 +56,26 @@ class ObservedRayJob:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """The worker group of the rollout pods: its place in the RayCluster's spec, and its number of pods."""
+    """The worker group of the rollout pods.
+
+    Attributes:
+        index: its place in the RayCluster's spec.
+        replicas: its number of pods.
+        template: digest of what the pods were made of that the job may change while they run; empty if the operator
+            that created the attempt gave it none.
+        removed: names of the pods that KubeRay is to delete.
+        replacing: since when the pods are replaced, or when the last ones were deleted; None: they are not replaced.
+        refused: digest whose pods did not become ready, and were replaced again.
+        refusal: why.
+    """
 
     index: int
     replicas: int
+    template: str = ""
+    removed: tuple[str, ...] = ()
+    replacing: datetime | None = None
+    refused: str = ""
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +132,8 @@ class ObservedPod:
         disrupted: reason and message of the condition `DisruptionTarget`, empty if it is not set.
         unschedulable: the scheduler's message, empty once the pod has a node.
         restarts: restarts of the container with the most.
+        address: its IP address, empty before it has one.
+        template: digest of the template that a rollout pod was made from, as in its group; empty without one.
     """
 
     name: str
@@ -130,6 +148,8 @@ class ObservedPod:
     disrupted: str = ""
     unschedulable: str = ""
     restarts: int = 0
+    address: str = ""
+    template: str = ""
     waiting: tuple[WaitingContainer, ...] = ()
     ended: tuple[TerminatedContainer, ...] = ()
 

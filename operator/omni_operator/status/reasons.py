@@ -66,5 +66,8 @@ class EventReason(str, Enum):
     RESULTS_ON_EMPTY_DIR = "ResultsOnEmptyDir"
     NO_VENDOR = "NoVendor"
     ROLLOUT_POD_LOST = "RolloutPodLost"
+    ROLLING_UPDATE = "RollingUpdate"
+    ROLLED_BACK = "RolledBack"
+    ROLLOUTS_UPDATED = "RolloutsUpdated"
     CHECKPOINT_SAVED = "CheckpointSaved"
     LEADER_ELECTED = "LeaderElected"  # about the Lease

@@ -65,7 +65,55 @@ class ScaleRollout:
     removed: tuple[str, ...] = ()
 
 
-Step = ScaleRollout | RemoveFinalizer | EnsureShared | CreateAttempt | DeleteRayJob | DeleteSelf | RequestCheckpoint
+@dataclass(frozen=True, slots=True)
+class StartReplacement:
+    """Give new rollout pods of a running attempt the template of the current spec."""
+
+    cluster: ObservedRayCluster
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacePods:
+    """Have KubeRay replace rollout pods of a running attempt.
+
+    Attributes:
+        removed: names of the pods, with those that are leaving already.
+    """
+
+    cluster: ObservedRayCluster
+    removed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReplacement:
+    """Forget the template before: all rollout pods have the new one, and serve."""
+
+    cluster: ObservedRayCluster
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpTemplate:
+    """Give new rollout pods the template before: those of this one do not serve in time.
+
+    Attributes:
+        text: why, for the condition.
+    """
+
+    cluster: ObservedRayCluster
+    text: str = ""
+
+
+ReplacementStep = StartReplacement | ReplacePods | FinishReplacement | GiveUpTemplate
+Step = (
+    ReplacementStep
+    | ScaleRollout
+    | RemoveFinalizer
+    | EnsureShared
+    | CreateAttempt
+    | DeleteRayJob
+    | DeleteSelf
+    | RequestCheckpoint
+)
 
 
 @dataclass(frozen=True, slots=True)

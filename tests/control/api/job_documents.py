@@ -69,6 +69,7 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
         {"enabled": True}, {"maxReplicas": 2}, {"maxReplicas": 2, "samplesPerReplica": 8},
         {"minReplicas": 3, "maxReplicas": 2, "samplesPerReplica": 8},
     )),
+    ("rollout.updateStrategy", ({}, {"maxUnavailable": 0}, {"maxUnavailable": 2, "type": "Recreate"})),
     ("rollout.maxReplicas", (2,)),
     ("rollout.engine", ({"tensorParallelSize": 2}, {"metricsPort": 9400}, {"type": "SGLang"})),
     ("rollout.agentLoop.workers", (1, 2, 3)),
@@ -135,6 +136,7 @@ SETS: tuple[dict[str, Any], ...] = (
     {"rollout.placement": "Separate", "rollout.batchesAhead": 1},
     {"rollout.placement": "Separate", "rollout.drainSeconds": 0},
     {"rollout.placement": "Separate", "rollout.autoscaling": {"maxReplicas": 2, "samplesPerReplica": 8}},
+    {"rollout.placement": "Separate", "rollout.updateStrategy": {"maxUnavailable": 2, "progressDeadlineSeconds": 60}},
     {
         "rollout.placement": "Separate",
         "rollout.replicas": 3,

@@ -27,6 +27,7 @@ Path_ = tuple[str, ...]
 EXCEPTIONS = {
     "managedBy": "the reconciler leaves a job of another manager alone: tests/control/operator_core",
     "rollout.engine.type": "there is one engine, which has one name",
+    "rollout.updateStrategy.type": "there is one order, which has one name",
 }
 # Fields that are only validated: they confirm what other fields ask for.
 CONFIRM = {
@@ -126,6 +127,7 @@ OTHER = {
     "reward": {"model": {"base": "judge", "placement": "Separate", "replicas": 2, "tensorParallelSize": 1, **POOL}},
     "rollout": {
         "placement": "Separate", "replicas": 4, "minReplicas": 2, "drainSeconds": 30, "batchesAhead": 2, **POOL,
+        "updateStrategy": {"type": "RollingByWeightVersion", "maxUnavailable": 2, "progressDeadlineSeconds": 60},
         "autoscaling": {"minReplicas": 3, "maxReplicas": 6, "samplesPerReplica": 32, "stabilizationSeconds": 60},
     },
 }  # fmt: skip

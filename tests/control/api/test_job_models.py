@@ -37,7 +37,9 @@ def problems(*assignments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("assignments", "at", "said"),
     [
-        (["spec.rollout.updateStrategy={}"], "spec.rollout.updateStrategy", "for its next attempt"),
+        (["spec.rollout.updateStrategy={}"], "spec.rollout.updateStrategy", "in the trainer's pods; write Separate"),
+        (["spec.rollout={placement: Separate, updateStrategy: {maxUnavailable: 0}}"],
+         "spec.rollout.updateStrategy.maxUnavailable", "0 must be at least 1"),
         (["spec.rollout.engine.metricsPort=9400"], "spec.rollout.engine.metricsPort", "no fixed port"),
         (["spec.weightSync.transport=NCCL"], "spec.weightSync", "over IPC"),
         (["spec.backoffLimit=1"], "spec.backoffLimit", "checkpoint.claimName"),

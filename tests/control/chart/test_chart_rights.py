@@ -48,7 +48,7 @@ def needed() -> set[Right]:
     # blockOwnerDeletion needs this on clusters that protect owners.
     found |= rights(JOBS, "update", subresource="/finalizers")
     found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
-    found |= rights(RAYCLUSTERS, "patch")  # the number of rollout pods
+    found |= rights(RAYCLUSTERS, "get", "patch")  # number and template of the rollout pods
     for kind in (JOBS, *CHILDREN):
         found |= rights(kind, "list", "watch")
     for kind in applied():

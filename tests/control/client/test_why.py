@@ -71,6 +71,16 @@ def test_a_message_of_the_condition_is_not_repeated() -> None:
     assert said.endswith("What to do: ask for less, correct the selectors, or add nodes that have the resource.")
 
 
+def test_a_running_job_whose_rollout_pods_were_not_updated_says_why() -> None:
+    text = "rollout pods with the current spec did not serve within 600 s"
+    held = Condition(type="Updated", status="False", reason="RolledBack", message=text)
+    said = explain("red", Status(state="Running", conditions=(held,)), AT)
+    assert f"Updated is False: RolledBack: {text}" in said
+    assert "What to do: correct spec.rollout, or change it back" in said
+    rolling = held.model_copy(update={"reason": "RollingUpdate"})
+    assert "Nothing holds it" in explain("red", Status(state="Running", conditions=(rolling,)), AT)
+
+
 def test_warnings_are_those_of_the_job_and_of_its_attempt() -> None:
     bodies = [
         event("A", "DiffusionRLJob", "red", "a"), event("B", "Pod", "red-a01-x-head", "b"),

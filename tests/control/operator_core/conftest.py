@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from control.operator_core.pools import Pools
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
 from omni_operator.api.status import Condition, Status
 from omni_operator.cluster.errors import Unavailable
@@ -259,6 +260,12 @@ class Simulation:
 @pytest.fixture
 def simulation() -> Simulation:
     return Simulation()
+
+
+@pytest.fixture
+def pools(simulation: Simulation) -> Pools:
+    """A job with rollout pods of their own."""
+    return Pools(simulation)
 
 
 @pytest.fixture

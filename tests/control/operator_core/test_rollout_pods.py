@@ -9,65 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from control.operator_core.pools import CLUSTER, KEY, ROLLOUT, Pools
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.status.observation import ObservedPod
 from omni_operator.status.scaling import leaving_pods
 from omni_operator.status.timeouts import Timeouts
-
-KEY, CLUSTER = ("team-a", "red"), "red-a01-x1"
-ROLLOUT = {"placement": "Separate", "replicas": 3, "minReplicas": 2}
-READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-
-
-class Pools:
-    """KubeRay and kubelets for the two groups of a job with rollout pods."""
-
-    def __init__(self, simulation: Any) -> None:
-        self.simulation, self.made = simulation, 0
-
-    async def run(self, **job: Any) -> None:
-        """A job whose first attempt runs, all pods ready."""
-        self.simulation.submit(**{"rollout": ROLLOUT, **job})
-        await self.simulation.settle()
-        self.simulation.run(1)
-        rayjob = self.simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
-        self.simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
-        self.add("trainer")
-        for _ in range(ROLLOUT["replicas"]):  # type: ignore[arg-type]
-            self.add("rollout")
-        await self.simulation.settle()
-
-    def add(self, group: str, status: Any = READY) -> str:
-        """KubeRay makes a pod, and it becomes ready."""
-        cluster = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-        owner = {"kind": "RayCluster", "name": CLUSTER, "uid": cluster["metadata"]["uid"], "controller": True}
-        labels = {**cluster["metadata"]["labels"], "ray.io/node-type": "worker", "ray.io/group": group}
-        self.made += 1
-        meta = {"namespace": KEY[0], "name": f"{CLUSTER}-{group}-{self.made}", "labels": labels}
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {**meta, "ownerReferences": [owner]}, "status": status}
-        return str(self.simulation.cluster.make(body)["metadata"]["name"])
-
-    def groups(self) -> list[tuple[str, int]]:
-        body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-        return [(group["groupName"], group["replicas"]) for group in body["spec"]["workerGroupSpecs"]]
-
-    def leaving(self) -> list[str]:
-        """Names of the pods that KubeRay is to delete."""
-        body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-        found: list[str] = body["spec"]["workerGroupSpecs"][1]["scaleStrategy"]["workersToDelete"]
-        return found
-
-    def patches(self) -> int:
-        return int(self.simulation.cluster.log.count(("patch", "rayclusters")))
-
-    def events(self, reason: str) -> list[str]:
-        return [str(event["note"]) for event in self.simulation.events() if event["reason"] == reason]
-
-
-@pytest.fixture
-def pools(simulation: Any) -> Pools:
-    return Pools(simulation)
 
 
 async def test_a_lost_rollout_pod_ends_no_attempt_and_the_conditions_count_pods(simulation: Any, pools: Pools) -> None:
@@ -186,7 +133,7 @@ def test_as_many_pods_stay_as_are_kept_and_those_are_ready_before_others(found: 
 
 async def test_another_change_of_the_spec_still_waits_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
     await pools.run()
-    simulation.edit(rollout={**ROLLOUT, "replicas": 4, "resources": {"requests": {"cpu": "2"}}})
+    simulation.edit(rollout={**ROLLOUT, "replicas": 4, "samplesPerPrompt": 4})
     await simulation.settle()
     assert pools.groups() == [("trainer", 1), ("rollout", 4)]
     assert simulation.condition("Updated").reason == "NextAttempt"

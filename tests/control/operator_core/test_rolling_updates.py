@@ -1,0 +1,257 @@
+"""Rollout pods that are replaced one by one after a change of the spec, while an attempt runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
+from omni_operator.api.names import PAUSE_ANNOTATION, TEMPLATE_LABEL
+from omni_operator.cluster.errors import Forbidden
+from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS
+
+IMAGE = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": "rollout:2"}]}}}
+NEW = {**ROLLOUT, **IMAGE}
+
+
+def rollout_pods(simulation: Any) -> dict[str, str]:
+    """Template by name of each rollout pod."""
+    pods = [body["metadata"] for body in simulation.cluster.all(PODS)]
+    pods = [meta for meta in pods if meta["labels"].get("ray.io/group") == "rollout"]
+    return {meta["name"]: meta["labels"][TEMPLATE_LABEL] for meta in pods}
+
+
+async def report(simulation: Any, version: int = 1, **missing: int) -> None:
+    """The trainer reports the version of all ready pods but those in `missing`, which have others."""
+    found = {
+        body["status"]["podIP"]: version for body in simulation.cluster.all(PODS)
+        if body["status"].get("conditions") == READY["conditions"]
+    }  # fmt: skip
+    simulation.report("heartbeat", **{"rollout/replica_versions": {**found, **missing}})
+    await simulation.settle()
+
+
+def image(simulation: Any) -> str:
+    """The image of the group's template."""
+    body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
+    return str(body["spec"]["workerGroupSpecs"][1]["template"]["spec"]["containers"][0]["image"])
+
+
+def replace_named(simulation: Any, pools: Pools, status: Any = READY) -> list[str]:
+    """KubeRay deletes the pods that are named, and starts others; the names."""
+    named = [name for name in pools.leaving() if name in rollout_pods(simulation)]
+    for name in named:
+        simulation.cluster.remove(PODS, KEY[0], name)
+        pools.add("rollout", status)
+    return named
+
+
+async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_oldest_weights_first(
+    simulation: Any, pools: Pools
+) -> None:
+    await pools.run(backoffLimit=0)
+    old = rollout_pods(simulation)
+    await report(simulation, 5, **{"10.0.0.3": 3})
+    simulation.edit(rollout=NEW)
+    await simulation.settle()
+    assert (image(simulation), pools.groups()[1]) == ("rollout:2", ("rollout", 3))
+    updated = simulation.condition("Updated")
+    assert (updated.status, updated.reason) == ("False", "RollingUpdate")
+    assert updated.message == "0 of 3 rollout pods have the current spec and serve"
+    order = []
+    for count in (1, 2, 3):
+        order += replace_named(simulation, pools)
+        await simulation.after(15)
+        assert not replace_named(simulation, pools), "the new pod does not serve"
+        assert (simulation.status().rollout.updated, len(rollout_pods(simulation))) == (count, 3)
+        await report(simulation, 5, **({"10.0.0.3": 3} if count < 2 else {}))
+    assert order == [f"{CLUSTER}-rollout-3", f"{CLUSTER}-rollout-2", f"{CLUSTER}-rollout-4"]
+    assert not {*old.values()} & {*rollout_pods(simulation).values()}
+    updated = simulation.condition("Updated")
+    assert (updated.status, updated.reason) == ("True", "AsRequested")
+    assert "annotations" not in simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["metadata"] or not any(
+        name.startswith("diffusionrl.io/rollout-")
+        for name in simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["metadata"]["annotations"]
+    )
+    assert len(pools.events("RollingUpdate")) == 1
+    assert pools.events("RolloutsUpdated") == ["all rollout pods have the current spec"]
+    assert pools.events("RolloutPodLost") == [], "the operator deletes pods itself"
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+    before = pools.patches()
+    await simulation.after(7200)
+    assert pools.patches() == before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"resources": {"requests": {"cpu": "2"}}}, {"sharedMemory": {"sizeLimit": "3Gi"}}, {"drainSeconds": 5},
+        {"scheduling": {"nodeSelector": {"zone": "a"}}}, {"podTemplate": {"metadata": {"labels": {"a": "b"}}}},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)  # fmt: skip
+async def test_fields_that_only_rollout_pods_read_replace_them(
+    simulation: Any, pools: Pools, changed: dict[str, Any]
+) -> None:
+    await pools.run()
+    await report(simulation)
+    body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
+    simulation.edit(rollout={**ROLLOUT, **changed})
+    await simulation.settle()
+    assert len(replace_named(simulation, pools)) == 1
+    assert simulation.condition("Updated").reason == "RollingUpdate"
+    trainer, rollout = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
+    assert trainer == body[0] and rollout["template"] != body[1]["template"]
+    simulation.edit(rollout=ROLLOUT)
+    for name in changed:
+        simulation.edit(rollout={name: None})
+    await simulation.settle()
+    rollout = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"][1]
+    assert (rollout["template"], rollout["resources"]) == (body[1]["template"], body[1]["resources"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"runtime": {"image": "rollout:2", "rayVersion": "2.55.0"}},
+        {"rollout": {**ROLLOUT, "engine": {"maxBatchSize": 8}}},
+        {"rollout": {**NEW, "pipeline": {"steps": 20}}},
+        {"rollout": {**ROLLOUT, "accelerator": {"vendor": "NVIDIA", "count": 1}}},
+    ],
+    ids=["image of all pods", "engine", "with others", "accelerators"],
+)  # fmt: skip
+async def test_what_the_trainer_reads_too_is_for_the_next_attempt_and_replaces_no_pod(
+    simulation: Any, pools: Pools, changed: dict[str, Any]
+) -> None:
+    await pools.run()
+    await report(simulation)
+    before = pools.patches()
+    simulation.edit(**changed)
+    await simulation.settle()
+    await simulation.after(7200)
+    assert simulation.condition("Updated").reason == "NextAttempt"
+    assert (pools.patches(), image(simulation)) == (before, "rollout:1")
+
+
+async def test_a_spec_that_the_cluster_refuses_replaces_no_pod(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    await report(simulation)
+    before = pools.patches()
+    privileged = {"spec": {"containers": [{"name": "ray", "securityContext": {"privileged": True}}]}}
+    simulation.edit(rollout={**ROLLOUT, "podTemplate": privileged})
+    await simulation.settle()
+    assert simulation.condition("Updated").reason == "InvalidSpec"
+    assert pools.patches() == before
+
+
+async def test_in_a_queue_the_change_is_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    await report(simulation)
+    simulation.cluster.change(JOBS, *KEY, metadata={"labels": {"kueue.x-k8s.io/queue-name": "q"}})
+    simulation.edit(rollout=NEW)
+    await simulation.settle()
+    assert (simulation.condition("Updated").reason, pools.patches()) == ("NextAttempt", 0)
+
+
+async def test_an_annotation_pauses_the_replacement(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    await report(simulation)
+    simulation.edit(rollout=NEW)
+    await simulation.settle()
+    simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {PAUSE_ANNOTATION: "true"}})
+    replace_named(simulation, pools)
+    await report(simulation)
+    assert not replace_named(simulation, pools)
+    updated = simulation.condition("Updated")
+    assert (updated.status, updated.reason) == ("False", "RollingUpdatePaused")
+    assert updated.message.startswith("1 of 3 rollout pods have the current spec and serve") and PAUSE_ANNOTATION in (
+        updated.message
+    )
+    await simulation.after(7200)
+    assert simulation.condition("Updated").reason == "RollingUpdatePaused"
+    simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {PAUSE_ANNOTATION: "false"}})
+    await report(simulation)
+    assert len(replace_named(simulation, pools)) == 1
+    assert simulation.condition("Updated").reason == "RollingUpdate"
+
+
+async def test_as_many_pods_are_replaced_as_may_be_unavailable(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    await report(simulation)
+    simulation.edit(rollout={**NEW, "updateStrategy": {"maxUnavailable": 2}})
+    await simulation.settle()
+    assert len(replace_named(simulation, pools)) == 2
+
+
+async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_spec_before(
+    simulation: Any, pools: Pools
+) -> None:
+    await pools.run()
+    await report(simulation)
+    simulation.edit(rollout={**NEW, "updateStrategy": {"progressDeadlineSeconds": 600}})
+    await simulation.settle()
+    container = {"name": "ray", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "rollout:2 not found"}}}
+    replace_named(simulation, pools, {"phase": "Pending", "containerStatuses": [container]})
+    await simulation.after(599)
+    assert simulation.condition("Updated").reason == "RollingUpdate"
+    await simulation.after(1)
+    updated = simulation.condition("Updated")
+    assert (updated.status, updated.reason) == ("False", "RolledBack")
+    assert "did not serve within 600 s" in updated.message and "rollout:2 not found" in updated.message
+    assert pools.events("RolledBack") == [updated.message]
+    assert image(simulation) == "rollout:1"
+    assert replace_named(simulation, pools) == [f"{CLUSTER}-rollout-5"]
+    await report(simulation)
+    assert len({*rollout_pods(simulation).values()}) == 1
+    before = pools.patches()
+    simulation.start_operator()
+    await report(simulation)
+    await simulation.after(7200)
+    assert (simulation.condition("Updated").message, pools.patches()) == (updated.message, before), "not tried again"
+    assert simulation.status().rollout.updated == 0
+    simulation.edit(rollout={**NEW, "resources": {"requests": {"cpu": "2"}}})
+    await simulation.settle()
+    assert (simulation.condition("Updated").reason, image(simulation)) == ("RollingUpdate", "rollout:2")
+
+
+async def test_an_operator_that_starts_again_continues_the_replacement(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    await report(simulation)
+    simulation.edit(rollout=NEW)
+    await simulation.settle()
+    replace_named(simulation, pools)
+    simulation.start_operator()
+    await simulation.settle()
+    assert not replace_named(simulation, pools), "it has no report yet"
+    await report(simulation)
+    assert len(replace_named(simulation, pools)) == 1
+
+
+async def test_the_number_of_pods_can_change_during_the_replacement(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    await report(simulation)
+    simulation.edit(rollout=NEW)
+    await simulation.settle()
+    simulation.edit(rollout={**NEW, "replicas": 5})
+    await simulation.settle()
+    assert pools.groups()[1] == ("rollout", 5)
+    for _ in range(2):
+        pools.add("rollout")
+    for _ in range(5):
+        replace_named(simulation, pools)
+        await report(simulation)
+    assert simulation.condition("Updated").reason == "AsRequested"
+    assert len({*rollout_pods(simulation).values()}) == 1 and len(rollout_pods(simulation)) == 5
+
+
+async def test_an_operator_without_the_right_to_read_clusters_says_so(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    await report(simulation)
+    simulation.cluster.failures = lambda verb, kind, name: (
+        Forbidden("rayclusters is forbidden") if (verb, kind) == ("get", RAYCLUSTERS) else None
+    )
+    simulation.edit(rollout=NEW)
+    await simulation.settle()
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "Forbidden")
