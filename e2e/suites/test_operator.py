@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import httpx
 import pytest
@@ -135,6 +136,77 @@ def test_rollout_pods_follow_the_reported_queue_and_nothing_else_changes_their_n
     job.await_status("1 rollout pod", lambda status: status["rollout"]["desired"] == 1, JOB_SEEN)
     assert patches(mark) == 2, "one for each change"
     job.await_condition("RolloutsScaled", "True", "WithinLimits")
+
+
+def test_rollout_pods_are_replaced_one_by_one_and_replaced_again_if_the_new_ones_do_not_serve(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    rollout = {"placement": "Separate", "replicas": 2, "updateStrategy": {"progressDeadlineSeconds": 3}}
+    job = JobOnPlane(api, namespace, spec={"rollout": rollout})
+    job.submit()
+    job.run(1)
+    token = job.report_token(job.add_trainer(1))
+    path, pods = job.ray("rayclusters", f"{job.attempt(1)}-x1"), f"/api/v1/namespaces/{namespace}/pods"
+    url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
+    serving: dict[str, int] = {}
+
+    def group() -> dict[str, Any]:
+        found: dict[str, Any] = api.get(path)["spec"]["workerGroupSpecs"][1]
+        return found
+
+    def add(number: int, *, serves: bool = True) -> str:
+        """KubeRay makes a pod, and its replica gets weights."""
+        name, _ = job.add_pod(1, f"rollout-{number}", "rollout")
+        if serves:
+            address = f"10.1.0.{number}"
+            ready = [{"type": "Ready", "status": "True"}]
+            status = {"phase": "Running", "conditions": ready, "podIP": address, "podIPs": [{"ip": address}]}
+            api.patch(f"{pods}/{name}/status", {"status": status})
+            serving[address] = number
+        return name
+
+    def named() -> set[str]:
+        """The trainer reports, and the names of the pods that KubeRay is to delete and has not deleted."""
+        httpx.post(url, json={"event": "heartbeat", "rollout/replica_versions": serving}, headers=sent)
+        there = {pod["metadata"]["name"] for pod in api.get(pods)["items"]}
+        return there & {*group().get("scaleStrategy", {}).get("workersToDelete", ())}
+
+    def replaced(pod: str, number: int, *, serves: bool = True) -> str:
+        """Once it is this pod that is named, KubeRay deletes it and makes another one; its name."""
+        deadlines.wait_until(f"{pod} to be replaced", JOB_SEEN, lambda: named() == {pod})
+        api.delete(f"{pods}/{pod}?gracePeriodSeconds=0")
+        serving.pop(f"10.1.0.{pod.rpartition('-')[2]}", None)
+        return add(number, serves=serves)
+
+    first, second = add(1), add(2)
+    deadlines.wait_until("the report", JOB_SEEN, lambda: named() == set())
+    mark = installed.audit.mark()
+    image = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": "rollout:2"}]}}}
+    api.patch(job.own_path, {"spec": {"rollout": image}})
+    third = replaced(first, 3)
+    job.await_condition("Updated", "False", "RollingUpdate")
+    fourth = replaced(second, 4)
+    deadlines.wait_until("no pod to be replaced", JOB_SEEN, lambda: named() == set())
+    job.await_condition("Updated", "True", "AsRequested")
+    job.await_status("2 updated pods", lambda status: status["rollout"]["updated"] == 2)
+    assert group()["template"]["spec"]["containers"][0]["image"] == "rollout:2"
+    calls = [call for call in installed.audit.calls(mark) if call.user_agent.startswith(AGENT) and call.code < 300]
+    made = Counter((call.verb, call.resource) for call in calls)
+    assert made["patch", "rayclusters"] == 4, "the template, each pod, and the end"
+    template = group()["template"]
+
+    image["podTemplate"]["spec"]["containers"][0]["image"] = "rollout:3"
+    api.patch(job.own_path, {"spec": {"rollout": image}})
+    fifth = replaced(third, 5, serves=False)
+    assert group()["template"]["spec"]["containers"][0]["image"] == "rollout:3"
+    found = job.await_condition("Updated", "False", "RolledBack")
+    assert "did not serve within 3 s" in found["message"]
+    assert group()["template"] == template
+    sixth = replaced(fifth, 6)
+    deadlines.wait_until("no pod to be replaced", JOB_SEEN, lambda: named() == set())
+    assert {pod["metadata"]["name"] for pod in api.get(pods)["items"]} >= {fourth, sixth}
+    job.await_events("RollingUpdate", "RolloutsUpdated", "RolledBack")
+    assert (job.condition("Updated")["reason"], job.status()["attempts"]) == ("RolledBack", 1)
 
 
 def test_a_job_goes_without_the_operator_and_takes_what_is_created_later(
