@@ -66,7 +66,8 @@ def test_a_server_of_a_diffusion_model() -> None:
     assert made._get_override_generation_config() == {}
     engine_kwargs = dict(made.config.engine_kwargs["vllm_omni"])
     made._preprocess_engine_kwargs(engine_kwargs)
-    assert engine_kwargs == {"custom_pipeline": "mine.Pipeline", "stage_init_timeout": 9}
+    executor = {"distributed_executor_backend": "uni"}  # on a CPU, unless given
+    assert engine_kwargs == {"custom_pipeline": "mine.Pipeline", "stage_init_timeout": 9, **executor}
     assert (made._get_engine_kwargs_key(), made._get_wake_up_tags()) == ("vllm_omni", ["weights"])
     assert made._get_cli_description() == "vLLM-Omni CLI"
     assert [module.__name__ for module in made._get_cli_modules()] == ["vllm_omni.entrypoints.cli.serve"]
@@ -82,7 +83,7 @@ def test_a_server_of_a_language_model(language_model: Path) -> None:
     assert made._get_override_generation_config()["temperature"] == 0.5
     engine_kwargs = dict(made.config.engine_kwargs["vllm_omni"])
     made._preprocess_engine_kwargs(engine_kwargs)
-    assert engine_kwargs == {"stage_init_timeout": 9}
+    assert engine_kwargs == {"stage_init_timeout": 9, "distributed_executor_backend": "uni"}
 
 
 def test_the_worker_extension_depends_on_device_and_mode(language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +113,14 @@ def test_the_engine_gets_the_pipeline_of_the_model() -> None:
     assert (prepared()["step_execution"], prepared()["max_num_seqs"]) == (False, 8)
 
 
-def test_the_attention_backend_is_a_setting() -> None:
+def test_the_attention_backend_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_omni.diffusion.data import parse_attention_config
 
+    from verl_omni.workers.rollout.vllm_rollout.server import rollout_server
+
+    on_cpu = prepared()["diffusion_attention_config"]
+    assert parse_attention_config(on_cpu).default.backend == "TORCH_SDPA"
+    monkeypatch.setattr(rollout_server, "get_device_name", lambda: "cuda")
     for given, found in (({"rollout_attn_backend": "TORCH_SDPA"}, "TORCH_SDPA"), ({}, "FLASH_ATTN")):
         assert parse_attention_config(prepared(**given)["diffusion_attention_config"]).default.backend == found
     for name in ("backend", "config"):

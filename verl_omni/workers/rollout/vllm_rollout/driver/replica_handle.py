@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import ray
 from typing_extensions import override
 from verl.single_controller.ray import RayClassWithInitArgs
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_device_name, get_resource_name
 from verl.utils.import_utils import load_class_from_fqn
 
+from verl_omni.workers.rollout import cpu_settings
 from verl_omni.workers.rollout.vllm_rollout.driver.deadline_replica import DeadlineReplica
 from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import vLLMOmniHttpServer
 
+logger = logging.getLogger(__name__)
 # By its name, as verl loads the colocated one: the driver's code does not import that of the training worker.
 REPLICA_WORKER = "verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker.ReplicaWorker"
 
@@ -32,6 +37,11 @@ class vLLMOmniReplica(DeadlineReplica):
         is_teacher_model: bool = False,
         name_suffix: str = "",
     ) -> None:
+        config = omega_conf_to_dataclass(config)
+        if get_device_name() == "cpu":
+            for name, value in cpu_settings.changes(config).items():
+                logger.warning("rollout.%s is %s on a CPU, not %s", name, value, getattr(config, name))
+            config = cpu_settings.fit(config)
         super().__init__(
             replica_rank, config, model_config, gpus_per_node, is_reward_model, is_teacher_model, name_suffix
         )
@@ -52,7 +62,18 @@ class vLLMOmniReplica(DeadlineReplica):
 
     @override
     async def init_standalone(self) -> None:
-        """Start the replica on accelerators of its own, on nodes with `rollout.node_resource` if there is one."""
+        """Start the replica on accelerators of its own, on nodes with `rollout.node_resource` if there is one.
+
+        On a CPU, Ray counts logical ones: `ray.init(num_gpus=...)`.
+        """
+        most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+        if get_resource_name() == "GPU" and most < self.gpus_per_replica_node:
+            logger.warning(
+                "replica %s waits for a node with %s GPUs (rollout.tensor_model_parallel_size x data_parallel_size), "
+                "and no node of this Ray cluster has more than %d%s",
+                self.replica_rank, self.gpus_per_replica_node, most,
+                ": on a CPU, write ray.init(num_gpus=...)" if get_device_name() == "cpu" else "",
+            )  # fmt: skip
         self.place()
         await self.launch_servers()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_device_name
 from verl.utils.net_utils import get_free_port
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import TokenOutput
@@ -20,6 +21,7 @@ from verl.workers.rollout.utils import run_uvicorn
 from verl_omni.platforms.server_profile import server_profile
 from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
+from verl_omni.workers.rollout import cpu_settings
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import ReplicaError
 from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
@@ -40,6 +42,8 @@ class vLLMOmniHttpServer(EngineControlServer):
     @override
     def _init_config(self, config: Any) -> DiffusionRolloutConfig:
         parsed = omega_conf_to_dataclass(config)
+        if get_device_name() == "cpu":
+            parsed = cpu_settings.fit(parsed)
         # verl adds the replica's rank to the seed, which must therefore be a number.
         return replace(parsed, seed=0) if parsed.seed is None else parsed
 

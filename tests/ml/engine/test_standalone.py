@@ -1,0 +1,119 @@
+"""A standalone replica that a program starts itself, with the model's path and defaults: it serves pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from PIL import Image
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from verl_omni.models.tiny import make_tiny_sd3
+
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_sd3(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Ray with one logical accelerator, whose workers are forks of a process that has imported the engine."""
+    from verl_omni.trainer import startup
+    from verl_omni.trainer.fork_server import ForkingCluster
+
+    startup.prepare_environment(has_accelerator=False)
+    found = ForkingCluster([], num_cpus=8, num_gpus=1, include_dashboard=False, _node_ip_address="127.0.0.1")
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def replica(cluster: Any, model: Path) -> Iterator[Any]:
+    import ray
+
+    from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
+
+    made = vLLMOmniReplica(0, DiffusionRolloutConfig(), DiffusionModelConfig(path=str(model)))
+    asyncio.run(made.init_standalone())
+    yield made
+    ray.get([server.shutdown.remote() for server in made.servers], timeout=60)
+
+
+def test_a_replica_with_defaults_generates_and_serves_http(replica: Any, model: Path) -> None:
+    import ray
+    from transformers import AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(model / "tokenizer")("a red circle").input_ids
+    params = {"height": SIZE, "width": SIZE, "num_inference_steps": 4, "seed": 7}
+    first, again = ray.get(
+        [
+            replica.server_handle.generate.remote(prompt_ids=ids, sampling_params=params, request_id=name)
+            for name in ("first", "again")
+        ],
+        timeout=120,
+    )
+    assert first.diffusion_output.shape == (3, SIZE, SIZE) and first.diffusion_output.dtype == torch.uint8
+    assert first.stop_reason == "completed" and first.diffusion_output.float().std() > 0
+    assert (first.diffusion_output.int() - again.diffusion_output.int()).abs().max() <= 1
+    answer = httpx.post(
+        f"http://{replica.server_address}/v1/images/generations",
+        json={"prompt": "a red circle", "size": f"{SIZE}x{SIZE}", "seed": 7}, timeout=120,
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    picture = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
+    assert picture.size == (SIZE, SIZE)
+
+
+def test_a_server_alone_serves_with_defaults(cluster: Any, replica: Any, model: Path) -> None:
+    """The class itself as an actor of the user's, without a replica."""
+    import ray
+    from verl.workers.rollout.replica import RolloutMode
+
+    from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
+
+    server = ray.remote(vLLMOmniHttpServer).options(max_concurrency=100).remote(
+        config=DiffusionRolloutConfig(), model_config=DiffusionModelConfig(path=str(model)),
+        rollout_mode=RolloutMode.STANDALONE, workers=[], replica_rank=1, node_rank=0, gpus_per_node=1, nnodes=1,
+        cuda_visible_devices="",
+    )  # fmt: skip
+    ray.get(server.launch_server.remote(), timeout=300)
+    params = {"height": SIZE, "width": SIZE, "num_inference_steps": 4, "seed": 7}
+    made = ray.get(server.generate.remote(prompt_ids=[1, 2], sampling_params=params, request_id="one"), timeout=120)
+    assert made.diffusion_output.shape == (3, SIZE, SIZE) and made.stop_reason == "completed"
+    ray.get(server.shutdown.remote(), timeout=60)
+
+
+def test_the_log_says_why_a_replica_waits_for_accelerators(
+    cluster: Any, model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
+
+    waiting = vLLMOmniReplica(2, DiffusionRolloutConfig(data_parallel_size=2), DiffusionModelConfig(path=str(model)))
+    for name in ("place", "launch_servers"):  # the wait itself has no end
+        monkeypatch.setattr(waiting, name, _nothing if name == "launch_servers" else lambda: None)
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(waiting.init_standalone())
+    (said,) = [text for record in caplog.records if "waits for" in (text := record.getMessage())]
+    assert said.startswith("replica 2 waits for a node with 2 GPUs")
+    assert said.endswith("no node of this Ray cluster has more than 1: on a CPU, write ray.init(num_gpus=...)")
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,33 @@
+"""PURE: rollout settings that the engine on a CPU needs instead of the defaults, which are for accelerators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from verl_omni.workers.config import DiffusionRolloutConfig
+
+ATTENTION, EXECUTOR = "TORCH_SDPA", "uni"
+ENGINE = "vllm_omni"
+
+
+def changes(rollout: DiffusionRolloutConfig) -> dict[str, Any]:
+    """The settings of a rollout on a CPU that must differ from those given, by name.
+
+    One process computes, as a thread of the server unless `distributed_executor_backend` is given; attention is
+    torch's; and no memory is freed in sleep.
+    """
+    engine: Mapping[str, Any] = (rollout.engine_kwargs or {}).get(ENGINE) or {}
+    needed: dict[str, Any] = {
+        "tensor_model_parallel_size": 1, "rollout_attn_backend": ATTENTION, "enable_sleep_mode": False
+    }  # fmt: skip
+    if engine.get("distributed_executor_backend") is None:
+        kwargs = {**(rollout.engine_kwargs or {}), ENGINE: {**engine, "distributed_executor_backend": EXECUTOR}}
+        needed["engine_kwargs"] = kwargs
+    return {name: value for name, value in needed.items() if getattr(rollout, name) != value}
+
+
+def fit(rollout: DiffusionRolloutConfig) -> DiffusionRolloutConfig:
+    """The same settings with `changes`."""
+    return replace(rollout, **found) if (found := changes(rollout)) else rollout
