@@ -33,7 +33,7 @@ def test_the_socket_handle_names_job_replica_and_rank(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("missing", ["pipeline", "device"])
 def test_an_update_before_the_model_is_loaded_is_refused(missing: str) -> None:
-    with pytest.raises(RuntimeError, match="weight update for a worker without a pipeline"):
+    with pytest.raises(RuntimeError, match="weight update for a worker without a pipeline or a language model"):
         worker(**{missing: None}).update_weights_from_ipc()
 
 

@@ -1,4 +1,4 @@
-"""`vLLMOmniColocateWorkerExtension`: weight updates in the engine's worker of a diffusion model."""
+"""`vLLMOmniColocateWorkerExtension`: weight updates in an engine's worker, of a diffusion or a language model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing_extensions import override
 from verl.workers.rollout.vllm_rollout.utils import set_death_signal
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
+from verl_omni.utils.registry import load
 from verl_omni.utils.vllm_omni import VLLMOmniHijack
 from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError, error_text
 from verl_omni.weight_sync.full_weights import FullUpdate
@@ -17,11 +18,19 @@ from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
 from verl_omni.workers.rollout.vllm_rollout.engine_worker.lora_binding import swap_adapter
 from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import WeightReceiver
 
+# By its name: only a worker of a language model imports it.
+LANGUAGE_MODEL = "verl_omni.workers.rollout.vllm_rollout.language_model.token_worker_extension"
+# Methods of vLLM-Omni's worker that compute with the weights.
+COMPUTING = ("execute_model", "execute_model_batch", "execute_stepwise")
+
 
 class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtension):  # type: ignore[misc]
-    """Mixed into the engine's worker. All methods run in the worker's only thread, between requests."""
+    """Mixed into the engine's worker. All methods run in the worker's only thread, between requests.
 
-    _failed_update: str | None = None
+    It overrides no method of a worker, which vLLM would refuse, so it goes with vLLM's own workers too. A program that
+    gives it to vLLM as `worker_extension_cls` updates weights while no request is in flight, and then clears the cache
+    of prefixes; its requests name the adapter with `VLLM_LORA_NAME`, `VLLM_LORA_INT_ID` and `VLLM_LORA_PATH`.
+    """
 
     def __new__(cls, **kwargs: Any) -> vLLMOmniColocateWorkerExtension:
         # A worker in the server's process ends with that process, which Ray stops.
@@ -55,12 +64,12 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
             WeightSyncError: the update did not take effect. An adapter is swapped as a whole, so the old one keeps
                 serving. Full weights are written bucket by bucket, so after a failure the worker refuses to serve
                 until a full update succeeds.
-            RuntimeError: the worker has no device or no pipeline.
+            PartialWeights: full weights of a language model arrived in part; old and new ones are mixed until a full
+                update succeeds, and the program must send no request before.
+            RuntimeError: the worker has no device or no model.
         """
-        if self.device is None or getattr(self.model_runner, "pipeline", None) is None:
-            raise RuntimeError(
-                "weight update for a worker without a pipeline: no model is loaded, or it is a language model"
-            )
+        if self.device is None or not (self._has_pipeline() or hasattr(self.model_runner, "get_model")):
+            raise RuntimeError("weight update for a worker without a pipeline or a language model: no model is loaded")
         config = self._adapter_config(peft_config, base_sync_done)
         self._check_no_running_requests()
         reply = self._receive_update(config, zmq_update_id, deadline)
@@ -79,41 +88,40 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
                 f"{running} requests are between two denoising steps: abort them or wait for them before the update"
             )
 
+    def _has_pipeline(self) -> bool:
+        return getattr(self.model_runner, "pipeline", None) is not None
+
     @override
     def _swap_adapter(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
+        if not self._has_pipeline():
+            bound: int = load(f"{LANGUAGE_MODEL}:swap_worker_adapter")(self, tensors, config)
+            return bound
         return swap_adapter(self, tensors, config, base_synced=self._base_synced)
 
     @override
     def _receive_full(self, handle: str, deadline: float) -> dict[str, Any]:
+        if not self._has_pipeline():
+            reply: dict[str, Any] = load(f"{LANGUAGE_MODEL}:receive_full")(self, handle, deadline)
+            return reply
         update = FullUpdate(self.model_runner.pipeline)
         try:
             sent, counts = self._receive_buckets(update.load, handle, deadline)
             written = update.finish()
         except BaseException as error:
             if update.started:
-                self._failed_update = error_text(error)
+                self._refuse_to_compute(error_text(error))
             raise
-        self._base_synced, self._failed_update = True, None
+        for name in COMPUTING:
+            self.__dict__.pop(name, None)
+        self._base_synced = True
         casts = dict(update.casts)
         return {"tensors": len(sent), **counts, "lora": False, "bound": written, "casts": casts}
 
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Run vLLM-Omni's method, unless the weights are partly written."""
-        self._check_weights()
-        return super().execute_model(*args, **kwargs)
+    def _refuse_to_compute(self, cause: str) -> None:
+        """Let requests fail while the weights are partly written."""
 
-    def execute_model_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Run vLLM-Omni's method, unless the weights are partly written."""
-        self._check_weights()
-        return super().execute_model_batch(*args, **kwargs)
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise PartialWeights(f"a full weight update failed part-way, so old and new weights are mixed: {cause}")
 
-    def execute_stepwise(self, *args: Any, **kwargs: Any) -> Any:
-        """Run vLLM-Omni's method, unless the weights are partly written."""
-        self._check_weights()
-        return super().execute_stepwise(*args, **kwargs)
-
-    def _check_weights(self) -> None:
-        if self._failed_update is not None:
-            raise PartialWeights(
-                f"a full weight update failed part-way, so old and new weights are mixed: {self._failed_update}"
-            )
+        for name in COMPUTING:
+            setattr(self, name, refuse)

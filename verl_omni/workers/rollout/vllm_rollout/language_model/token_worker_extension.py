@@ -26,7 +26,7 @@ from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import
 class TokenWorkerExtension(WeightReceiver):
     """Mixed into the engine's worker. All methods run in the worker's only thread, between steps.
 
-    A class of its own, because `vLLMOmniColocateWorkerExtension` overrides methods of its worker, which vLLM refuses.
+    `vLLMOmniColocateWorkerExtension` does the same, and also imports the engine of diffusion models.
     """
 
     model_config: Any
@@ -63,29 +63,50 @@ class TokenWorkerExtension(WeightReceiver):
 
     @override
     def _swap_adapter(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
-        manager = getattr(self.model_runner, "lora_manager", None)
-        if manager is None:
-            raise WeightSyncError("the engine was started without LoRA: model.lora_rank must be positive")
-        return swap_language_model_adapter(manager._adapter_manager, tensors, config, base_synced=self._base_synced)
+        return swap_worker_adapter(self, tensors, config)
 
     @override
     def _receive_full(self, handle: str, deadline: float) -> dict[str, Any]:
-        from vllm.model_executor.model_loader.utils import process_weights_after_loading
+        return receive_full(self, handle, deadline)
 
-        model = self.model_runner.get_model()
-        update = LanguageModelUpdate(model)
-        try:
-            sent, counts = self._receive_buckets(update.load, handle, deadline)
-            written = update.finish()
-            process_weights_after_loading(model, self.model_config, self.device)
-        except BaseException as error:
-            if update.started:
-                raise PartialWeights(
-                    f"a full weight update failed part-way, so old and new weights are mixed: {error_text(error)}"
-                ) from error
-            raise
-        self._base_synced = True
-        return {"tensors": len(sent), **counts, "lora": False, "bound": written}
+
+def swap_worker_adapter(worker: Any, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
+    """Replace the policy's adapter in a worker of vLLM, see `swap_language_model_adapter`.
+
+    Raises:
+        WeightSyncError: also if the engine was started without LoRA.
+    """
+    manager = getattr(worker.model_runner, "lora_manager", None)
+    if manager is None:
+        raise WeightSyncError("the engine was started without LoRA: model.lora_rank must be positive")
+    return swap_language_model_adapter(manager._adapter_manager, tensors, config, base_synced=worker._base_synced)
+
+
+def receive_full(worker: Any, handle: str, deadline: float) -> dict[str, Any]:
+    """Receive all weights in a worker of vLLM, and write them bucket by bucket.
+
+    Returns:
+        The reply of `TokenWorkerExtension.update_weights_from_ipc`.
+
+    Raises:
+        PartialWeights: old and new weights are mixed until a full update succeeds.
+    """
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    model = worker.model_runner.get_model()
+    update = LanguageModelUpdate(model)
+    try:
+        sent, counts = worker._receive_buckets(update.load, handle, deadline)
+        written = update.finish()
+        process_weights_after_loading(model, worker.model_config, worker.device)
+    except BaseException as error:
+        if update.started:
+            raise PartialWeights(
+                f"a full weight update failed part-way, so old and new weights are mixed: {error_text(error)}"
+            ) from error
+        raise
+    worker._base_synced = True
+    return {"tensors": len(sent), **counts, "lora": False, "bound": written}
 
 
 def swap_language_model_adapter(
