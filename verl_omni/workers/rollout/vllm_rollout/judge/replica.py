@@ -12,12 +12,18 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from verl_omni.workers.rollout.vllm_rollout.driver.deadline_replica import DeadlineReplica
 
+WORKER_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.judge.worker_extension.JudgeWorkerExtension"
+
 
 class JudgeServer(vLLMHttpServer):  # type: ignore[misc]
     """HTTP server of one judge replica, with vLLM's routes such as /v1/chat/completions."""
 
+    @override
+    def _get_worker_extension_cls(self) -> str:
+        return WORKER_EXTENSION
+
     async def shutdown(self) -> None:
-        """Stop the engine's process, which would survive this one if Ray killed it."""
+        """Stop the engine's process."""
         self.engine.shutdown()
 
 

@@ -1,0 +1,89 @@
+"""A run whose judge is killed ends with an error that names it, and leaves no process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.ml.engine.replica_driver import Leftovers
+from verl_omni.models.tiny import make_tiny_sd3
+from verl_omni.models.vision_language import make_tiny_qwen3_vl
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+RM = "reward.reward_model"
+START, END = 400.0, 180.0  # seconds
+
+
+def processes(of: int, named: str) -> list[psutil.Process]:
+    """The descendants of a process, by the beginning of their title."""
+    found = []
+    for process in psutil.Process(of).children(recursive=True):
+        try:
+            if " ".join(process.cmdline()).startswith(named):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], Any], ended: Callable[[], str | None]) -> Any:
+    end = time.monotonic() + START
+    while not (found := condition()):
+        assert (said := ended()) is None, said
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+def test_a_run_whose_judge_is_killed_names_it_and_leaves_no_process(tmp_path: Path) -> None:
+    model, judge, log = tmp_path / "model", tmp_path / "judge", tmp_path / "log"
+    make_tiny_sd3(model)
+    make_tiny_qwen3_vl(judge)
+    prompts = tmp_path / "rows.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": f"a {c} circle", "ground_truth": "a"}) + "\n" for c in ("red", "blue"))
+    )
+    pipeline = "actor_rollout_ref.rollout.pipeline"
+    settings = (
+        f"data.train_files='{prompts}'", f"trainer.default_local_dir='{tmp_path / 'run'}'", "reward.scorer=genrm_ocr",
+        "reward.scorer_kwargs.max_tokens=4", "trainer.total_training_steps=1000", "data.train_batch_size=2",
+        "data.max_prompt_length=16", f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2",
+        f"{pipeline}.max_sequence_length=16", f"{pipeline}.height=64", f"{pipeline}.width=64",
+        f"{pipeline}.num_inference_steps=4", f"{RM}.enable=true", f"{RM}.model_path='{judge}'",
+        f"{RM}.rollout.tensor_model_parallel_size=1", f"{RM}.rollout.max_model_len=512", f"{RM}.rollout.max_num_seqs=8",
+        f"{RM}.rollout.dtype=float32",
+    )  # fmt: skip
+    before = Leftovers()
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *settings]
+        running = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def ended() -> str | None:
+        return log.read_text() if running.poll() is not None else None
+
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, ended)
+        (server,) = processes(running.pid, "ray::JudgeServer")
+        engines = processes(server.pid, "VLLM::EngineCore")
+        assert engines, "the judge has no process of its own to leave behind"
+        server.send_signal(signal.SIGKILL)
+        assert running.wait(END) != 0
+    finally:
+        running.kill()
+        running.wait()
+    said = log.read_text()
+    assert f"the judge {judge}" in said, said[-4000:]
+    before.none()
+    assert not any(engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE for engine in engines)
