@@ -31,6 +31,12 @@ def test_each_family_implements_its_interface(architecture: str) -> None:
     assert adapter.prompt_rows(max_sequence_length=32, tokenizer_length=16) >= 32
 
 
+@pytest.mark.parametrize("architecture", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"])
+def test_an_editing_prompt_has_at_most_the_engines_text_and_its_image(architecture: str) -> None:
+    adapter = registry.training_adapter(architecture)
+    assert adapter.prompt_rows(8192, 512) == adapter.prompt_rows(1024, 512) == adapter.prompt_rows(1000, 512) + 24
+
+
 def test_default_guidance_is_the_engines_default() -> None:
     open_ = SimpleNamespace(guidance_scale=None, true_cfg_scale=None)
     found = {

@@ -19,7 +19,12 @@ from vllm_omni.errors import OmniClientError
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.qwen_image.engine_pipeline import STEPS, Prompt, QwenImageRolloutPipeline
 from verl_omni.pipelines.qwen_image_edit import images
-from verl_omni.pipelines.qwen_image_edit.training import PLACE, QwenImageEditPlusTraining, QwenImageEditTraining
+from verl_omni.pipelines.qwen_image_edit.training import (
+    PLACE,
+    TEXT_TOKENS,
+    QwenImageEditPlusTraining,
+    QwenImageEditTraining,
+)
 
 __all__ = [
     "QwenImageEditPlusRolloutPipeline",
@@ -34,7 +39,8 @@ INFORMATION, PICTURE = "additional_information", "input_image"  # keys of a prom
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch.
 
-    It reads the input image. A request without height or width gets those of the input image's latents.
+    It reads the input image. A request without height or width gets those of the input image's latents. Its limit of
+    tokens is at most that of a text, because those of the image do not count.
     """
     limit = images.limit(Path(od_config.model))
 
@@ -45,6 +51,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
         params = request.sampling_params
         params.width, params.height = params.width or width, params.height or height
         params.num_inference_steps = params.num_inference_steps or STEPS
+        params.max_sequence_length = min(params.max_sequence_length or TEXT_TOKENS, TEXT_TOKENS)
         request.prompt = {**prompt, INFORMATION: {**(prompt.get(INFORMATION) or {}), PICTURE: picture}}
         return request
 

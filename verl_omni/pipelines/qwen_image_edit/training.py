@@ -16,6 +16,9 @@ SYSTEM = (
     "how the user's text instruction should alter or modify the image. Generate a new image that meets the user's "
     "requirements while maintaining consistency with the original input where appropriate."
 )
+# The engine's limit of a prompt's text; tokens of the image do not count. Recipes set `max_sequence_length` above it,
+# for a text and its image together.
+TEXT_TOKENS = 1024
 
 
 def chat_template(picture: str) -> str:
@@ -49,8 +52,8 @@ class QwenImageEditTraining:
         return qwen_image.guidance(pipeline)
 
     def prompt_rows(self, max_sequence_length: int, tokenizer_length: int) -> int:
-        """`max_sequence_length` limits the text."""
-        return max_sequence_length + self.IMAGE_ROWS
+        """`max_sequence_length` limits the text, to at most `TEXT_TOKENS`."""
+        return min(max_sequence_length, TEXT_TOKENS) + self.IMAGE_ROWS
 
     def velocity(
         self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
