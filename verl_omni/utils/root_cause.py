@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+# What gloo and NCCL say of a rank that has ended; it is seen before Ray notices the loss of the rank's node.
+_LOST_RANK = re.compile(
+    r"gloo/transport/.*(Connection closed by peer|Connection reset by peer|Broken pipe)|ncclRemoteError", re.DOTALL
+)
 # A frame of a traceback and its source line are indented; the error that ended it is not.
 _FRAME = re.compile(r'^\s+File ".*", line \d+', re.MULTILINE)
 
@@ -22,11 +26,16 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def is_lost_process(error: BaseException) -> bool:
-    """Whether an error is Ray's of an actor that is gone, and not one that its constructor raised."""
+    """Whether an error is of a process that is gone: Ray's of an actor, or a rank's of another one in its group.
+
+    An error that the constructor of an actor raised is none of these.
+    """
     from ray.exceptions import RayActorError
 
     cause = root_cause(error)
-    return isinstance(cause, RayActorError) and not _FRAME.search(str(cause))
+    if isinstance(cause, RayActorError):
+        return not _FRAME.search(str(cause))
+    return isinstance(cause, RuntimeError) and _LOST_RANK.search(str(cause)) is not None
 
 
 def describe_error(error: BaseException) -> str:

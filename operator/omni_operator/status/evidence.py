@@ -14,8 +14,9 @@ _SIGNS = (
     (FailureReason.COLLECTIVE_TIMEOUT, r"(NCCL|HCCL|Gloo|ProcessGroup\w*).{0,80}(time[d]? ?out|watchdog)|"
      r"collective operation timeout|HCCL_(E|EXEC).*TIMEOUT"),
     (FailureReason.WEIGHT_SYNC_FAILED, r"\bStaleSample\b|WeightSync\w*Error|weight (sync|update) failed"),
-    # Ray names the kernel's OOM killer among the possible causes.
-    (FailureReason.WORKER_LOST, r"Job supervisor actor died"),
+    # Ray names the kernel's OOM killer among the possible causes. The others are said by a rank of another one.
+    (FailureReason.WORKER_LOST, r"Job supervisor actor died|ncclRemoteError|"
+     r"gloo/transport/.{0,160}(closed by peer|reset by peer|Broken pipe)"),
     (FailureReason.OUT_OF_MEMORY, r"OutOfMemory|out of memory|OOMKilled|\bOOM\b|ray\.exceptions\.OutOfMemoryError"),
     (FailureReason.INVALID_CONFIG, r"\bexit (code|status) 2\b|InvalidConfig|ConfigCompositionException|"
      r"Could not override|ValidationError"),

@@ -190,6 +190,12 @@ async def test_a_trainer_warning_is_one_event_per_attempt_and_reason(simulation:
         ("Job entrypoint command failed with exit code -9, last logs: NCCL watchdog timeout", "OutOfMemory"),
         ("Job entrypoint command failed with exit code -15. No logs available.", "ApplicationError"),
         ("Job supervisor actor died: its node has died; (1) raylet crashes unexpectedly (OOM, etc.)", "WorkerLost"),
+        ("RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:6327.", "WorkerLost"),
+        (
+            "RuntimeError: [/x/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.3]:1: Connection reset by peer",
+            "WorkerLost",
+        ),
+        ("DistBackendError: NCCL error: ncclRemoteError: A call failed, possibly a remote process ended", "WorkerLost"),
     ],
 )
 async def test_the_log_decides_the_reason_of_a_failure(simulation: Any, message: str, reason: str) -> None:

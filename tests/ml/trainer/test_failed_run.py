@@ -37,6 +37,16 @@ def errors(folder: Path) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "error"]
 
 
+def run_script(folder: Path, case: str) -> str:
+    """What a run prints that fails in a process of a real Ray."""
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), case],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ended.returncode == main_diffusion.FAILURE, ended.stdout
+    return ended.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "kind", "message"),
@@ -54,15 +64,20 @@ def test_the_last_line_and_the_error_event_are_what_a_worker_raised(
     tmp_path: Path, case: str, kind: str, message: str
 ) -> None:
     """A real Ray: the error crosses two processes, and Ray prints and wraps it on the way."""
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), case],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert ended.returncode == main_diffusion.FAILURE, ended.stdout
-    assert ended.stdout.splitlines()[-1] == f"error: {message}"
-    assert "Traceback" in ended.stdout, "train.log has the whole traceback"
+    printed = run_script(tmp_path, case)
+    assert printed.splitlines()[-1] == f"error: {message}"
+    assert "Traceback" in printed, "train.log has the whole traceback"
     assert errors(tmp_path) == [{"event": "error", "message": message, "kind": kind, "reason": "ApplicationError"}]
     assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_lost_is_the_reason_of_the_error_that_another_one_raises(tmp_path: Path) -> None:
+    """A real process group: as when one of several trainer pods is lost during an update."""
+    run_script(tmp_path, "rank")
+    (error,) = errors(tmp_path)
+    assert "gloo/transport" in error["message"]
+    assert (error["kind"], error["reason"]) == ("RuntimeError", "WorkerLost")
 
 
 def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(
