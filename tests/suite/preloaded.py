@@ -200,7 +200,7 @@ def become(request: Mapping[str, Any]) -> None:
         os.dup2(descriptor, number)
     for descriptor in files:
         os.close(descriptor)
-    # Among what is imported are plugins of pytest, whose assertions nobody needs to see in detail.
+    # Among what is imported are plugins of pytest, whose own assertions need no details.
     sys.argv = ["pytest", "-W", "ignore::pytest.PytestAssertRewriteWarning", *request["arguments"]]
 
 

@@ -66,8 +66,8 @@ def test_the_example_is_the_main_job_with_a_device_and_a_claim() -> None:
 
 
 def test_a_volume_and_its_claim_know_each_other() -> None:
-    made, claim = volume("demo", "runs", Path("/kept/demo/runs"))
+    made, claim = volume("demo", "runs", "demo-runs-1", Path("/kept/demo/runs"))
     assert made["spec"]["claimRef"] == {name: claim["metadata"][name] for name in ("namespace", "name")}
-    assert claim["spec"]["volumeName"] == made["metadata"]["name"]
+    assert claim["spec"]["volumeName"] == made["metadata"]["name"] == "demo-runs-1"
     assert made["spec"]["hostPath"]["path"] == "/kept/demo/runs"
     assert made["spec"]["storageClassName"] == claim["spec"]["storageClassName"] == ""
