@@ -1,6 +1,6 @@
 """PURE: settings of the reference that this trainer's configuration does not have, and what becomes of each.
 
-The list is `reference_settings.yaml` beside it.
+The list is `reference_settings.yaml` in the same folder.
 """
 
 from __future__ import annotations
