@@ -1,4 +1,4 @@
-"""The typed settings are made from the reference's sections: each name works, has no effect, or is refused with a message.
+"""The typed settings are made from the reference's sections: a name works, has no effect, or is refused.
 
 The sections are those of docs/figures/reference-settings.tsv: all defaults, and every value that a recipe sets.
 """
