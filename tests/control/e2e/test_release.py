@@ -23,6 +23,7 @@ from e2e import release, sbom
 from e2e.cluster.errors import ToolMissing
 from e2e.cluster.processes import run
 from e2e.conftest import leave_out
+from e2e.release_tree import copy_tree
 
 ROOT = release.ROOT
 DAY = date(2026, 1, 2)
@@ -31,16 +32,7 @@ DAY = date(2026, 1, 2)
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what a release reads and changes."""
-    copy = tmp_path / "tree"
-    copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, copy)
-    for name in ("charts", "crds", "operator", "verl_omni", "requirements"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    # Right after a release there are no fragments.
-    (copy / "changelog.d").mkdir()
-    (copy / "changelog.d" / "something.added.md").write_text("Something new.\n")
-    return copy
+    return copy_tree(tmp_path / "tree")
 
 
 def test_the_version_is_the_same_everywhere() -> None:
