@@ -1,4 +1,4 @@
-"""A copy of what a release reads and changes, so that a test may release versions that nobody releases."""
+"""A copy of what a release reads and changes, so that a test may release versions of its own."""
 
 from __future__ import annotations
 
