@@ -1,8 +1,6 @@
 """Run by test_failed_run.py: a run that fails in a process of a real Ray. Arguments: the run folder, a case."""
 
 import contextlib
-import os
-import signal
 import sys
 from typing import Any
 
@@ -51,39 +49,9 @@ class BrokenAtStart:
         pass
 
 
-@ray.remote
-class Rank:
-    """A worker of a process group of two."""
-
-    def __init__(self, rank: int) -> None:
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=rank, world_size=2)
-
-    def reduce(self) -> None:
-        import torch
-        import torch.distributed as dist
-
-        dist.all_reduce(torch.zeros(1))
-
-    def end(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def lose_rank() -> None:
-    """One of two workers ends; the other one is in a collective operation with it."""
-    ranks = [Rank.remote(number) for number in range(2)]
-    ray.get([rank.reduce.remote() for rank in ranks])
-    waits = ranks[0].reduce.remote()
-    ranks[1].end.remote()
-    ray.get(waits)
-
-
 def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
     ray.init(address="local", num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")
     resources.callback(ray.shutdown)
-    if sys.argv[2] == "rank":
-        lose_rank()
     worker = {"scorer": AgentLoop, "constructor": BrokenAtStart}[sys.argv[2]].remote()
     ray.get(worker.generate.remote())
 

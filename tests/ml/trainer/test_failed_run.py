@@ -37,16 +37,6 @@ def errors(folder: Path) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "error"]
 
 
-def run_script(folder: Path, case: str) -> str:
-    """What a run prints that fails in a process of a real Ray."""
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), case],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert ended.returncode == main_diffusion.FAILURE, ended.stdout
-    return ended.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "kind", "message"),
@@ -64,20 +54,15 @@ def test_the_last_line_and_the_error_event_are_what_a_worker_raised(
     tmp_path: Path, case: str, kind: str, message: str
 ) -> None:
     """A real Ray: the error crosses two processes, and Ray prints and wraps it on the way."""
-    printed = run_script(tmp_path, case)
-    assert printed.splitlines()[-1] == f"error: {message}"
-    assert "Traceback" in printed, "train.log has the whole traceback"
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path), case],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ended.returncode == main_diffusion.FAILURE, ended.stdout
+    assert ended.stdout.splitlines()[-1] == f"error: {message}"
+    assert "Traceback" in ended.stdout, "train.log has the whole traceback"
     assert errors(tmp_path) == [{"event": "error", "message": message, "kind": kind, "reason": "ApplicationError"}]
     assert (tmp_path / "report.html").is_file()
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_lost_is_the_reason_of_the_error_that_another_one_raises(tmp_path: Path) -> None:
-    """A real process group: as when one of several trainer pods is lost during an update."""
-    run_script(tmp_path, "rank")
-    (error,) = errors(tmp_path)
-    assert "gloo/transport" in error["message"]
-    assert (error["kind"], error["reason"]) == ("RuntimeError", "WorkerLost")
 
 
 def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(
@@ -108,6 +93,27 @@ def test_a_process_that_is_lost_is_the_reason_and_so_is_memory_that_the_kernel_w
     (error,) = errors(tmp_path)
     assert error["reason"] == reason
     assert ("and the kernel killed 2 processes" in error["message"]) == (killed == 2)
+
+
+# What gloo says of a rank that was killed, and of one that it never reached.
+GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+CLOSED = f"{GLOO}Connection closed by peer [10.99.0.13]:6327. This is typically caused by a remote worker crashing."
+RESET = f"{GLOO}Read error [10.99.0.13]:47320: Connection reset by peer"
+REFUSED = f"Gloo connectFullMesh failed with {GLOO}timed out connecting: SO_ERROR: Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"), [(CLOSED, "WorkerLost"), (RESET, "WorkerLost"), (REFUSED, "ApplicationError")]
+)
+def test_a_rank_that_another_one_lost_is_the_reason(tmp_path: Path, message: str, reason: str) -> None:
+    """As when one of several trainer pods is lost during an update."""
+
+    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
+        raise RuntimeError(message)
+
+    main_diffusion.run_training(config_of(tmp_path), NullReporter(), train)
+    (error,) = errors(tmp_path)
+    assert (error["message"], error["reason"]) == (f"RuntimeError: {message}", reason)
 
 
 def test_invalid_settings_are_reported_to_the_operator(
