@@ -20,7 +20,8 @@ MODULES = 2 * 8  # layers, projections of an attention
 
 
 def test_engine_and_trainer_agree_before_and_after_an_update_that_changes_the_images(family: Any) -> None:
-    started = family("qwen_image_edit_plus", "data.max_prompt_length=400")
+    limit = "actor_rollout_ref.rollout.pipeline.max_sequence_length=8192"  # of a recipe: the engine's own is 1024
+    started = family("qwen_image_edit_plus", "data.max_prompt_length=400", limit)
     running = replace(started, rows=with_images(started.rows, ["red", "blue"]))
     assert running.publish(0)["bound"] == MODULES
     before = running.evaluate()
