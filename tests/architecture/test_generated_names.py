@@ -11,6 +11,7 @@ from verl_omni.trainer import setting_names
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_committed_names_are_those_of_the_trainer() -> None:
     assert setting_names.main(["--out", str(ROOT / setting_names.FILE), "--check"]) == 0
 

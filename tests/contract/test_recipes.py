@@ -52,6 +52,7 @@ def test_a_script_is_read_as_the_shell_would_read_it(recipe: Recipe) -> None:
     assert call.unknown == ("$HOME",)
 
 
+@pytest.mark.slow
 @EACH
 def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_path: Path) -> None:
     from verl_omni.trainer import settings

@@ -172,6 +172,7 @@ def test_the_committed_reference_matches_the_models(tmp_path: Path) -> None:
     assert [at for at in missing if not at.endswith((".*", "[]")) and "odTemplate" not in at] == []
 
 
+@pytest.mark.slow
 def test_a_stale_file_is_detected_and_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--out", str(tmp_path), "--check"]) == 1
     assert "make crds" in capsys.readouterr().err

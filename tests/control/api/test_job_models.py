@@ -186,6 +186,7 @@ def test_names_are_within_the_limits_of_kuberay() -> None:
     assert report_audience("a", "b") != report_audience("b", "a")
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_drawn_documents_are_jobs_or_explained_problems(documents: ModuleType, data: st.DataObject) -> None:
@@ -201,6 +202,7 @@ def test_drawn_documents_are_jobs_or_explained_problems(documents: ModuleType, d
         assert DiffusionRLJob.model_validate(again) == job
 
 
+@pytest.mark.slow
 def test_the_strategies_draw_valid_and_invalid_documents(documents: ModuleType) -> None:
     verdicts: list[bool] = []
 

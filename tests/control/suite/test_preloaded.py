@@ -23,6 +23,7 @@ CODE = (
     "import subprocess, sys; from suite import preloaded; preloaded.MODULES = ('json',); "
     "started = subprocess.Popen(['true']); sys.exit(preloaded.main())"
 )
+pytestmark = pytest.mark.slow
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-c", os.devnull)
 
 
@@ -117,7 +118,6 @@ def test_forks_end_with_the_process(preloaded: Preloaded, tmp_path: Path) -> Non
     deadlines.wait_until("the fork to end", WITHIN_S, lambda: not runs(running))
 
 
-@pytest.mark.slow
 def test_workers_can_be_forked_after_the_imports(tmp_path: Path) -> None:
     real, log = Preloaded(), tmp_path / "log"
     body = "import sys; assert 'vllm_omni' in sys.modules; from verl_omni.trainer import fork_server"

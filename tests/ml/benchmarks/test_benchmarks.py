@@ -27,6 +27,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
+@pytest.mark.slow
 def test_the_committed_page_matches_the_committed_data(program: Any) -> None:
     files = program("page").generated(DOCS / "figures")
     stale = [name for name, text in files.items() if (DOCS / name).read_text(encoding="utf-8") != text]
