@@ -31,7 +31,7 @@ from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, training_tensors
 from verl_omni.pipelines.registry import family, training_adapter
 from verl_omni.utils.pixels import BOTH
-from verl_omni.utils.root_cause import describe_error
+from verl_omni.utils.root_cause import describe_error, is_lost_process
 from verl_omni.utils.sample_store import SampleWriter
 
 SCORE_SECONDS = 600.0  # for configurations without reward.deadline_seconds
@@ -49,6 +49,10 @@ __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "SampleFailed
 
 class SampleFailed(RuntimeError):
     """A row failed; the message names it, `__cause__` has the error."""
+
+
+class SampleLost(SampleFailed):
+    """A row failed because a process that it needed is gone. The class says so where `__cause__` is lost: over Ray."""
 
 
 class DiffusionAgentLoopWorker:
@@ -355,7 +359,8 @@ async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe:
         try:
             return await run(row)
         except Exception as error:
-            raise SampleFailed(f"{describe(row)} failed: {describe_error(error)}") from error
+            kind = SampleLost if is_lost_process(error) else SampleFailed
+            raise kind(f"{describe(row)} failed: {describe_error(error)}") from error
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -287,7 +287,7 @@ def _reason(error: BaseException) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     if "OutputNotSent" in names:
         return "OutputNotSent"
-    if is_loss_of_replicas(error):
+    if "SampleLost" in names or is_loss_of_replicas(error):
         return "WorkerLost"
     if "WeightSyncError" in names:
         return "WeightSyncFailed"

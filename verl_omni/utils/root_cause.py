@@ -26,16 +26,21 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def is_lost_process(error: BaseException) -> bool:
-    """Whether an error is of a process that is gone: Ray's of an actor, or a rank's of another one in its group.
+    """Whether an error, or one that it was raised from, is of a process that is gone.
 
-    An error that the constructor of an actor raised is none of these.
+    It is Ray's of an actor or of an object that was on the actor's node, or a rank's of another one in its group. An
+    error that the constructor of an actor raised is none of these.
     """
-    from ray.exceptions import RayActorError
+    from ray.exceptions import ObjectLostError, RayActorError
 
     cause = root_cause(error)
     if isinstance(cause, RayActorError):
         return not _FRAME.search(str(cause))
-    return isinstance(cause, RuntimeError) and _LOST_RANK.search(str(cause)) is not None
+    if isinstance(cause, ObjectLostError):
+        return True
+    if isinstance(cause, RuntimeError) and _LOST_RANK.search(str(cause)):
+        return True
+    return cause.__cause__ is not None and is_lost_process(cause.__cause__)
 
 
 def describe_error(error: BaseException) -> str:

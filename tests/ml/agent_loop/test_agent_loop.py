@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.exceptions import RayActorError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl_omni.agent_loop import batching
-from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed, run_rows
+from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed, SampleLost, run_rows
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.utils import maybe_per_rollout_seeds
 from verl_omni.workers.config import DiffusionRolloutConfig, DiffusionSamplingConfig
+from verl_omni.workers.rollout.replica_calls import ReplicaLost
 
 
 @given(st.integers(0, 2**40), st.integers(1, 50), st.data())
@@ -85,6 +88,22 @@ async def test_a_failure_cancels_and_awaits_the_rest_and_names_the_row() -> None
         await run_rows(3, run, lambda row: f"prompt {row}")
     assert isinstance(failure.value.__cause__, RuntimeError)
     assert sorted(events) == ["end 0", "end 2", "start 0", "start 2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(RayActorError(), SampleLost), (RayActorError(error_msg='  File "a.py", line 1\nOSError: no'), SampleFailed)],
+)
+async def test_a_row_whose_replica_is_gone_is_lost(error: Exception, kind: type[Exception]) -> None:
+    """And over Ray, which keeps the class of an error and not what it was raised from."""
+
+    async def run(row: int) -> None:
+        raise ReplicaLost("10.0.0.3:80", str(error)) from error
+
+    with pytest.raises(SampleFailed) as failure:
+        await run_rows(1, run, lambda row: f"prompt {row}")
+    carried = pickle.loads(pickle.dumps(failure.value))
+    assert (type(failure.value), type(carried), carried.__cause__) == (kind, kind, None)
 
 
 @given(st.integers(1, 12), st.integers(0, 12))

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
+from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed, SampleLost
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.operator_reporter import NullReporter
 
@@ -114,6 +115,20 @@ def test_a_rank_that_another_one_lost_is_the_reason(tmp_path: Path, message: str
     main_diffusion.run_training(config_of(tmp_path), NullReporter(), train)
     (error,) = errors(tmp_path)
     assert (error["message"], error["reason"]) == (f"RuntimeError: {message}", reason)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(SampleLost, "WorkerLost"), (SampleFailed, "ApplicationError")])
+def test_a_sample_whose_process_was_lost_in_another_process_is_the_reason(
+    tmp_path: Path, kind: type[SampleFailed], reason: str
+) -> None:
+    """As when one of several trainer pods is lost while its engine generates."""
+
+    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
+        cause = kind("row 0 of 4 failed: ReplicaLost: replica 10.0.0.3:80: ActorDiedError")
+        raise RayTaskError("generate", "Traceback", cause).as_instanceof_cause()
+
+    main_diffusion.run_training(config_of(tmp_path), NullReporter(), train)
+    assert [error["reason"] for error in errors(tmp_path)] == [reason]
 
 
 def test_invalid_settings_are_reported_to_the_operator(
