@@ -69,11 +69,13 @@ def test_no_status_of_kuberay_stops_the_passes(
         api.patch(f"{long.ray('rayclusters', long.attempt(1) + '-x1')}/status", {"status": workers})
         text = "x" * 100_000
         write(long, {"dashboardURL": text, "rayClusterName": text, "message": text, "reason": "AppFailed"})
-        write(ended, {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "message": text, "endTime": FUTURE})
+        # Beyond U+FFFF: an apply request is read as YAML, which has no escapes of surrogates.
+        failed = f"\U0001f600 \x7f \ufffe {text}"
+        write(ended, {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "message": failed, "endTime": FUTURE})
         for job in (past, future):
             assert job.await_condition("Succeeded", "True")["lastTransitionTime"] == job.status()["completionTime"]
             assert job.status()["usage"]["acceleratorSeconds"] < 86_400
-        ended.await_condition("Failed", "True")
+        assert "\U0001f600" in ended.await_condition("Failed", "True")["message"]
         long.await_status("clamped texts", lambda status: "xxx" in status["children"].get("dashboardURL", ""))
         assert not find_condition(api.get(long.own_path))
         api.delete(long.own_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import GroupChange, Identity, Listing
 from .write_fence import no_fence
 
-APPLY = "application/apply-patch+yaml"
+# With the character set, because the package makes JSON of a body of the bare type.
+APPLY = "application/apply-patch+yaml; charset=utf-8"
 CONDITION_MANAGER = f"{FIELD_MANAGER}-condition"
 SCALE_MANAGER = f"{FIELD_MANAGER}-scale"
 JSON_PATCH = "application/json-patch+json"
@@ -186,8 +188,9 @@ class ApiServer(AuthenticatedClient):
             # Not by the package's `param_serialize`, which copies everything, although it is text already.
             sent = {**client.default_headers, **headers}
             await client.update_params_for_auth(sent, [], ["BearerToken"], path, method, None)
+            text = as_yaml(body) if content == APPLY else body
             answer = await self._exchange(
-                verb, kind, client, (method, client.configuration.host + path, sent, body), what
+                verb, kind, client, (method, client.configuration.host + path, sent, text), what
             )
             if answer.code != 401 or rejected is not None:
                 break
@@ -226,6 +229,25 @@ class _Answer:
 
 _MANAGER = {"fieldManager": FIELD_MANAGER}
 _APPLY_PARAMETERS = {**_MANAGER, "force": "true"}
+
+
+_ESCAPED = re.compile(r"[\x7f-\uffff]")
+_SURROGATES = range(0xD800, 0xE000)
+
+
+def as_yaml(body: object) -> str:
+    """JSON that is read the same as YAML, which the API server takes the body of an apply request for.
+
+    JSON writes a character beyond U+FFFF as two escapes, its surrogates, and YAML has no such escapes: the API server
+    refuses the whole object. So these characters are not escaped. A surrogate without the other one, which no text
+    should have, becomes U+FFFD, as in the API server's JSON.
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        code = ord(found[0])
+        return f"\\u{0xFFFD if code in _SURROGATES else code:04x}"
+
+    return _ESCAPED.sub(escape, json.dumps(body, ensure_ascii=False))
 
 
 def parse_json(data: bytes) -> Body | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kubernetes.aio.client import Configuration
 
-from omni_operator.cluster.client import ApiServer
+from omni_operator.cluster.client import ApiServer, as_yaml
 from omni_operator.cluster.credentials import Credentials, Loaded, NoCredentials
 from omni_operator.cluster.errors import (
     AlreadyExists,
@@ -34,7 +38,7 @@ from omni_operator.cluster.write_fence import WriteFence
 JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": "ns", "name": "red"}}
 JOB_PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
 
-
+TEXT = st.text(max_size=40)  # keys of YAML have a limit
 SCALED = GroupChange(index=1, group="rollout", old=2, new=5)
 
 
@@ -108,7 +112,7 @@ def status(code: int, message: str = "no", **details: Any) -> Callable[[web.Requ
 async def test_server_side_apply_sends_the_body_unchanged(server: RecordingServer) -> None:
     answered = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "7"}, "spec": {"x": [None, 1.5]}}
     server.answer = lambda _: web.json_response(answered, status=201)
-    sent = {**JOB, "spec": {"empty": {}, "null": None, "list": [], "text": "ä"}}
+    sent = {**JOB, "spec": {"empty": {}, "null": None, "list": [], "text": "ä \U0001f600"}}
     async with client(server) as cluster:
         assert await cluster.apply(sent) == answered
         await cluster.apply_status(JOBS, answered, {"attempts": 1})
@@ -117,9 +121,22 @@ async def test_server_side_apply_sends_the_body_unchanged(server: RecordingServe
     method, path, query, body = server.requests[1]
     assert (method, path, query) == ("PATCH", f"{JOB_PATH}/status", mine)
     assert body["metadata"] == {"name": "red", "namespace": "ns", "uid": "u", "resourceVersion": "7"}
-    assert {headers["Content-Type"] for headers in server.headers} == {"application/apply-patch+yaml"}
+    assert {headers["Content-Type"] for headers in server.headers} == {"application/apply-patch+yaml; charset=utf-8"}
     assert {headers["User-Agent"] for headers in server.headers} == {"diffusionrl-operator/1"}
     assert server.metered == [("apply", "diffusionrljobs", 201), ("apply_status", "diffusionrljobs", 201)]
+
+
+@given(st.recursive(TEXT | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)))
+@example("\U0001f600 \x7f\x85\xa0\u2028\ufeff\ufffe\x00\n\\ud83d")
+def test_the_body_of_an_apply_request_is_the_same_as_yaml_and_as_json(body: Any) -> None:
+    """The API server reads it as YAML; escapes of surrogates, which JSON would have, are an error there."""
+    text = as_yaml(body)
+    assert json.loads(text) == yaml.safe_load(text.encode()) == body
+    assert not re.search(r"(?<!\\)(\\\\)*\\u[dD][89a-fA-F]", text)
+
+
+def test_half_a_character_is_replaced() -> None:
+    assert json.loads(as_yaml(["\ud83d", "\ude00\ud83d"])) == ["\ufffd", "\ufffd\ufffd"]
 
 
 async def test_a_replica_that_does_not_lead_sends_no_write(server: RecordingServer) -> None:
