@@ -25,7 +25,7 @@ def root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def is_lost_process(error: BaseException) -> bool:
+def is_lost_process(error: BaseException | None) -> bool:
     """Whether an error, or one that it was raised from, is of a process that is gone.
 
     It is Ray's of an actor or of an object that was on the actor's node, or a rank's of another one in its group. An
@@ -33,14 +33,18 @@ def is_lost_process(error: BaseException) -> bool:
     """
     from ray.exceptions import ObjectLostError, RayActorError
 
-    cause = root_cause(error)
-    if isinstance(cause, RayActorError):
-        return not _FRAME.search(str(cause))
-    if isinstance(cause, ObjectLostError):
-        return True
-    if isinstance(cause, RuntimeError) and _LOST_RANK.search(str(cause)):
-        return True
-    return cause.__cause__ is not None and is_lost_process(cause.__cause__)
+    seen: set[int] = set()
+    while error is not None:
+        cause = root_cause(error)
+        if id(cause) in seen:  # a client may raise the cause of Ray's error from that error
+            return False
+        seen.add(id(cause))
+        if isinstance(cause, RayActorError):
+            return not _FRAME.search(str(cause))
+        if isinstance(cause, ObjectLostError) or (isinstance(cause, RuntimeError) and _LOST_RANK.search(str(cause))):
+            return True
+        error = cause.__cause__
+    return False
 
 
 def describe_error(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl_omni.agent_loop import batching
@@ -104,6 +104,18 @@ async def test_a_row_whose_replica_is_gone_is_lost(error: Exception, kind: type[
         await run_rows(1, run, lambda row: f"prompt {row}")
     carried = pickle.loads(pickle.dumps(failure.value))
     assert (type(failure.value), type(carried), carried.__cause__) == (kind, kind, None)
+
+
+async def test_a_row_fails_with_an_error_that_was_raised_from_ray_s_wrapper_of_it() -> None:
+    """As the client of the replicas does."""
+    error = ValueError("edits 1 image")
+
+    async def run(row: int) -> None:
+        raise error from RayTaskError("generate", "Traceback", error)
+
+    with pytest.raises(SampleFailed, match="prompt 0 failed: ValueError: edits 1 image") as failure:
+        await run_rows(1, run, lambda row: f"prompt {row}")
+    assert type(failure.value) is SampleFailed
 
 
 @given(st.integers(1, 12), st.integers(0, 12))
