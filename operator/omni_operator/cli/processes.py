@@ -13,6 +13,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 # Seconds that processes get to exit after the trainer has ended, and again after SIGTERM.
 GRACE_SECONDS = 5.0
 KILL_ATTEMPTS = 5
+KILLED_SECONDS = 1.0  # that the kernel gets to end a process, however little grace it had
 
 
 def adopt_orphans() -> None:
@@ -59,7 +60,7 @@ def terminate_descendants(grace: float = GRACE_SECONDS) -> list[str]:
             break
         for process in left:
             _send(process, number, signalled)
-        psutil.wait_procs(left, timeout=grace)
+        psutil.wait_procs(left, timeout=max(grace, KILLED_SECONDS) if number == signal.SIGKILL else grace)
     if left := _running_descendants():
         raise RuntimeError(f"processes survived SIGKILL: {', '.join(str(process.pid) for process in left)}")
     return sorted(signalled.values())
