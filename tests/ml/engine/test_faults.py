@@ -117,7 +117,7 @@ def test_a_dead_reward_worker_fails_the_batch_and_is_named(two_replicas: TwoRepl
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Exception, match=r"reward worker \d is gone: Actor") as caught:
             batch.result(timeout=SOON)
-    assert "SampleFailed" in str(caught.value)
+    assert "SampleLost" in str(caught.value)
 
 
 # --- replicas -----------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_a_replica_that_dies_while_generating_fails_the_batch_and_is_named(two_r
     assert ended
     assert torch.equal(one.picture(), one.picture())
     address = two_replicas.stack.servers.server_addresses[1]
-    with pytest.raises(Exception, match="SampleFailed") as batch:  # no other replica takes its share of a batch
+    with pytest.raises(Exception, match="SampleLost") as batch:  # no other replica takes its share of a batch
         two_replicas.score(["", "", "", ""], version=1)
     assert f"replica {address}: Actor" in str(batch.value)
     counted.none()

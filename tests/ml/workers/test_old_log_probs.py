@@ -158,7 +158,8 @@ def test_weights_multiply_the_loss_of_their_rows(model_folder: Path, level: str,
     want = scaled.update(data, **SAMPLER)
     assert found["rollout_corr/rollout_is_mean"] == pytest.approx(weights.mean().item(), rel=1e-4)
     assert "rollout_corr/rollout_is_mean" not in want
-    assert found["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3) and same(weighted, scaled)
+    assert found["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3)
+    assert same(weighted, scaled, tolerance=1e-5), "by rounding, 1e-6 on some processors"
     assert weights[2] == 1.5, "one of them is truncated"
 
 
