@@ -72,13 +72,15 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
 
     assert [line["weights/version"] for line in metrics(pools)] == list(range(STEPS + 1))
     assert metrics(pools) == metrics(colocated)
-    in_update, in_generation = (line for line in said.splitlines() if line.startswith("warning:"))
+    # Not from what was printed, which other processes interrupt.
+    events = [json.loads(line) for line in (pools / "progress.jsonl").read_text().splitlines()]
+    in_update, in_generation = (event["message"] for event in events if event["event"] == "warning")
     assert "replica 1 serves no more: version 1 did not reach it" in in_update
     assert "replica 2 serves no more: it left the router: ActorDiedError" in in_generation
     assert "it serves no more, and others generate its samples again" in said
     # Those in their place have the version of the others before their first request.
-    joined = [line for line in said.splitlines() if "joined with version" in line]
-    assert sorted(line.split(" joined")[0] for line in joined) == ["replica 3", "replica 4"]
+    joined = [event["text"] for event in events if "joined with version" in event.get("text", "")]
+    assert sorted(text.split(" joined")[0] for text in joined) == ["replica 3", "replica 4"]
 
     # The batch of step s + 1 is generated while the trainer updates with that of step s.
     ahead, said = run(tmp_path / "ahead", model, killing, *STANDALONE, TWO, ASYNC[1])
