@@ -1,4 +1,7 @@
-"""Training in two pods on two nodes: the updates of one pod, and the loss of either; only the accelerators are fake."""
+"""Training in two pods on two nodes: the updates of one pod, and the loss of one; only the accelerators are fake.
+
+The loss of the pod with the training program is that of a job in one pod: test_training_faults.py.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,10 @@ from e2e.jobs import Job
 from e2e.system import System
 from e2e.training_jobs import SMALL, example, metrics, pods
 
-NOT_SEEN = (
-    "Two pods on two nodes train and save; what follows the loss of one has not been seen to pass on a whole cluster "
-    "since two faults that it showed were mended (docs/failure-modes.md)"
-)
-pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400), pytest.mark.xfail(run=False, reason=NOT_SEEN)]
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
 ONE, TWO = "in-one-pod", "in-two-pods"
-COMPARED, SAVED, STEPS = 2, 2, 40  # steps that are compared, between checkpoints, and of the run in two pods
+COMPARED, SAVED, STEPS = 2, 2, 30  # steps that are compared, between checkpoints, and of the run in two pods
 DEVICE = "nvidia.com/gpu"
 # Generous: on two cores the Ray of three pods takes minutes to start.
 FIRST_STEPS, ENDED, LOSS_SEEN = 900.0, 900.0, 240.0
@@ -96,9 +95,10 @@ def lose(api: Api, job: Job, pod: dict[str, Any], attempt: int) -> None:
     assert (failure["attempt"], failure["reason"]) == (attempt, "WorkerLost"), json.dumps(failure)
 
 
-def driver_first(system: System, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The pod of the training program, then the other one."""
-    return sorted(found, key=lambda pod: "\nstep " not in output(system, pod))
+def without_program(system: System, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The pod that the training program is not in."""
+    (other,) = (pod for pod in found if "\nstep " not in output(system, pod))
+    return other
 
 
 def compare(alone: dict[str, Any], shared: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def compare(alone: dict[str, Any], shared: dict[str, Any]) -> None:
     assert (shared["step"], shared["actor/optimizer_steps"]) == (alone["step"], alone["actor/optimizer_steps"])
 
 
-def test_two_pods_make_the_updates_of_one_and_the_job_survives_the_loss_of_either(
+def test_two_pods_make_the_updates_of_one_and_the_job_survives_the_loss_of_one(
     system: System, api: Api, space: str, second_node: str
 ) -> None:
     runs = system.claim(space, "runs")
@@ -126,25 +126,22 @@ def test_two_pods_make_the_updates_of_one_and_the_job_survives_the_loss_of_eithe
     trainers, (head,) = pods(api, space, TWO, "trainer"), pods(api, space, TWO, "headgroup")
     assert {pod["spec"]["nodeName"] for pod in trainers} == {"nvidia", second_node}
     assert head["spec"]["nodeName"] == "other"
-    driver, other = driver_first(system, trainers)
+    other = without_program(system, trainers)
     logs = run_drl(system.kubeconfig, "logs", TWO, f"--namespace={space}").stdout
     # Ray prints the address of a process that is in another pod than the training program.
     for place in ("", rf", ip={re.escape(other['status']['podIP'])}"):
         assert re.search(rf"\(DiffusionActorRolloutWorker pid=\d+{place}\)", logs), place
     lose(api, two, other, attempt=1)
-    await_checkpoint(two, SAVED + 1, attempt=2)
-    driver, _ = driver_first(system, pods(api, space, TWO, "trainer"))
-    lose(api, two, driver, attempt=2)
     two.await_condition("Succeeded", "True", within=ENDED)
-    assert (two.status()["attempts"], two.status()["failuresCounted"]) == (3, 2)
+    assert (two.status()["attempts"], two.status()["failuresCounted"]) == (2, 1)
     made = steps(runs / TWO)
     assert [row["step"] for row in made] == list(range(1, STEPS + 1))
     alone = steps(runs / ONE)
     assert len(alone) == COMPARED
     for row, shared in zip(alone, made, strict=False):
         compare(row, shared)
-    assert len(starts(runs / TWO)) == 3
-    assert all(step >= SAVED for step in starts(runs / TWO)[1:])
+    first, second = starts(runs / TWO)
+    assert first == 0 and SAVED <= second < STEPS
 
 
 def starts(run: Path) -> list[int]:
