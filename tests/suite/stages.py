@@ -86,15 +86,18 @@ def only(chosen: Sequence[Lane], prefixes: Sequence[str]) -> list[Lane]:
 
 
 def fast_stages() -> tuple[Stage, ...]:
-    """The fast tests: those that do not need torch, and two halves of about the same length of those that do."""
-    quick = f"not slow and {ELSEWHERE}"
-    trainer = ("tests/ml/trainer", "tests/contract")
-    control = pytest_stage("fast: control", quick, "--ignore=tests/ml", "--ignore=tests/contract", "tests")
-    halves = (
+    """The fast tests: those that need torch and those that do not, each in two halves of about the same length."""
+    quick, commands = f"not slow and {ELSEWHERE}", [f"tests/control/{name}" for name in ("cli", "client", "plan")]
+    elsewhere = [f"--ignore={path}" for path in ("tests/ml", "tests/contract", *commands)]
+    with_torch = (
         pytest_stage("fast: ml", quick, "--ignore=tests/ml/trainer", "tests/ml"),
-        pytest_stage("fast: trainer", quick, *trainer),
+        pytest_stage("fast: trainer", quick, "tests/ml/trainer", "tests/contract"),
     )
-    return (*(replace(half, preloaded=True) for half in halves), control)
+    without = (
+        pytest_stage("fast: commands", quick, *commands),
+        pytest_stage("fast: control", quick, *elsewhere, "tests"),
+    )
+    return (*(replace(half, preloaded=True) for half in with_torch), *without)
 
 
 def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
