@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 from omni_operator.api import API_VERSION, KIND, DiffusionRLJob
 from omni_operator.api.names import JOB_ANNOTATION, OVERRIDES_ANNOTATION, RENDERED_ANNOTATION, Names
 
 from .cluster_settings import ClusterSettings
+from .digest import compute_digest
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
@@ -74,11 +73,6 @@ def _render_pods(job: DiffusionRLJob, attempt: int, settings: ClusterSettings, e
     """The RayJob of an attempt without the files of its pods, and without a digest."""
     labels = Names(job.metadata.name).attempt_labels(attempt)
     return _own(render_ray_job(job, attempt, settings, entrypoint), job, labels)
-
-
-def compute_digest(body: Object) -> str:
-    """Digest of an object, independent of the order of its keys."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _complete(body: Object, job: DiffusionRLJob, labels: dict[str, str]) -> Object:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-
 from omni_operator.api.rollout import Rollout
+
+from .digest import compute_digest
 
 # Fields of spec.rollout that reach rollout pods alone, and nothing that the trainer read at its start.
 ROLLED = ("resources", "shared_memory", "scheduling", "pod_template", "drain_seconds")
-DIGEST_LENGTH = 32
 
 
 def digest_rolled(rollout: Rollout) -> str:
@@ -17,8 +15,7 @@ def digest_rolled(rollout: Rollout) -> str:
 
     It is one of the spec, not of the rendered pods, so a new version of the operator replaces no pods.
     """
-    given = rollout.model_dump(mode="json", by_alias=True, include=set(ROLLED), exclude_defaults=True)
-    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
+    return compute_digest(rollout.model_dump(mode="json", by_alias=True, include=set(ROLLED), exclude_defaults=True))
 
 
 def without_rolled(rollout: Rollout) -> Rollout:

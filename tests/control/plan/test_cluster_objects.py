@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, crd
 from omni_operator.api.names import RENDERED_ANNOTATION, report_audience
-from omni_operator.plan.objects import compute_digest
+from omni_operator.plan.digest import compute_digest
 
 MakeJob = Callable[..., DiffusionRLJob]
 SPEC = crd.schema()["properties"]["spec"]
