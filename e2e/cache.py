@@ -16,6 +16,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import SOURCES, cache
 from e2e.cluster.processes import run
 from e2e.cluster.tools import GO, Say, key
+from e2e.turns import COMMITTED
 
 GB = 1_000_000_000
 UNUSED_FOR_S = 7 * 86400.0
@@ -37,6 +38,8 @@ def described(name: str) -> str:
         return "programs of clusters, of one set of versions"
     if name.startswith("uv-"):
         return "uv"
+    if name == COMMITTED.name:
+        return "when tests on whole clusters passed last"
     return "a running cluster" if re.fullmatch(r"omni\d+", name) else "other"
 
 

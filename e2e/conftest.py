@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from e2e import turns
 from e2e.cluster.api import NOT_FOUND, ApiError
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.control_plane import ControlPlane, control_plane
@@ -15,6 +18,8 @@ from e2e.cluster.errors import ToolMissing
 from e2e.cluster.provider import NODES
 from e2e.system import System, bring_up
 
+ROOT = Path(__file__).resolve().parents[1]
+DIGEST = "digest"
 FAKE_NODES = {"gpu-0": {"nvidia.com/gpu": 8}, "npu-0": {"huawei.com/Ascend910": 8}, "other-0": {"example.com/tpu": 4}}
 
 
@@ -42,8 +47,31 @@ def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[s
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the whole system come first: a running cluster that lacks their images would be created again."""
+    """Tests of the whole system come first: a running cluster that lacks their images would be created again.
+
+    With `TESTS_END_BY` (seconds since 1970) the tests on whole clusters that have no turn are skipped.
+    """
     items.sort(key=lambda item: "system" not in getattr(item, "fixturenames", ()))
+    candidates = {item: as_candidate(item) for item in items if item.get_closest_marker("bare")}
+    for item, candidate in candidates.items():
+        item.user_properties.append((DIGEST, candidate.digest))  # for `make test-times`, in the JUnit report
+    if end := os.environ.get("TESTS_END_BY"):
+        records = turns.known()
+        chosen = turns.choose(list(candidates.values()), records, float(end) - time.time())
+        for item, candidate in candidates.items():
+            if candidate.name not in chosen:
+                passed = f"passed on {records[candidate.name].at[:10]}" if candidate.name in records else "new"
+                item.add_marker(pytest.mark.skip(reason=f"no time left; it has its turn in a later run ({passed})"))
+
+
+def as_candidate(item: pytest.Item) -> turns.Candidate:
+    """A test on a whole cluster, and what it consists of: its file and what its marks name."""
+    about = [ROOT / path for mark in item.iter_markers("about") for path in mark.args]
+    absent = [path for path in about if not path.exists()]
+    if absent:
+        raise pytest.UsageError(f"{item.nodeid}: the mark `about` names what is not there: {absent}")
+    digest = turns.digest([item.path, *about], ROOT)
+    return turns.Candidate(item.nodeid, digest, item.get_closest_marker("every_run") is not None)
 
 
 @pytest.fixture(scope="session")

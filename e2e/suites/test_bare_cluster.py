@@ -22,7 +22,7 @@ from e2e.cluster.images import PAUSE_IMAGE, StaticImage, architecture, write_arc
 from e2e.cluster.processes import runs
 from e2e.cluster.provider import NODES, node_path
 
-pytestmark = pytest.mark.bare
+pytestmark = [pytest.mark.bare, pytest.mark.about("e2e/cluster/bare")]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from e2e.cluster.errors import CommandFailed
 from e2e.cluster.processes import identify, run, runs
 from e2e.cluster.provider import NodeSpec
 
-pytestmark = pytest.mark.bare
+pytestmark = [pytest.mark.bare, pytest.mark.about("e2e/cluster/bare")]
 
 ONE = (NodeSpec("only", {"example.com/card": 2}),)
 

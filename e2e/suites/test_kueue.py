@@ -17,7 +17,7 @@ from e2e.drl import run_drl
 from e2e.jobs import JobOnPlane, condition
 from e2e.operator_process import install, operator
 
-pytestmark = [pytest.mark.bare, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(600), pytest.mark.about("e2e/kueue.py")]
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
 PATIENCE = 90.0
 

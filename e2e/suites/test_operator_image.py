@@ -23,7 +23,7 @@ from e2e.jobs import JobOnPlane
 from e2e.operator_process import install_kuberay, operator
 from e2e.suites.test_chart_installed import ACCOUNT, NAME, SYSTEM, installed
 
-pytestmark = pytest.mark.bare
+pytestmark = [pytest.mark.bare, pytest.mark.about("images/operator", "requirements/operator.txt")]
 
 ACCOUNT_FOLDER = "/run/secrets/kubernetes.io/serviceaccount"  # /var/run is a link to /run
 

@@ -14,7 +14,7 @@ from e2e.cluster.processes import run
 from e2e.conftest import leave_out
 from e2e.images.catalog import OPERATOR, ROOT
 
-pytestmark = [pytest.mark.bare, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(900), pytest.mark.about("e2e/release.py", "images/operator")]
 
 VERSION = "7.8.9"
 NAME = f"omni-operator:{VERSION}"

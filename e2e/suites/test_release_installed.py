@@ -30,7 +30,7 @@ from e2e.release_tree import add_fragment, copy_tree
 from e2e.suites.test_chart_installed import ACCOUNT, DEPLOYMENT, SYSTEM, denied, run_helm, settings
 from e2e.suites.test_operator_image import ACCOUNT_FOLDER, account_folder
 
-pytestmark = [pytest.mark.bare, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(900), pytest.mark.about("e2e/release.py", "charts")]
 
 OLD, NEW = "7.8.9", "7.9.0"
 COPY_S = 300.0

@@ -13,6 +13,8 @@ from types import FrameType
 
 import psutil
 
+from e2e import turns
+
 from . import coverage, timings
 from .preloaded import Preloaded
 from .runner import Runner
@@ -47,6 +49,7 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
     runner = Runner(FOLDER, say, None if has_accelerator() else Preloaded())
     with coverage.counting(ROOT, COVERAGE) if covered else nullcontext():
         failed = runner.run(chosen)
+    turns.keep(timings.passed(FOLDER))
     stages, tests = timings.read(FOLDER)
     names = {stage.name for lane in chosen for stage in lane}
     say("\n" + timings.table(machine(), [stage for stage in stages if stage.name in names], tests))
@@ -59,14 +62,15 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
 
 
 def write_times(say: Callable[[str], None]) -> int:
-    """Write the durations of the last runs into the page; the exit status."""
+    """Write the durations of the last runs into the page, and which tests had their turn; the exit status."""
     stages, tests = timings.read(FOLDER)
     if not stages:
         say("nothing was measured yet: make test")
         return 1
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(timings.replaced(page, timings.table(machine(), stages, tests)), encoding="utf-8")
-    say(f"wrote {PAGE.relative_to(ROOT)}")
+    turns.write(turns.newest(turns.known(), timings.passed(FOLDER)), turns.COMMITTED)
+    say(f"wrote {PAGE.relative_to(ROOT)} and {turns.COMMITTED.relative_to(ROOT)}")
     return 0
 
 

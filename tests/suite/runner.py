@@ -167,7 +167,10 @@ class Runner:
             self._changed.notify_all()
 
     def _stop(self) -> None:
-        """End the stages that still run, each with its whole process group."""
+        """End the stages that still run, each with its whole process group.
+
+        SIGINT, because by it pytest ends its fixtures: a cluster leaves no namespaces and mounts.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -176,7 +179,7 @@ class Runner:
             self._preloaded.interrupt()
         for process in running:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(process.pid, signal.SIGINT)
         deadline = time.monotonic() + ENDS_WITHIN_S
         for process in running:
             with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Durations of stages and tests, and the table of them in `docs/testing.md`. PURE, but for `read` and `measured`."""
+"""Durations of stages and tests, and the table of them in `docs/testing.md`. PURE, but for `read` and `passed`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+
+from e2e.turns import Passed
 
 SLOWEST = 20
 BEGIN, END = "<!-- durations: written by `make test-times` -->", "<!-- end of durations -->"
@@ -37,10 +40,31 @@ class TestTime:
 
 def tests_of(report: str) -> list[TestTime]:
     """The tests of a JUnit report."""
-    return [
-        TestTime(f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}", float(case.get("time", "0")))
-        for case in ET.fromstring(report).iter("testcase")
-    ]
+    return [_time_of(case) for case in ET.fromstring(report).iter("testcase")]
+
+
+def _time_of(case: ET.Element) -> TestTime:
+    name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+    return TestTime(name, float(case.get("time", "0")))
+
+
+def passed_of(report: str) -> dict[str, Passed]:
+    """The tests of a JUnit report that passed and have a digest: those on whole clusters (e2e/conftest.py)."""
+    found = {}
+    for suite in ET.fromstring(report).iter("testsuite"):
+        at = datetime.fromisoformat(suite.get("timestamp", "")).astimezone(UTC).isoformat(timespec="seconds")
+        for case in suite.iter("testcase"):
+            digest = case.find("properties/property[@name='digest']")
+            if digest is not None and not {"failure", "error", "skipped"} & {part.tag for part in case}:
+                test = _time_of(case)
+                found[test.name] = Passed(round(test.seconds), at, digest.get("value", ""))
+    return found
+
+
+def passed(folder: Path) -> dict[str, Passed]:
+    """The tests on whole clusters that passed in the last runs, which left their reports in a folder."""
+    reports = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.xml"))]
+    return {name: record for report in reports for name, record in passed_of(report).items()}
 
 
 def read(folder: Path) -> tuple[list[StageTime], list[TestTime]]:

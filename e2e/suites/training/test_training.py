@@ -71,6 +71,7 @@ def await_step(job: Job, step: int) -> dict[str, Any]:
     return job.await_status(f"step {step}", there, FIRST_STEP)
 
 
+@pytest.mark.every_run
 def test_apply_trains_to_the_end_on_a_pool_of_gpus(
     system: System, api: Api, space: str, run: Path, tmp_path: Path
 ) -> None:

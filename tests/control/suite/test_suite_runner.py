@@ -207,6 +207,31 @@ def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> 
     deadlines.wait_until("the child to end", deadlines.PROCESS_END, lambda: not lives(started))
 
 
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupted_run_lets_tests_remove_what_they_made(tmp_path: Path) -> None:
+    made, file = tmp_path / "made", tmp_path / "test_long.py"
+    file.write_text(
+        "import pathlib, time, pytest\n"
+        "@pytest.fixture\n"
+        "def made():\n"
+        f"    path = pathlib.Path({str(made)!r})\n"
+        "    path.write_text('here')\n"
+        "    yield\n"
+        "    path.rename(path.with_name('removed'))\n"
+        "def test_long(made): time.sleep(600)\n"
+    )
+
+    def interrupt() -> None:
+        deadlines.wait_until("the test", deadlines.COMMAND, made.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    stage = Stage("long", ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", str(file)))
+    with pytest.raises(KeyboardInterrupt):
+        Runner(tmp_path / "run", lambda text: None).run([(stage,)])
+    assert not made.exists() and (tmp_path / "removed").exists()
+
+
 def test_the_table_has_every_stage_and_the_slowest_tests() -> None:
     report = (
         '<testsuites><testsuite><testcase classname="tests.ml.test_a" name="test_b[c]" time="2.6"/>'

@@ -1,0 +1,126 @@
+"""Which tests on whole clusters run when there is not time for all of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.turns import COMMITTED, MARGIN, UNKNOWN_SECONDS, Candidate, Passed, choose, digest, newest, read, write
+from suite.timings import passed_of
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG_AGO, LATELY = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+
+
+def passed(at: str, seconds: float = 100, digest: str = "same") -> Passed:
+    return Passed(seconds, at, digest)
+
+
+def test_of_two_that_do_not_both_fit_the_one_that_passed_longest_ago_runs() -> None:
+    records = {"new": passed(LATELY), "old": passed(LONG_AGO)}
+    assert choose([Candidate("new", "same"), Candidate("old", "same")], records, 150) == {"old"}
+
+
+def test_one_that_changed_since_it_passed_runs_before_one_that_passed_longer_ago() -> None:
+    records = {"changed": passed(LATELY, digest="other"), "old": passed(LONG_AGO)}
+    assert choose([Candidate("changed", "same"), Candidate("old", "same")], records, 150) == {"changed"}
+
+
+def test_one_that_never_passed_runs_first() -> None:
+    candidates = [Candidate("old", "same"), Candidate("never", "same")]
+    assert choose(candidates, {"old": passed(LONG_AGO)}, UNKNOWN_SECONDS * MARGIN) == {"never"}
+
+
+def test_one_that_is_too_long_gives_its_place_to_a_shorter_one() -> None:
+    records = {"long": passed(LONG_AGO, seconds=500), "short": passed(LATELY)}
+    assert choose([Candidate("long", "same"), Candidate("short", "same")], records, 150) == {"short"}
+
+
+def test_without_time_those_of_every_run_are_left() -> None:
+    candidates = [Candidate("core", "same", every_run=True), Candidate("other", "same")]
+    assert choose(candidates, {}, -60) == {"core"}
+
+
+@given(st.lists(st.floats(1, 1000), min_size=1, max_size=12), st.floats(0, 3000))
+def test_within_a_budget_that_is_kept_every_test_has_its_turn(seconds: list[float], spare: float) -> None:
+    names = [f"test_{number}" for number in range(len(seconds))]
+    records = {
+        name: passed(f"2026-01-{day + 1:02}", took) for day, (name, took) in enumerate(zip(names, seconds, strict=True))
+    }
+    budget = max(seconds) * MARGIN + spare
+    ran = set[str]()
+    for day in range(len(names)):
+        chosen = choose([Candidate(name, "same") for name in names], records, budget)
+        assert sum(records[name].seconds for name in chosen) * MARGIN <= budget * 1.000001
+        records |= {name: passed(f"2026-02-{day + 1:02}", records[name].seconds) for name in chosen}
+        ran |= chosen
+    assert ran == set(names)
+
+
+def test_a_digest_changes_with_the_content_and_the_name_of_a_file_and_with_nothing_else(tmp_path: Path) -> None:
+    folder, file = tmp_path / "folder", tmp_path / "folder" / "file"
+    folder.mkdir()
+    file.write_text("one")
+    before = digest([folder], tmp_path)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "file.pyc").write_text("anything")
+    assert digest([folder, file], tmp_path) == before
+    file.write_text("two")
+    changed = digest([folder], tmp_path)
+    file.rename(folder / "other")
+    assert len({before, changed, digest([folder], tmp_path)}) == 3
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    records = {"one": passed(LATELY)}
+    write(records, tmp_path / "turns.json")
+    assert read(tmp_path / "turns.json") == records and read(tmp_path / "none.json") == {}
+
+
+def test_of_two_records_the_later_one_counts() -> None:
+    one, other = {"a": passed(LATELY), "b": passed(LONG_AGO)}, {"a": passed(LONG_AGO), "c": passed(LONG_AGO)}
+    assert (
+        newest(one, other) == newest(other, one) == {"a": passed(LATELY), "b": passed(LONG_AGO), "c": passed(LONG_AGO)}
+    )
+
+
+def test_the_records_are_of_tests_that_exist() -> None:
+    gone = [name for name in read(COMMITTED) if f"def {name.partition('::')[2].partition('[')[0]}(" not in
+            (ROOT / name.partition("::")[0]).read_text(encoding="utf-8")]  # fmt: skip
+    assert not gone, "remove them from e2e/turns.json"
+
+
+REPORT = """<testsuites><testsuite timestamp="2026-02-01T02:00:00+02:00">
+<testcase classname="e2e.suites.test_a" name="test_passed" time="12.4"><properties><property name="digest" value="d"/>
+</properties></testcase>
+<testcase classname="e2e.suites.test_a" name="test_failed" time="1"><properties><property name="digest" value="d"/>
+</properties><failure message="no">no</failure></testcase>
+<testcase classname="e2e.suites.test_a" name="test_left_out" time="0"><properties><property name="digest" value="d"/>
+</properties><skipped message="no time">no time</skipped></testcase>
+<testcase classname="tests.test_b" name="test_on_no_cluster" time="1"/></testsuite></testsuites>"""
+
+
+def test_only_tests_on_whole_clusters_that_passed_get_a_record() -> None:
+    assert passed_of(REPORT) == {"e2e/suites/test_a.py::test_passed": Passed(12, LATELY, "d")}
+
+
+@pytest.mark.slow
+def test_a_test_without_a_turn_is_skipped_with_the_reason() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "bare", "e2e/suites/test_kueue.py"]
+    said = subprocess.run(
+        command,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "TESTS_END_BY": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (said.returncode, "1 skipped" in said.stdout) == (0, True), said.stdout + said.stderr
+    assert "no time left; it has its turn in a later run" in said.stdout
