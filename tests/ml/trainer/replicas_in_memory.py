@@ -1,0 +1,156 @@
+"""Replicas, their processes and their nodes in memory, and a pool of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_omni.trainer.replica_pool import ReplicaPool, Room
+from verl_omni.trainer.replica_reports import ReplicaReports
+from verl_omni.trainer.replica_updates import ReplicaUpdates
+
+
+@dataclass(eq=False)
+class Replica:
+    """A replica in memory.
+
+    Attributes:
+        answers: false for one that is stopped or unreachable.
+        takes: false for one whose engine refuses weights, or is too slow for the deadline.
+        requests: samples that it is generating.
+    """
+
+    replica_rank: int
+    node: int
+    version: int = -1
+    alive: bool = True
+    answers: bool = True
+    takes: bool = True
+    requests: int = 0
+    stopped: int = 0
+
+    @property
+    def server_address(self) -> str:
+        return f"host:{self.replica_rank}"
+
+    @property
+    def works(self) -> bool:
+        return self.alive and self.answers
+
+
+@dataclass(eq=False)
+class Addressed(Replica):
+    """A replica with an address of its own."""
+
+    address: str = ""
+
+    @property
+    def server_address(self) -> str:
+        return self.address
+
+
+@dataclass
+class Memory:
+    """Transport, router and launcher in memory; a node has room for one replica."""
+
+    router: dict[str, Replica] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)  # number -> `ready` or `leaving`
+    replicas: list[Replica] = field(default_factory=list)
+    sent: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    interrupted: set[int] = field(default_factory=set)  # ranks stopped with requests, though process and node were well
+    start_fails: bool = False
+
+    def unreachable(self, replicas: Sequence[Replica]) -> dict[int, str]:
+        return {each.replica_rank: "no answer" for each in replicas if not each.works}
+
+    def send(self, version: int, replicas: Sequence[Replica]) -> dict[int, str]:
+        self.sent.append((version, tuple(each.replica_rank for each in replicas)))
+        for each in replicas:
+            if each.takes:
+                each.version = version
+        return {each.replica_rank: "too slow" for each in replicas if not each.takes}
+
+    def versions(self, replicas: Sequence[Replica]) -> tuple[dict[int, int], dict[int, str]]:
+        failed = self.unreachable(replicas)
+        return {each.replica_rank: each.version for each in replicas if each.replica_rank not in failed}, failed
+
+    def serving(self) -> set[str]:
+        return set(self.router)
+
+    def add(self, replicas: Sequence[Replica]) -> None:
+        self.router |= {each.server_address: each for each in replicas}
+
+    def remove(self, replicas: Sequence[Replica]) -> None:
+        for each in replicas:
+            self.router.pop(each.server_address, None)
+
+    def room(self, replicas: Iterable[Replica]) -> Room:
+        gone = frozenset(each.replica_rank for each in replicas if each.node not in self.nodes)
+        leaving = frozenset(each.replica_rank for each in replicas if self.nodes.get(each.node) == "leaving")
+        return Room(sum(state == "ready" for state in self.nodes.values()), gone, leaving)
+
+    def start(self, rank: int) -> Replica:
+        used = {each.node for each in self.replicas if not each.stopped}
+        free = [node for node, state in self.nodes.items() if state == "ready" and node not in used]
+        if self.start_fails or not free:
+            raise ConnectionError("no node has room")
+        assert rank not in {each.replica_rank for each in self.replicas}, "named actors would collide"
+        self.replicas.append(Replica(rank, free[0]))
+        return self.replicas[-1]
+
+    def idle(self, replica: Replica) -> bool:
+        return not replica.alive or (replica.answers and not replica.requests)
+
+    def stop(self, replica: Replica) -> None:
+        if replica.requests and replica.works and replica.node in self.nodes:
+            self.interrupted.add(replica.replica_rank)
+        if self.nodes.get(replica.node) == "leaving":
+            del self.nodes[replica.node]  # Ray ends a node that is being drained once nothing runs on it
+        replica.stopped += 1
+        replica.alive = False
+
+
+class Recorded(ReplicaReports):
+    """Reports, as they come."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.found: dict[str, int] = {}
+        self.left: set[int] = set()
+
+    def joined(self, rank: int, version: int) -> None:
+        self.lines.append(f"joined {rank} at {version}")
+
+    def leaving(self, rank: int) -> None:
+        self.left.add(rank)
+        self.lines.append(f"leaving {rank}")
+
+    def drained(self, rank: int) -> None:
+        self.lines.append(f"drained {rank}")
+
+    def lost(self, message: str) -> None:
+        self.lines.append(message)
+
+    def start_failed(self, message: str) -> None:
+        self.lines.append(message)
+
+    def waiting(self, serving: int, least: int) -> None:
+        self.lines.append(f"waiting {serving}/{least}")
+
+    def versions(self, found: Mapping[str, int]) -> None:
+        self.found = dict(found)
+
+
+def pool_of(memory: Memory, count: int, *, least: int = 1, patience: float = 0.0, clock: Any = None) -> ReplicaPool:
+    """A pool with `count` nodes, whose replicas have version 0."""
+    for number in range(count):
+        memory.nodes[number] = "ready"
+        memory.replicas.append(Replica(number, number))
+    memory.add(memory.replicas)
+    updates = ReplicaUpdates(memory, list(memory.replicas), least, patience, Recorded())
+    updates.update_weights(0)
+    return ReplicaPool(
+        updates, memory, count, queue=lambda: sum(each.requests for each in memory.replicas),
+        clock=clock or (lambda: 0.0), run=lambda action: action(),
+    )  # fmt: skip
