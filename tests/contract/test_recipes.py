@@ -14,7 +14,6 @@ from omni_operator import plan
 from omni_operator.api import load_job
 from omni_operator.cli.main import app
 from omni_operator.recipes import read_script
-from tests.ml.engine.small_recipes import CHOSEN
 
 EACH = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
@@ -25,13 +24,10 @@ def test_the_recipes_are_as_large_as_published_ones() -> None:
     assert len(COMMON) >= 40
 
 
-def test_the_page_lists_every_recipe_with_its_model_and_when_it_is_trained() -> None:
+def test_the_page_lists_every_recipe_with_its_model() -> None:
     page = (Path(__file__).parents[2] / "docs" / "switching.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\| command line .*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
-    assert table.splitlines() == [
-        f"| `{name}` | `{recipe.family}` | {'always' if name in CHOSEN else 'with `ALL_RECIPES=1`'} |"
-        for name, recipe in RECIPES.items()
-    ]
+    assert table.splitlines() == [f"| `{name}` | `{recipe.family}` |" for name, recipe in RECIPES.items()]
 
 
 @EACH

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_omni.trainer import settings, startup
+from verl_omni.trainer.stack import Cluster
 
 OK, FAILURE, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 # Metrics in the line of a step, with their label and format.
@@ -201,6 +202,17 @@ def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> No
     cluster = startup.start_ray(run.config, report_phase)
     resources.callback(cluster.stop)
     stop.listen()  # Ray has replaced our handler of SIGTERM
+    train_on(cluster, run, resources, report_phase, lambda: stop.requested)
+
+
+def train_on(
+    cluster: Cluster,
+    run: Run,
+    resources: contextlib.ExitStack,
+    report_phase: Callable[[str], None],
+    stop_requested: Callable[[], bool],
+) -> None:
+    """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
 
     train, held_out = _prompts(run.config)
@@ -215,7 +227,7 @@ def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> No
     run.folder.event("phase", text="publishing the first weights, evaluating")
     trainer = DiffusionTrainer(
         run.config, stack, run.folder, train, held_out,
-        stop_requested=lambda: stop.requested, checkpoint_wanted=run.checkpoint_wanted, note=run.note,
+        stop_requested=stop_requested, checkpoint_wanted=run.checkpoint_wanted, note=run.note,
         tracking=tracking, pairs=pairs,
     )  # fmt: skip
     trainer.fit(run.checkpoint)

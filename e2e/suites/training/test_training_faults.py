@@ -26,6 +26,11 @@ ALLOCATE = (
     "grow = lambda: [(b'x' * (1 << 23), time.sleep(0.05)) for _ in iter(int, 1)]; "
     "ray.get(ray.remote(grow).options(max_retries=0).remote())"
 )
+# The training program allocates as fast as it can, without Ray's own watch over memory: the kernel ends it.
+OVERRUN = "b'x' * (1 << 32)"
+UNWATCHED = {
+    "spec": {"containers": [{"name": "ray", "env": [{"name": "RAY_memory_monitor_refresh_ms", "value": "0"}]}]}
+}
 FIRST_TWO = "import os, time; time.sleep(600 if os.environ['DIFFUSIONRL_ATTEMPT'] < '3' else 0)"
 FILL = "open('/runs/full/checkpoint', 'wb').write(b'x' * (1 << 25))"
 FIRST_ONLY = "import os, time; time.sleep(600 if os.environ['DIFFUSIONRL_ATTEMPT'] == '1' else 0)"
@@ -49,8 +54,9 @@ def test_a_quota_a_missing_secret_a_full_volume_and_memory_that_runs_out_are_nam
     quota = f"/api/v1/namespaces/{space}/resourcequotas"
     api.post(quota, {"metadata": {"name": "no-pods"}, "spec": {"hard": {"pods": "0"}}})
     deadlines.wait_until("the quota", NAMED, lambda: "hard" in api.get(f"{quota}/no-pods").get("status", {}))
-    greedy, full = Job(api, space, "greedy"), Job(api, space, "full")
-    greedy.create(program(ALLOCATE, trainer__resources={"requests": {"cpu": "100m"}, "limits": {"memory": "2Gi"}}))
+    greedy, killed, full = (Job(api, space, name) for name in ("greedy", "killed", "full"))
+    limited = {"requests": {"cpu": "100m"}, "limits": {"memory": "2Gi"}}
+    greedy.create(program(ALLOCATE, trainer__resources=limited))
     small = {"name": "runs", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}
     full.create(program(
         FILL,
@@ -62,7 +68,11 @@ def test_a_quota_a_missing_secret_a_full_volume_and_memory_that_runs_out_are_nam
     # A busy kubelet first says that it waits for its copy of the Secret.
     full.await_status("the Secret to be named", lambda status: 'secret "wandb" not found' in message(status), NAMED)
     api.post(f"/api/v1/namespaces/{space}/secrets", {"metadata": {"name": "wandb"}, "stringData": {"key": "x"}})
+    killed.create(program(OVERRUN, trainer__resources=limited, trainer__podTemplate=UNWATCHED))
     greedy.await_condition("Failed", "True", "OutOfMemory", within=ENDED)
+    # Of one process with cgroups v1, of the whole container with v2.
+    said = killed.await_condition("Failed", "True", "OutOfMemory", within=ENDED)["message"]
+    assert "the training program got SIGKILL" in said or "was killed because it ran out of memory" in said
     failed = full.await_condition("Failed", "True", "ApplicationError", within=ENDED)
     assert "No space left on device" in failed["message"]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.ml.engine.replica_driver import DEADLINE, PROMPTS, RANK, SCORER, Leftovers, Replica, TwoReplicas, replicas_of
+from tests.ml.engine.shared_ray import SharedRay
 from verl_omni.weight_sync import names, transfer
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -32,9 +33,17 @@ def _orphans_stay_in_the_family() -> None:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def shared_ray() -> Iterator[SharedRay]:
+    """One Ray for the stacks and runs of the module; it starts with the first."""
+    ray = SharedRay()
+    yield ray
+    ray.stop()
+
+
+@pytest.fixture(scope="module")
+def start(shared_ray: SharedRay, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Start Ray, workers and engines for settings; returns (settings, stack). They end with the module."""
-    from verl_omni.trainer import settings, startup
+    from verl_omni.trainer import settings
 
     stacks: list[Any] = []
 
@@ -47,9 +56,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
                 "trainer.total_training_steps=2", "reward.scorer=brightness", *overrides,
             ]
         )  # fmt: skip
-        startup.prepare_environment(startup.accelerator_present())
-        startup.fit_to_machine(made, startup.accelerator_present())
-        stacks.append(startup.start(made, lambda text: None))
+        stacks.append(shared_ray.start(made))
         return made, stacks[-1]
 
     yield starting

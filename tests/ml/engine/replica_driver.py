@@ -134,7 +134,8 @@ class Leftovers:
     """
 
     def __init__(self) -> None:
-        self.before = self._now()
+        # Also the files of others, who may end without removing them.
+        self.before = {*self._now(), *_shared_memory()}
 
     def none(self) -> None:
         """Assert that there are no new resources; processes that are ending get time."""
@@ -159,9 +160,14 @@ class Leftovers:
                     found[f"process {process.pid}"] = command
         mapped = {pid: _shared_memory_of(pid) for pid in psutil.pids()}
         elsewhere = set().union(*(files for pid, files in mapped.items() if pid not in own))
-        present = {str(path) for path in Path("/dev/shm").iterdir()} - elsewhere
+        present = _shared_memory() - elsewhere
         removed = {file for pid in own for file in mapped.get(pid, ()) if transfer.SEGMENT_PREFIX in file}
         return found | dict.fromkeys(present | removed, "shared memory")
+
+
+def _shared_memory() -> set[str]:
+    """The files in shared memory."""
+    return {str(path) for path in Path("/dev/shm").iterdir()}
 
 
 def _shared_memory_of(pid: int) -> set[str]:

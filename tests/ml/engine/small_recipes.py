@@ -5,22 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from contract.recipes import RECIPES, Recipe
+from contract.recipes import Recipe
 
 MODEL, ROLLOUT, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 WORDS = ("bread", "home", "open")
-# In continuous integration, which has no time for all; the others run with ALL_RECIPES=1.
-CHOSEN = ("sd35_latent_reward", "qwen_image_ocr_lora")
 WITHOUT_SERVER = (
     "sd35_nft_lora",
     "sd35_mix_grpo",
     "sd35_offline_dpo_lora",
 )  # the scorer needs none, or nothing is scored
-
-
-def chosen(every: str | None) -> tuple[str, ...]:
-    """Names of the recipes to run."""
-    return tuple(RECIPES) if every else CHOSEN
 
 
 def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: int) -> tuple[list[str], int]:

@@ -1,13 +1,11 @@
 """Every algorithm on the real engine: it learns, and the rollout records its inputs.
 
-Whole jobs come first, so that they run alone: the stack of the other tests starts with the first of them.
+Jobs come first, each with actors of its own; the other tests share a stack on the same Ray.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from omni_operator import plan
+from omni_operator.api import load_job
+from tests.ml.engine.shared_ray import SharedRay
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[3]
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PROMPTS = ["a red circle", "a blue square on the left"]
 STEPS = 4
 # After 12, it has learned too little to tell: 0.07 to 0.5, seed by seed.
@@ -65,36 +67,42 @@ OVERRIDES = {
 }
 
 
-def trained(
-    folder: Path, scorer: str, algorithm: str, *assignments: str, more: Sequence[str] = ()
-) -> tuple[list[float], list[dict[str, Any]]]:
-    """Redness of held-out images before and after a short job, and the metrics of its steps."""
-    (folder / "scorers.py").write_text(SCORERS)
-    overrides = ["data.val_max_samples=64", *OVERRIDES.get(algorithm, []), *more]
-    function = {"path": str(folder / "scorers.py"), "name": scorer}
-    settings = [
-        f"spec.algorithm={json.dumps({'name': algorithm, 'overrides': overrides})}",
-        f"spec.reward.scorers={json.dumps([{'name': scorer, 'function': function}])}",
-        "spec.trainer.evalEverySteps=0", "spec.checkpoint.everySteps=0", *assignments,
-    ]  # fmt: skip
-    command = [str(Path(sys.executable).with_name("drl")), "run", "examples/red-grpo.yaml", "--runs", str(folder)]
-    command += [
-        "--plain",
-        "--steps",
-        str(UPDATES.get(algorithm, FEW)),
-        *(part for one in settings for part in ("--set", one)),
-    ]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    lines = [json.loads(line) for line in (folder / "red-grpo" / "metrics.jsonl").read_text().splitlines()]
-    measure = "val/red/mean" if scorer == "chance" else "val/reward/mean"
-    return [line[measure] for line in lines if measure in line], lines[1:]
+@dataclass(frozen=True)
+class Jobs:
+    """Trains short jobs, one after the other."""
+
+    ray: SharedRay
+    folder: Path
+
+    def trained(
+        self, scorer: str, algorithm: str, *assignments: str, more: Sequence[str] = ()
+    ) -> tuple[list[float], list[dict[str, Any]]]:
+        """Redness of held-out images before and after a job, and the metrics of its steps."""
+        (self.folder / "scorers.py").write_text(SCORERS)
+        function = {"path": str(self.folder / "scorers.py"), "name": scorer}
+        overrides = ["data.val_max_samples=64", *OVERRIDES.get(algorithm, []), *more]
+        settings = [
+            f"spec.algorithm={json.dumps({'name': algorithm, 'overrides': overrides})}",
+            f"spec.reward.scorers={json.dumps([{'name': scorer, 'function': function}])}",
+            "spec.trainer.evalEverySteps=0", "spec.checkpoint.everySteps=0",
+            f"spec.trainer.totalSteps={UPDATES.get(algorithm, FEW)}", *assignments,
+        ]  # fmt: skip
+        job = plan.resolve_paths(load_job(EXAMPLES / "red-grpo.yaml", settings).job, str(EXAMPLES))
+        self.ray.train(plan.render_overrides(job, plan.local_layout(job, str(self.folder))))
+        lines = [json.loads(line) for line in (self.folder / "red-grpo" / "metrics.jsonl").read_text().splitlines()]
+        measure = "val/red/mean" if scorer == "chance" else "val/reward/mean"
+        return [line[measure] for line in lines if measure in line], lines[1:]
+
+
+@pytest.fixture
+def jobs(shared_ray: SharedRay, tmp_path: Path) -> Jobs:
+    return Jobs(shared_ray, tmp_path)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_algorithm_learns_and_a_random_reward_teaches_nothing(tmp_path: Path, name: str) -> None:
+def test_an_algorithm_learns_and_a_random_reward_teaches_nothing(jobs: Jobs, name: str) -> None:
     scorer, algorithm, *assignments = RUNS[name]
-    (before, after), steps = trained(tmp_path, scorer, algorithm, *assignments)
+    (before, after), steps = jobs.trained(scorer, algorithm, *assignments)
     # Same prompts and seeds before and after, so the difference does not depend on them.
     assert (after > before + RISE) == (scorer == "red"), (before, after)
     assert [line["weights/version"] for line in steps] == list(range(1, UPDATES.get(algorithm, FEW) + 1))
@@ -108,15 +116,15 @@ def pairs_of_pictures(folder: Path) -> list[str]:
 
     for name, color in (("chosen", (220, 30, 30)), ("rejected", (30, 30, 220))):
         Image.new("RGB", (80, 64), color).save(folder / f"{name}.png")
-    texts = (ROOT / "examples" / "prompts" / "shapes_train.jsonl").read_text().splitlines()[:8]
+    texts = (EXAMPLES / "prompts" / "shapes_train.jsonl").read_text().splitlines()[:8]
     pictures = {"chosen": "chosen.png", "rejected": "rejected.png"}
     (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(json.loads(text) | pictures)}\n" for text in texts))
     return [f'spec.data.train=["{folder}/pairs.jsonl"]', "spec.rollout.sampler.noiseLevel=0"]
 
 
-def test_pairs_of_a_data_set_teach_without_samples(tmp_path: Path) -> None:
-    (before, after), steps = trained(
-        tmp_path, "red", "DiffusionDPO", *pairs_of_pictures(tmp_path), "spec.trainer.learningRate=0.01",
+def test_pairs_of_a_data_set_teach_without_samples(jobs: Jobs) -> None:
+    (before, after), steps = jobs.trained(
+        "red", "DiffusionDPO", *pairs_of_pictures(jobs.folder), "spec.trainer.learningRate=0.01",
         more=["algorithm.sample_source=offline"],
     )  # fmt: skip
     assert steps[0]["actor/margin"] == 0 < steps[len(steps) // 2]["actor/margin"]

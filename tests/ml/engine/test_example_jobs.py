@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -21,11 +18,14 @@ from contract.recipes import RECIPES
 from omni_operator import plan
 from omni_operator.api import load_job
 from tests.ml.engine import small_recipes
+from tests.ml.engine.shared_ray import SharedRay
+from verl_omni.pipelines.registry import FAMILIES
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 STEPS, HELD_OUT = 3, 2
+ENTRY_POINTS = {"main_diffusion": [], "main_diffusion_v1": ["trainer.use_v1=true"]}  # what they add to the arguments
 # What differs from the example: model, resolution, batch, accelerators, length of the run, and a stand-in for the judge
 # (tests/ml/engine/test_pools.py has a run that serves one).
 SMALLER: dict[str, Any] = {
@@ -93,7 +93,8 @@ class Judge(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def judge() -> Iterator[ThreadingHTTPServer]:
+def judge(shared_ray: SharedRay) -> Iterator[ThreadingHTTPServer]:
+    shared_ray.begin(sorted(FAMILIES))  # its workers are forks of this process, which must have one thread
     Judge.asked = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
         server.daemon_threads = True
@@ -131,13 +132,19 @@ def shrink(name: str, model: Path, server: str) -> dict[str, Any]:
 
 def settings_of(path: Path) -> dict[str, str]:
     """The trainer's overrides of a job, by name, with the paths of the examples."""
-    job = plan.resolve_paths(load_job(path).job, str(EXAMPLES))
-    lines = plan.render_overrides(job, plan.local_layout(job, "/runs"))
-    return dict(line.split("=", 1) for line in lines)
+    return dict(line.split("=", 1) for line in overrides_of(path, EXAMPLES, Path("/runs")))
+
+
+def overrides_of(path: Path, folder: Path, runs: Path) -> list[str]:
+    """What `drl run` gives the trainer for a job whose paths start at a folder."""
+    job = plan.resolve_paths(load_job(path).job, str(folder))
+    return plan.render_overrides(job, plan.local_layout(job, str(runs)))
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_an_example_trains_with_its_own_settings(name: str, judge: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_an_example_trains_with_its_own_settings(
+    name: str, shared_ray: SharedRay, judge: ThreadingHTTPServer, tmp_path: Path
+) -> None:
     from verl_omni.models.tiny import MAKERS
 
     model = tmp_path / "model"
@@ -150,9 +157,7 @@ def test_an_example_trains_with_its_own_settings(name: str, judge: ThreadingHTTP
     differing = {setting for setting in own.keys() | shrunk.keys() if own.get(setting) != shrunk.get(setting)}
     assert differing <= SHRUNK, "everything else is the example's"
 
-    command = [str(Path(sys.executable).with_name("drl")), "run", str(job), "--runs", str(tmp_path / "runs"), "--plain"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    shared_ray.train(overrides_of(job, tmp_path, tmp_path / "runs"))
     lines = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
     assert [line["weights/version"] for line in lines] == list(range(STEPS + 1))
     for line in lines[1:]:
@@ -162,16 +167,17 @@ def test_an_example_trains_with_its_own_settings(name: str, judge: ThreadingHTTP
     assert len(Judge.asked) == STEPS * 2 * 4 + 2 * HELD_OUT
 
 
-@pytest.mark.parametrize("name", small_recipes.chosen(os.environ.get("ALL_RECIPES")))
-def test_a_recipe_trains_with_its_own_settings(name: str, judge: ThreadingHTTPServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_with_its_own_settings(
+    name: str, shared_ray: SharedRay, judge: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command line of the recipe, and after it what is smaller."""
     recipe = RECIPES[name]
     server = f"http://127.0.0.1:{judge.server_address[1]}"
     arguments, prompts = small_recipes.arguments(recipe, tmp_path, server, STEPS, HELD_OUT)
-    command = [sys.executable, "-m", f"verl_omni.trainer.{recipe.module}", *arguments]
-    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=environment)
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    shared_ray.train([*ENTRY_POINTS[recipe.module], *arguments])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if "actor/grad_norm" in line]
     assert [line["weights/version"] for line in trained] == list(range(1, STEPS + 1))

@@ -1,0 +1,111 @@
+"""Rollout pods that are cut off or lost while two of them serve: the trainer goes on, and the job succeeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster import deadlines
+from e2e.cluster.api import Api
+from e2e.cluster.bare.provider import BareCluster
+from e2e.cluster.processes import run
+from e2e.jobs import Job
+from e2e.system import System
+from e2e.training_jobs import example, metrics, pods, the_pod
+
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(3600)]
+
+NAME = "red-grpo-pools"
+LOSSES = int(os.environ.get("ROLLOUT_LOSSES", "1"))
+STEPS = 80 + 50 * LOSSES  # a lost replica is replaced within 50 steps, also where other pods start at the same time
+FIRST_STEP, NOTICED, JOINED, DONE = 600.0, 120.0, 400.0, 1200.0
+UPDATE_DEADLINE = "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.omni_tcp.deadline_seconds=10"
+
+
+def job_spec() -> dict[str, Any]:
+    """The example with rollout pods on the nodes of another vendor, and a short deadline of updates."""
+    spec = example(NAME)
+    spec["trainer"] |= {"totalSteps": STEPS, "evalEverySteps": STEPS}
+    spec["checkpoint"]["everySteps"] = STEPS
+    spec["algorithm"]["overrides"] += [UPDATE_DEADLINE]
+    spec["rollout"]["accelerator"]["resourceName"] = "huawei.com/Ascend910"
+    spec["rollout"]["scheduling"] = {"nodeSelector": {"pool": "ascend"}}
+    spec["rollout"]["resources"] = {"requests": {"cpu": "100m", "memory": "2Gi"}}
+    return spec
+
+
+@contextmanager
+def cut_off(system: System, pod: dict[str, Any], other: dict[str, Any]) -> Iterator[None]:
+    """The node of a pod drops what the pod sends to another one, so that no connection between them makes progress."""
+    assert isinstance(system.cluster, BareCluster)
+    node = system.cluster.network.namespace(pod["spec"]["nodeName"])
+    rule = ["from", pod["status"]["podIP"], "to", other["status"]["podIP"], "blackhole"]
+    run(["ip", "-n", node, "rule", "add", *rule])
+    try:
+        yield
+    finally:
+        run(["ip", "-n", node, "rule", "del", *rule])
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def lost(folder: Path) -> list[str]:
+    return [event["message"] for event in events(folder) if event.get("reason") == "ReplicaRemoved"]
+
+
+def joined(folder: Path) -> int:
+    """How many replicas have joined after the start."""
+    return sum(
+        bool(re.fullmatch(r"replica \d+ joined with version \d+", each.get("text", ""))) for each in events(folder)
+    )
+
+
+def step(folder: Path) -> int:
+    return metrics(folder)[-1]["step"]
+
+
+def await_steps(folder: Path, count: int) -> None:
+    begun = step(folder)
+    deadlines.wait_until(f"{count} more steps", NOTICED, lambda: step(folder) >= begun + count)
+
+
+def test_a_replica_that_is_cut_off_or_lost_is_replaced_and_training_goes_on(
+    system: System, api: Api, space: str
+) -> None:
+    folder, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
+    job.create(job_spec())
+    job.await_status("a step", lambda status: (status.get("progress", {}).get("globalStep") or 0) >= 1, FIRST_STEP)
+    trainer, rollouts = the_pod(api, space, NAME, "trainer"), pods(api, space, NAME, "rollout")
+    assert len(rollouts) == 2
+
+    with cut_off(system, rollouts[0], trainer):
+        deadlines.wait_until("the replica that is cut off to be noticed", NOTICED, lambda: lost(folder) or None)
+        await_steps(folder, 3)
+    assert re.search(r"replica \d+ serves no more: version \d+ did not reach it", lost(folder)[0])
+    deadlines.wait_until("it to join again", JOINED, lambda: joined(folder) >= 1)
+
+    chance = random.Random(LOSSES)
+    for number in range(LOSSES):
+        await_steps(folder, chance.randint(1, 3))
+        gone, before = chance.choice(pods(api, space, NAME, "rollout")), joined(folder)
+        api.delete(f"/api/v1/namespaces/{space}/pods/{gone['metadata']['name']}", gracePeriodSeconds="0")
+        await_steps(folder, 2)
+        deadlines.wait_until(f"replacement {number + 1} to join", JOINED, lambda before=before: joined(folder) > before)
+
+    job.await_condition("Succeeded", "True", within=DONE)
+    status = job.status()
+    assert (status["attempts"], status.get("failures", [])) == (1, [])
+    lines = [line for line in metrics(folder) if line["step"]]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert all(line[f"weights/{end}_replica_version"] == line["step"] for line in lines for end in ("min", "max"))
+    assert status["progress"]["samples"] == STEPS * 4 * 8
