@@ -47,7 +47,7 @@ def creation(runs: list[Run]) -> str:
         ("the same, by six forced applies",
          f"{run['naive_server_cpu_ms']:.1f} ms: ours is {run['server_ratio']:.2f} of it"),
         ("writes of the operator for a job",
-         f"{run['writes']:.1f}: Service, NetworkPolicy, RayJob, status, and a share of its Leases"),
+         f"{run['writes']:.1f}: NetworkPolicy, RayJob, status, and a share of its Leases"),
     ])  # fmt: skip
 
 

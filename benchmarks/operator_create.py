@@ -92,6 +92,15 @@ def create(plane: ControlPlane, client: httpx.Client, running: RunningOperator, 
     }
 
 
+def head_service(name: str, owner: dict[str, Any]) -> dict[str, Any]:
+    """A headless Service of the job's head pod, which KubeRay makes anyway."""
+    ports = [{"name": "dashboard", "port": 8265, "targetPort": 8265}]
+    selector = {"diffusionrl.io/job": name, "ray.io/node-type": "head"}
+    meta = {**owner, "name": f"{name}-head", "namespace": "default"}
+    spec = {"clusterIP": "None", "selector": selector, "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
+
+
 def apply_by_force(plane: ControlPlane, client: httpx.Client, names: list[str]) -> float:
     """API server CPU in ms for a job whose objects are applied with force, from its submission on."""
     settings = plan.ClusterSettings(image="rollout:1")
@@ -114,6 +123,7 @@ def apply_by_force(plane: ControlPlane, client: httpx.Client, names: list[str]) 
         config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**meta, **owner}}
         text = {"job.yaml": json.dumps(found["spec"])}
         apply(f"/api/v1/namespaces/default/configmaps/{name}", {**config, "data": text})
+        apply(f"/api/v1/namespaces/default/services/{name}-head", head_service(name, owner))
         for body in rendered:
             apply(kind_of(body).path("default", body["metadata"]["name"]), body)
         apply(f"{JOBS}/{name}/status", {**own, "metadata": meta, "status": status})

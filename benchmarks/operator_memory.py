@@ -2,8 +2,8 @@
 
     PYTHONPATH=.:operator python benchmarks/operator_memory.py [--jobs 5000] [--out FILE]
 
-The process imports what the operator does. Each job has its RayJob, Service and NetworkPolicy, as the API server sends
-them. `deleted_mib` is what stays before the operator releases memory, `trimmed_mib` after the C library gave its pages
+The process imports what the operator does. Each job has its RayJob and NetworkPolicy, as the API server sends them.
+`deleted_mib` is what stays before the operator releases memory, `trimmed_mib` after the C library gave its pages
 back, and `released_mib` after what the operator does periodically.
 """
 

@@ -21,7 +21,6 @@ WATCHED: tuple[Rule, ...] = (
     rule("ray.io", "rayjobs", "get list watch create patch delete"),
     rule("ray.io", "rayclusters", "get list watch patch"),
     rule("", "pods", "list watch"),
-    rule("", "services", "get list watch create patch"),
     rule("networking.k8s.io", "networkpolicies", "get list watch create patch"),
     rule("monitoring.coreos.com", "podmonitors", "get list watch create patch"),
     rule("events.k8s.io", "events", "create"),

@@ -45,8 +45,7 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     job.await_attempt(1)
     job.await_condition("Admitted", "True")
     expected = Counter({
-        ("create", "services"): 1, ("create", "networkpolicies"): 1, ("create", "rayjobs"): 1,
-        ("patch", "diffusionrljobs/status"): 1,
+        ("create", "networkpolicies"): 1, ("create", "rayjobs"): 1, ("patch", "diffusionrljobs/status"): 1,
     })  # fmt: skip
     assert_requests(installed, mark, expected)
     job.run(1)
@@ -61,7 +60,8 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     assert_requests(installed, mark, Counter())
     api.delete(f"{job.path}/{job.name}")
     job.await_gone()
-    for path in (job.ray("rayjobs"), job.ray("rayclusters"), f"/api/v1/namespaces/{namespace}/services"):
+    policies = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
+    for path in (job.ray("rayjobs"), job.ray("rayclusters"), policies):
         deadlines.wait_until(f"{path} to be empty", JOB_SEEN, lambda path=path: not api.get(path)["items"])
     assert_requests(installed, mark, Counter())
 

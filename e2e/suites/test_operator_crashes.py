@@ -26,7 +26,7 @@ from omni_operator.api.names import SELECTOR
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
 from omni_operator.cluster.errors import Unavailable
-from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, SERVICES, Body, Kind
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Body, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import ClusterSettings
@@ -35,7 +35,7 @@ from omni_operator.report_endpoint import ReportStore
 from omni_operator.status.timeouts import Timeouts
 
 pytestmark = pytest.mark.cluster
-KINDS = (RAYJOBS, RAYCLUSTERS, SERVICES, NETWORK_POLICIES, JOBS)
+KINDS = (RAYJOBS, RAYCLUSTERS, NETWORK_POLICIES, JOBS)
 ALL_DONE, PASSES = 120.0, 20
 Snapshot = dict[Kind, list[Body]]
 

@@ -57,7 +57,7 @@ def test_a_new_operator_handles_what_happened_while_none_ran(
         deleted.await_gone()
         counts = installed.audit.counts(user_agent=AGENT, since=mark)
     reads = {resource: number for (verb, resource), number in counts.items() if verb == "watch"}
-    expected = ("diffusionrljobs", "rayjobs", "rayclusters", "pods", "services", "networkpolicies", "leases")
+    expected = ("diffusionrljobs", "rayjobs", "rayclusters", "pods", "networkpolicies", "leases")
     assert {resource: reads.get(resource) for resource in expected} == dict.fromkeys(expected, 1)
     assert not [call for call in counts if call[0] == "list"], "the watches stream the lists"
 

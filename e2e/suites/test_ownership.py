@@ -14,7 +14,7 @@ from e2e.operator_process import RunningOperator
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
 from omni_operator.cluster.errors import Conflict
-from omni_operator.cluster.kinds import SERVICES
+from omni_operator.cluster.kinds import NETWORK_POLICIES
 
 pytestmark = pytest.mark.cluster
 
@@ -36,10 +36,9 @@ def foreign(api: Api, namespace: str, version: str, kind: str, name: str, **body
 def test_a_job_neither_changes_nor_deletes_objects_that_have_its_names(
     running: RunningOperator, api: Api, namespace: str
 ) -> None:
-    """A deny-all policy, a Service, a ConfigMap and a RayJob stay as they are; the job starts when they are gone."""
+    """A deny-all policy, a ConfigMap and a RayJob stay as they are; the job starts when they are gone."""
     paths = [
         foreign(api, namespace, "networking.k8s.io/v1", "NetworkPolicy", "red", spec={"podSelector": {}}),
-        foreign(api, namespace, "v1", "Service", "red-head", spec={"selector": {"a": "b"}, "ports": [{"port": 80}]}),
         foreign(api, namespace, "ray.io/v1", "RayJob", "red-a01", spec={"entrypoint": "x", "rayClusterSpec": CLUSTER}),
         foreign(api, namespace, "v1", "ConfigMap", "red-a01-config", data={"job.yaml": "theirs"}),
     ]  # fmt: skip
@@ -47,17 +46,16 @@ def test_a_job_neither_changes_nor_deletes_objects_that_have_its_names(
     job = JobOnPlane(api, namespace)
     job.submit()
     said = job.await_condition("Admitted", "False", "NameTaken")
-    assert "Service red-head exists and does not belong to this job" in said["message"]
+    assert "NetworkPolicy red exists and does not belong to this job" in said["message"]
     assert [api.get(path) for path in paths] == before
     job.await_events("NameTaken")
     # Each name in turn: the job continues when the object of the last one is gone.
-    for path, named in ((paths[1], "NetworkPolicy red "), (paths[0], "RayJob red-a01 ")):
-        api.delete(path)
-        job.await_status(f"{named}to be named", lambda status, named=named: named in str(status["conditions"]))
-    assert [api.get(path) for path in paths[2:]] == before[2:]
+    api.delete(paths[0])
+    job.await_status("the RayJob to be named", lambda status: "RayJob red-a01 " in str(status["conditions"]))
+    assert [api.get(path) for path in paths[1:]] == before[1:]
     api.delete(job.own_path)
     job.await_gone()
-    assert [api.get(path) for path in paths[2:]] == before[2:]
+    assert [api.get(path) for path in paths[1:]] == before[1:]
 
 
 def test_strays_with_the_labels_of_a_job_change_nothing(running: RunningOperator, api: Api, namespace: str) -> None:
@@ -105,35 +103,34 @@ def test_a_rayjob_that_lost_its_labels_is_the_attempt_that_it_was(
     assert [item["metadata"]["uid"] for item in api.get(job.ray("rayjobs"))["items"]] == [uid]
 
 
-def test_drift_of_service_and_policy_is_corrected(running: RunningOperator, api: Api, namespace: str) -> None:
+def test_drift_of_the_policy_is_corrected(running: RunningOperator, api: Api, namespace: str) -> None:
     job = JobOnPlane(api, namespace)
     job.start()
-    service = f"/api/v1/namespaces/{namespace}/services/red-head"
     policy = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/red"
-    wanted = {path: api.get(path)["spec"] for path in (service, policy)}
-    api.patch(service, {"metadata": {"labels": {"team": "a"}}, "spec": {"selector": {"app": "mine"}}})
-    api.patch(policy, {"spec": {"podSelector": {"matchLabels": {"tier": "x"}}}})
-    for path, spec in wanted.items():
-        deadlines.wait_until(
-            f"{path} to be corrected", JOB_SEEN, lambda path=path, spec=spec: api.get(path)["spec"] == spec
-        )
-    assert api.get(service)["metadata"]["labels"]["team"] == "a"
+    spec = api.get(policy)["spec"]
+    changed = {"podSelector": {"matchLabels": {"tier": "x"}}}
+    api.patch(policy, {"metadata": {"labels": {"team": "a"}}, "spec": changed})
+    deadlines.wait_until("the policy to be corrected", JOB_SEEN, lambda: api.get(policy)["spec"] == spec)
+    assert api.get(policy)["metadata"]["labels"]["team"] == "a"
 
 
 async def test_a_correction_of_an_object_that_was_replaced_in_between_is_a_conflict(
     installed: ControlPlane, api: Api, namespace: str
 ) -> None:
     def make() -> dict[str, Any]:
-        path = foreign(api, namespace, "v1", "Service", "red-head", spec={"clusterIP": "None", "selector": {"a": "b"}})
-        return {"apiVersion": "v1", "kind": "Service", **api.get(path)}
+        path = foreign(api, namespace, NETWORK_POLICIES.api_version, "NetworkPolicy", "red", spec=selecting("b"))
+        return {"apiVersion": NETWORK_POLICIES.api_version, "kind": "NetworkPolicy", **api.get(path)}
+
+    def selecting(value: str) -> dict[str, Any]:
+        return {"podSelector": {"matchLabels": {"a": value}}}
 
     read = make()
-    api.delete(f"/api/v1/namespaces/{namespace}/services/red-head")
+    api.delete(NETWORK_POLICIES.path(namespace, "red"))
     replaced = make()
     credentials = await load_credentials({"KUBECONFIG": str(installed.kubeconfig)})
     async with ApiServer(credentials, lambda *_: None, version="test") as cluster:
         with pytest.raises(Conflict):
-            await cluster.patch(SERVICES, read, {"spec": {"selector": {"a": "c"}}})
-        assert await cluster.read(SERVICES, namespace, "red-head") == replaced
-        changed = await cluster.patch(SERVICES, replaced, {"spec": {"selector": {"a": "c"}}})
-    assert changed["spec"]["selector"] == {"a": "c"}
+            await cluster.patch(NETWORK_POLICIES, read, {"spec": selecting("c")})
+        assert await cluster.read(NETWORK_POLICIES, namespace, "red") == replaced
+        changed = await cluster.patch(NETWORK_POLICIES, replaced, {"spec": selecting("c")})
+    assert changed["spec"]["podSelector"] == selecting("c")["podSelector"]

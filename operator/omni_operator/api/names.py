@@ -42,11 +42,6 @@ class Names:
         number = int(text) if re.fullmatch(ATTEMPT_NUMBER, text) else 0
         return number if number and self.attempt(number) == name else None
 
-    @property
-    def head_service(self) -> str:
-        """The Service of the running attempt's head."""
-        return f"{self.job}-head"
-
     def labels(self) -> dict[str, str]:
         """Labels of all objects of the job."""
         return {MANAGED_BY_LABEL: MANAGER, JOB_LABEL: self.job}

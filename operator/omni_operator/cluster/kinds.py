@@ -44,7 +44,6 @@ JOBS = Kind("diffusionrl.io", "v1alpha1", "diffusionrljobs", "DiffusionRLJob")
 RAYJOBS = Kind("ray.io", "v1", "rayjobs", "RayJob")
 RAYCLUSTERS = Kind("ray.io", "v1", "rayclusters", "RayCluster")
 PODS = Kind("", "v1", "pods", "Pod")
-SERVICES = Kind("", "v1", "services", "Service")
 NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 POD_MONITORS = Kind("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 EVENTS = Kind("events.k8s.io", "v1", "events", "Event")
@@ -52,7 +51,7 @@ LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview")
 
 ATTEMPT_KINDS = (RAYJOBS, RAYCLUSTERS, PODS)
-SHARED_KINDS = (SERVICES, NETWORK_POLICIES, POD_MONITORS)
+SHARED_KINDS = (NETWORK_POLICIES, POD_MONITORS)
 ALL = (JOBS, *ATTEMPT_KINDS, *SHARED_KINDS, EVENTS, LEASES, TOKEN_REVIEWS)
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in ALL}
 

@@ -185,7 +185,7 @@ class ObjectCache:
         )
 
     def shared(self, key: Key, kind: Kind, name: str) -> Body | None:
-        """An object that all attempts of a job share (Service, NetworkPolicy, PodMonitor), or None."""
+        """An object that all attempts of a job share (NetworkPolicy, PodMonitor), or None."""
         entry = self._jobs.get(key)
         child = entry.children.get((kind, name)) if entry else None
         return unpack(child.seen) if child and isinstance(child.seen, bytes) else None

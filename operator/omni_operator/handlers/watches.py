@@ -20,7 +20,6 @@ from omni_operator.cluster.kinds import (
     LEASES,
     NETWORK_POLICIES,
     POD_MONITORS,
-    SERVICES,
     Body,
     Key,
     Kind,
@@ -29,7 +28,7 @@ from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.object_watch import ObjectWatch, WatchSource
 from omni_operator.cluster.watch_liveness import WatchLiveness
 
-CHILDREN = (*ATTEMPT_KINDS, SERVICES, NETWORK_POLICIES, POD_MONITORS)
+CHILDREN = (*ATTEMPT_KINDS, NETWORK_POLICIES, POD_MONITORS)
 Unlisted = tuple[Kind, str | None]
 log = logging.getLogger(__name__)
 

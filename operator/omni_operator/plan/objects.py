@@ -15,7 +15,6 @@ from .pod_monitor import render_pod_monitor
 from .pools import follows_replicas
 from .rayjob import render_ray_job
 from .rollout_template import without_rolled
-from .service import render_head_service
 from .yaml_writer import dump_yaml
 
 Object = dict[str, Any]
@@ -29,7 +28,7 @@ def render_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
 def render_job_objects(job: DiffusionRLJob, settings: ClusterSettings) -> list[Object]:
     """Objects of the whole job; the operator corrects changes by others."""
     labels = Names(job.metadata.name).labels()
-    made = [render_head_service(job), render_network_policy(job, settings), render_pod_monitor(job)]
+    made = [render_network_policy(job, settings), render_pod_monitor(job)]
     return [_complete(body, job, labels) for body in made if body is not None]
 
 

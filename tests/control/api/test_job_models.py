@@ -179,7 +179,6 @@ def test_names_are_within_the_limits_of_kuberay() -> None:
     names = Names("j" * 43)
     assert len(names.attempt(99)) == 47
     assert names.attempt(1).endswith("-a01")
-    assert max(map(len, (names.attempt(99), names.head_service))) <= 63
     assert [names.number_of(names.attempt(number)) for number in (1, 99, 100)] == [1, 99, 100]
     others = ("j-a01", f"{'j' * 43}-a1", f"{'j' * 43}-a001", f"{'j' * 43}-a00", f"{'j' * 43}-a0²", f"{'j' * 43}-a01-x")
     assert {names.number_of(name) for name in others} == {None}

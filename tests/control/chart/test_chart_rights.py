@@ -126,7 +126,7 @@ def test_no_dangerous_permission_is_granted(chart: Render, options: tuple[str, .
     assert "*" not in resources | {group for group, _, _ in found}
     # The only cluster-wide request besides jobs: authentication of a token.
     written = {right for right in found if right[2] not in ("get", "list", "watch")}
-    assert {resource for group, resource, _ in written if group == ""} == {"services"}
+    assert {resource for group, resource, _ in written if group == ""} == set()
 
 
 def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:

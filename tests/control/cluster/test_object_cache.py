@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Kind, UnknownKind, kind_of
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind, UnknownKind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.watch_liveness import MAX_EARLY, WatchLiveness
 
@@ -155,8 +155,8 @@ def test_evidence_outlives_its_pod_and_is_bounded() -> None:
 
 def test_shared_objects_are_cached_without_managed_fields() -> None:
     cache = ObjectCache()
-    cache.put(SERVICES, child(SERVICES, "red-head"))
-    body = cache.shared(KEY, SERVICES, "red-head")
+    cache.put(NETWORK_POLICIES, child(NETWORK_POLICIES, "red"))
+    body = cache.shared(KEY, NETWORK_POLICIES, "red")
     assert body is not None
     assert body["spec"] == {"a": 1}
     assert "managedFields" not in body["metadata"]
@@ -208,7 +208,7 @@ def test_events_of_deleted_jobs_are_forgotten_and_those_just_before_an_answer_ar
     liveness.confirm(RAYJOBS, child(RAYJOBS, "early", 2))
     for number in range(2 * MAX_EARLY):
         liveness.confirm(RAYJOBS, child(RAYJOBS, f"job-{number}", 9))
-        liveness.confirm(SERVICES, child(SERVICES, f"job-{number}", 9))
+        liveness.confirm(NETWORK_POLICIES, child(NETWORK_POLICIES, f"job-{number}", 9))
         liveness.confirm(RAYJOBS, child(RAYJOBS, "early", 3 + number))
     assert len(liveness._newest) == MAX_EARLY
     liveness.expect(RAYJOBS, child(RAYJOBS, "early", 2 + 2 * MAX_EARLY), 0.0)

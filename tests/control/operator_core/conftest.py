@@ -15,7 +15,7 @@ from e2e.faulty_cluster import Fault, FaultyCluster, Killed
 from omni_operator.api.status import Condition, Status
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
-from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Body, Key, Kind
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.plan import ClusterSettings
 from omni_operator.reconciler import Reconciler
@@ -67,7 +67,7 @@ class Simulation:
         self.wakes: dict[Key, datetime] = {}
         self.frozen: set[Kind] = set()
         self._unanswered = 0
-        for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS, SERVICES, NETWORK_POLICIES):
+        for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS, NETWORK_POLICIES):
             for body in self.cluster.all(kind):
                 if key := self.cache.put(kind, body):
                     self.wakes[key] = self.now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_operator.cluster.kinds import JOBS, RAYJOBS, SERVICES
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYJOBS
 
 KEY = ("team-a", "red")
 CONDITIONS = [
@@ -123,12 +123,11 @@ async def test_creation_takes_few_requests_and_idle_passes_none(simulation: Any)
     await simulation.settle()
     counts = simulation.cluster.counts()
     assert counts == {
-        ("create", "services"): 1, ("create", "networkpolicies"): 1,
-        ("create", "rayjobs"): 1, ("apply_status", "diffusionrljobs"): 1,
+        ("create", "networkpolicies"): 1, ("create", "rayjobs"): 1, ("apply_status", "diffusionrljobs"): 1,
     }  # fmt: skip
     simulation.run(1)
     await simulation.settle()
-    simulation.cluster.counts()
+    assert simulation.cluster.counts() == {("apply_status", "diffusionrljobs"): 1, ("create", "events"): 1}
     for _ in range(5):
         await simulation.reconcile()
         await simulation.after(600)
@@ -154,14 +153,15 @@ async def test_a_shared_object_that_a_user_changed_is_restored(simulation: Any) 
     await simulation.settle()
     simulation.run(1)
     await simulation.settle()
-    rendered = simulation.cluster.get(SERVICES, KEY[0], "red-head")["spec"]
-    simulation.cluster.change(SERVICES, KEY[0], "red-head", spec={"selector": {"app": "mine"}, "ports": []})
+    policy = NETWORK_POLICIES, KEY[0], "red"
+    rendered = simulation.cluster.get(*policy)["spec"]
+    simulation.cluster.change(*policy, spec={"podSelector": {"matchLabels": {"app": "mine"}}, "ingress": []})
     await simulation.settle()
-    assert simulation.cluster.get(SERVICES, KEY[0], "red-head")["spec"]["ports"] == rendered["ports"]
-    simulation.cluster.remove(SERVICES, KEY[0], "red-head")
+    assert simulation.cluster.get(*policy)["spec"]["ingress"] == rendered["ingress"]
+    simulation.cluster.remove(*policy)
     await simulation.settle()
-    assert simulation.cluster.get(SERVICES, KEY[0], "red-head")["spec"] == rendered
-    simulation.cluster.change(SERVICES, KEY[0], "red-head", spec={"sessionAffinity": "None"})  # defaults are not drift
+    assert simulation.cluster.get(*policy)["spec"] == rendered
+    simulation.cluster.change(*policy, spec={"defaulted": "by the API server"})  # is not drift
     simulation.cluster.counts()
     await simulation.settle()
     assert not simulation.cluster.counts()

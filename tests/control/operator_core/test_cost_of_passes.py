@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from omni_operator import spec_cache
-from omni_operator.cluster.kinds import JOBS, SERVICES
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES
 from omni_operator.plan import ClusterSettings
 from omni_operator.spec_cache import KEPT, SpecCache, ValidSpec
 
@@ -85,13 +85,12 @@ async def test_a_generation_is_validated_checked_and_rendered_once(
 async def test_shared_objects_are_compared_again_when_one_of_them_changes(simulation: Simulation) -> None:
     await start(simulation)
     simulation.cluster.counts()
-    (service,) = simulation.cluster.all(SERVICES)
-    simulation.cluster.change(SERVICES, KEY[0], service["metadata"]["name"], spec={"selector": {"a": "b"}})
+    simulation.cluster.change(NETWORK_POLICIES, *KEY, spec={"podSelector": {"matchLabels": {"a": "b"}}})
     await simulation.settle()
-    assert simulation.cluster.counts() == {("patch", "services"): 1}
-    simulation.cluster.remove(SERVICES, KEY[0], service["metadata"]["name"])
+    assert simulation.cluster.counts() == {("patch", "networkpolicies"): 1}
+    simulation.cluster.remove(NETWORK_POLICIES, *KEY)
     await simulation.settle()
-    assert simulation.cluster.counts() == {("create", "services"): 1}
+    assert simulation.cluster.counts() == {("create", "networkpolicies"): 1}
 
 
 async def test_the_specification_of_a_deleted_job_is_dropped(

@@ -8,11 +8,11 @@ import pytest
 
 from omni_operator.api.names import FINALIZER
 from omni_operator.cluster.errors import ClusterError, NamespaceTerminating, QuotaExceeded, Refused, Unavailable
-from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Kind
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind
 from omni_operator.plan import ClusterSettings
 
 KEY = ("team-a", "red")
-EVERYTHING = (JOBS, RAYJOBS, RAYCLUSTERS, PODS, SERVICES, NETWORK_POLICIES)
+EVERYTHING = (JOBS, RAYJOBS, RAYCLUSTERS, PODS, NETWORK_POLICIES)
 
 
 async def test_suspension_requests_a_checkpoint_and_resuming_starts_the_next_attempt(simulation: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Body, Kind
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.handlers.job_workers import JobWorkers
 from omni_operator.reconciler import ReconcileResult
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # it traces every allocation
 
 COUNT = 400  # so many that what other threads allocate meanwhile does not count
 LIMIT = 8 * 1024
-KINDS = (RAYJOBS, RAYCLUSTERS, SERVICES, NETWORK_POLICIES, JOBS)
+KINDS = (RAYJOBS, RAYCLUSTERS, NETWORK_POLICIES, JOBS)
 POD_LIMIT = 3 * 1024
 
 

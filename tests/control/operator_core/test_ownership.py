@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omni_operator.cluster.errors import Unavailable
-from omni_operator.cluster.kinds import NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, SERVICES, Kind
+from omni_operator.cluster.kinds import NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind
 
 KEY = ("team-a", "red")
 LABELS = {"app.kubernetes.io/managed-by": "omni-operator", "diffusionrl.io/job": "red", "diffusionrl.io/attempt": "1"}
@@ -21,8 +21,8 @@ def foreign(kind: Kind, name: str, **metadata: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("labels", [{}, LABELS])
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(NETWORK_POLICIES, "red"), (SERVICES, "red-head"), (RAYJOBS, "red-a01")],
-    ids=["policy", "service", "rayjob"],
+    [(NETWORK_POLICIES, "red"), (RAYJOBS, "red-a01")],
+    ids=["policy", "rayjob"],
 )
 async def test_an_object_of_another_owner_is_named_and_never_touched(
     simulation: Any, kind: Kind, name: str, labels: dict[str, str]
@@ -47,26 +47,26 @@ async def test_an_object_of_another_owner_is_named_and_never_touched(
 async def test_a_deleted_job_leaves_objects_of_other_owners(simulation: Any) -> None:
     kept = [
         simulation.cluster.make(foreign(kind, name, labels=LABELS))
-        for kind, name in ((NETWORK_POLICIES, "red"), (SERVICES, "red-head"), (RAYJOBS, "red-a01"), (PODS, "red-x"))
+        for kind, name in ((NETWORK_POLICIES, "red"), (RAYJOBS, "red-a01"), (PODS, "red-x"))
     ]
     simulation.submit()
     await simulation.settle()
     simulation.cluster.remove(*simulation.job_place())
     await simulation.after(120)
     assert simulation.cluster.get(*simulation.job_place()) is None
-    assert [simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")] == [kept[2]]
+    assert [simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")] == [kept[1]]
     assert not {request for request in simulation.cluster.counts() if request[0] == "delete"}
-    for body, kind in zip(kept, (NETWORK_POLICIES, SERVICES, RAYJOBS, PODS), strict=True):
+    for body, kind in zip(kept, (NETWORK_POLICIES, RAYJOBS, PODS), strict=True):
         assert simulation.cluster.get(kind, KEY[0], body["metadata"]["name"]) == body
 
 
 async def test_the_name_of_the_controller_is_in_the_message(simulation: Any) -> None:
     owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "u", "controller": True}
-    simulation.cluster.make(foreign(SERVICES, "red-head", ownerReferences=[owner]))
+    simulation.cluster.make(foreign(NETWORK_POLICIES, "red", ownerReferences=[owner]))
     simulation.cluster.collect = lambda: None  # the Deployment is not simulated
     simulation.submit()
     await simulation.settle()
-    assert "Service red-head exists and belongs to Deployment web" in simulation.condition("Ready").message
+    assert "NetworkPolicy red exists and belongs to Deployment web" in simulation.condition("Ready").message
 
 
 async def test_strays_with_the_labels_of_a_job_change_nothing(simulation: Any) -> None:
@@ -167,23 +167,17 @@ async def test_drift_of_a_selector_is_corrected_and_labels_of_others_stay(simula
     await simulation.settle()
     simulation.run(1)
     await simulation.settle()
-    service, policy = (
-        simulation.cluster.get(kind, KEY[0], name)["spec"]
-        for kind, name in ((SERVICES, "red-head"), (NETWORK_POLICIES, "red"))
-    )
-    simulation.cluster.change(
-        SERVICES, KEY[0], "red-head", spec={"selector": {"app": "mine"}, "sessionAffinity": "None"},
-        metadata={"labels": {"team": "a"}, "annotations": {"note": "b"}},
-    )  # fmt: skip
+    policy = simulation.cluster.get(NETWORK_POLICIES, *KEY)["spec"]
     wider = [*policy["ingress"], {}]
     simulation.cluster.change(
-        NETWORK_POLICIES, KEY[0], "red", spec={"podSelector": {"matchLabels": {"tier": "x"}}, "ingress": wider}
-    )
+        NETWORK_POLICIES, *KEY,
+        spec={"podSelector": {"matchLabels": {"tier": "x"}}, "ingress": wider, "defaulted": "by the API server"},
+        metadata={"labels": {"team": "a"}, "annotations": {"note": "b"}},
+    )  # fmt: skip
     await simulation.settle()
-    after = simulation.cluster.get(SERVICES, KEY[0], "red-head")
-    assert after["spec"] == {**service, "sessionAffinity": "None"}
+    after = simulation.cluster.get(NETWORK_POLICIES, *KEY)
+    assert after["spec"] == {**policy, "defaulted": "by the API server"}
     assert (after["metadata"]["labels"]["team"], after["metadata"]["annotations"]["note"]) == ("a", "b")
-    assert simulation.cluster.get(NETWORK_POLICIES, KEY[0], "red")["spec"] == policy
     simulation.cluster.counts()
     await simulation.after(600)
     assert not simulation.cluster.counts()

@@ -138,7 +138,7 @@ async def test_answers_with_500_that_end_are_never_shown(simulation: Any) -> Non
     await simulation.after(3600)
     assert simulation.attempts() == ["red-a01"]
     assert simulation.condition("Ready").reason == "Starting"
-    assert {seen[request] for request in ("create services", "create networkpolicies", "create rayjobs")} == {3}
+    assert {seen[request] for request in ("create networkpolicies", "create rayjobs")} == {3}
     assert simulation.event_reasons() == []
     assert shown(simulation) is None
 

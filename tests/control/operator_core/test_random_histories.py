@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from e2e.faulty_cluster import OF_THE_JOB, Fault
 from omni_operator.api.status import Status
-from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, SERVICES
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS
 
 KEY = ("team-a", "red")
 EVENTS = [
-    "start", "run", "succeed", "fail", "lose_head", "flap", "pod_gone", "rayjob_gone", "cluster_gone", "service_gone",
+    "start", "run", "succeed", "fail", "lose_head", "flap", "pod_gone", "rayjob_gone", "cluster_gone", "policy_gone",
     "suspend", "resume", "report", "checkpoint", "crash", "relist", "wait", "long_wait", "stuck", "free",
     "edit", "invalid", "valid", "queue", "unqueue", "delete", "reject", "outage", "recover", "thaw", "clock_right",
 ]  # fmt: skip
@@ -115,8 +115,8 @@ class History:
                 simulation.edit(rollout={"replicas": 3 if what == "invalid" else 2})
             case "delete":
                 simulation.cluster.remove(JOBS, *KEY)
-            case "service_gone":
-                simulation.cluster.remove(SERVICES, KEY[0], "red-head")
+            case "policy_gone":
+                simulation.cluster.remove(NETWORK_POLICIES, *KEY)
 
     def _of_attempt(self, what: str, attempt: int) -> None:
         simulation, name = self.simulation, f"red-a{attempt:02d}"
@@ -197,7 +197,7 @@ class History:
         simulation.cluster.collect()
         simulation.cluster.counts()
         if simulation.cluster.get(JOBS, *KEY) is None:
-            for kind in (RAYJOBS, RAYCLUSTERS, PODS, SERVICES):
+            for kind in (RAYJOBS, RAYCLUSTERS, PODS, NETWORK_POLICIES):
                 assert not simulation.cluster.all(kind), kind
             return
         await simulation.reconcile()
