@@ -30,7 +30,7 @@ from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, K
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.protocol import Cluster, GroupChange
-from omni_operator.cluster.refusals import BACKOFF_MOST, Refusals, ServerErrors
+from omni_operator.cluster.refusals import BACKOFF_MOST, NO_REFUSALS, NO_SERVER_ERRORS, Refusals, ServerErrors
 from omni_operator.cluster.rollout_group import change_rollout_group
 from omni_operator.plan import ClusterSettings
 from omni_operator.spec_cache import SpecCache, ValidSpec
@@ -80,12 +80,12 @@ class _Memory:
 
     Attributes:
         lost: name of a RayJob that the status records, and that the API server does not have.
-        ensured: generation of the job and versions of its shared objects when these were last compared.
+        ensured: generation of the job and last change of its shared objects when these were last compared.
     """
 
     written: datetime | None = None
-    refusals: Refusals = field(default_factory=Refusals)
-    server_errors: ServerErrors = field(default_factory=ServerErrors)
+    refusals: Refusals = NO_REFUSALS
+    server_errors: ServerErrors = NO_SERVER_ERRORS
     lost: str | None = None
     ensured: object = None
 
@@ -153,7 +153,7 @@ class Reconciler:
             raise
         await errors.clear(key, body)
         if result.result != "refused" and (memory := self._memories.get(key)):
-            memory.server_errors = ServerErrors()
+            memory.server_errors = NO_SERVER_ERRORS
         return result
 
     async def _reconcile(self, key: Key, body: Body, now: datetime) -> ReconcileResult:
@@ -216,7 +216,7 @@ class Reconciler:
                 break
         else:
             if not refusal:
-                memory.refusals = Refusals()
+                memory.refusals = NO_REFUSALS
         current = self.cache.job(key)
         if current is None or current.get("status") != body.get("status"):  # deleted, or written by another replica
             return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
@@ -350,7 +350,7 @@ class Reconciler:
         Nothing is compared while neither the generation nor any of these objects changes.
         """
         memory = self._memories.setdefault(key, _Memory())
-        if memory.ensured == (facts.uid, facts.generation, self.cache.shared_versions(key)):
+        if memory.ensured == (facts.uid, facts.generation, self.cache.shared_change(key)):
             return
         complete = True
         for body in spec.shared:
@@ -366,7 +366,7 @@ class Reconciler:
                 log.warning("%s/%s: PodMonitor not created, next try in %s: %s", *key, BACKOFF_MOST, error)
                 self._absent[kind] = self.clock() + BACKOFF_MOST
                 complete = False
-        memory.ensured = (facts.uid, facts.generation, self.cache.shared_versions(key)) if complete else None
+        memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key)) if complete else None
 
     async def _write(
         self, key: Key, body: Body, status: Status, derived: Status, memory: _Memory, now: datetime

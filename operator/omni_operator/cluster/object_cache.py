@@ -9,7 +9,9 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
@@ -47,16 +49,24 @@ class _Job:
     """Cache entry of one job; `raw`, its packed JSON, and `summary` are None while only its children are known.
 
     Attributes:
+        key: the one tuple and the two texts that all who keep something of the job refer to.
+        shared: changes with each object that all attempts share; no two entries ever have the same number.
         lineage: uids of the job's RayJobs and RayClusters, also of deleted ones, with the number of the attempt.
     """
 
+    key: Key
     uid: str = ""
     version: int = 0
     raw: bytes | None = None
     summary: JobSummary | None = None
+    shared: int = 0
     children: dict[tuple[Kind, str], Child] = field(default_factory=dict)
     lineage: dict[str, int] = field(default_factory=dict)
-    evidence: list[tuple[int, Evidence]] = field(default_factory=list)
+    evidence: tuple[tuple[int, Evidence], ...] = ()
+
+    def same_owner(self, owner: Owner | None) -> Owner | None:
+        """The owner, as the object that other children of the job have already."""
+        return next((child.owner for child in self.children.values() if child.owner == owner), owner)
 
 
 class ObjectCache:
@@ -64,6 +74,7 @@ class ObjectCache:
 
     def __init__(self) -> None:
         self._jobs: dict[Key, _Job] = {}
+        self._changes = itertools.count(1)
 
     def put(self, kind: Kind, body: Body) -> Key | None:
         """Add or update an object. Return its job, or None if nothing changed or it belongs to no job."""
@@ -72,29 +83,34 @@ class ObjectCache:
             return None
         meta = body["metadata"]
         uid, version = str(meta.get("uid", "")), _version(meta)
-        entry = self._jobs.setdefault(key, _Job())
+        entry = self._jobs.get(key)
+        if entry is None:
+            key = sys.intern(key[0]), key[1]
+            entry = self._jobs[key] = _Job(key)
         if kind == JOBS:
             if entry.uid == uid and entry.raw is not None and version <= entry.version:
                 return None
             if entry.uid != uid:
-                entry.evidence.clear()
+                entry.evidence = ()
                 entry.lineage.clear()
             entry.uid, entry.version, entry.raw, entry.summary = uid, version, _pack(body), summarize(body)
             entry.lineage |= _recorded(body)
-            _trace(entry, key)
-            return key
+            _trace(entry)
+            return entry.key
         old = entry.children.get((kind, meta["name"]))
         if old and old.uid == uid and version <= old.version:
             return None
-        child = Child(uid, version, owner_of(body), _seen(kind, body))
+        child = Child(uid, version, entry.same_owner(owner_of(body)), _seen(kind, body))
         entry.children[kind, meta["name"]] = child
+        if kind not in ATTEMPT_KINDS:
+            entry.shared = next(self._changes)
         if kind in (RAYJOBS, RAYCLUSTERS) and (old is None or old.uid != uid or old.owner != child.owner):
-            _trace(entry, key)
+            _trace(entry)
         if isinstance(child.seen, ObservedPod):
             self._add_evidence(entry, child)
         if old and _started(old.seen, child.seen):
             self._forget_replaced_pods(entry, child)
-        return key if old is None or (old.seen, old.owner, old.uid) != (child.seen, child.owner, uid) else None
+        return entry.key if old is None or (old.seen, old.owner, old.uid) != (child.seen, child.owner, uid) else None
 
     def remove(self, kind: Kind, body: Body) -> Key | None:
         """Remove a deleted object. Return its job, or None if it was not cached."""
@@ -114,9 +130,11 @@ class ObjectCache:
             if kind == PODS and "status" in body:
                 self._add_evidence(entry, replace(child, seen=object_parser.parse_pod(body)))
             del entry.children[kind, name]
+            if kind not in ATTEMPT_KINDS:
+                entry.shared = next(self._changes)
         if entry.raw is None and not entry.children:
             del self._jobs[key]
-        return key
+        return entry.key
 
     def forget(self, kind: Kind, key: Key, name: str, uid: str) -> Key | None:
         """Remove an object of a job for which no deletion event arrived."""
@@ -166,7 +184,7 @@ class ObjectCache:
 
     def observed(self, key: Key, uid: str) -> Observation:
         """Children of the job with this uid, without the trainer's report and refusals."""
-        entry = self._jobs.get(key, _Job())
+        entry = self._jobs.get(key) or _Job(key)
         attempts = [(kind, child) for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
         mine: list[ObservedRayJob | ObservedRayCluster | ObservedPod] = []
         leftovers, alive = 0, {child.uid for _, child in attempts}
@@ -181,7 +199,7 @@ class ObjectCache:
             clusters=tuple(seen for seen in mine if isinstance(seen, ObservedRayCluster)),
             pods=tuple(seen for seen in mine if isinstance(seen, ObservedPod)),
             leftovers=leftovers,
-            evidence=tuple(entry.evidence),
+            evidence=entry.evidence,
         )
 
     def shared(self, key: Key, kind: Kind, name: str) -> Body | None:
@@ -190,11 +208,10 @@ class ObjectCache:
         child = entry.children.get((kind, name)) if entry else None
         return unpack(child.seen) if child and isinstance(child.seen, bytes) else None
 
-    def shared_versions(self, key: Key) -> tuple[tuple[str, int], ...]:
-        """Uids and versions of the objects that all attempts of a job share: they change with any of these objects."""
+    def shared_change(self, key: Key) -> int:
+        """Number of the last change of an object that all attempts of a job share."""
         entry = self._jobs.get(key)
-        children = entry.children.values() if entry else ()
-        return tuple((child.uid, child.version) for child in children if isinstance(child.seen, bytes))
+        return entry.shared if entry else 0
 
     def _key(self, kind: Kind, body: Body) -> Key | None:
         meta = body["metadata"]
@@ -215,17 +232,16 @@ class ObjectCache:
             return
         found = evidence.find_evidence(child.seen)
         if found and (number, found) not in entry.evidence:
-            entry.evidence.append((number, found))
-            del entry.evidence[:-EVIDENCE_KEPT]
+            entry.evidence = (*entry.evidence, (number, found))[-EVIDENCE_KEPT:]
 
     def _forget_replaced_pods(self, entry: _Job, rayjob: Child) -> None:
         """Pods that were lost and replaced before the program started are no reason of a later failure."""
         attempt = _attempt(entry, RAYJOBS, rayjob)
-        entry.evidence[:] = [
+        entry.evidence = tuple(
             (number, found)
             for number, found in entry.evidence
             if number != attempt or (PODS, found.pod) in entry.children
-        ]
+        )
 
 
 def _started(before: Seen, now: Seen) -> bool:
@@ -239,9 +255,9 @@ def _attempt(entry: _Job, kind: Kind, child: Child) -> int | None:
     return entry.lineage.get(uid)
 
 
-def _trace(entry: _Job, key: Key) -> None:
+def _trace(entry: _Job) -> None:
     """Add the uids of the job's RayJobs and of their RayClusters to its lineage."""
-    names = Names(key[1])
+    names = Names(entry.key[1])
     for (kind, name), child in entry.children.items():
         if kind == RAYJOBS and child.owner and child.owner.uid == entry.uid and (number := names.number_of(name)):
             entry.lineage[child.uid] = number

@@ -6,6 +6,7 @@ counts, texts of any length and years from 1 to 9999 there.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -50,7 +51,8 @@ def owner_of(body: Body) -> Owner | None:
     """The controller of an object; None without one."""
     for owner in _items(body["metadata"].get("ownerReferences")):
         if owner.get("controller"):
-            return Owner(str(owner.get("kind")), str(owner.get("name")), str(owner.get("uid")))
+            # There are few kinds, and thousands of objects.
+            return Owner(sys.intern(str(owner.get("kind"))), str(owner.get("name")), str(owner.get("uid")))
     return None
 
 

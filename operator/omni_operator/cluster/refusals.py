@@ -69,6 +69,10 @@ class Refusals:
         return self.last if self.generation == generation and self.until and now < self.until else None
 
 
+# Of nearly all jobs, so they share them.
+NO_REFUSALS, NO_SERVER_ERRORS = Refusals(), ServerErrors()
+
+
 def describe(error: ClusterError) -> Refusal:
     """What the status says of an error."""
     text = str(error)

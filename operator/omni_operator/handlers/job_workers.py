@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Job:
     """Attributes:
+    key: the one tuple that queue and heap refer to.
     queued: whether it waits for a pass.
     running: whether a pass is under way.
     woken: whether it was woken during the pass.
@@ -38,6 +39,7 @@ class _Job:
     wake_at: time of its next pass while it sleeps.
     """
 
+    key: Key
     queued: bool = False
     running: bool = False
     woken: bool = False
@@ -84,11 +86,11 @@ class JobWorkers:
             return
         job = self._jobs.get(key)
         if job is None:
-            job = self._jobs[key] = _Job()
+            job = self._jobs[key] = _Job(key)
         if job.running:
             job.woken = True
         elif not (job.failures and job.revision == self._revision(key)):
-            self._enqueue(key, job)
+            self._enqueue(job)
 
     @property
     def depth(self) -> int:
@@ -126,10 +128,10 @@ class JobWorkers:
         self._sleeping.clear()
         return not running
 
-    def _enqueue(self, key: Key, job: _Job, rank: int | None = None) -> None:
+    def _enqueue(self, job: _Job, rank: int | None = None) -> None:
         if not job.queued:
             job.queued, job.wake_at = True, 0.0
-            heapq.heappush(self._queue, (self._rank(key) if rank is None else rank, next(self._order), key))
+            heapq.heappush(self._queue, (self._rank(job.key) if rank is None else rank, next(self._order), job.key))
         self._start_soon()
 
     def _start_soon(self) -> None:
@@ -144,7 +146,7 @@ class JobWorkers:
         job.queued, job.running, job.woken = False, True, False
         # A new context: that of the trigger would be kept as long as the pass runs.
         name, context = f"job {key[0]}/{key[1]}", contextvars.Context()
-        task = asyncio.get_running_loop().create_task(self._run(key, job), name=name, context=context)
+        task = asyncio.get_running_loop().create_task(self._run(job), name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         self._start_soon()
@@ -153,7 +155,8 @@ class JobWorkers:
         self._tasks.discard(task)
         self._start_soon()
 
-    async def _run(self, key: Key, job: _Job) -> None:
+    async def _run(self, job: _Job) -> None:
+        key = job.key
         revision = self._revision(key)
         outcome = await self._pass(key, job.failures)
         job.running = False
@@ -165,22 +168,26 @@ class JobWorkers:
             again = job.woken
         if again:
             job.failures = 0
-            self._enqueue(key, job)
+            self._enqueue(job)
         elif not isinstance(outcome, float) and outcome.gone:
             del self._jobs[key]
+            self._drop_stale_entries()
         elif not pause:
-            self._enqueue(key, job, CONTINUED)
+            self._enqueue(job, CONTINUED)
         else:
-            self._sleep(key, job, pause)
+            self._sleep(job, pause)
 
-    def _sleep(self, key: Key, job: _Job, seconds: float) -> None:
+    def _sleep(self, job: _Job, seconds: float) -> None:
         job.wake_at = asyncio.get_running_loop().time() + seconds
+        self._drop_stale_entries()
+        heapq.heappush(self._sleeping, (job.wake_at, job.key))
+        self._set_timer()
+
+    def _drop_stale_entries(self) -> None:
+        """Rebuild the heap if most of its entries were left behind by jobs that were woken or are gone."""
         if len(self._sleeping) > 2 * len(self._jobs) + STALE_ENTRIES:
-            # A job that was woken leaves its entry behind.
             self._sleeping = [(at, key) for at, key in self._sleeping if self._sleeps(at, key)]
             heapq.heapify(self._sleeping)
-        heapq.heappush(self._sleeping, (job.wake_at, key))
-        self._set_timer()
 
     def _sleeps(self, at: float, key: Key) -> bool:
         job = self._jobs.get(key)
@@ -199,7 +206,7 @@ class JobWorkers:
         while self._sleeping and self._sleeping[0][0] <= now:
             at, key = heapq.heappop(self._sleeping)
             if self._sleeps(at, key):
-                self._enqueue(key, self._jobs[key])
+                self._enqueue(self._jobs[key])
         self._set_timer()
 
     async def _pass(self, key: Key, failures: int) -> ReconcileResult | float:

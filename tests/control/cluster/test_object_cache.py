@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind, UnknownKind, kind_of
+from omni_operator.cluster.kinds import (
+    JOBS,
+    NETWORK_POLICIES,
+    POD_MONITORS,
+    PODS,
+    RAYCLUSTERS,
+    RAYJOBS,
+    Kind,
+    UnknownKind,
+    kind_of,
+)
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.watch_liveness import MAX_EARLY, WatchLiveness
 
@@ -151,6 +162,43 @@ def test_evidence_outlives_its_pod_and_is_bounded() -> None:
         cache.remove(PODS, pod)
     found = cache.observed(KEY, "j1").evidence
     assert len(found) == 8
+
+
+def test_all_events_of_a_job_give_the_same_key() -> None:
+    cache = ObjectCache()
+
+    def received(body: dict[str, Any]) -> dict[str, Any]:
+        """With texts of its own, as from the API server."""
+        parsed: dict[str, Any] = json.loads(json.dumps(body))
+        return parsed
+
+    keys = [cache.put(JOBS, received(job()))]
+    keys += [cache.put(kind, received(child(kind, "red"))) for kind in (NETWORK_POLICIES, POD_MONITORS)]
+    keys += [
+        cache.put(JOBS, received(job(version=9))),
+        cache.remove(POD_MONITORS, received(child(POD_MONITORS, "red"))),
+    ]
+    assert keys == [KEY] * 5
+    assert {id(key) for key in keys} == {id(key) for key in cache.jobs()}
+
+
+def test_each_change_of_a_shared_object_has_a_number_that_never_comes_again() -> None:
+    cache = ObjectCache()
+    cache.put(JOBS, job())
+    seen = [cache.shared_change(KEY)]
+    for version in (3, 3, 4):  # one of them is not new
+        cache.put(NETWORK_POLICIES, child(NETWORK_POLICIES, "red", version))
+        seen.append(cache.shared_change(KEY))
+    cache.put(RAYJOBS, child(RAYJOBS, "red-a01"))
+    seen.append(cache.shared_change(KEY))
+    cache.remove(NETWORK_POLICIES, child(NETWORK_POLICIES, "red", 5))
+    seen.append(cache.shared_change(KEY))
+    assert seen == [0, 1, 1, 2, 2, 3]
+    for kind, body in ((RAYJOBS, child(RAYJOBS, "red-a01")), (JOBS, job())):
+        cache.remove(kind, body)
+    cache.put(JOBS, job())
+    cache.put(NETWORK_POLICIES, child(NETWORK_POLICIES, "red"))
+    assert cache.shared_change(KEY) == 4
 
 
 def test_shared_objects_are_cached_without_managed_fields() -> None:
