@@ -2,16 +2,18 @@
 
     PYTHONPATH=.:operator python benchmarks/operator_memory.py [--jobs 5000] [--out FILE]
 
-The process imports what the operator does. Each job has its RayJob and NetworkPolicy, as the API server sends them.
-`deleted_mib` is what stays before the operator releases memory, `trimmed_mib` after the C library gave its pages
+The process imports what the operator does. Each job has a status, its RayJob and NetworkPolicy, as the API server sends
+them. `deleted_mib` is what stays before the operator releases memory, `trimmed_mib` after the C library gave its pages
 back, and `released_mib` after what the operator does periodically.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,8 @@ from omni_operator.partial_packages import KUBERNETES, import_in_parts
 if TYPE_CHECKING:
     from omni_operator.cluster.kinds import Body, Kind
 
-NAME = "one-of-many"
+NAME, UID = "one-of-many", "uid-"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def resident() -> float:
@@ -33,24 +36,31 @@ def resident() -> float:
 
 
 def objects() -> list[tuple[Kind, str]]:
-    """The objects of one job as JSON; its name and the uids contain `NAME`."""
+    """The objects of one job after its first pass as JSON; its name is `NAME`, and uids begin with `UID`."""
     from omni_operator import plan
-    from omni_operator.api import DiffusionRLJob
-    from omni_operator.cluster.kinds import JOBS, kind_of
+    from omni_operator.cluster.fake import FakeCluster
+    from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYJOBS
+    from omni_operator.cluster.object_cache import ObjectCache
+    from omni_operator.reconciler import Reconciler
+    from omni_operator.report_endpoint import ReportStore
 
-    meta = {"name": NAME, "namespace": "default", "uid": f"uid-{NAME}"}
-    own = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC}
-    bodies = [own, *plan.render_objects(DiffusionRLJob.model_validate(own), 1, plan.ClusterSettings(image="rollout:1"))]
-    for body in bodies:
-        body["metadata"] |= {"uid": f"uid-{body['kind']}-{NAME}", "resourceVersion": "7", "generation": 1}
-    return [(kind_of(body), json.dumps(body)) for body in bodies]
+    cluster, cache = FakeCluster(lambda: NOW), ObjectCache()
+    meta = {"name": NAME, "namespace": "default"}
+    cache.put(JOBS, cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC}))
+    reconciler = Reconciler(
+        cluster=cluster, cache=cache, reports=ReportStore(), settings=plan.ClusterSettings(image="rollout:1"),
+        clock=lambda: NOW, instance="benchmark",
+    )  # fmt: skip
+    asyncio.run(reconciler.reconcile(("default", NAME)))
+    return [(kind, json.dumps(body)) for kind in (JOBS, RAYJOBS, NETWORK_POLICIES) for body in cluster.all(kind)]
 
 
 def copies(texts: list[tuple[Kind, str]], jobs: int) -> Iterator[tuple[Kind, Body]]:
-    """The objects of all jobs, one at a time, as a watch delivers them."""
+    """The objects of all jobs, one at a time, as a watch delivers them; their uids have 36 characters."""
     for number in range(jobs):
+        uid = f"{number * 7919:08x}-4b11-4c4e-9d2a-{number:011x}"
         for kind, text in texts:
-            yield kind, json.loads(text.replace(NAME, f"job-{number}"))
+            yield kind, json.loads(text.replace(NAME, f"job-{number}").replace(UID, uid))
 
 
 def measure(jobs: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from typing_extensions import override
 from omni_operator.api.status import CONDITION_TYPES, JobState, Status
 from omni_operator.cluster.job_summary import STATES
 from omni_operator.cluster.kinds import Body, Key
-from omni_operator.cluster.object_cache import ObjectCache, unpack
+from omni_operator.cluster.object_cache import ObjectCache
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -121,7 +121,8 @@ class JobMetrics:
         first = heapq.nsmallest(
             self.limit, jobs, key=lambda job: (job[1].state != "Running", job[1].finished, job[0])
         )  # fmt: skip
-        return ShownJobs(states, max(0, len(jobs) - self.limit), {key: packed for key, _, packed in first})
+        packed = {key: packed for key, _, packed in first}
+        return ShownJobs(states, max(0, len(jobs) - self.limit), packed, self.cache.unpack_job)
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a registry hashes it
@@ -131,6 +132,7 @@ class ShownJobs(Collector):
     states: Mapping[JobState, int]
     hidden: int
     packed: Mapping[Key, bytes]
+    unpack: Callable[[bytes], Body]
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -141,7 +143,7 @@ class ShownJobs(Collector):
         hidden = GaugeMetricFamily("diffusionrl_jobs_not_shown", "Jobs without their own series.")
         hidden.add_metric([], self.hidden)
         yield hidden
-        jobs = {key: unpack(packed) for key, packed in self.packed.items()}
+        jobs = {key: self.unpack(packed) for key, packed in self.packed.items()}
         uids = {key: str(body["metadata"].get("uid", "")) for key, body in jobs.items()}
         yield from _series({key: _status_of(body) for key, body in jobs.items()}, uids)
 

@@ -10,9 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-import json
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -24,6 +22,7 @@ from omni_operator.status.observation import Evidence, Observation, ObservedPod,
 from . import object_parser
 from .job_summary import JobSummary, summarize
 from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
+from .object_packer import ObjectPacker
 from .object_parser import Owner, owner_of
 
 EVIDENCE_KEPT = ATTEMPTS_KEPT = 8
@@ -74,7 +73,7 @@ class ObjectCache:
 
     def __init__(self) -> None:
         self._jobs: dict[Key, _Job] = {}
-        self._changes = itertools.count(1)
+        self._changes, self._packer = itertools.count(1), ObjectPacker()
 
     def put(self, kind: Kind, body: Body) -> Key | None:
         """Add or update an object. Return its job, or None if nothing changed or it belongs to no job."""
@@ -93,14 +92,15 @@ class ObjectCache:
             if entry.uid != uid:
                 entry.evidence = ()
                 entry.lineage.clear()
-            entry.uid, entry.version, entry.raw, entry.summary = uid, version, _pack(body), summarize(body)
+            entry.uid, entry.version, entry.summary = uid, version, summarize(body)
+            entry.raw = self._packer.pack(kind, body)
             entry.lineage |= _recorded(body)
             _trace(entry)
             return entry.key
         old = entry.children.get((kind, meta["name"]))
         if old and old.uid == uid and version <= old.version:
             return None
-        child = Child(uid, version, entry.same_owner(owner_of(body)), _seen(kind, body))
+        child = Child(uid, version, entry.same_owner(owner_of(body)), self._seen(kind, body))
         entry.children[kind, meta["name"]] = child
         if kind not in ATTEMPT_KINDS:
             entry.shared = next(self._changes)
@@ -167,7 +167,7 @@ class ObjectCache:
     def job(self, key: Key) -> Body | None:
         """The job's object, or None."""
         entry = self._jobs.get(key)
-        return unpack(entry.raw) if entry and entry.raw is not None else None
+        return self.unpack_job(entry.raw) if entry and entry.raw is not None else None
 
     def jobs(self) -> list[Key]:
         """All jobs."""
@@ -179,8 +179,12 @@ class ObjectCache:
         return entry.summary if entry else None
 
     def packed_jobs(self) -> list[tuple[Key, JobSummary, bytes]]:
-        """All jobs with their summaries and packed objects (`unpack`), none of which changes afterwards."""
+        """All jobs with their summaries and packed objects (`unpack_job`), none of which changes afterwards."""
         return [(key, job.summary, job.raw) for key, job in self._jobs.items() if job.summary and job.raw]
+
+    def unpack_job(self, packed: bytes) -> Body:
+        """A job's object; other threads may call this."""
+        return self._packer.unpack(JOBS, packed)
 
     def observed(self, key: Key, uid: str) -> Observation:
         """Children of the job with this uid, without the trainer's report and refusals."""
@@ -206,7 +210,7 @@ class ObjectCache:
         """An object that all attempts of a job share (NetworkPolicy, PodMonitor), or None."""
         entry = self._jobs.get(key)
         child = entry.children.get((kind, name)) if entry else None
-        return unpack(child.seen) if child and isinstance(child.seen, bytes) else None
+        return self._packer.unpack(kind, child.seen) if child and isinstance(child.seen, bytes) else None
 
     def shared_change(self, key: Key) -> int:
         """Number of the last change of an object that all attempts of a job share."""
@@ -223,6 +227,15 @@ class ObjectCache:
         if job:
             return (namespace, str(job)) if kind not in ATTEMPT_KINDS or meta.get("uid") else None
         return None
+
+    def _seen(self, kind: Kind, body: Body) -> Seen:
+        if kind == RAYJOBS:
+            return object_parser.parse_rayjob(body)
+        if kind == RAYCLUSTERS:
+            return object_parser.parse_raycluster(body)
+        if kind == PODS:
+            return object_parser.parse_pod(body)
+        return self._packer.pack(kind, body)
 
     def _add_evidence(self, entry: _Job, child: Child) -> None:
         number = _attempt(entry, PODS, child)
@@ -299,34 +312,3 @@ def _cached(entry: _Job, kind: Kind, key: Key) -> Iterator[tuple[str, str, int]]
 def _version(meta: Body) -> int:
     text = str(meta.get("resourceVersion") or "")
     return int(text) if text.isdigit() else 0
-
-
-def _seen(kind: Kind, body: Body) -> Seen:
-    if kind == RAYJOBS:
-        return object_parser.parse_rayjob(body)
-    if kind == RAYCLUSTERS:
-        return object_parser.parse_raycluster(body)
-    if kind == PODS:
-        return object_parser.parse_pod(body)
-    return _pack(body)
-
-
-def unpack(packed: bytes) -> Body:
-    """The object that was packed."""
-    found: Body = json.loads(zlib.decompress(packed))
-    return found
-
-
-def _pack(body: Body) -> bytes:
-    """The compressed JSON without `managedFields` and the last-applied annotation, which can be most of it."""
-    meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-    annotations = {
-        name: value
-        for name, value in (meta.get("annotations") or {}).items()
-        if name != "kubectl.kubernetes.io/last-applied-configuration"
-    }
-    if "annotations" in meta:
-        meta["annotations"] = annotations
-    packer = zlib.compressobj(1, zlib.DEFLATED, 12, 5)  # 30 KB meanwhile; the default takes 268 KB
-    text = json.dumps({**body, "metadata": meta}, separators=(",", ":")).encode()
-    return packer.compress(text) + packer.flush()

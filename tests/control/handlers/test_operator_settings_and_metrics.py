@@ -12,10 +12,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_operator import metrics as metrics_module
-from omni_operator.cluster import object_cache as object_cache_module
-from omni_operator.cluster.kinds import JOBS, LEASES
-from omni_operator.cluster.object_cache import ObjectCache, unpack
+from omni_operator.cluster.kinds import JOBS, LEASES, Kind
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.object_packer import ObjectPacker
 from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.handlers.http_server import probe_routes, serve
 from omni_operator.metrics import JobMetrics, OperatorMetrics
@@ -122,12 +121,13 @@ async def test_the_event_loop_parses_no_job_for_a_scrape(monkeypatch: pytest.Mon
     for number in range(30):
         cache.put(JOBS, job(number, state="Running"))
 
-    def recorded(packed: bytes) -> Any:
-        threads.append(threading.current_thread())
-        return unpack(packed)
+    unpack = ObjectPacker.unpack
 
-    for module in (metrics_module, object_cache_module):
-        monkeypatch.setattr(module, "unpack", recorded)
+    def recorded(packer: ObjectPacker, kind: Kind, packed: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return unpack(packer, kind, packed)
+
+    monkeypatch.setattr(ObjectPacker, "unpack", recorded)
     await OperatorMetrics(JobMetrics(cache, 5)).page()
     assert len(threads) == 5
     assert threading.main_thread() not in threads

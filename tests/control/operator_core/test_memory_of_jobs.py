@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow  # it traces every allocation
 
 COUNT = 400  # so many that what other threads allocate meanwhile does not count
-LIMIT = 5 * 1024
+LIMIT = 4 * 1024
 KINDS = (RAYJOBS, RAYCLUSTERS, NETWORK_POLICIES, JOBS)
-POD_LIMIT = 3 * 1024
+POD_LIMIT = 1024
 
 
-async def test_a_cached_job_takes_less_than_5_kib_and_a_deleted_one_nothing(simulation: Simulation) -> None:
+async def test_a_cached_job_takes_less_than_4_kib_and_a_deleted_one_nothing(simulation: Simulation) -> None:
     simulation.submit()
     await simulation.settle()
     simulation.run(1)
