@@ -1,7 +1,15 @@
-"""What users write and read: the v1alpha1 models."""
+"""What users write and read: the v1alpha1 models.
+
+Reading a job from YAML takes ruamel.yaml, which the operator's process does not need: these names are imported when
+they are used.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from .job import API_VERSION, KIND, DiffusionRLJob, Metadata, Spec
-from .job_loader import JobError, LoadedJob, Problem, load_job, read_job
+
+if TYPE_CHECKING:
+    from .job_loader import JobError, LoadedJob, Problem, load_job, read_job
 
 __all__ = [
     "API_VERSION",
@@ -15,3 +23,11 @@ __all__ = [
     "load_job",
     "read_job",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import job_loader
+
+    return getattr(job_loader, name)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from .base import RULE
 from .suggestions import did_you_mean
-from .yaml_document import Path
+
+if TYPE_CHECKING:
+    from .yaml_document import Path
 
 KINDS = {
     "string_type": "a string", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
