@@ -14,7 +14,7 @@ KEYS_KEPT = 4096
 class RateLimiter:
     """Counts events by key; a key has used up its events after `burst`, and gets `rate` more each second.
 
-    Keys that were not used for longest are forgotten.
+    Keys that have all their events again are forgotten, and beyond `KEYS_KEPT` those that were not used for longest.
     """
 
     rate: float
@@ -30,7 +30,7 @@ class RateLimiter:
         """Count one event."""
         self._used[key] = self._spent(key) + 1, self.clock()
         self._used.move_to_end(key)
-        while len(self._used) > KEYS_KEPT:
+        while len(self._used) > KEYS_KEPT or not self._spent(next(iter(self._used))):
             self._used.popitem(last=False)
 
     def _spent(self, key: object) -> float:

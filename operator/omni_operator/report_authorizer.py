@@ -91,7 +91,7 @@ class ReportAuthorizer:
     cache: ObjectCache
     clock: Callable[[], datetime]
     _valid: OrderedDict[bytes, tuple[datetime, Identity]] = field(default_factory=OrderedDict)
-    _rejected: OrderedDict[bytes, datetime] = field(default_factory=OrderedDict)
+    _rejected: OrderedDict[bytes, tuple[datetime, None]] = field(default_factory=OrderedDict)
     _reviews: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(REVIEWS_AT_ONCE))
     _sources: RateLimiter = field(init=False)
 
@@ -128,7 +128,7 @@ class ReportAuthorizer:
         digest, now = hashlib.sha256(f"{audience}\n{token}".encode()).digest(), self.clock()
         if digest in self._valid and now < self._valid[digest][0]:
             return self._valid[digest][1]
-        if digest in self._rejected and now < self._rejected[digest]:
+        if digest in self._rejected and now < self._rejected[digest][0]:
             return None
         async with self._reviews:
             if not self._sources.allows(source):
@@ -136,14 +136,18 @@ class ReportAuthorizer:
             identity = await self.cluster.review_token(token, audience)
         if identity is None:
             self._sources.count(source)
-            _keep(self._rejected, digest, now + REJECTED_LIFETIME, REJECTED_KEPT)
+            _keep(self._rejected, digest, (now + REJECTED_LIFETIME, None), now, REJECTED_KEPT)
             return None
-        _keep(self._valid, digest, (now + TOKEN_LIFETIME, identity), TOKENS_KEPT)
+        _keep(self._valid, digest, (now + TOKEN_LIFETIME, identity), now, TOKENS_KEPT)
         return identity
 
 
-def _keep(kept: OrderedDict[bytes, Value], digest: bytes, value: Value, most: int) -> None:
-    kept[digest] = value
+def _keep(
+    kept: OrderedDict[bytes, tuple[datetime, Value]], digest: bytes, result: tuple[datetime, Value], now: datetime,
+    most: int,
+) -> None:  # fmt: skip
+    """Keep a result until its time; drop those whose time is over, and the oldest beyond `most`."""
+    kept[digest] = result
     kept.move_to_end(digest)
-    while len(kept) > most:
+    while len(kept) > most or next(iter(kept.values()))[0] <= now:
         kept.popitem(last=False)
