@@ -16,6 +16,7 @@ from omni_operator.api.override_names import describe_unsupported
 from omni_operator.api.reserved import owner_of
 from omni_operator.cli import fit, machine
 from omni_operator.cli.main import app
+from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.trainer import settings
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice
@@ -62,6 +63,35 @@ def test_a_public_model_is_estimated_from_its_id(job: Path) -> None:
     generation = next(phase for phase in found["device"] if phase["name"] == "generation")["parts"]
     assert 2.6e9 < generation["engine transformer"] < 3.2e9 and 2.6e9 < generation["weights"] < 3.2e9
     assert 11e9 < generation["text encoders"] < 12e9
+
+
+@pytest.mark.slow
+def test_two_pools_are_estimated_each_for_its_device(job: Path, tmp_path: Path) -> None:
+    make_tiny_sd3(tmp_path / "model")
+    settings = {
+        "model.base": "./model", "trainer.resources.limits": "{memory: 64Gi}", "rollout.placement": "Separate",
+        "rollout.replicas": "2", "rollout.accelerator": "{vendor: NVIDIA, count: 2}",
+        "rollout.engine.tensorParallelSize": "2",
+    }  # fmt: skip
+    assignments = [f"--set=spec.{name}={value}" for name, value in settings.items()]
+    devices = ("--device", "h100-80g", "--rollout-device", "l40s-48g")
+    result = CliRunner().invoke(app, ["fit", str(job), *devices, *assignments, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    trainer, rollout = found["pools"]["trainer"], found["pools"]["rollout"]
+    assert (trainer["target"], rollout["target"], found["fits"]) == ("h100-80g", "l40s-48g", True)
+    assert (trainer["host_fits"], rollout["host_fits"]) == (True, None)
+    names = {
+        name: {part for phase in pool["device"] for part in phase["parts"]} for name, pool in found["pools"].items()
+    }
+    assert {"weights", "optimizer", "activations"} <= names["trainer"] - names["rollout"]
+    assert {"engine transformer", "text encoders", "VAE", "weight buffer"} <= names["rollout"] - names["trainer"]
+    assert found["moved"]["weights to all replicas"] == 2 * found["moved"]["weights to each replica"] > 0
+    text = CliRunner().invoke(app, ["fit", str(job), *devices, *assignments]).stdout
+    assert "rollout: each of 4 devices" in text and "a-job: the rollout pool fits on l40s-48g" in text
+    cpu = {"model.base": "./model", "rollout.placement": "Separate", "trainer.accelerator.vendor": "CPU"}
+    alone = CliRunner().invoke(app, ["fit", str(job), *(f"--set=spec.{name}={value}" for name, value in cpu.items())])
+    assert "on this machine, with both pools" in alone.stdout, alone.output
 
 
 def test_an_invalid_model_is_refused_in_the_words_of_the_program(job: Path) -> None:

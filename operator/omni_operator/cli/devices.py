@@ -32,6 +32,11 @@ _MIB = {
 }
 
 
+def vendor(device: Device) -> str:
+    """Vendor of a device, as `accelerator.vendor` of a job names it."""
+    return "Ascend" if device in (Device.ASCEND_910B_32G, Device.ASCEND_910B_64G) else "NVIDIA"
+
+
 def memory(device: Device) -> int:
     """Bytes of one device."""
     return _MIB[device] * MIB

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ import typer
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
+from omni_operator.api.pods import Resources, SharedMemory
 from omni_operator.api.training import ENTRYPOINT
 from omni_operator.plan.quantity import whole
 
@@ -26,15 +28,15 @@ PROGRAM = "verl_omni.trainer.memory_estimate"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a job is to fit.
+    """Where a job, or one of its pools, is to fit.
 
     Attributes:
-        name: for the output. accelerator: whether it has accelerators.
+        name: for the output. vendor: of the accelerators; None without any.
         capacity: bytes of each, or without accelerators of the host; None if unknown.
     """
 
     name: str
-    accelerator: bool
+    vendor: str | None
     capacity: int | None
 
 
@@ -45,6 +47,13 @@ def fit(
         typer.Option(
             "--device",
             help="Accelerator to check for. Default: that of this machine; without any, this machine's memory.",
+        ),
+    ] = None,
+    rollout_device: Annotated[
+        Device | None,
+        typer.Option(
+            "--rollout-device",
+            help="Accelerator of the rollout pods, with spec.rollout.placement: Separate. Default: like the trainer's.",
         ),
     ] = None,
     assignments: Assignments = None,
@@ -58,22 +67,18 @@ def fit(
     job = plan.resolve_paths(loaded.job, str(job_folder(job_file)))
     if job.spec.algorithm.entrypoint != ENTRYPOINT:
         console.refuse("spec.algorithm.entrypoint: drl fit can only estimate the project's own trainer")
-    if job.spec.rollout.separate:
-        console.refuse(
-            "spec.rollout.placement: drl fit can only estimate Colocated, where engine and trainer share accelerators; "
-            "with Separate each of them has more memory"
-        )
     target = _target(job, device)
+    rollout = _rollout_target(job, target, rollout_device)
     if missing := training_stack.missing_stack():
         console.refuse(training_stack.missing_text(missing))
-    found = _estimate(job, target)
+    found = _estimate(job, target, rollout)
+    found |= {"job": job.metadata.name, **_verdicts(job, found, target, rollout)}
     judge = job.spec.reward.model
-    found |= {"job": job.metadata.name, "target": target.name, **_host_verdict(job, found)}
     found["not_estimated"] = ["spec.reward.model"] if judge and not judge.separate else []
     if as_json:
         console.say(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        console.say(fit_text.render(found, job.spec.trainer.replicas, job.spec.trainer.accelerator.count))
+        console.say(fit_text.render(found, *_pods(job)))
     if found["fits"] is False or found["host_fits"] is False:
         raise typer.Exit(console.FAILED)
 
@@ -81,7 +86,7 @@ def fit(
 def _target(job: DiffusionRLJob, device: Device | None) -> Target:
     """The named device, or what `drl run` would use here."""
     if device is not None:
-        return Target(device.value, accelerator=True, capacity=devices.memory(device))
+        return Target(device.value, devices.vendor(device), devices.memory(device))
     vendor = job.spec.trainer.accelerator.vendor
     here = () if vendor in ("CPU", "Mock") else machine.find_accelerators()
     mine = next((found for found in here if vendor in (None, found.vendor)), None)
@@ -89,18 +94,39 @@ def _target(job: DiffusionRLJob, device: Device | None) -> Target:
         known = ", ".join(each.value for each in Device)
         console.refuse(f"this machine has no {vendor} accelerator: name the one to check for with --device ({known})")
     if mine is None:
-        return Target("this machine", accelerator=False, capacity=machine.inspect_machine(Path()).memory)
-    return Target(mine.vendor, accelerator=True, capacity=devices.reported_memory(mine.names))
+        return Target("this machine", None, machine.inspect_machine(Path()).memory)
+    return Target(mine.vendor, mine.vendor, devices.reported_memory(mine.names))
 
 
-def _estimate(job: DiffusionRLJob, target: Target) -> dict[str, Any]:
+def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None) -> Target:
+    """The named device for rollout pods, or that of the trainer."""
+    if device is None:
+        return trainer
+    if not job.spec.rollout.separate:
+        console.refuse(
+            "--rollout-device: with spec.rollout.placement: Colocated, engines run on the trainer's accelerators; "
+            "remove it, or write placement: Separate"
+        )
+    if trainer.vendor is None:
+        console.refuse("--rollout-device: name the accelerator of the trainer too, with --device")
+    vendor = devices.vendor(device)
+    if vendor != trainer.vendor:
+        console.refuse(
+            f"--rollout-device: {device.value} is of {vendor}, and {trainer.name} of {trainer.vendor}; both pools need "
+            "accelerators of one vendor"
+        )
+    return Target(device.value, vendor, devices.memory(device))
+
+
+def _estimate(job: DiffusionRLJob, target: Target, rollout: Target) -> dict[str, Any]:
     """Run the estimate in a process of its own, because this package does not import the training stack."""
-    spec = job.spec.trainer
-    layout = plan.RunLayout("runs", nodes=spec.replicas, accelerators_per_node=spec.accelerator.count)
-    options = [] if target.accelerator else ["--cpu"]
+    options = [] if target.vendor else ["--cpu"]
     if target.capacity is not None:
         options += ["--capacity", str(target.capacity)]
-    command = [sys.executable, "-m", PROGRAM, *options, "--", *plan.render_overrides(job, layout)]
+    if job.spec.rollout.separate and rollout.vendor and rollout.capacity is not None:
+        options += ["--rollout-capacity", str(rollout.capacity)]
+    overrides = plan.render_overrides(job, plan.pod_layout(job, "runs"))
+    command = [sys.executable, "-m", PROGRAM, *options, "--", *overrides]
     # The estimate needs no accelerator, and must not touch one.
     environment = {**os.environ, "TQDM_DISABLE": "1", "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -110,13 +136,42 @@ def _estimate(job: DiffusionRLJob, target: Target) -> dict[str, Any]:
     return found
 
 
-def _host_verdict(job: DiffusionRLJob, found: dict[str, Any]) -> dict[str, Any]:
+def _verdicts(job: DiffusionRLJob, found: dict[str, Any], target: Target, rollout: Target) -> dict[str, Any]:
+    """Where the job is to fit, and whether hosts and devices do; with two pools, of each of them and of both."""
+    spec = job.spec.trainer
+    trainer = (spec.resources, spec.shared_memory)
+    if "pools" not in found:
+        return {"target": target.name, **_host_verdict(*trainer, found["host"])}
+    engines = (job.spec.rollout.resources or Resources(), job.spec.rollout.shared_memory or SharedMemory())
+    pools = {name: dict(pool) for name, pool in found["pools"].items()}
+    for name, where, pod in (("trainer", target, trainer), ("rollout", rollout, engines)):
+        pools[name] |= {**({"target": where.name} if where.vendor else {}), **_host_verdict(*pod, pools[name]["host"])}
+    hosts = _all_fit(pool["host_fits"] for pool in pools.values())
+    if target.vendor is None:
+        return {"target": target.name, "pools": pools, "host_fits": hosts}
+    return {"pools": pools, "fits": _all_fit(pool["fits"] for pool in pools.values()), "host_fits": hosts}
+
+
+def _all_fit(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if one does not fit; otherwise None if that is unknown of one."""
+    found = set(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def _host_verdict(resources: Resources, shared_memory: SharedMemory, host: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Whether the host's peak is within the memory limit of a pod; None without a limit."""
-    resources = job.spec.trainer.resources
     limit = resources.limits.get("memory")
     if limit is None:
         return {"host_capacity": None, "host_fits": None}
     # The size of shared memory is added to the pod's limit (docs/job.md).
-    capacity = whole(limit) + whole(job.spec.trainer.shared_memory.size_limit)
-    peak = max(phase["bytes"] for phase in found["host"])
-    return {"host_capacity": capacity, "host_fits": peak <= capacity}
+    capacity = whole(limit) + whole(shared_memory.size_limit)
+    return {"host_capacity": capacity, "host_fits": max(phase["bytes"] for phase in host) <= capacity}
+
+
+def _pods(job: DiffusionRLJob) -> tuple[fit_text.Pods, fit_text.Pods]:
+    """Pods of the trainer, and those of the engines, if these have some."""
+    trainer, rollout = job.spec.trainer, job.spec.rollout
+    return (
+        fit_text.Pods(trainer.replicas, trainer.accelerator.count),
+        fit_text.Pods(rollout.replicas, job.spec.rollout_accelerator.count),
+    )

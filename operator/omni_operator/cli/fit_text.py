@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api.reserved import owner_of
@@ -11,26 +12,39 @@ GIB, MIB = 1 << 30, 1 << 20
 NAME = 24  # width of the first column
 
 
-def render(found: Mapping[str, Any], hosts: int, devices: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """Pods of a pool: their number, and that of the devices of each."""
+
+    hosts: int
+    devices: int
+
+
+def render(found: Mapping[str, Any], trainer: Pods, rollout: Pods) -> str:
     """The whole text.
 
     Args:
         found: what `drl fit --json` prints.
-        hosts, devices: number of hosts, and of devices on each.
+        trainer, rollout: pods of each pool; those of rollouts count only if `found` has pools.
     """
     lines = [
         f"{found['architecture']}, {found['parameters'] / 1e9:.3g} billion parameters, "
         f"{found['trained_parameters'] / 1e6:.4g} million of them trained"
     ]
+    if pools := found.get("pools"):
+        lines += _tables(pools["trainer"], trainer, "trainer: ", "host of the driver")
+        lines += _tables(pools["rollout"], rollout, "rollout: ", "host")
+    else:
+        lines += _tables(found, trainer, "", "host of the driver")
+    moved = (f"  {name:{NAME + 8}}{_size(size):>10}" for name, size in found["moved"].items())
+    return "\n".join([*lines, "", "moved in one step", *moved, "", *_verdicts(found)])
+
+
+def _tables(found: Mapping[str, Any], pods: Pods, pool: str, host: str) -> Iterator[str]:
+    """Phases of the devices and of a host; `host` is the name of one of several."""
     if found["device"]:
-        lines += ["", *_table(f"each of {hosts * devices} devices", found["device"])]
-    lines += ["", *_table("host of the driver" if hosts > 1 else "host", found["host"])]
-    lines += [
-        "",
-        "moved in one step",
-        *(f"  {name:{NAME + 8}}{_size(size):>10}" for name, size in found["moved"].items()),
-    ]
-    return "\n".join([*lines, "", *_verdict(found)])
+        yield from ("", *_table(f"{pool}each of {pods.hosts * pods.devices} devices", found["device"]))
+    yield from ("", *_table(pool + (host if pods.hosts > 1 else "host"), found["host"]))
 
 
 def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -43,25 +57,37 @@ def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"  {'total':{NAME}}" + "".join(f"{_gib(phase['bytes']):>{width}}" for phase in phases)
 
 
-def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
-    peak, capacity, target = found["peak"], found["capacity"], found["target"]
-    if capacity is None:
-        yield f"the memory of {target} is unknown: needs {_gib(peak)} GiB and {found['reserve']:.0%} of the device"
-    else:
-        verb = "fits" if found["fits"] else "does not fit"
-        yield (
-            f"{found['job']} {verb} on {target}: {_gib(peak)} of {_gib(capacity)} GiB at the peak, of which "
-            f"{found['reserve']:.0%} should stay free"
-        )
-    if found["host_fits"] is False:
-        needed = max(phase["bytes"] for phase in found["host"])
-        yield (
-            f"the host does not fit: {_gib(needed)} GiB, and the pod's limit is {_gib(found['host_capacity'])} GiB; "
-            "raise spec.trainer.resources.limits.memory"
-        )
+def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:
+    pools, job, reserve = found.get("pools", {}), found["job"], found["reserve"]
+    if "peak" in found:
+        yield from _verdict(found, job, reserve, both=bool(pools))
+        yield from _advice(found)
+    for name, pool in pools.items():
+        if "peak" in pool:
+            yield from _verdict(pool, f"{job}: the {name} pool", reserve)
+            yield from _advice(pool)
+    for name, pool in pools.items() or [("trainer", found)]:
+        if pool["host_fits"] is False:
+            needed = max(phase["bytes"] for phase in pool["host"])
+            yield (
+                f"the {f'{name} ' if pools else ''}host does not fit: {_gib(needed)} GiB, and the pod's limit is "
+                f"{_gib(pool['host_capacity'])} GiB; raise spec.{name}.resources.limits.memory"
+            )
     for field in found["not_estimated"]:
         yield f"{field} is not part of this estimate, and shares the accelerators with what is"
-    yield from _advice(found)
+
+
+def _verdict(found: Mapping[str, Any], subject: str, reserve: float, *, both: bool = False) -> Iterator[str]:
+    """Whether a pool fits, or the job, of which one machine may have both pools."""
+    peak, capacity, target = found["peak"], found["capacity"], found["target"]
+    if capacity is None:
+        yield f"{subject}: the memory of {target} is unknown: needs {_gib(peak)} GiB and {reserve:.0%} of the device"
+        return
+    verb = "fits" if found["fits"] else "does not fit"
+    yield (
+        f"{subject} {verb} on {target}{', with both pools' if both else ''}: {_gib(peak)} of {_gib(capacity)} GiB at "
+        f"the peak, of which {reserve:.0%} should stay free"
+    )
 
 
 def _advice(found: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import shlex
 from omni_operator.api import DiffusionRLJob
 
 from .overrides import render_command, render_overrides
-from .run_layout import RunLayout, resolve_paths
+from .run_layout import RunLayout, pod_layout, resolve_paths
 from .storage import model_path, run_folder_path
 from .workers import JOB, JOB_FOLDER, OVERRIDES
 
@@ -28,23 +28,7 @@ def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
         moved = judge.model_copy(update={"base": model_path(judge.base)})
         reward = made.spec.reward.model_copy(update={"model": moved})
         made = made.model_copy(update={"spec": made.spec.model_copy(update={"reward": reward})})
-    return made, _pod_layout(job)
-
-
-def _pod_layout(job: DiffusionRLJob) -> RunLayout:
-    """A node is a pod."""
-    trainer, folder = job.spec.trainer, run_folder_path(job)
-    separate, judge = job.spec.rollout.separate, job.spec.judge_pods
-    return RunLayout(
-        folder,
-        nodes=trainer.replicas,
-        accelerators_per_node=trainer.accelerator.count,
-        rollout_nodes=job.spec.rollout.replicas if separate else 0,
-        rollout_accelerators_per_node=job.spec.rollout_accelerator.count if separate else 0,
-        judge_nodes=judge,
-        judge_accelerators_per_node=job.spec.judge_accelerator.count if judge else 0,
-        pinned=separate or judge > 0,
-    )
+    return made, pod_layout(job, run_folder_path(job))
 
 
 def render_pod_overrides(made: DiffusionRLJob, layout: RunLayout) -> list[str]:

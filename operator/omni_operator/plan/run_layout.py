@@ -44,6 +44,21 @@ def local_layout(job: DiffusionRLJob, runs: str) -> RunLayout:
     )
 
 
+def pod_layout(job: DiffusionRLJob, run_folder: str) -> RunLayout:
+    """A node is a pod."""
+    trainer, separate, judge = job.spec.trainer, job.spec.rollout.separate, job.spec.judge_pods
+    return RunLayout(
+        run_folder,
+        nodes=trainer.replicas,
+        accelerators_per_node=trainer.accelerator.count,
+        rollout_nodes=job.spec.rollout.replicas if separate else 0,
+        rollout_accelerators_per_node=job.spec.rollout_accelerator.count if separate else 0,
+        judge_nodes=judge,
+        judge_accelerators_per_node=job.spec.judge_accelerator.count if judge else 0,
+        pinned=separate or judge > 0,
+    )
+
+
 def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:
     """The job with absolute paths; relative ones start at `folder`, the folder of its YAML file."""
 

@@ -75,10 +75,143 @@ def test_an_unknown_device_is_refused_with_the_known_ones(job: Path) -> None:
     assert [each.value for each in devices.Device if f"'{each.value}'" not in result.stderr] == []
 
 
-def test_engines_in_pods_of_their_own_have_no_estimate(job: Path, commands: list[list[str]]) -> None:
-    result = drl_fit(job, "--device", "h100-80g", "--set", "spec.rollout.placement=Separate")
-    assert (result.exit_code, result.stdout, commands) == (2, "", [])
-    assert "spec.rollout.placement: drl fit can only estimate Colocated" in result.stderr
+SEPARATE = ("--set", "spec.rollout.placement=Separate")
+
+
+def pools(*, rollout: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """A small estimate of two pools, as the trainer's program prints it for accelerators."""
+    found = estimate()
+    names = ("device", "host", "capacity", "peak", "fits", "advice")
+    trainer = {name: found.pop(name) for name in names}
+    return {**found, "pools": {"trainer": {**trainer, **changes}, "rollout": {**trainer, **(rollout or {})}}}
+
+
+@pytest.fixture
+def two_pools(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Command lines that would have been run; each prints `pools()`."""
+    found: list[list[str]] = []
+
+    def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        found.append(command)
+        return subprocess.CompletedProcess(command, 0, json.dumps(pools()), "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    return found
+
+
+def option(command: list[str], name: str) -> int:
+    return int(command[command.index(name) + 1])
+
+
+def test_each_pool_has_its_own_device_and_the_layout_of_its_pods(job: Path, two_pools: list[list[str]]) -> None:
+    more = ("spec.rollout.replicas=3", "spec.rollout.accelerator={vendor: NVIDIA, count: 4}")
+    arguments = (*SEPARATE, *(word for each in more for word in ("--set", each)))
+    result = drl_fit(job, "--device", "h100-80g", "--rollout-device", "l40s-48g", "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    (command,) = two_pools
+    assert option(command, "--capacity") == devices.memory(devices.Device.H100_80G)
+    assert option(command, "--rollout-capacity") == devices.memory(devices.Device.L40S_48G)
+    settings = command[command.index("--") + 1 :]
+    rollout = "actor_rollout_ref.rollout"
+    assert {f"{rollout}.nnodes=3", f"{rollout}.n_gpus_per_node=4", f"{rollout}.node_resource=omni_rollout"} <= set(
+        settings
+    )
+    found = json.loads(result.stdout)
+    assert {name: pool["target"] for name, pool in found["pools"].items()} == {
+        "trainer": "h100-80g", "rollout": "l40s-48g"
+    }  # fmt: skip
+    assert (found["fits"], found["host_fits"]) == (True, None)
+
+
+def test_rollout_pods_have_the_device_of_the_trainer_by_default(job: Path, two_pools: list[list[str]]) -> None:
+    assert drl_fit(job, "--device", "910b-64g", *SEPARATE).exit_code == 0
+    (command,) = two_pools
+    assert option(command, "--capacity") == option(command, "--rollout-capacity") == 64 * GIB
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--device", "h100-80g"), "--rollout-device: with spec.rollout.placement: Colocated"),
+        (("--device", "910b-64g", *SEPARATE), "h200-141g is of NVIDIA, and 910b-64g of Ascend"),
+        (("--set", "spec.trainer.accelerator.vendor=CPU", *SEPARATE), "name the accelerator of the trainer too"),
+    ],
+)
+def test_a_rollout_device_that_cannot_be_is_refused(
+    job: Path, two_pools: list[list[str]], arguments: tuple[str, ...], said: str
+) -> None:
+    result = drl_fit(job, "--rollout-device", "h200-141g", *arguments)
+    assert (result.exit_code, result.stdout, two_pools) == (2, "", [])
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "fits"),
+    [(True, True, True), (True, False, False), (False, True, False), (None, True, None), (False, None, False)],
+)
+def test_a_job_fits_if_both_pools_do(
+    job: Path, monkeypatch: pytest.MonkeyPatch, trainer: bool | None, rollout: bool | None, fits: bool | None
+) -> None:
+    document = json.dumps(pools(fits=trainer, rollout={"fits": rollout}))
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 0, document, ""))
+    result = drl_fit(job, "--device", "h100-80g", "--json", *SEPARATE)
+    assert json.loads(result.stdout)["fits"] is fits
+    assert result.exit_code == (1 if fits is False else 0)
+
+
+def test_the_text_has_a_verdict_for_each_pool_and_what_to_change_in_it(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = "actor_rollout_ref.rollout.max_num_seqs"
+    advice = [{"setting": setting, "value": 4, "costs": "smaller", "peak": 7 * GIB, "fits": True}]
+    document = json.dumps(pools(rollout={"fits": False, "peak": 9 * GIB, "advice": advice}))
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 0, document, ""))
+    pods = ("--set", "spec.rollout.replicas=2", "--set", "spec.rollout.accelerator={vendor: NVIDIA, count: 4}")
+    lines = drl_fit(job, "--device", "h100-80g", "--rollout-device", "l40s-48g", *SEPARATE, *pods).stdout.splitlines()
+    tables = ("trainer: each of 1 devices", "trainer: host", "rollout: each of 8 devices", "rollout: host of the")
+    assert [name for name in tables if not any(line.startswith(name) for line in lines)] == ["rollout: host of the"]
+    trainer = lines.index(
+        "a-job: the trainer pool fits on h100-80g: 5.00 of 8.00 GiB at the peak, of which 8% should stay free"
+    )
+    assert lines[trainer + 1] == (
+        "a-job: the rollout pool does not fit on l40s-48g: 9.00 of 8.00 GiB at the peak, of which 8% should stay free"
+    )
+    assert "spec.rollout.engine.maxBatchSize: 4" in lines[trainer + 3]
+
+
+def test_the_memory_limits_of_both_kinds_of_pods_are_checked(job: Path, two_pools: list[list[str]]) -> None:
+    limits = {"trainer": "8Gi", "rollout": "3Gi"}  # 2Gi of shared memory on top; 6 GiB are needed
+    arguments = (f"--set=spec.{name}.resources.limits={{memory: {size}}}" for name, size in limits.items())
+    result = drl_fit(job, "--device", "h100-80g", *SEPARATE, *arguments)
+    assert result.exit_code == 1
+    assert (
+        "the rollout host does not fit: 6.00 GiB, and the pod's limit is 5.00 GiB; raise "
+        "spec.rollout.resources.limits.memory"
+    ) in result.stdout
+    assert "the trainer host" not in result.stdout
+    larger = drl_fit(job, "--device", "h100-80g", *SEPARATE, "--set", "spec.rollout.sharedMemory.sizeLimit=4Gi",
+                     "--set", "spec.rollout.resources.limits={memory: 3Gi}", "--json")  # fmt: skip
+    found = json.loads(larger.stdout)["pools"]
+    assert (found["rollout"]["host_capacity"], found["rollout"]["host_fits"]) == (7 * GIB, True)
+    assert found["trainer"]["host_fits"] is None
+
+
+def test_on_the_cpu_this_machine_has_both_pools(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    document = estimate(capacity=8 * GIB)
+    pool = {"device": [], "host": document.pop("host")}
+    document |= {"pools": {"trainer": pool, "rollout": pool}}
+    del document["device"]
+
+    def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, json.dumps(document), "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    result = drl_fit(job, "--set", "spec.trainer.accelerator.vendor=CPU", *SEPARATE)
+    assert result.exit_code == 0, result.output
+    assert "--cpu" in commands[0] and "--rollout-capacity" not in commands[0]
+    assert "a-job fits on this machine, with both pools: 5.00 of 8.00 GiB at the peak" in result.stdout
 
 
 def test_without_the_accelerator_of_the_job_the_device_must_be_named(job: Path) -> None:
@@ -157,12 +290,13 @@ def test_a_host_beyond_the_limit_of_its_pod_does_not_fit(job: Path, commands: li
 
 def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     found = {**estimate(), "job": "a-job", "target": "x", "host_capacity": None, "host_fits": None, "not_estimated": []}
-    lines = fit_text.render(found, hosts=2, devices=4).splitlines()
+    two_of_four, one = fit_text.Pods(hosts=2, devices=4), fit_text.Pods(hosts=1, devices=1)
+    lines = fit_text.render(found, two_of_four, one).splitlines()
     assert any(line.startswith("each of 8 devices") for line in lines)
     assert [line.split() for line in lines if "activations" in line] == [["activations", "4.00"]]
     assert [line.split() for line in lines if line.strip().startswith("weights")] == [["weights", "1.00", "1.00"]]
     assert "a-job fits on x: 5.00 of 8.00 GiB at the peak, of which 8% should stay free" in lines
-    unknown = fit_text.render({**found, "capacity": None, "fits": None}, hosts=1, devices=1)
+    unknown = fit_text.render({**found, "capacity": None, "fits": None}, one, one)
     assert "the memory of x is unknown" in unknown
 
 
@@ -181,9 +315,10 @@ def test_advice_is_in_the_words_of_a_job() -> None:
         "host_fits": None,
         "not_estimated": [],
     }
-    text = fit_text.render(found, hosts=1, devices=1)
+    one = fit_text.Pods(hosts=1, devices=1)
+    text = fit_text.render(found, one, one)
     assert "spec.trainer.batch.microBatchSamples: 1" in text
     assert f"spec.algorithm.overrides: [{offload}=true]" in text and "7.00 GiB, fits" in text
     assert "even then" not in text
-    assert "even then it does not fit" in fit_text.render({**found, "advice": advice[:1]}, hosts=1, devices=1)
-    assert "no setting known" in fit_text.render({**found, "advice": []}, hosts=1, devices=1)
+    assert "even then it does not fit" in fit_text.render({**found, "advice": advice[:1]}, one, one)
+    assert "no setting known" in fit_text.render({**found, "advice": []}, one, one)

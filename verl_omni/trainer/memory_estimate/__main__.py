@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from verl_omni.trainer.memory_estimate import public_models
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from verl_omni.trainer.memory_estimate.estimate import Phase
+    from verl_omni.trainer.memory_estimate.estimate import Estimate, Phase
     from verl_omni.trainer.memory_estimate.job_estimate import JobEstimate
 
 OK, USAGE_ERROR = 0, 2
@@ -29,12 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m verl_omni.trainer.memory_estimate", description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="all parts are in host memory; default: on accelerators")
     parser.add_argument("--capacity", type=int, help="bytes of one accelerator, or with --cpu of the host")
+    parser.add_argument("--rollout-capacity", type=int, help="bytes of one accelerator of standalone replicas")
     parser.add_argument("overrides", nargs="*", metavar="name=value", help="settings of the trainer")
     chosen = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory(prefix="drl-fit-") as folder:
             config = load_settings(chosen.overrides, Path(folder), accelerator=not chosen.cpu)
-            document = describe(config, chosen.capacity, accelerator=not chosen.cpu)
+            capacity = (chosen.capacity, chosen.rollout_capacity)
+            document = describe(config, *capacity, accelerator=not chosen.cpu)
     except (FileNotFoundError, ValueError) as error:
         print(error, file=sys.stderr)
         return USAGE_ERROR
@@ -68,36 +70,67 @@ def load_settings(overrides: Sequence[str], folder: Path, *, accelerator: bool) 
     return config
 
 
-def describe(config: DictConfig, capacity: int | None, *, accelerator: bool) -> dict[str, Any]:
+def describe(
+    config: DictConfig, capacity: int | None, rollout_capacity: int | None = None, *, accelerator: bool
+) -> dict[str, Any]:
     """The estimate of a job as JSON data, sizes in bytes.
+
+    With standalone replicas, `pools` has the phases of each pool, and on accelerators whether it fits; on the CPU one
+    machine has both.
 
     Args:
         capacity: bytes of a device, or without accelerators of the host; None: unknown, so there is no verdict.
+        rollout_capacity: bytes of a device of standalone replicas, on accelerators; None: unknown.
     """
     from verl_omni.trainer.memory_estimate import advice
-    from verl_omni.trainer.memory_estimate.estimate import RESERVE, fits
+    from verl_omni.trainer.memory_estimate.estimate import RESERVE
     from verl_omni.trainer.memory_estimate.job_estimate import estimate_job
 
-    found = estimate_job(config, accelerator=accelerator)
-    peak = _peak(found)
-    verdict = None if capacity is None else fits(peak, capacity)
-    advised: tuple[advice.Advice, ...] = ()
-    if capacity is not None and not verdict:
-        advised = advice.advise(
-            config, peak, lambda other: _peak(estimate_job(other, accelerator=accelerator)),
-            lambda size: fits(size, capacity),
-        )  # fmt: skip
-    return {
+    def estimated(other: DictConfig) -> JobEstimate:
+        return estimate_job(other, accelerator=accelerator)
+
+    found = estimated(config)
+    document: dict[str, Any] = {
         "architecture": config.actor_rollout_ref.model.architecture,
         "parameters": found.trainer.parameters,
         "trained_parameters": found.trainer.trained_parameters,
         "engine_batch": found.engine.batch,
         "sample_bytes": found.setup.stored // found.setup.samples,
-        "device": [_phase(phase) for phase in found.estimate.device],
-        "host": [_phase(phase) for phase in found.estimate.host],
         "moved": dict(found.estimate.moved),
-        "capacity": capacity,
         "reserve": RESERVE,
+    }
+    if found.standalone is None:
+        return {**document, **_phases(found.estimate), **_verdict(config, found, estimated, _peak, capacity)}
+    own, standalone = _phases(found.estimate), _phases(found.standalone)
+    if not accelerator:
+        together = _verdict(config, found, estimated, _peak, capacity)
+        return {**document, "pools": {"trainer": own, "rollout": standalone}, **together}
+    own |= _verdict(config, found, estimated, _trainer_peak, capacity, advice.of_trainer)
+    standalone |= _verdict(config, found, estimated, _rollout_peak, rollout_capacity, advice.of_rollout)
+    return {**document, "pools": {"trainer": own, "rollout": standalone}}
+
+
+def _verdict(
+    config: DictConfig, found: JobEstimate, estimate: Callable[[DictConfig], JobEstimate],
+    peak_of: Callable[[JobEstimate], int], capacity: int | None, concerns: Callable[[str], bool] = lambda _: True,
+) -> dict[str, Any]:  # fmt: skip
+    """Whether a device, or a host without accelerators, holds a peak, and what to change if not.
+
+    Args:
+        concerns: whether a setting may lower this peak.
+    """
+    from verl_omni.trainer.memory_estimate import advice
+    from verl_omni.trainer.memory_estimate.estimate import fits
+
+    peak = peak_of(found)
+    verdict = None if capacity is None else fits(peak, capacity)
+    advised: tuple[advice.Advice, ...] = ()
+    if capacity is not None and not verdict:
+        advised = advice.advise(
+            config, peak, lambda other: peak_of(estimate(other)), lambda size: fits(size, capacity), concerns
+        )
+    return {
+        "capacity": capacity,
         "peak": peak,
         "fits": verdict,
         "advice": [
@@ -111,8 +144,26 @@ def describe(config: DictConfig, capacity: int | None, *, accelerator: bool) -> 
 
 
 def _peak(found: JobEstimate) -> int:
-    """Peak of a device, or of the host without accelerators."""
-    return (found.estimate.device_peak or found.estimate.host_peak).total
+    """Peak of a device; without accelerators that of the host, or of one machine that has the hosts of both pools."""
+    if found.estimate.device_peak:
+        return found.estimate.device_peak.total
+    if found.standalone is None or found.pool is None:
+        return found.estimate.host_peak.total
+    own, standalone = found.estimate.host_peak.total, found.standalone.host_peak.total
+    return found.setup.nodes * own + found.pool.nodes * standalone
+
+
+def _trainer_peak(found: JobEstimate) -> int:
+    return max(phase.total for phase in found.estimate.device)
+
+
+def _rollout_peak(found: JobEstimate) -> int:
+    assert found.standalone is not None
+    return max(phase.total for phase in found.standalone.device)
+
+
+def _phases(found: Estimate) -> dict[str, Any]:
+    return {"device": [_phase(phase) for phase in found.device], "host": [_phase(phase) for phase in found.host]}
 
 
 def _phase(phase: Phase) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.trainer import pools
+
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LORA_RANK, HALF = 32, "bfloat16"
 NOTICEABLE = 0.98  # a change that leaves more of the peak is no advice
@@ -35,19 +37,32 @@ class Advice:
     fits: bool
 
 
+def of_rollout(setting: str) -> bool:
+    """Whether a setting may lower the peak of a pool that has only engines."""
+    return setting.startswith(f"{ROLLOUT}.")
+
+
+def of_trainer(setting: str) -> bool:
+    """Whether a setting may lower the peak of a pool that has only trainers."""
+    return not of_rollout(setting) or setting.startswith(f"{ROLLOUT}.pipeline.")
+
+
 def advise(
-    config: DictConfig, peak: int, peak_of: Callable[[DictConfig], int], fits: Callable[[int], bool]
-) -> tuple[Advice, ...]:
+    config: DictConfig, peak: int, peak_of: Callable[[DictConfig], int], fits: Callable[[int], bool],
+    concerns: Callable[[str], bool] = lambda _: True,
+) -> tuple[Advice, ...]:  # fmt: skip
     """Changes that lower the peak, one after the other until the job fits or none is left.
 
     Args:
         peak: of `config`.
         peak_of: the peak with other settings.
+        concerns: whether a setting is to be tried.
     """
     found: list[Advice] = []
     tried: set[tuple[str, Any]] = set()
     while not fits(peak):
-        change = next((each for each in changes(config) if (each.setting, each.value) not in tried), None)
+        left = (each for each in changes(config) if (each.setting, each.value) not in tried)
+        change = next((each for each in left if concerns(each.setting)), None)
         if change is None:
             break
         tried.add((change.setting, change.value))
@@ -63,10 +78,10 @@ def changes(config: DictConfig) -> Iterator[Change]:
     """Changes that may lower the peak of these settings, those that cost least first."""
     settings = config.actor_rollout_ref
     model, actor, rollout = settings.model, settings.actor, settings.rollout
-    if not rollout.free_cache_engine:
-        yield Change(f"{ROLLOUT}.free_cache_engine", True, "the engine sleeps during updates")
-    elif not rollout.enable_sleep_mode:
-        yield Change(f"{ROLLOUT}.enable_sleep_mode", True, "the engine sleeps during updates")
+    for name in ("free_cache_engine", "enable_sleep_mode"):
+        if rollout.nnodes == 0 and not rollout[name]:
+            yield Change(f"{ROLLOUT}.{name}", True, "the engine sleeps during updates")
+            break
     micro = actor.ppo_micro_batch_size_per_gpu
     if micro is None or micro > 1:
         yield Change(f"{ACTOR}.ppo_micro_batch_size_per_gpu", 1, "more, smaller passes")
@@ -80,6 +95,9 @@ def changes(config: DictConfig) -> Iterator[Change]:
         yield Change(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", HALF, "the model computes in bfloat16")
     if rollout.dtype != HALF:
         yield Change(f"{ROLLOUT}.dtype", HALF, "the engine computes in bfloat16")
+    if _can_be_split(rollout):
+        size = 2 * rollout.tensor_model_parallel_size
+        yield Change(f"{ROLLOUT}.tensor_model_parallel_size", size, "fewer engines, each of more accelerators")
     if actor.fsdp_config.use_no_sync_for_gradient_accumulation and model.lora_rank == 0:
         name = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
         yield Change(name, False, "gradients are reduced after each micro-batch")
@@ -93,3 +111,11 @@ def changes(config: DictConfig) -> Iterator[Change]:
     if rollout.pipeline.height > 256 or rollout.pipeline.width > 256:
         yield Change(f"{ROLLOUT}.pipeline.height", rollout.pipeline.height // 2, "smaller samples")
         yield Change(f"{ROLLOUT}.pipeline.width", rollout.pipeline.width // 2, "smaller samples")
+
+
+def _can_be_split(rollout: DictConfig) -> bool:
+    """Whether engines can have twice as many accelerators each, which must be of one node."""
+    on_accelerators = rollout.engine_kwargs.vllm_omni.distributed_executor_backend != "uni"
+    return bool(
+        on_accelerators and rollout.nnodes > 0 and rollout.n_gpus_per_node % (2 * pools.replica_size(rollout)) == 0
+    )

@@ -38,6 +38,7 @@ class Setup:
         offloads_weights, offloads_optimizer: whether they are in host memory while they are not used.
         copies_checkpoints: whether checkpoints are written in the background, from a copy in host memory.
         regathers: whether the backward pass gathers the weights again.
+        ahead: batches that are generated ahead of the one that is trained on.
         forks: whether Ray's workers are forked from a process that has imported everything.
     """
 
@@ -57,6 +58,7 @@ class Setup:
     offloads_optimizer: bool
     copies_checkpoints: bool
     regathers: bool
+    ahead: int
     forks: bool
 
     @property
@@ -114,14 +116,13 @@ class Estimate:
 
 
 def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
-    """Put the parts of one device together, by phase."""
+    """Put the parts of one device together, by phase, for an engine on the trainer's device."""
     phases = (_generation(setup, trainer, engine), _update(setup, trainer, engine), _sync(setup, trainer, engine))
-    moved = _moved(setup, trainer)
+    moved = {**bytes_of_a_step(setup, trainer), "weights to each engine": trainer.sent}
     if not setup.accelerator:
-        copied = (Phase(p.name, {**p.parts, **_checkpoint_copy(setup, trainer)}) for p in phases)
+        copied = (Phase(p.name, {**p.parts, **checkpoint_copy(setup, trainer)}) for p in phases)
         return Estimate((), tuple(_on_host(setup, phase) for phase in copied), moved)
-    with_context = tuple(Phase(p.name, {**p.parts, "device contexts": 2 * DEVICE_CONTEXT}) for p in phases)
-    return Estimate(_without_zeros(with_context), _without_zeros(_host(setup, trainer, engine)), moved)
+    return Estimate(with_contexts(phases, 2), without_zeros(_host(setup, trainer, engine)), moved)
 
 
 def fits(peak: int, capacity: int) -> bool:
@@ -129,7 +130,7 @@ def fits(peak: int, capacity: int) -> bool:
     return peak <= capacity * (1 - RESERVE)
 
 
-def _resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+def resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """What the trainer keeps on the device between updates."""
     away = setup.accelerator and setup.offloads_weights
     return {
@@ -140,22 +141,9 @@ def _resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     }
 
 
-def _awake(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[str, int]:
+def updating(trainer: TrainerMemory) -> dict[str, int]:
+    """What the trainer has on the device in an update."""
     return {
-        "engine transformer": engine.transformer,
-        "engine adapter": trainer.whole_trained if setup.sends_adapter else 0,
-        "text encoders": engine.text_encoders,
-        "VAE": engine.vae,
-    }
-
-
-def _generation(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    passes = {"engine activations": max(engine.passes.values())}
-    return Phase("generation", {**_resting(setup, trainer), **_awake(setup, trainer, engine), **passes})
-
-
-def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    parts = {
         "weights": trainer.weights,
         "delayed copies": trainer.delayed_copies,
         "base model": trainer.reference,
@@ -165,24 +153,60 @@ def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase
         "trajectories": trainer.inputs,
         "activations": max(trainer.activations, trainer.step_temporary - trainer.inputs),
     }
+
+
+def sending(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    """What the trainer has on the device while it sends weights: all of them, and the tensor that is sent."""
+    cast = trainer.largest_sent if trainer.largest_sent != trainer.largest else 0
+    return {
+        **resting(setup, trainer),
+        "weights": trainer.weights,
+        "delayed copies": trainer.delayed_copies,
+        "base model": trainer.reference,
+        "tensor to send": trainer.largest + cast,
+    }
+
+
+def awake(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[str, int]:
+    """Weights of the engine on the device."""
+    return {
+        "engine transformer": engine.transformer,
+        "engine adapter": trainer.whole_trained if setup.sends_adapter else 0,
+        "text encoders": engine.text_encoders,
+        "VAE": engine.vae,
+    }
+
+
+def receiving(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    """What a weight update takes next to an engine: the buffer, and the adapter until it is bound."""
+    return {"weight buffer": bucket(setup, trainer), "staged adapter": trainer.sent if setup.sends_adapter else 0}
+
+
+def bucket(setup: Setup, trainer: TrainerMemory) -> int:
+    """Bytes of the largest bucket of a weight update; a tensor that exceeds the limit has one of its own."""
+    return max(trainer.largest_sent, min(setup.bucket, trainer.sent))
+
+
+def _generation(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
+    passes = {"engine activations": max(engine.passes.values())}
+    return Phase("generation", {**resting(setup, trainer), **awake(setup, trainer, engine), **passes})
+
+
+def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
+    parts = updating(trainer)
     if not setup.sleeps:
-        parts |= _awake(setup, trainer, engine)
-        if setup.accelerator:  # the allocator of the engine's process keeps what it once had
-            parts["engine activations"] = max(engine.passes.values())
+        parts |= awake(setup, trainer, engine) | _kept(setup, engine)
     return Phase("update", parts)
 
 
 def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    sent = trainer.whole_trained if setup.sends_adapter else 0
-    parts = {
-        **_resting(setup, trainer),
-        "weights": trainer.weights,
-        "delayed copies": trainer.delayed_copies,
-        "base model": trainer.reference,
-        **_awake(setup, trainer, engine),
-        "weight buffer": min(setup.bucket, max(sent, trainer.largest)) + trainer.largest + sent,
-    }
-    return Phase("weight sync", parts)
+    parts = {**sending(setup, trainer), **awake(setup, trainer, engine), **receiving(setup, trainer)}
+    return Phase("weight sync", parts if setup.sleeps else {**parts, **_kept(setup, engine)})
+
+
+def _kept(setup: Setup, engine: EngineMemory) -> dict[str, int]:
+    """What the allocator of an engine's process on an accelerator keeps of its passes until the engine sleeps."""
+    return {"engine activations": max(engine.passes.values())} if setup.accelerator else {}
 
 
 def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[Phase, ...]:
@@ -190,12 +214,12 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     ranks = setup.ranks_per_node
     # A trainer and an engine worker for each rank; server and driver.
     processes = {"processes": (2 * ranks + 2 + setup.helpers_per_node) * setup.process}
-    samples = {"trajectories": _trajectories(setup)}
+    samples = {"trajectories": trajectories(setup)}
     kept = trainer.weights + trainer.delayed_copies + trainer.reference
     weights = ranks * kept if setup.offloads_weights else 0
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
     asleep = ranks * engine.weights if setup.sleeps else 0
-    copy = {name: ranks * size for name, size in _checkpoint_copy(setup, trainer).items()}
+    copy = {name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()}
     return (
         Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
         Phase(
@@ -206,38 +230,45 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     )
 
 
-def _checkpoint_copy(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+def checkpoint_copy(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """What a rank has in host memory while a checkpoint is written in the background."""
     trained = trainer.optimizer // 2  # two moments
     return {"checkpoint copy": trained + trainer.optimizer + trainer.delayed_copies if setup.copies_checkpoints else 0}
 
 
-def _trajectories(setup: Setup) -> int:
+def trajectories(setup: Setup) -> int:
     """Samples on one host, if it has all of them in its object store, and the copies that its ranks load."""
-    return setup.stored + math.ceil(setup.trained / setup.nodes)
+    return (1 + setup.ahead) * setup.stored + math.ceil(setup.trained / setup.nodes)
 
 
 def _on_host(setup: Setup, phase: Phase) -> Phase:
     """A phase of all ranks of a host without accelerators."""
     ranks = setup.ranks_per_node
     parts = {name: ranks * size for name, size in phase.parts.items()}
-    trajectories = parts.get("trajectories", 0) + _trajectories(setup)
+    samples = parts.get("trajectories", 0) + trajectories(setup)
     processes = (ranks + 2 + setup.helpers_per_node) * setup.process
-    (made,) = _without_zeros((Phase(phase.name, {**parts, "trajectories": trajectories, "processes": processes}),))
+    (made,) = without_zeros((Phase(phase.name, {**parts, "trajectories": samples, "processes": processes}),))
     return made
 
 
-def _without_zeros(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+def with_contexts(phases: tuple[Phase, ...], processes: int) -> tuple[Phase, ...]:
+    """Phases of a device, with what its processes take before their first tensors."""
+    return without_zeros(
+        tuple(Phase(p.name, {**p.parts, "device contexts": processes * DEVICE_CONTEXT}) for p in phases)
+    )
+
+
+def without_zeros(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Phases without empty parts."""
     return tuple(Phase(p.name, {name: size for name, size in p.parts.items() if size}) for p in phases)
 
 
-def _moved(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+def bytes_of_a_step(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    """Bytes that one training step moves, without those of the weight update."""
     gathers = trainer.calls * (2 if setup.regathers else 1) * trainer.backward_passes * setup.updates
-    weights = trainer.whole_trained if setup.sends_adapter else trainer.whole_weights
     return {
         "samples to the object store": setup.stored,
         "samples to the trainers": setup.trained,
         "pixels to the reward workers": setup.samples * setup.pixels,
-        "weights to each engine": weights,
         "weights gathered by each rank": gathers * trainer.computed * (trainer.shards - 1) // trainer.shards,
     }

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from verl_omni.trainer import generation_ahead, pools
 from verl_omni.trainer.memory_estimate import engine_memory, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
 from verl_omni.trainer.memory_estimate.model_shapes import read
+from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools
 from verl_omni.trainer.memory_estimate.sample_tensors import StoredBytes, stored_bytes, training_sample
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
+from verl_omni.trainer.process_counts import BATCHES_IN_FLIGHT
 from verl_omni.workers.algorithms.base import training_algorithm
 
 CHANNELS = 3  # of a pixel, a byte each
@@ -21,12 +24,18 @@ CHANNELS = 3  # of a pixel, a byte each
 
 @dataclass(frozen=True, slots=True)
 class JobEstimate:
-    """An estimate, and what it was made from."""
+    """An estimate, and what it was made from.
+
+    Attributes:
+        estimate: of the trainer's devices and hosts. standalone: of those of engines that do not share them.
+    """
 
     setup: Setup
     trainer: TrainerMemory
     engine: EngineMemory
     estimate: Estimate
+    pool: RolloutPool | None = None
+    standalone: Estimate | None = None
 
 
 def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
@@ -38,19 +47,22 @@ def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
 
     Raises:
         FileNotFoundError, ValueError: a configuration file of the model is missing, or names an unknown class.
-        ValueError: the replicas are standalone.
     """
-    if config.actor_rollout_ref.rollout.nnodes > 0:
-        raise ValueError(
-            "actor_rollout_ref.rollout.nnodes: the estimate is for engines on the trainer's accelerators; write 0"
-        )
     model = read(Path(config.actor_rollout_ref.model.path))
-    sample = training_sample(config, model)
-    setup = _setup(config, stored_bytes(sample), accelerator=accelerator)
+    sample, rollout = training_sample(config, model), config.actor_rollout_ref.rollout
+    stored = stored_bytes(sample)
+    setup = _setup(config, stored, accelerator=accelerator)
     trainer = trainer_memory.measure(config, model, sample, ranks=setup.ranks, accelerator=accelerator)
-    replicas = max(1, setup.ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
-    engine = engine_memory.measure(config, model, sample, samples=math.ceil(setup.samples / replicas))
-    return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine))
+    replicas = pools.replicas(rollout) or max(1, setup.ranks // rollout.tensor_model_parallel_size)
+    samples = math.ceil(setup.samples / replicas)
+    engine = engine_memory.measure(config, model, sample, samples=samples)
+    if rollout.nnodes == 0:
+        return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine))
+    in_flight = min(BATCHES_IN_FLIGHT * engine.batch, samples)
+    each = stored.total(1, 1) + setup.pixels
+    pool = RolloutPool(rollout.nnodes, rollout.n_gpus_per_node, pools.replica_size(rollout), in_flight * each)
+    own, standalone = estimate_pools(setup, pool, trainer, engine)
+    return JobEstimate(setup, trainer, engine, own, pool, standalone)
 
 
 def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Setup:
@@ -78,5 +90,6 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
         offloads_optimizer=accelerator and offload.optimizer_offload,
         copies_checkpoints=actor.checkpoint.async_save,
         regathers=offload.reshard_after_forward,
+        ahead=generation_ahead.batches_ahead(config),
         forks=bool(config.trainer.fork_workers),
     )

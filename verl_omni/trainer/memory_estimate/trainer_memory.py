@@ -23,6 +23,7 @@ from verl_omni.trainer.memory_estimate.sharding import (
 )
 from verl_omni.workers.actor import build, precision, shard_loading
 from verl_omni.workers.actor.precision import float32_parts
+from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 MOMENTS = 2  # of AdamW, per trained value
 
@@ -40,6 +41,7 @@ class TrainerMemory:
         step_temporary: temporary tensors of an optimizer step, when no activations are left.
         loading: host memory of a rank at the start, until its weights are on the device.
         whole_weights, whole_trained: of the whole model. largest: of the largest tensor that a weight update sends.
+        sent, largest_sent: of a weight update, and of its largest tensor, in the dtype in which it is sent.
         computed: of the whole model's parameters in the dtype that layers compute in.
         parameters, trained_parameters: numbers of them in the whole model.
         shards: ranks that share one copy of the weights.
@@ -59,6 +61,8 @@ class TrainerMemory:
     whole_weights: int
     whole_trained: int
     largest: int
+    sent: int
+    largest_sent: int
     computed: int
     parameters: int
     trained_parameters: int
@@ -96,6 +100,11 @@ def measure(
     once = settings.actor.fsdp_config.use_no_sync_for_gradient_accumulation and found.passes > 1
     shard = shard_bytes(trained, sharding.shards)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
+    # As `engine_workers` sends: an adapter in its own dtype, all parameters in that of the engine.
+    engine_dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
+    sent = [p.nbytes for p in trained] if settings.model.lora_rank > 0 else [
+        p.numel() * engine_dtype.itemsize for p in parameters
+    ]  # fmt: skip
     return TrainerMemory(
         weights=number * weights,
         gradients=number * gradient_bytes(trained, sharding, accumulates_unsharded=once),
@@ -113,6 +122,8 @@ def measure(
         whole_weights=number * whole,
         whole_trained=number * tensor_bytes(trained),
         largest=max(p.nbytes for p in (trained if settings.model.lora_rank > 0 else parameters)),
+        sent=number * sum(sent),
+        largest_sent=max(sent),
         computed=number * computed,
         parameters=number * sum(p.numel() for p in parameters),
         trained_parameters=number * sum(p.numel() for p in trained),

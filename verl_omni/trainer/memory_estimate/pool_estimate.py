@@ -1,0 +1,120 @@
+"""PURE: peaks of a job whose engines have accelerators of their own: of the trainer's pool, and of the rollout pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
+from verl_omni.trainer.memory_estimate.estimate import (
+    Estimate,
+    Phase,
+    Setup,
+    awake,
+    bucket,
+    bytes_of_a_step,
+    checkpoint_copy,
+    receiving,
+    resting,
+    sending,
+    trajectories,
+    updating,
+    with_contexts,
+    without_zeros,
+)
+from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
+
+BUCKETS_OF_RANK_0 = 2  # one is filled while the other is sent (weight_sync/network/buckets.py)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPool:
+    """Layout of the standalone replicas.
+
+    Attributes:
+        nodes: hosts. workers: accelerators (or processes on the CPU) of each.
+        replica_size: accelerators of a replica.
+        in_flight: bytes of the samples that a replica has answered or is generating, as they leave the engine.
+    """
+
+    nodes: int
+    workers: int
+    replica_size: int
+    in_flight: int
+
+    @property
+    def replicas_per_node(self) -> int:
+        """Replicas of one host."""
+        return self.workers // self.replica_size
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of all hosts."""
+        return self.nodes * self.replicas_per_node
+
+
+def estimate_pools(
+    setup: Setup, pool: RolloutPool, trainer: TrainerMemory, engine: EngineMemory
+) -> tuple[Estimate, Estimate]:
+    """Estimates of the trainer's pool, with the bytes that a step moves, and of the rollout pool."""
+    return _trainer_pool(setup, pool, trainer), _rollout_pool(setup, pool, trainer, engine)
+
+
+def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Estimate:
+    ranks = setup.ranks_per_node
+    device = (
+        Phase("generation", resting(setup, trainer)),
+        Phase("update", updating(trainer)),
+        Phase("weight sync", sending(setup, trainer)),
+    )
+    kept = trainer.weights + trainer.delayed_copies + trainer.reference
+    optimizer = {"offloaded optimizer": ranks * trainer.optimizer if setup.offloads_optimizer else 0}
+    weights = {"offloaded weights": ranks * kept if setup.offloads_weights else 0}
+    always = {
+        "processes": (ranks + 1 + setup.helpers_per_node) * setup.process,  # 1: the driver
+        "trajectories": trajectories(setup),
+        **{name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()},
+    }
+    host = (
+        Phase("generation", {**always, **optimizer, **weights}),
+        Phase("update", always),
+        Phase("weight sync", {**always, **optimizer, "buckets to send": BUCKETS_OF_RANK_0 * bucket(setup, trainer)}),
+    )
+    moved = {
+        **bytes_of_a_step(setup, trainer),
+        "weights to each replica": pool.replica_size * trainer.sent,  # each of its workers gets all of them
+        "weights to all replicas": pool.replicas * pool.replica_size * trainer.sent,
+    }
+    if not setup.accelerator:
+        return Estimate((), _on_host(device, host, ranks), moved)
+    start = Phase("start", {"processes": always["processes"], "weights as loaded": ranks * trainer.loading})
+    return Estimate(with_contexts(device, 1), without_zeros((start, *host)), moved)
+
+
+def _rollout_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
+    passes = {"engine activations": max(engine.passes.values())}
+    weights = awake(setup, trainer, engine)
+    # On an accelerator, the allocator of the engine's process keeps the memory of its passes: it never sleeps.
+    kept = passes if setup.accelerator else {}
+    device = (
+        Phase("generation", {**weights, **passes}),
+        Phase("weight sync", {**weights, **kept, **receiving(setup, trainer)}),
+    )
+    # Next to each engine worker one that receives weights; on the CPU the engine is in its server's process.
+    workers = pool.workers * (2 if setup.accelerator else 1)
+    processes = {"processes": (workers + pool.replicas_per_node) * setup.process}
+    host = (
+        Phase("generation", {**processes, "samples in flight": pool.replicas_per_node * pool.in_flight}),
+        Phase("weight sync", {**processes, "received buckets": pool.workers * bucket(setup, trainer)}),
+    )
+    if not setup.accelerator:
+        return Estimate((), _on_host(device, host, pool.workers), {})
+    return Estimate(with_contexts(device, 2), without_zeros(host), {})
+
+
+def _on_host(device: tuple[Phase, ...], host: tuple[Phase, ...], workers: int) -> tuple[Phase, ...]:
+    """Phases of a host without accelerators: what `workers` of them would have, and what the host has."""
+    found = []
+    for ours, theirs in zip(host, device, strict=True):
+        parts = {name: workers * size for name, size in theirs.parts.items()}
+        found.append(Phase(ours.name, parts | {name: size + parts.get(name, 0) for name, size in ours.parts.items()}))
+    return without_zeros(tuple(found))
