@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import weakref
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import httpx
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 from torch import Tensor
 
+from verl_omni.reward_loop.judge_router import WAITING
 from verl_omni.reward_loop.rewards.http import KEPT_SECONDS, png_base64
 
 SHOWN = 200  # characters of a response in an error
@@ -75,7 +77,9 @@ class Judge:
             retry=retry_if_exception_type((httpx.TransportError, _Busy)),
         )  # fmt: skip
         try:
-            return self._text(await again(self._post, body))
+            while True:
+                with contextlib.suppress(_NoReplica):  # the deadline of the score limits how long it asks again
+                    return self._text(await again(self._post, body))
         except _Busy as error:
             raise JudgeError(f"{self.url}: {error} in each of {self.attempts} attempts") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -88,6 +92,8 @@ class Judge:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         response = await _client().post(self.url, json=body, headers=headers, timeout=self.timeout)
         if response.status_code == BUSY or response.status_code >= 500:
+            if WAITING in response.headers:
+                raise _NoReplica(response.text[:SHOWN])
             raise _Busy(f"status {response.status_code}: {response.text[:SHOWN]}")
         return response
 
@@ -102,6 +108,10 @@ class Judge:
         if not isinstance(content, str):
             raise JudgeError(f"{shown}; choices[0].message.content is no text")
         return content
+
+
+class _NoReplica(RuntimeError):
+    """The judge of the run has no replica at the moment, and another one may come."""
 
 
 class _Busy(RuntimeError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +11,9 @@ from aiohttp import ClientConnectionError, ClientSession, ClientTimeout, TCPConn
 
 LARGEST_REQUEST = 256 * 2**20  # bytes: a request carries images
 CONNECT_SECONDS = 10.0
+REASONS_SHOWN = 8
+WAIT_SECONDS = 20.0  # for another replica, before the client is told to ask again
+WAITING = "x-judge-waiting"  # header of an answer without a replica, where another one may come
 # Headers of one connection (RFC 9110, 7.6.1), and those that aiohttp writes itself.
 OF_THE_CONNECTION = frozenset({"connection", "content-encoding", "content-length", "host", "transfer-encoding"})
 
@@ -22,12 +27,16 @@ class JudgeRouter:
     Args:
         replicas: host:port of each replica.
         name: what the judge is called in errors.
+        wait: seconds that a request without a replica waits for one that is added; its 503 has the header `WAITING`
+            then. None: none will be added.
     """
 
-    def __init__(self, replicas: Sequence[str], name: str) -> None:
-        self._name = name
-        self._in_flight = dict.fromkeys(replicas, 0)
+    def __init__(self, replicas: Sequence[str], name: str, wait: float | None = None) -> None:
+        self._name, self._wait = name, wait
+        self._serving = list(replicas)
+        self._in_flight: dict[str, int] = {}
         self._failed: dict[str, str] = {}
+        self._added = asyncio.Event()
 
     async def start(self, host: str) -> str:
         """Listen on a free port. Returns host:port."""
@@ -45,6 +54,26 @@ class JudgeRouter:
         """Stop listening."""
         await self._runner.cleanup()
 
+    async def add(self, replica: str) -> None:
+        """Send requests to another replica too."""
+        self._failed.pop(replica, None)
+        self._serving.append(replica)
+        self._added.set()
+
+    async def remove(self, replica: str, reason: str) -> None:
+        """Send a replica no more requests; those that it has may end. Nothing happens to one that is not known."""
+        if replica in self._serving:
+            self._serving.remove(replica)
+            self._failed[replica] = reason
+
+    async def failed(self) -> dict[str, str]:
+        """Replicas that refused a connection, with the reason."""
+        return dict(self._failed)
+
+    async def requests(self, replica: str) -> int:
+        """Requests that a replica has not answered yet."""
+        return self._in_flight.get(replica, 0)
+
     async def _connect(self, app: web.Application) -> Any:
         # How long an answer may take is the client's decision.
         limits = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
@@ -54,9 +83,8 @@ class JudgeRouter:
     async def _pass_on(self, request: web.Request) -> web.Response:
         body = await request.read()
         headers = without_connection(request.headers)
-        while alive := [replica for replica in self._in_flight if replica not in self._failed]:
-            replica = min(alive, key=self._in_flight.__getitem__)
-            self._in_flight[replica] += 1
+        while replica := await self._choose():
+            self._in_flight[replica] = self._in_flight.get(replica, 0) + 1
             try:
                 async with self._session.request(
                     request.method, f"http://{replica}{request.rel_url}", data=body, headers=headers
@@ -64,11 +92,21 @@ class JudgeRouter:
                     found = await answer.read()
                     return web.Response(body=found, status=answer.status, headers=without_connection(answer.headers))
             except (TimeoutError, ClientConnectionError) as error:
-                self._failed[replica] = f"{type(error).__name__}: {error}"
+                await self.remove(replica, f"{type(error).__name__}: {error}")
             finally:
                 self._in_flight[replica] -= 1
-        reasons = "; ".join(f"replica {replica}: {reason}" for replica, reason in self._failed.items())
-        return web.json_response({"error": {"message": f"{self._name} has no replica left: {reasons}"}}, status=503)
+        last = list(self._failed.items())[-REASONS_SHOWN:]
+        reasons = "; ".join(f"replica {replica}: {reason}" for replica, reason in last)
+        text, headers = f"{self._name} has no replica left: {reasons}", {} if self._wait is None else {WAITING: "1"}
+        return web.json_response({"error": {"message": text}}, status=503, headers=headers)
+
+    async def _choose(self) -> str | None:
+        """The replica with the fewest requests; None if there is none, and none comes in time."""
+        if not self._serving and self._wait is not None:
+            self._added.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._added.wait(), self._wait)
+        return min(self._serving, key=lambda replica: self._in_flight.get(replica, 0), default=None)
 
 
 def without_connection(headers: Mapping[str, str]) -> dict[str, str]:

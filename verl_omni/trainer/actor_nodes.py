@@ -17,7 +17,7 @@ from verl.utils.device import get_resource_name
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
-from verl_omni.reward_loop.judge_router import JudgeRouter
+from verl_omni.reward_loop.judge_router import WAIT_SECONDS, JudgeRouter
 from verl_omni.trainer import scorer_devices
 
 
@@ -36,16 +36,21 @@ def pinned(resource: str, number: int) -> dict[str, Any]:
     return {"scheduling_strategy": strategy, "num_cpus": 0}
 
 
-def start_judge_router(replicas: Sequence[str], name: str, deadline: float) -> tuple[Any, str]:
+def start_judge_router(replicas: Sequence[str], name: str, deadline: float, *, elastic: bool) -> tuple[Any, str]:
     """The router of a judge's replicas, on the driver's node, and its address there.
 
     Args:
         replicas: host:port of each replica.
         name: what the judge is called in errors.
         deadline: seconds.
+        elastic: whether others may be added, for which requests wait.
     """
     here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-    router = ray.remote(JudgeRouter).options(scheduling_strategy=here, num_cpus=0).remote(replicas, name)
+    router = (
+        ray.remote(JudgeRouter)
+        .options(scheduling_strategy=here, num_cpus=0)
+        .remote(replicas, name, WAIT_SECONDS if elastic else None)
+    )
     address: str = ray.get(router.start.remote(ray.util.get_node_ip_address().strip("[]")), timeout=deadline)
     return router, address
 

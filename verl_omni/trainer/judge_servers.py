@@ -1,10 +1,10 @@
-"""Judge of a run: starts its replicas and their router, wakes them for scoring, and stops them."""
+"""Judge of a run: starts its replicas and their router, wakes them for scoring, replaces lost ones, and stops them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import ray
@@ -12,13 +12,55 @@ from omegaconf import DictConfig
 from ray.exceptions import RayActorError
 from verl.single_controller.ray.base import RayResourcePool, split_resource_pool
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_resource_name
 from verl.workers.config import HFModelConfig
 
 from verl_omni.trainer import judges
 from verl_omni.trainer.actor_nodes import start_judge_router
+from verl_omni.trainer.judge_members import JudgeMembers
+from verl_omni.trainer.replica_launcher import ANSWER_SECONDS, RayLauncher
+from verl_omni.trainer.replica_pool import ReplicaPool
+from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.rollout.vllm_rollout.judge.replica import JudgeReplica
 
 STOP_SECONDS = 60.0  # timeout for the engines to shut down
+
+
+class RayRouting:
+    """The `JudgeRouting` over Ray.
+
+    Args:
+        router: actor of JudgeRouter.
+    """
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+
+    def add(self, address: str) -> None:
+        """See `JudgeRouting`."""
+        ray.get(self._router.add.remote(address), timeout=ANSWER_SECONDS)
+
+    def remove(self, address: str, reason: str) -> None:
+        """See `JudgeRouting`."""
+        ray.get(self._router.remove.remote(address, reason), timeout=ANSWER_SECONDS)
+
+    def failed(self) -> dict[str, str]:
+        """See `JudgeRouting`."""
+        found: dict[str, str] = ray.get(self._router.failed.remote(), timeout=ANSWER_SECONDS)
+        return found
+
+    def dead(self, replicas: Sequence[Any]) -> dict[int, str]:
+        """See `JudgeRouting`. An actor that is only busy is not dead."""
+        actors = [(each.replica_rank, actor) for each in replicas for actor in (*each.servers, *each.workers)]
+        asked = {actor.__ray_ready__.remote(): rank for rank, actor in actors}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
+        found: dict[int, str] = {}
+        for answer in answered:
+            try:
+                ray.get(answer)
+            except RayActorError as error:
+                found[asked[answer]] = describe_error(error)
+        return found
 
 
 class JudgeServers:
@@ -26,7 +68,10 @@ class JudgeServers:
 
     Attributes:
         address: host:port of the router, which the scorers get as `reward_router_address`.
+        pool: what replaces lost replicas, and follows the nodes, of a judge with accelerators of its own.
     """
+
+    pool: ReplicaPool[JudgeMembers] | None = None
 
     def __init__(self, config: DictConfig, trainer_pool: RayResourcePool) -> None:
         """Start them.
@@ -38,37 +83,54 @@ class JudgeServers:
         self._sleeps = judges.sleeps(config)
         engine, hugging_face = omega_conf_to_dataclass(model.rollout), HFModelConfig(path=model.model_path)
         per_node = config.trainer.n_gpus_per_node if judges.shared(config) else model.n_gpus_per_node
-        self.replicas = [
-            JudgeReplica(
+
+        def make(rank: int) -> JudgeReplica:
+            return JudgeReplica(
                 rank, engine, hugging_face, per_node, node_resource=model.node_resource,
                 deadline=model.deadline_seconds,
-            )
-            for rank in range(judges.replicas(config))
-        ]  # fmt: skip
+            )  # fmt: skip
+
+        self._replicas = [make(rank) for rank in range(judges.replicas(config))]
         if judges.shared(config):
             pools = split_resource_pool(trainer_pool, split_size=judges.replica_size(model))
-            starting = [each.init_colocated(pool) for each, pool in zip(self.replicas, pools, strict=True)]
+            starting = [each.init_colocated(pool) for each, pool in zip(self._replicas, pools, strict=True)]
         else:
-            starting = [each.init_standalone() for each in self.replicas]
+            starting = [each.init_standalone() for each in self._replicas]
         _run_all(starting)
         self._router, self.address = start_judge_router(
-            [each.server_address for each in self.replicas], f"the judge {model.model_path}", model.deadline_seconds
+            [each.server_address for each in self._replicas], f"the judge {model.model_path}", model.deadline_seconds,
+            elastic=judges.elastic(config),
         )  # fmt: skip
+        if judges.elastic(config):
+            self.pool = self._pool(config, make)
         self.sleep()
+
+    def _pool(self, config: DictConfig, make: Callable[[int], JudgeReplica]) -> ReplicaPool[JudgeMembers]:
+        members = JudgeMembers(RayRouting(self._router), list(self._replicas))
+        launcher = RayLauncher(
+            make,
+            places=lambda nodes: judges.room(config, nodes, str(get_resource_name())),
+            requests=lambda replica: [self._router.requests.remote(replica.server_address)],
+            deadline=config.reward.reward_model.deadline_seconds,
+        )
+        return ReplicaPool(
+            members, launcher, first_rank=len(self._replicas), looked=members.looked, noun="judge replica"
+        )
 
     def wake_up(self) -> None:
         """Load the weights again, if the judge sleeps between batches."""
         if self._sleeps:
-            _run_all([each.wake_up() for each in self.replicas])
+            _run_all([each.wake_up() for each in self._replicas])
 
     def sleep(self) -> None:
         """Free the accelerators' memory, if the judge sleeps between batches."""
         if self._sleeps:
-            _run_all([each.sleep() for each in self.replicas])
+            _run_all([each.sleep() for each in self._replicas])
 
     def stop(self) -> None:
         """Stop the engines. Works after a failure too; an engine that does not stop in time is killed."""
-        servers = [server for each in self.replicas for server in each.servers]
+        replicas = self._replicas if self.pool is None else self.pool.stop()
+        servers = [server for each in replicas for server in each.servers]
         endings = {server.shutdown.remote(): server for server in servers}
         ended, silent = ray.wait(list(endings), num_returns=len(endings), timeout=STOP_SECONDS)
         for ending in silent:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
@@ -97,6 +97,26 @@ def replicas(config: DictConfig) -> int:
     if not model.enable:
         return 0
     return int(accelerators(config) or config.trainer.nnodes * config.trainer.n_gpus_per_node) // replica_size(model)
+
+
+def elastic(config: DictConfig) -> bool:
+    """Whether lost replicas are replaced, and replicas follow the nodes: each has accelerators of one node, its own."""
+    model = config.reward.reward_model
+    return accelerators(config) > 0 and model.n_gpus_per_node % replica_size(model) == 0
+
+
+def room(config: DictConfig, nodes: list[Mapping[str, float]], accelerator: str) -> int:
+    """Number of replicas that nodes have room for; without `node_resource`, that of the settings.
+
+    Args:
+        nodes: Ray's resources of each node.
+        accelerator: Ray's name of the accelerators.
+    """
+    model = config.reward.reward_model
+    if model.node_resource is None:
+        return replicas(config)
+    found = [node.get(accelerator, 0.0) for node in nodes if model.node_resource in node]
+    return sum(int(count) // replica_size(model) for count in found)
 
 
 def accelerators(config: DictConfig) -> int:

@@ -29,7 +29,7 @@ from verl_omni.trainer.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.preferences import PreferencePairs
 from verl_omni.trainer.prompt_images import images_of
-from verl_omni.trainer.replica_reports import RunReports
+from verl_omni.trainer.replica_reports import JudgeReports, RunReports
 from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.trackers import Trackers
 from verl_omni.utils.metrics_writer import MetricsWriter
@@ -90,6 +90,9 @@ class DiffusionTrainer:
         if stack.pool is not None:
             stack.pool.updates.reports = RunReports(folder, MetricsWriter(), note)
             stack.pool.start()
+        if stack.judges is not None:
+            stack.judges.updates.reports = JudgeReports(folder)
+            stack.judges.start()
 
     def fit(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint if there is one.

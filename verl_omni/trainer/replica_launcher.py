@@ -5,30 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from verl_omni.trainer import pools
 from verl_omni.trainer.replica_pool import Room
 
 logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0
 
 
+@dataclass
 class RayLauncher:
     """The `Launcher` over Ray.
 
-    With `rollout.node_resource`, there is room on every node that has the resource; without it, for as many replicas as
-    the settings say.
-
-    Args:
-        servers: LLMServerManager of the run.
-        rollout: settings of the rollout.
+    Attributes:
+        make: the handle of a replica that is not started, by its rank.
+        places: how many replicas nodes have room for, which are given by Ray's resources of each.
+        requests: references of the numbers of requests that a replica has.
+        deadline: seconds for a replica to start.
     """
 
-    def __init__(self, servers: Any, rollout: Any) -> None:
-        self._servers, self._rollout = servers, rollout
-        self._nodes: dict[int, str] = {}  # rank of a replica -> id of its node
+    make: Callable[[int], Any]
+    places: Callable[[list[Mapping[str, float]]], int]
+    requests: Callable[[Any], list[Any]]
+    deadline: float
+    _nodes: dict[int, str] = field(default_factory=dict)  # rank of a replica -> id of its node
 
     def room(self, replicas: Iterable[Any]) -> Room:
         """See `Launcher`."""
@@ -38,21 +40,17 @@ class RayLauncher:
         draining = draining_nodes()
         places = {each.replica_rank: self._node_of(each) for each in replicas}
         return Room(
-            pools.room(self._rollout, [alive[node] for node in alive if node not in draining], _accelerator()),
+            self.places([alive[node] for node in alive if node not in draining]),
             frozenset(rank for rank, node in places.items() if node not in alive),
             frozenset(rank for rank, node in places.items() if node in draining and node in alive),
         )
 
     def start(self, rank: int) -> Any:
         """See `Launcher`."""
-        servers = self._servers
-        replica = servers.rollout_replica_class(
-            replica_rank=rank, config=servers.rollout_config, model_config=servers.model_config,
-            gpus_per_node=self._rollout.n_gpus_per_node,
-        )  # fmt: skip
+        replica = self.make(rank)
         try:
             replica.place()
-            asyncio.run(asyncio.wait_for(replica.launch_servers(), self._rollout.deadline_seconds))
+            asyncio.run(asyncio.wait_for(replica.launch_servers(), self.deadline))
         except BaseException:
             self.stop(replica)
             raise
@@ -62,7 +60,7 @@ class RayLauncher:
         """See `Launcher`."""
         import ray
 
-        asked = [server.requests_in_flight.remote() for server in replica.servers]
+        asked = self.requests(replica)
         try:
             return not any(ray.get(asked, timeout=ANSWER_SECONDS))
         except ray.exceptions.GetTimeoutError:
@@ -90,7 +88,7 @@ class RayLauncher:
         if replica.replica_rank not in self._nodes:
             asked = replica.workers[0].__ray_call__.remote(_own_node)
             try:
-                self._nodes[replica.replica_rank] = ray.get(asked, timeout=self._rollout.deadline_seconds)
+                self._nodes[replica.replica_rank] = ray.get(asked, timeout=self.deadline)
             except ray.exceptions.RayError:
                 return ""
         return self._nodes[replica.replica_rank]
@@ -107,10 +105,3 @@ def _own_node(worker: Any) -> str:
     import ray
 
     return str(ray.get_runtime_context().get_node_id())
-
-
-def _accelerator() -> str:
-    """Ray's name of the accelerators."""
-    from verl.utils.device import get_resource_name
-
-    return str(get_resource_name())

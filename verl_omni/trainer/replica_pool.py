@@ -1,4 +1,4 @@
-"""`ReplicaPool`: keeps as many standalone replicas as the nodes have room for, while a run goes on."""
+"""`ReplicaPool`: keeps as many replicas of an engine or a judge as the nodes have room for, while a run goes on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from verl_omni.trainer.replica_updates import ReplicaUpdates
+from verl_omni.trainer.replica_reports import ReplicaReports
 from verl_omni.utils.root_cause import describe_error
 
 logger = logging.getLogger(__name__)
@@ -52,40 +52,65 @@ class Launcher(Protocol):
         """Stop what is left of a replica's processes, and free its accelerators. Does not raise if it is gone."""
 
 
-class ReplicaPool:
+class Members(Protocol):
+    """The replicas of a pool, and the router that sends requests to them. Its methods may be called from any thread."""
+
+    reports: ReplicaReports
+
+    def all(self) -> list[Any]:
+        """The replicas that serve, and those that are about to."""
+
+    def join(self, replica: Any) -> None:
+        """Add a started replica."""
+
+    def lose(self, replica: Any, reason: str) -> None:
+        """Remove a replica that is gone."""
+
+    def leave(self, replica: Any) -> None:
+        """Send a replica no more requests; it may finish those that it has."""
+
+    def take_left(self) -> list[Any]:
+        """Replicas whose processes must be stopped; each is returned once."""
+
+
+M = TypeVar("M", bound=Members)
+
+
+class ReplicaPool(Generic[M]):
     """Starts a replica wherever a node has room for one, and removes those whose node is gone or being removed.
 
     On a node that is being removed, a replica finishes the samples that it has and is stopped then. Ray ends such a
     node when nothing runs on it.
 
     A thread looks at the nodes every `POLL_SECONDS`. Each start has a thread of its own, because loading a model takes
-    minutes. Started replicas join with the next weight update, or in the middle of a generation that the trainer's
-    weights allow (`ReplicaUpdates.generating`). Ranks are never used twice, so the named actors of a replica that is
-    gone are in no one's way.
+    minutes. Ranks are never used twice, so the named actors of a replica that is gone are in no one's way.
 
     Args:
-        queue: number of samples that are not generated yet, which is reported at each look.
+        looked: called at the end of each look.
+        noun: what a replica is called in messages.
     """
 
     def __init__(
         self,
-        updates: ReplicaUpdates,
+        updates: M,
         launcher: Launcher,
         first_rank: int,
         *,
-        queue: Callable[[], int],
+        looked: Callable[[], None],
+        noun: str = "replica",
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.updates = updates
-        self._launcher, self._rank, self._queue, self._clock = launcher, first_rank, queue, clock
+        self._launcher, self._rank, self._looked, self._noun = launcher, first_rank, looked, noun
+        self._clock = clock
         self._run = run or _in_thread
         self._starting = 0
         self._leaving: list[Any] = []
         self._failures, self._retry_at = 0, 0.0
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="replica-pool", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name=f"{noun} pool", daemon=True)
 
     def start(self) -> None:
         """Start to look at the nodes."""
@@ -118,9 +143,7 @@ class ReplicaPool:
             first, self._rank = self._rank, self._rank + missing
         for rank in range(first, first + missing):
             self._run(lambda rank=rank: self._start(rank))  # type: ignore[misc]
-        self.updates.admit()
-        self.updates.reports.versions(self.updates.versions_by_host())
-        self.updates.reports.queued(self._queue())
+        self._looked()
 
     def _gone(self, replica: Any) -> None:
         if replica in self._leaving:
@@ -146,7 +169,7 @@ class ReplicaPool:
                 pause = min(RETRY_SECONDS * 2.0 ** (self._failures - 1), RETRY_MOST_SECONDS)
                 self._retry_at = self._clock() + pause
             if not self._stopping.is_set():
-                text = f"replica {rank} did not start, next try in {pause:g} s: {describe_error(error)}"
+                text = f"{self._noun} {rank} did not start, next try in {pause:g} s: {describe_error(error)}"
                 self.updates.reports.start_failed(text)
             return
         with self._lock:
@@ -159,7 +182,7 @@ class ReplicaPool:
             try:
                 self.look()
             except Exception:  # the trainer meets what is wrong, and the next look may succeed
-                logger.exception("rollout replicas could not be managed; trying again in %g s", POLL_SECONDS)
+                logger.exception("each %s could not be managed; trying again in %g s", self._noun, POLL_SECONDS)
 
 
 def missing_replicas(room: int, running: Sequence[Any], starting: int) -> int:

@@ -101,3 +101,30 @@ class RunReports(ReplicaReports):
     @override
     def versions(self, found: Mapping[str, int]) -> None:
         self.note(REPLICA_VERSIONS, dict(found))
+
+
+@dataclass
+class JudgeReports(ReplicaReports):
+    """Reports of a judge's replicas in the run folder, which the operator gets too."""
+
+    folder: Any  # RunFolder
+
+    @override
+    def joined(self, rank: int, version: int) -> None:
+        self.folder.event("phase", text=f"judge replica {rank} joined")
+
+    @override
+    def leaving(self, rank: int) -> None:
+        self.folder.event("phase", text=f"judge replica {rank} gets no more questions: its node is being removed")
+
+    @override
+    def drained(self, rank: int) -> None:
+        self.folder.event("phase", text=f"judge replica {rank} has answered its questions, and is stopped")
+
+    @override
+    def lost(self, message: str) -> None:
+        self.folder.event("warning", reason="ReplicaRemoved", message=message)
+
+    @override
+    def start_failed(self, message: str) -> None:
+        self.folder.event("warning", reason="ReplicaNotStarted", message=message)

@@ -173,6 +173,16 @@ class ReplicaUpdates:
             elif not self.replicas:
                 self.reports.waiting(0, self.least)
 
+    def looked(self, queued: int) -> None:
+        """What the pool does at the end of each look: let replicas serve, and report.
+
+        Args:
+            queued: number of samples that are not generated yet.
+        """
+        self.admit()
+        self.reports.versions(self.versions_by_host())
+        self.reports.queued(queued)
+
     def _send(self, version: int, replicas: Sequence[Any]) -> None:
         """Send a version to replicas: those that have it serve, and the others leave."""
         failed = self.transport.unreachable(replicas)

@@ -17,7 +17,9 @@ from verl_omni.trainer import judges
 from verl_omni.trainer.actor_nodes import PinnedRewardLoopManager
 
 if TYPE_CHECKING:
+    from verl_omni.trainer.judge_members import JudgeMembers
     from verl_omni.trainer.judge_servers import JudgeServers  # imports vLLM's server
+    from verl_omni.trainer.replica_pool import ReplicaPool
 
 
 class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
@@ -80,6 +82,11 @@ class RewardWorkers(PinnedRewardLoopManager):
             non_tensors={name: np.array([each[name] for each in extras], dtype=object) for name in names},
             meta_info={"reward_extra_keys": names},
         )
+
+    @property
+    def judge_pool(self) -> ReplicaPool[JudgeMembers] | None:
+        """What replaces lost replicas of the judge; None if nothing does."""
+        return None if self.judge is None else self.judge.pool
 
     def stop(self) -> None:
         """Stop the judge, if there is one."""

@@ -6,7 +6,9 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from verl_omni.trainer.judge_members import JudgeMembers
 from verl_omni.trainer.replica_pool import ReplicaPool
+from verl_omni.trainer.replica_updates import ReplicaUpdates
 
 STOP_SECONDS = 60.0  # timeout for an engine to shut down
 
@@ -43,7 +45,8 @@ class Stack:
     weights: Any  # CheckpointEngineManager or ReplicaUpdates
     ray: Cluster
     deadline: float  # timeout in seconds for a replica to answer
-    pool: ReplicaPool | None = None  # of standalone replicas
+    pool: ReplicaPool[ReplicaUpdates] | None = None  # of standalone replicas
+    judges: ReplicaPool[JudgeMembers] | None = None  # of a judge with accelerators of its own
 
     def versions(self) -> list[int]:
         """Weight version that each rollout replica reports; a standalone one that does not answer is left out.

@@ -308,16 +308,37 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         cluster,
         deadline=settings.rollout.deadline_seconds,
         pool=_replica_pool(settings.rollout, servers, weights, agent_loop) if settings.rollout.nnodes else None,
+        judges=rewards.judge_pool,
     )
 
 
-def _replica_pool(rollout: DictConfig, servers: Any, updates: ReplicaUpdates, agent_loop: Any) -> ReplicaPool:
-    """What replaces lost replicas, and follows the nodes; it starts with the training."""
+def _replica_pool(
+    rollout: DictConfig, servers: Any, updates: ReplicaUpdates, agent_loop: Any
+) -> ReplicaPool[ReplicaUpdates]:
+    """What replaces lost replicas, and follows the nodes; it starts with the training.
+
+    With `rollout.node_resource`, there is room on every node that has the resource; without it, for as many replicas as
+    the settings say.
+    """
+    from verl.utils.device import get_resource_name
+
     from verl_omni.trainer.replica_launcher import ANSWER_SECONDS, RayLauncher
 
+    def make(rank: int) -> Any:
+        return servers.rollout_replica_class(
+            replica_rank=rank, config=servers.rollout_config, model_config=servers.model_config,
+            gpus_per_node=rollout.n_gpus_per_node,
+        )  # fmt: skip
+
+    launcher = RayLauncher(
+        make,
+        places=lambda nodes: pools.room(rollout, nodes, str(get_resource_name())),
+        requests=lambda replica: [server.requests_in_flight.remote() for server in replica.servers],
+        deadline=rollout.deadline_seconds,
+    )
     return ReplicaPool(
-        updates, RayLauncher(servers, rollout), first_rank=len(updates.replicas),
-        queue=lambda: agent_loop.queued_samples(ANSWER_SECONDS),
+        updates, launcher, first_rank=len(updates.replicas),
+        looked=lambda: updates.looked(agent_loop.queued_samples(ANSWER_SECONDS)),
     )  # fmt: skip
 
 

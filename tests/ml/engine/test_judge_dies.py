@@ -1,4 +1,4 @@
-"""A run whose judge is killed ends with an error that names it, and leaves no process."""
+"""A run whose judge is killed: on the trainer's accelerators it ends with an error, otherwise the judge is replaced."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 RM = "reward.reward_model"
 START, END = 400.0, 180.0  # seconds
+STEPS = 5  # more than are complete when the judge is killed
 
 
 def processes(of: int, named: str) -> list[psutil.Process]:
@@ -45,40 +46,55 @@ def wait_for(condition: Callable[[], Any], ended: Callable[[], str | None]) -> A
     return found
 
 
-def test_a_run_whose_judge_is_killed_names_it_and_leaves_no_process(tmp_path: Path) -> None:
-    model, judge, log = tmp_path / "model", tmp_path / "judge", tmp_path / "log"
+def start(folder: Path, *more: str) -> tuple[subprocess.Popen[bytes], Path, Path]:
+    """A run of a tiny model with a tiny judge, its log, and the folder of the judge's model."""
+    model, judge, log = folder / "model", folder / "judge", folder / "log"
     make_tiny_sd3(model)
     make_tiny_qwen3_vl(judge)
-    prompts = tmp_path / "rows.jsonl"
+    prompts = folder / "rows.jsonl"
     prompts.write_text(
         "".join(json.dumps({"prompt": f"a {c} circle", "ground_truth": "a"}) + "\n" for c in ("red", "blue"))
     )
     pipeline = "actor_rollout_ref.rollout.pipeline"
     settings = (
-        f"data.train_files='{prompts}'", f"trainer.default_local_dir='{tmp_path / 'run'}'", "reward.scorer=genrm_ocr",
-        "reward.scorer_kwargs.max_tokens=4", "trainer.total_training_steps=1000", "data.train_batch_size=2",
+        f"data.train_files='{prompts}'", f"trainer.default_local_dir='{folder / 'run'}'", "reward.scorer=genrm_ocr",
+        "reward.scorer_kwargs.max_tokens=4", "data.train_batch_size=2",
         "data.max_prompt_length=16", f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2",
         f"{pipeline}.max_sequence_length=16", f"{pipeline}.height=64", f"{pipeline}.width=64",
         f"{pipeline}.num_inference_steps=4", f"{RM}.enable=true", f"{RM}.model_path='{judge}'",
         f"{RM}.rollout.tensor_model_parallel_size=1", f"{RM}.rollout.max_model_len=512", f"{RM}.rollout.max_num_seqs=8",
-        f"{RM}.rollout.dtype=float32",
+        f"{RM}.rollout.dtype=float32", *more,
     )  # fmt: skip
-    before = Leftovers()
     with log.open("w") as output:
         command = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *settings]
-        running = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT), log, judge
+
+
+def kill_judge(running: subprocess.Popen[bytes], log: Path) -> list[psutil.Process]:
+    """Kill the only server of the judge in the second step or later. Returns its engine's processes."""
+    metrics = log.parent / "run" / "metrics.jsonl"
 
     def ended() -> str | None:
         return log.read_text() if running.poll() is not None else None
 
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, ended)
+    (server,) = processes(running.pid, "ray::JudgeServer")
+    engines = processes(server.pid, "VLLM::EngineCore")
+    assert engines, "the judge has no process of its own to leave behind"
+    server.send_signal(signal.SIGKILL)
+    return engines
+
+
+def none_runs(engines: list[psutil.Process]) -> bool:
+    return not any(engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE for engine in engines)
+
+
+def test_a_run_whose_judge_is_killed_names_it_and_leaves_no_process(tmp_path: Path) -> None:
+    before = Leftovers()
+    running, log, judge = start(tmp_path, "trainer.total_training_steps=1000")
     try:
-        metrics = tmp_path / "run" / "metrics.jsonl"
-        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, ended)
-        (server,) = processes(running.pid, "ray::JudgeServer")
-        engines = processes(server.pid, "VLLM::EngineCore")
-        assert engines, "the judge has no process of its own to leave behind"
-        server.send_signal(signal.SIGKILL)
+        engines = kill_judge(running, log)
         assert running.wait(END) != 0
     finally:
         running.kill()
@@ -86,4 +102,24 @@ def test_a_run_whose_judge_is_killed_names_it_and_leaves_no_process(tmp_path: Pa
     said = log.read_text()
     assert f"the judge {judge}" in said, said[-4000:]
     before.none()
-    assert not any(engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE for engine in engines)
+    assert none_runs(engines)
+
+
+def test_a_killed_judge_with_accelerators_of_its_own_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    before = Leftovers()
+    own = (f"{RM}.enable_resource_pool=true", f"{RM}.nnodes=1", f"{RM}.n_gpus_per_node=1")
+    running, log, _ = start(tmp_path, f"trainer.total_training_steps={STEPS}", *own)
+    try:
+        engines = kill_judge(running, log)
+        assert running.wait(START) == 0, log.read_text()[-4000:]
+    finally:
+        running.kill()
+        running.wait()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == STEPS
+    events = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
+    lost = [event["message"] for event in events if event.get("reason") == "ReplicaRemoved"]
+    assert [text.partition(" serves no more: ")[0] for text in lost] == ["judge replica 0"]
+    assert [event["text"] for event in events if "joined" in event.get("text", "")] == ["judge replica 1 joined"]
+    before.none()
+    assert none_runs(engines)

@@ -6,7 +6,8 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ import torch
 from tests.ml.reward_loop.stub_server import Server, start, stop
 from verl_omni.reward_loop import rewards
 from verl_omni.reward_loop.judge_client import JudgeError, disconnect
-from verl_omni.reward_loop.judge_router import JudgeRouter
+from verl_omni.reward_loop.judge_router import WAITING, JudgeRouter
 
 ASKED = {"model": "judge", "messages": []}
 Serve = Callable[..., Server]
@@ -76,6 +77,80 @@ async def test_a_replica_that_is_gone_is_left_out_and_without_any_the_error_name
             "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
             reward_router_address=address, model_name="tiny-vl", attempts=1,
         )  # fmt: skip
+    await router.stop()
+
+
+def ask_judge(address: str, **settings: Any) -> Awaitable[Any]:
+    """The score of a sample from a scorer that makes one attempt."""
+    return rewards.get_scorer("genrm_ocr")(
+        "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
+        reward_router_address=address, model_name="tiny-vl", attempts=1, **settings,
+    )  # fmt: skip
+
+
+async def test_without_a_replica_a_scorer_asks_again_until_another_one_comes(serve: Serve) -> None:
+    router = JudgeRouter([], "the judge tiny-vl", wait=0.05)
+    address = await router.start("127.0.0.1")
+    answer = await post(address)
+    assert answer.status_code == 503 and WAITING in answer.headers
+    asking = asyncio.ensure_future(ask_judge(address))
+    await asyncio.sleep(0.2)  # more than one wait of the router, and more than one attempt
+    assert not asking.done()
+    said = json.dumps({"choices": [{"message": {"content": "open"}}]})
+    await router.add(serve((200, said)).address)
+    assert (await asyncio.wait_for(asking, 10))["score"] == 1.0
+    await router.stop()
+
+
+async def test_a_question_that_waits_goes_to_a_replica_as_soon_as_it_is_added(serve: Serve) -> None:
+    gone, thread = start()
+    stop(gone, thread)
+    router = JudgeRouter([gone.address], "the judge tiny-vl", wait=60.0)
+    address = await router.start("127.0.0.1")
+    asking = asyncio.ensure_future(post(address))
+    while not await router.failed():  # then the question has lost its only replica
+        await asyncio.sleep(0.01)
+    await router.add(serve((200, "{}")).address)
+    assert (await asyncio.wait_for(asking, 10)).status_code == 200
+    await router.stop()
+
+
+async def test_a_replica_that_is_removed_gets_no_questions_and_may_come_back(serve: Serve) -> None:
+    first, second = (serve(*[(200, f'{{"replica": {number}}}')] * 4) for number in range(2))
+    router, address = await routed(first.address, second.address)
+    await router.remove(first.address, "its node is being removed")
+    await router.remove("other:1", "not known")
+    assert {(await post(address)).json()["replica"] for _ in range(3)} == {1}
+    assert await router.failed() == {first.address: "its node is being removed"}
+    assert await router.requests(first.address) == await router.requests(second.address) == 0
+    await router.add(first.address)
+    await router.remove(second.address, "it is gone")
+    assert (await post(address)).json()["replica"] == 0
+    assert await router.failed() == {second.address: "it is gone"}
+    await router.stop()
+
+
+async def test_a_removed_replica_counts_the_questions_that_it_has(serve: Serve) -> None:
+    arrived, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        arrived.set()
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
+        replica = "{}:{}".format(*server.sockets[0].getsockname())
+        router, address = await routed(replica)
+        asking = asyncio.ensure_future(post(address))
+        await asyncio.wait_for(arrived.wait(), 10)
+        await router.remove(replica, "its node is being removed")
+        assert await router.requests(replica) == 1
+        release.set()
+        assert (await asyncio.wait_for(asking, 10)).status_code == 200
+        assert await router.requests(replica) == 0
     await router.stop()
 
 

@@ -142,7 +142,9 @@ class Recorded(ReplicaReports):
         self.found = dict(found)
 
 
-def pool_of(memory: Memory, count: int, *, least: int = 1, patience: float = 0.0, clock: Any = None) -> ReplicaPool:
+def pool_of(
+    memory: Memory, count: int, *, least: int = 1, patience: float = 0.0, clock: Any = None
+) -> ReplicaPool[ReplicaUpdates]:
     """A pool with `count` nodes, whose replicas have version 0."""
     for number in range(count):
         memory.nodes[number] = "ready"
@@ -151,6 +153,6 @@ def pool_of(memory: Memory, count: int, *, least: int = 1, patience: float = 0.0
     updates = ReplicaUpdates(memory, list(memory.replicas), least, patience, Recorded())
     updates.update_weights(0)
     return ReplicaPool(
-        updates, memory, count, queue=lambda: sum(each.requests for each in memory.replicas),
+        updates, memory, count, looked=lambda: updates.looked(sum(each.requests for each in memory.replicas)),
         clock=clock or (lambda: 0.0), run=lambda action: action(),
     )  # fmt: skip

@@ -66,8 +66,12 @@ class JudgeReplica(DeadlineReplica):
     @override
     async def init_standalone(self) -> None:
         """Start the replica on accelerators of its own."""
-        self.start_workers(f"judge_{self.replica_rank}", self._node_resource)
+        self.place()
         await self.await_reply("start", self.launch_servers())
+
+    def place(self) -> None:
+        """Reserve the accelerators of the replica; waits until a node has them."""
+        self.start_workers(f"judge_{self.replica_rank}", self._node_resource)
 
     @override
     async def init_colocated(self, resource_pool: Any) -> None:

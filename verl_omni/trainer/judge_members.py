@@ -1,0 +1,87 @@
+"""Replicas of a judge with accelerators of its own, which may fail, leave and join while a run goes on."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from verl_omni.trainer.replica_reports import ReplicaReports
+
+
+class JudgeRouting(Protocol):
+    """Calls to the judge's router and replicas. Each has a deadline."""
+
+    def add(self, address: str) -> None:
+        """Send questions to another replica too."""
+
+    def remove(self, address: str, reason: str) -> None:
+        """Send a replica no more questions."""
+
+    def failed(self) -> dict[str, str]:
+        """Addresses that the router has given up, with the reason."""
+
+    def dead(self, replicas: list[Any]) -> dict[int, str]:
+        """Rank and reason of each replica of which a process has ended."""
+
+
+@dataclass
+class JudgeMembers:
+    """The `Members` of a judge's pool.
+
+    Unlike replicas of the engine, those of a judge have no weights to wait for: one that has started serves.
+
+    Attributes:
+        serving: replicas that get questions.
+        left: replicas that serve no more, whose processes are still to be stopped.
+        reports: what hears of replicas that join and leave.
+    """
+
+    routing: JudgeRouting
+    serving: list[Any]
+    reports: ReplicaReports = field(default_factory=ReplicaReports)
+    left: list[Any] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def all(self) -> list[Any]:
+        """The replicas that get questions."""
+        with self._lock:
+            return list(self.serving)
+
+    def join(self, replica: Any) -> None:
+        """Send a started replica questions."""
+        with self._lock:
+            self.routing.add(replica.server_address)
+            self.serving.append(replica)
+            self.reports.joined(replica.replica_rank, 0)
+
+    def lose(self, replica: Any, reason: str) -> None:
+        """Remove a replica that is gone, or does not answer; its questions go to others."""
+        with self._lock:
+            if replica in self.serving:
+                self.routing.remove(replica.server_address, reason)
+                self.serving.remove(replica)
+                self.left.append(replica)
+                self.reports.lost(f"judge replica {replica.replica_rank} serves no more: {reason}")
+
+    def leave(self, replica: Any) -> None:
+        """Send a replica no more questions; it may answer those that it has."""
+        with self._lock:
+            self.routing.remove(replica.server_address, "its node is being removed")
+            self.serving.remove(replica)
+            self.reports.leaving(replica.replica_rank)
+
+    def take_left(self) -> list[Any]:
+        """Replicas whose processes must be stopped; each is returned once."""
+        with self._lock:
+            found, self.left = self.left, []
+            return found
+
+    def looked(self) -> None:
+        """What the pool does at the end of each look: lose the replicas that refuse questions, or have ended."""
+        with self._lock:
+            failed, dead = self.routing.failed(), self.routing.dead(self.serving)
+            for replica in list(self.serving):
+                reason = dead.get(replica.replica_rank) or failed.get(replica.server_address)
+                if reason:
+                    self.lose(replica, reason)
