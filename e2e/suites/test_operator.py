@@ -101,6 +101,33 @@ def test_a_running_job_is_scaled_with_one_request(
     assert (updated["status"], job.status()["attempts"]) == ("True", 1)
 
 
+def test_the_reward_pods_of_a_running_job_are_scaled_with_one_request(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    judge = {"base": "owner/judge", "placement": "Separate", "replicas": 2}
+    reward = {"scorers": [{"name": "genrm_ocr"}], "model": judge}
+    job = JobOnPlane(api, namespace, spec={"reward": reward})
+    job.submit()
+    job.run(1)
+    job.await_condition("Ready", "False", "PodsNotReady")
+    path = job.ray("rayclusters", f"{job.attempt(1)}-x1")
+
+    def group() -> dict[str, Any]:
+        found: dict[str, Any] = api.get(path)["spec"]["workerGroupSpecs"][1]
+        return found
+
+    assert (group()["groupName"], group()["replicas"]) == ("reward", 2)
+    names = [job.add_pod(1, f"reward-{place}", "reward")[0] for place in range(2)]
+    for replicas, removed in ((4, None), (1, names[1:])):
+        mark = installed.audit.mark()
+        api.patch(job.own_path, {"spec": {"reward": {"model": {"replicas": replicas}}}})
+        deadlines.wait_until(f"{replicas} reward pods", JOB_SEEN, lambda count=replicas: group()["replicas"] == count)
+        assert group().get("scaleStrategy", {}).get("workersToDelete") == removed
+        job.await_condition("Updated", "True", "AsRequested")
+        assert_requests(installed, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1}))
+    assert job.status()["attempts"] == 1
+
+
 def test_rollout_pods_follow_the_reported_queue_and_nothing_else_changes_their_number(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
 ) -> None:

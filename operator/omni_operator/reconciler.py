@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
-from omni_operator.api.names import FINALIZER, ROLLOUT_GROUP, Names
+from omni_operator.api.names import FINALIZER, Names
 from omni_operator.api.status import Status
 from omni_operator.cluster import owned_objects
 from omni_operator.cluster.errors import (
@@ -50,7 +50,7 @@ from omni_operator.status.situation import (
     EnsureShared,
     RemoveFinalizer,
     RequestCheckpoint,
-    ScaleRollout,
+    ScaleGroup,
     Step,
 )
 from omni_operator.status.timeouts import Timeouts
@@ -310,10 +310,8 @@ class Reconciler:
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
                 self.made(answer)
-            case ScaleRollout(cluster=cluster, replicas=replicas, removed=removed):
-                assert cluster.rollout_group is not None
-                group = cluster.rollout_group
-                change = GroupChange(group.index, ROLLOUT_GROUP, group.replicas, replicas, removed)
+            case ScaleGroup(cluster=cluster):
+                change = GroupChange(step.index, step.group, step.old, step.new, step.removed)
                 answer = await self.cluster.scale_group(RAYCLUSTERS, key[0], cluster.name, cluster.uid, change)
                 self.cache.put(RAYCLUSTERS, answer)
             case DeleteRayJob(name=name, uid=uid):

@@ -36,8 +36,8 @@ class JudgeModel(StrictModel):
         "Separate: in reward pods, on accelerators of its own, where it scores while samples are generated.",
     )
     replicas: int = Field(
-        default=1, ge=1, le=1024, description="Number of reward pods. In a local run, all accelerators are of one "
-        "machine. Separate only.",
+        default=1, ge=1, le=1024, description="Number of reward pods, which may change while the job runs. In a local "
+        "run, all accelerators are of one machine. Separate only.",
     )  # fmt: skip
     accelerator: Accelerator | None = Field(
         default=None,

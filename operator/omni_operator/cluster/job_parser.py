@@ -12,7 +12,7 @@ from omni_operator.api import rollout
 from omni_operator.api.job import Spec
 from omni_operator.api.names import FINALIZER, PAUSE_ANNOTATION
 from omni_operator.api.status import RECONCILE_ERROR, Status
-from omni_operator.plan.pools import follows_replicas
+from omni_operator.plan.pools import follows_judges, follows_replicas
 from omni_operator.plan.rollout_template import digest_rolled
 from omni_operator.status.evidence import shorten
 from omni_operator.status.job_facts import Autoscaling, JobFacts, RollingUpdate, Rule
@@ -66,6 +66,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         reward_pods=spec.judge_pods,
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollout_pods),
         live=live,
+        judges_live=follows_judges(spec.reward.model, body["metadata"].get("labels") or {}),
         rolling=_rolling(spec.rollout, body["metadata"].get("annotations") or {}) if live else None,
         autoscaling=_autoscaling(spec.rollout.autoscaling),
         accelerators_of_rollout_pod=spec.rollout_accelerators // rollout_pods if accelerated and rollout_pods else 0,

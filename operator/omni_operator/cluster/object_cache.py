@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from omni_operator.api.names import JOB_LABEL, ROLLOUT_GROUP, Names
+from omni_operator.api.names import JOB_LABEL, REWARD_GROUP, ROLLOUT_GROUP, Names
 from omni_operator.status import evidence
 from omni_operator.status.observation import Evidence, Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
 
@@ -241,7 +241,7 @@ class ObjectCache:
         number = _attempt(entry, PODS, child)
         if number is None or not isinstance(child.seen, ObservedPod):
             return
-        if child.seen.group == ROLLOUT_GROUP:  # its loss ends no attempt
+        if child.seen.group in (ROLLOUT_GROUP, REWARD_GROUP):  # its loss ends no attempt
             return
         found = evidence.find_evidence(child.seen)
         if found and (number, found) not in entry.evidence:

@@ -17,6 +17,7 @@ from omni_operator.api.names import (
     REFUSED_ANNOTATION,
     RENDERED_ANNOTATION,
     REPLACING_ANNOTATION,
+    REWARD_GROUP,
     ROLLOUT_GROUP,
     TEMPLATE_LABEL,
 )
@@ -26,6 +27,7 @@ from omni_operator.status.observation import (
     ObservedPod,
     ObservedRayCluster,
     ObservedRayJob,
+    RewardGroup,
     RolloutGroup,
     TerminatedContainer,
     WaitingContainer,
@@ -109,8 +111,17 @@ def parse_raycluster(body: Body) -> ObservedRayCluster:
         desired_workers=_count(status.get("desiredWorkerReplicas")),
         ready_workers=_count(status.get("readyWorkerReplicas")),
         rollout_group=_rollout_group(_map(body.get("spec")), _map(meta.get("annotations"))),
+        reward_group=_reward_group(_map(body.get("spec"))),
         failure=_text(failure.get("message")) if failure and failure.get("status") == "True" else "",
     )
+
+
+def _reward_group(spec: Mapping[str, Any]) -> RewardGroup | None:
+    for index, group in enumerate(_items(spec.get("workerGroupSpecs"))):
+        if group.get("groupName") == REWARD_GROUP:
+            replicas, least, most = (_count(group.get(name)) for name in ("replicas", "minReplicas", "maxReplicas"))
+            return RewardGroup(index, replicas, least, most)
+    return None
 
 
 def _rollout_group(spec: Mapping[str, Any], annotations: Mapping[str, Any]) -> RolloutGroup | None:

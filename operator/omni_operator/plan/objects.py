@@ -12,7 +12,7 @@ from .digest import compute_digest
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
-from .pools import follows_replicas
+from .pools import follows_judges, follows_replicas
 from .rayjob import render_ray_job
 from .rollout_template import without_rolled
 from .yaml_writer import dump_yaml
@@ -40,8 +40,8 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     """
     made, layout = resolve_for_pods(job)
     body = _render_pods(job, attempt, settings, render_entrypoint(made, layout))
-    live = follows_replicas(job.spec.rollout, job.metadata.labels)
-    _add_digest(body, digest_attempt(job, attempt, settings) if live else compute_digest(body))
+    changes = _without_live(job) is not job
+    _add_digest(body, digest_attempt(job, attempt, settings) if changes else compute_digest(body))
     trainer, *_ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     document = {
         "apiVersion": API_VERSION,
@@ -60,12 +60,20 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
 
 def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> str:
     """The digest of an attempt, without the files of its pods, which take most of the time of rendering it."""
-    rollout = job.spec.rollout
-    if follows_replicas(rollout, job.metadata.labels):
-        # What changes while an attempt runs makes no other one.
-        one = without_rolled(rollout).model_copy(update={"replicas": rollout.min_replicas or 1})
-        job = job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": one})})
+    job = _without_live(job)
     return compute_digest(_render_pods(job, attempt, settings, render_entrypoint(*resolve_for_pods(job))))
+
+
+def _without_live(job: DiffusionRLJob) -> DiffusionRLJob:
+    """The job without what may change while an attempt runs, which makes no other attempt."""
+    rollout, reward = job.spec.rollout, job.spec.reward
+    changed: dict[str, Any] = {}
+    if follows_replicas(rollout, job.metadata.labels):
+        least = {"replicas": rollout.min_replicas or 1}
+        changed["rollout"] = without_rolled(rollout).model_copy(update=least)
+    if reward.model is not None and follows_judges(reward.model, job.metadata.labels):
+        changed["reward"] = reward.model_copy(update={"model": reward.model.model_copy(update={"replicas": 1})})
+    return job.model_copy(update={"spec": job.spec.model_copy(update=changed)}) if changed else job
 
 
 def _render_pods(job: DiffusionRLJob, attempt: int, settings: ClusterSettings, entrypoint: str) -> Object:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
+from omni_operator.api.judge import JudgeModel
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.platform import PoolScheduling, Scheduling
 from omni_operator.api.pods import Accelerator, Resources, SharedMemory
 from omni_operator.api.rollout import Rollout
 
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-DRAIN_SECONDS = 60  # of spec.rollout.drainSeconds
+DRAIN_SECONDS = 60  # of spec.rollout.drainSeconds, and of reward pods
 MOST_REPLICAS = 1024  # as the schema of spec.rollout.replicas says
 # Ray resource that places the training program in a trainer pod of a job with one pool. Renaming it would make running
 # jobs differ from what a new operator renders.
@@ -79,7 +80,7 @@ def _judge(job: DiffusionRLJob) -> Pool:
     return Pool(
         REWARD_GROUP, ("reward", "model"), judge.replicas, job.spec.judge_accelerator, judge.resources or Resources(),
         judge.shared_memory or SharedMemory(), judge.scheduling or PoolScheduling(), judge.pod_template or {},
-        resource=REWARD_RESOURCE,
+        resource=REWARD_RESOURCE, live=follows_judges(judge, job.metadata.labels), drain_seconds=DRAIN_SECONDS,
     )  # fmt: skip
 
 
@@ -89,6 +90,11 @@ def follows_replicas(rollout: Rollout, labels: Mapping[str, str]) -> bool:
     In a Kueue queue it does not: the queue has admitted the pods of the attempt, and would not see those added to it.
     """
     return rollout.separate and KUEUE_QUEUE not in labels
+
+
+def follows_judges(judge: JudgeModel | None, labels: Mapping[str, str]) -> bool:
+    """Whether a running attempt follows changes of `spec.reward.model.replicas`; see `follows_replicas`."""
+    return judge is not None and judge.separate and KUEUE_QUEUE not in labels
 
 
 def driver_resource(job: DiffusionRLJob) -> str:

@@ -224,7 +224,7 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
     cluster = observed.cluster(attempt)
     if cluster is None:
         return false_because("PodsNotReady", "KubeRay has not created the RayCluster yet")
-    if facts.rollout_pods:
+    if facts.rollout_pods or facts.reward_pods:
         return _serving_apart(facts, observed, cluster)
     ready, desired = cluster.ready_workers, cluster.desired_workers
     if cluster.head_ready and ready >= desired:
@@ -234,13 +234,14 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
 
 
 def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> ConditionValue:
-    """Rollout pods come and go: the job is ready as long as the trainer need not wait for them."""
+    """Rollout and reward pods come and go: the job is ready as long as the trainer need not wait for them."""
     attempt, ready, desired = cluster.attempt, observed.ready_pods(cluster.attempt, ROLLOUT_GROUP), facts.rollout_pods
     trainers, all_trainers = observed.ready_pods(attempt, TRAINER_GROUP), facts.trainer_pods
     judges = observed.ready_pods(attempt, REWARD_GROUP)
-    if not cluster.head_ready or trainers < all_trainers or judges < facts.reward_pods:
+    if not cluster.head_ready or trainers < all_trainers or (facts.reward_pods and not judges):
         head = "ready" if cluster.head_ready else "not ready"
-        text = f"head {head}, trainer pods {trainers}/{all_trainers}, rollout pods {ready}/{desired}"
+        text = f"head {head}, trainer pods {trainers}/{all_trainers}"
+        text += f", rollout pods {ready}/{desired}" if desired else ""
         text += f", reward pods {judges}/{facts.reward_pods}" if facts.reward_pods else ""
         return false_because("PodsNotReady", text)
     if ready < facts.least_rollout_pods:
@@ -248,6 +249,8 @@ def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayC
         return false_because("TooFewRollouts", f"rollout pods {ready}/{desired}: the trainer waits, {least}")
     if ready < desired:
         return true_because("RolloutsMissing", f"rollout pods {ready}/{desired}: KubeRay starts the others")
+    if judges < facts.reward_pods:
+        return true_because("JudgesMissing", f"reward pods {judges}/{facts.reward_pods}: KubeRay starts the others")
     return true_because("TrainerAndRolloutsServing")
 
 

@@ -315,15 +315,17 @@ WARNINGS: dict[str, Explanation] = {
     ),
     "ReplicaRemoved": Explanation(
         shown=("warning",),
-        meaning="A rollout replica did not take an update of the weights and is used no more.",
+        meaning="A replica of the engine did not take an update of the weights, or one of the judge does not answer. "
+        "It is used no more.",
         look=LOG,
-        action="Read why in the message; the run continues with the other replicas.",
+        action="Read why in the message; the run continues with the other replicas, and starts another one.",
     ),
     "ReplicaNotStarted": Explanation(
         shown=("warning",),
-        meaning="A rollout replica did not start on its node. The trainer tries again, and continues with the others.",
+        meaning="A replica of the engine or the judge did not start on its node. The trainer tries again, and "
+        "continues with the others.",
         look=LOG,
-        action="Read why in the message; `kubectl get pods` shows the state of the rollout pods.",
+        action="Read why in the message; `kubectl get pods` shows the state of the rollout and reward pods.",
     ),
     "SettingsWithoutEffect": Explanation(
         shown=("warning",),

@@ -67,6 +67,7 @@ class JobFacts:
             trainer's pods, and 0 reward pods where a judge does, or where there is none.
         least_rollout_pods: with fewer, the trainer waits.
         live: whether the running attempt follows changes of `spec.rollout.replicas`, or autoscaling.
+        judges_live: whether it follows changes of `spec.reward.model.replicas`.
         autoscaling: None: the number of rollout pods is that of the spec.
         rolling: None: the rollout pods of the running attempt are not replaced after a change of the spec.
         accelerators_of_rollout_pod: of one rollout pod.
@@ -97,6 +98,7 @@ class JobFacts:
     reward_pods: int = 0
     least_rollout_pods: int = 0
     live: bool = False
+    judges_live: bool = False
     autoscaling: Autoscaling | None = None
     rolling: RollingUpdate | None = None
     accelerators_of_rollout_pod: int = 0

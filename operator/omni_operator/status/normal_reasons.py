@@ -10,6 +10,7 @@ NORMAL: dict[str, Explanation] = {
         ("ChildUnsuspended", ("Admitted=True",), "The attempt may run."),
         ("TrainerAndRolloutsServing", ("Ready=True",), "All pods are ready."),
         ("RolloutsMissing", ("Ready=True",), "Rollout pods are missing, but not too many: the run continues."),
+        ("JudgesMissing", ("Ready=True",), "Reward pods are missing, but not all: the others answer their questions."),
         ("WithinLimits", ("RolloutsScaled=True",), "There are as many rollout pods as the waiting samples need."),
         ("NotAutoscaled", ("RolloutsScaled=Unknown",), "The job has no `spec.rollout.autoscaling`."),
         ("InSync", ("WeightsInSync=True",), "All engines have weights that are new enough."),

@@ -55,6 +55,21 @@ class ObservedRayJob:
 
 
 @dataclass(frozen=True, slots=True)
+class RewardGroup:
+    """The worker group of the reward pods.
+
+    Attributes:
+        index: its place in the RayCluster's spec.
+        replicas: its number of pods. least, most: limits between which KubeRay keeps it.
+    """
+
+    index: int
+    replicas: int
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutGroup:
     """The worker group of the rollout pods.
 
@@ -87,6 +102,7 @@ class ObservedRayCluster:
         head_since: last change of that condition.
         provisioned: condition `RayClusterProvisioned`: all pods have been ready.
         rollout_group: the worker group of the rollout pods; None if engines run in the trainer's.
+        reward_group: that of the reward pods; None without a judge that has pods of its own.
     """
 
     name: str
@@ -101,6 +117,7 @@ class ObservedRayCluster:
     desired_workers: int = 0
     ready_workers: int = 0
     rollout_group: RolloutGroup | None = None
+    reward_group: RewardGroup | None = None
     failure: str = ""
 
 

@@ -1,4 +1,4 @@
-"""PURE: how many rollout pods a running attempt has, and which of them leave."""
+"""PURE: how many rollout and reward pods a running attempt has, and which of them leave."""
 
 from __future__ import annotations
 
@@ -6,20 +6,46 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from omni_operator.api.names import ROLLOUT_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 
 from . import evidence
 from .conditions import ConditionValue, false_because, true_because, unknown_because
 from .job_facts import Autoscaling, JobFacts
-from .observation import Observation, ObservedPod, ObservedRayCluster
+from .observation import Observation, ObservedPod, ObservedRayCluster, RewardGroup, RolloutGroup
 from .queue_history import QueueHistory
-from .situation import ScaleRollout
+from .situation import ScaleGroup
 
 
-def scale(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> tuple[ScaleRollout, ...]:
-    """Let the rollout pods of a running attempt be as many as the spec, or its autoscaling, says."""
+def scale(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> tuple[ScaleGroup, ...]:
+    """Let the rollout and reward pods of a running attempt be as many as the spec, or its autoscaling, says."""
     cluster = observed.cluster(attempt)
-    if not facts.live or cluster is None or cluster.deleting or cluster.rollout_group is None:
+    if cluster is None or cluster.deleting:
+        return ()
+    return (*_scale_rollouts(facts, observed, cluster, now), *_scale_judges(facts, observed, cluster))
+
+
+def _scale_judges(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> tuple[ScaleGroup, ...]:
+    group, wanted = cluster.reward_group, facts.reward_pods
+    if not facts.judges_live or group is None or group.replicas == wanted:
+        return ()
+    if not group.least <= wanted <= group.most:
+        return ()  # an earlier version of the operator created the attempt; KubeRay would keep the number
+    return (_change(observed, cluster, REWARD_GROUP, group, wanted),)
+
+
+def _change(
+    observed: Observation, cluster: ObservedRayCluster, name: str, group: RolloutGroup | RewardGroup, wanted: int
+) -> ScaleGroup:
+    pods = [pod for pod in observed.pods_of(cluster.attempt) if pod.group == name]
+    removed = leaving_pods(pods, wanted) if wanted < group.replicas else ()
+    return ScaleGroup(cluster, name, group.index, group.replicas, wanted, removed)
+
+
+def _scale_rollouts(
+    facts: JobFacts, observed: Observation, cluster: ObservedRayCluster, now: datetime
+) -> tuple[ScaleGroup, ...]:
+    attempt = cluster.attempt
+    if not facts.live or cluster.rollout_group is None:
         return ()
     current, wanted = cluster.rollout_group.replicas, facts.rollout_pods
     if facts.autoscaling is not None:
@@ -29,8 +55,7 @@ def scale(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -
             return ()  # others would not start either
     if current == wanted:
         return ()
-    pods = [pod for pod in observed.pods_of(attempt) if pod.group == ROLLOUT_GROUP]
-    return (ScaleRollout(cluster, wanted, leaving_pods(pods, wanted) if wanted < current else ()),)
+    return (_change(observed, cluster, ROLLOUT_GROUP, cluster.rollout_group, wanted),)
 
 
 def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now: datetime) -> int:

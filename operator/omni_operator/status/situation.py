@@ -53,15 +53,20 @@ class RequestCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleRollout:
-    """Change the number of rollout pods of a running attempt.
+class ScaleGroup:
+    """Change the number of rollout or reward pods of a running attempt.
 
     Attributes:
+        group: name of the worker group. index: its place in the RayCluster's spec.
+        old, new: numbers of pods.
         removed: names of the pods that leave, with those that are leaving already.
     """
 
     cluster: ObservedRayCluster
-    replicas: int
+    group: str
+    index: int
+    old: int
+    new: int
     removed: tuple[str, ...] = ()
 
 
@@ -106,7 +111,7 @@ class GiveUpTemplate:
 ReplacementStep = StartReplacement | ReplacePods | FinishReplacement | GiveUpTemplate
 Step = (
     ReplacementStep
-    | ScaleRollout
+    | ScaleGroup
     | RemoveFinalizer
     | EnsureShared
     | CreateAttempt

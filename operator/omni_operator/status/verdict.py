@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
-from omni_operator.api.names import ROLLOUT_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 
 from . import evidence
 from .job_facts import JobFacts
@@ -147,7 +147,9 @@ def _head_once_ready(rayjob: ObservedRayJob, cluster: ObservedRayCluster) -> boo
 
 def _running(observed: Observation, attempt: int, timeouts: Timeouts) -> Verdict:
     for pod in observed.pods_of(attempt):
-        # KubeRay replaces rollout pods, and the trainer does without them.
+        # KubeRay replaces rollout pods, and the trainer does without them; also without a judge of several.
+        if pod.group == REWARD_GROUP and observed.ready_pods(attempt, REWARD_GROUP):
+            continue
         if pod.group != ROLLOUT_GROUP and (text := evidence.crash_loop_error(pod, timeouts.restarts)):
             return AttemptFailed(FailureReason.WORKER_LOST, text)
     return InProgress(Stage.RUNNING)

@@ -46,10 +46,10 @@ class Pools:
         body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
         return [(group["groupName"], group["replicas"]) for group in body["spec"]["workerGroupSpecs"]]
 
-    def leaving(self) -> list[str]:
-        """Names of the pods that KubeRay is to delete."""
+    def leaving(self, group: int = 1) -> list[str]:
+        """Names of the pods of a group that KubeRay is to delete."""
         body = self.simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-        found: list[str] = body["spec"]["workerGroupSpecs"][1]["scaleStrategy"]["workersToDelete"]
+        found: list[str] = body["spec"]["workerGroupSpecs"][group]["scaleStrategy"]["workersToDelete"]
         return found
 
     def patches(self) -> int:

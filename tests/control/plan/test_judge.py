@@ -10,6 +10,7 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import RENDERED_ANNOTATION
 from omni_operator.cluster.job_parser import parse_job_facts
 
 MakeJob = Callable[..., DiffusionRLJob]
@@ -49,7 +50,7 @@ def test_on_the_trainers_accelerators_there_is_one_pool_and_every_pod_downloads_
 def test_reward_pods_are_a_worker_group_that_is_pinned_and_counted(make_job: MakeJob) -> None:
     job = make_job(*SEPARATE)
     trainer, reward = groups(job)
-    assert (reward["groupName"], reward["replicas"], reward["minReplicas"]) == ("reward", 3, 3)
+    assert (reward["groupName"], reward["replicas"]) == ("reward", 3)
     named = [{name for name in one["resources"] if name not in ("CPU", "GPU")} for one in (trainer, reward)]
     assert named == [{"omni_trainer"}, {"omni_reward"}] and reward["resources"]["GPU"] == "4"
     made = judge_settings(job)
@@ -62,6 +63,35 @@ def test_reward_pods_are_a_worker_group_that_is_pinned_and_counted(make_job: Mak
         {"metadata": {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}}, job.spec
     )
     assert (facts.accelerators, facts.trainer_pods, facts.reward_pods) == (8 + 12, 1, 3)
+
+
+def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(make_job: MakeJob) -> None:
+    def limits(job: DiffusionRLJob) -> tuple[int, int]:
+        *_, reward = groups(job)
+        return reward["minReplicas"], reward["maxReplicas"]
+
+    def digests(*more: str) -> set[str]:
+        fixed = [each for each in SEPARATE if ".replicas=3" not in each]
+        jobs = [make_job(*fixed, *more, f"spec.reward.model.replicas={count}") for count in (3, 5)]
+        made = {plan.digest_attempt(job, 1, SETTINGS) for job in jobs}
+        bodies = [plan.render_attempt(job, 1, SETTINGS) for job in jobs]
+        assert made == {body["metadata"]["annotations"][RENDERED_ANNOTATION] for body in bodies}
+        return made
+
+    queue = "metadata.labels={kueue.x-k8s.io/queue-name: team}"  # in a queue, which has admitted the pods
+    assert limits(make_job(*SEPARATE)) == (1, 1024) and limits(make_job(*SEPARATE, queue)) == (3, 3)
+    assert len(digests()) == 1, "no other attempt"
+    assert len(digests(queue)) == 2
+    other = make_job(*SEPARATE, "spec.reward.model.podTemplate={metadata: {labels: {a: b}}}")
+    assert plan.digest_attempt(other, 1, SETTINGS) not in digests()
+
+
+def test_a_reward_pod_that_is_deleted_drains_its_node(make_job: MakeJob) -> None:
+    trainer, reward = groups(make_job(*SEPARATE))
+    (container,) = [each for each in reward["template"]["spec"]["containers"] if each["name"] == "ray"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["python3", "-m", "verl_omni.utils.drain_node", "60"]
+    assert reward["template"]["spec"]["terminationGracePeriodSeconds"] == 90
+    assert "terminationGracePeriodSeconds" not in trainer["template"]["spec"]
 
 
 def test_three_pools_have_a_group_each(make_job: MakeJob) -> None:
