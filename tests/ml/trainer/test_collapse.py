@@ -113,7 +113,7 @@ def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_i
         assert OmegaConf.is_dict(config)
         return DiffusionTrainer(
             config,
-            SimpleNamespace(workers=None, pool=None),
+            SimpleNamespace(workers=None, pool=None, judges=None),
             RunFolder(tmp_path),
             [{"prompt": "a"}],
             None,

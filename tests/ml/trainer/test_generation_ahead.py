@@ -231,7 +231,7 @@ def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionT
          "reward_model": {"ground_truth": ""}, "extra_info": {"prompt": str(row)}} for row in range(7)
     ]  # fmt: skip
     made = SimpleNamespace(
-        agent_loop=stack, workers=stack, pool=None, versions=lambda: [stack.served],
+        agent_loop=stack, workers=stack, pool=None, judges=None, versions=lambda: [stack.served],
         weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
     )  # fmt: skip
     return DiffusionTrainer(config, made, RunFolder(folder), rows, None, stop_requested=lambda: False)

@@ -55,7 +55,7 @@ def trainer(loop: Loop, tmp_path: Path) -> Any:
     folder = RunFolder(tmp_path / "run")
     return DiffusionTrainer(
         config,
-        SimpleNamespace(agent_loop=loop, workers=None, pool=None),
+        SimpleNamespace(agent_loop=loop, workers=None, pool=None, judges=None),
         folder,
         ROWS,
         ROWS,

@@ -88,7 +88,7 @@ def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> Diff
     weights = SimpleNamespace(update_weights=publish, sleep_replicas=lambda: None)
     stack = SimpleNamespace(
         agent_loop=AnsweringAgentLoop(), workers=AnsweringWorkers(optimizer_steps), weights=weights,
-        versions=lambda: published[-1:], pool=None,
+        versions=lambda: published[-1:], pool=None, judges=None,
     )  # fmt: skip
     return DiffusionTrainer(config, stack, RunFolder(folder), ROWS, ROWS, stop_requested=lambda: False)
 

@@ -36,7 +36,7 @@ def test_the_console_and_tensorboard_get_every_metric(
     assert tracking is not None
     trainer = DiffusionTrainer(
         config,
-        SimpleNamespace(workers=None, pool=None),
+        SimpleNamespace(workers=None, pool=None, judges=None),
         RunFolder(tmp_path),
         [{}],
         None,
