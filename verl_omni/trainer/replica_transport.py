@@ -8,6 +8,8 @@ from typing import Any
 
 from verl_omni.utils.root_cause import describe_error
 
+ROUTER_SECONDS = 120.0
+
 
 @dataclass
 class RayTransport:
@@ -60,22 +62,34 @@ class RayTransport:
 
     def serving(self) -> set[str]:
         """See `Transport`."""
-        import ray
-
-        return set(ray.get(self.router.get_all_servers.remote(), timeout=self.deadline))
+        return set(self._routed(self.router.get_all_servers.remote()))
 
     def add(self, replicas: Sequence[Any]) -> None:
         """See `Transport`."""
-        import ray
-
         servers = {each.server_address: each.server_handle for each in replicas}
-        ray.get(self.router.add_servers.remote(servers), timeout=self.deadline)
+        self._routed(self.router.add_servers.remote(servers))
 
     def remove(self, replicas: Sequence[Any]) -> None:
         """See `Transport`."""
+        self._routed(self.router.remove_servers.remote([each.server_address for each in replicas]))
+
+    def _routed(self, answer: Any) -> Any:
+        """The router's answer. Its process may still import when it is asked for the first time.
+
+        Raises:
+            ReplicaCallFailed: it did not answer within `ROUTER_SECONDS`.
+        """
         import ray
 
-        ray.get(self.router.remove_servers.remote([each.server_address for each in replicas]), timeout=self.deadline)
+        try:
+            return ray.get(answer, timeout=ROUTER_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
+
+            raise ReplicaCallFailed(
+                f"the router of the rollout replicas, an actor on the trainer's nodes, did not answer within "
+                f"{ROUTER_SECONDS:g} s"
+            ) from None
 
     def _errors(self, answers: list[Any]) -> dict[int, str]:
         """Why the answers that failed, or did not arrive within the deadline, did; by their place."""

@@ -27,7 +27,7 @@ NAME = "red-grpo-pools"
 LOSSES = int(os.environ.get("ROLLOUT_LOSSES", "1"))
 STEPS = 80 + 50 * LOSSES  # a lost replica is replaced within 50 steps, also where other pods start at the same time
 FIRST_STEP, NOTICED, JOINED, DONE = 600.0, 120.0, 400.0, 1200.0
-UPDATE_DEADLINE = "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.omni_tcp.deadline_seconds=10"
+UPDATE_DEADLINE = "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.omni_tcp.deadline_seconds=20"
 
 
 def job_spec() -> dict[str, Any]:

@@ -116,9 +116,14 @@ class FakeRay:
         class RayError(Exception):
             pass
 
+        class GetTimeoutError(Exception):
+            pass
+
     def get(self, answers: Any, timeout: float | None = None) -> Any:
         if isinstance(answers, list):
             return [self.get(each) for each in answers]
+        if answers.value is None:
+            raise self.exceptions.GetTimeoutError("some object(s) not ready")
         if isinstance(answers.value, Exception):
             raise answers.value
         return answers.value
@@ -210,6 +215,15 @@ def test_a_replica_that_was_silent_serves_again_when_it_has_the_version(monkeypa
     updates.transport.router.get_all_servers.value = ["host:0"]  # requests have left out the others
     updates.update_weights(4)
     assert updates.transport.router.add_servers.arguments == [({"host:1": updates.replicas[1].server_handle},)]
+
+
+def test_a_router_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
+
+    updates = manager(monkeypatch, ("ok", "ok"))
+    updates.transport.router.get_all_servers.value = None
+    with pytest.raises(ReplicaCallFailed, match=r"the router of the rollout replicas.* did not answer within 120 s"):
+        updates.update_weights(4)
 
 
 def test_a_replica_that_does_not_report_its_version_serves_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
