@@ -7,15 +7,17 @@ jobs first; another metric counts the rest.
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as Counted
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric, Sample
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
@@ -99,12 +101,21 @@ class OperatorMetrics:
         return await asyncio.to_thread(self._render, jobs)
 
     def _render(self, jobs: ShownJobs | None) -> bytes:
-        text = generate_latest(self.registry)
-        if jobs is None:
-            return text
-        registry = CollectorRegistry()
-        registry.register(jobs)
-        return text + generate_latest(registry)
+        """The page, one metric at a time: thousands of series take many times the memory of their text."""
+        parts = [generate_latest(self.registry)]
+        parts += [generate_latest(_One(metric)) for metric in jobs.metrics()] if jobs else []
+        return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _One(Collector):
+    """A single metric, as a page."""
+
+    metric: Metric
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield self.metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +136,8 @@ class JobMetrics:
         return ShownJobs(states, max(0, len(jobs) - self.limit), packed, self.cache.unpack_job)
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # a registry hashes it
-class ShownJobs(Collector):
+@dataclass(frozen=True, slots=True)
+class ShownJobs:
     """Numbers of all jobs by state, and the packed objects of those with their own series."""
 
     states: Mapping[JobState, int]
@@ -134,8 +145,8 @@ class ShownJobs(Collector):
     packed: Mapping[Key, bytes]
     unpack: Callable[[bytes], Body]
 
-    @override
-    def collect(self) -> Iterator[Metric]:
+    def metrics(self) -> Iterator[Metric]:
+        """All metrics of jobs; the series of a metric are made while they are read."""
         total = GaugeMetricFamily("diffusionrl_jobs", "Jobs by state.", labels=["state"])
         for state in STATES:
             total.add_metric([state], self.states.get(state, 0))
@@ -143,13 +154,42 @@ class ShownJobs(Collector):
         hidden = GaugeMetricFamily("diffusionrl_jobs_not_shown", "Jobs without their own series.")
         hidden.add_metric([], self.hidden)
         yield hidden
-        jobs = {key: self.unpack(packed) for key, packed in self.packed.items()}
-        uids = {key: str(body["metadata"].get("uid", "")) for key, body in jobs.items()}
-        yield from _series({key: _status_of(body) for key, body in jobs.items()}, uids)
+        yield from _series([_Shown.of(key, self.unpack(packed)) for key, packed in self.packed.items()])
 
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: Prometheus' client asks at registration."""
-        return iter(())
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The values of a job's series: a hundredth of the memory of its object.
+
+    Attributes:
+        conditions: the status of each of `CONDITION_TYPES`.
+        versions: weight versions by role.
+        figures: those of `_FIGURES` and `_SUMS`.
+    """
+
+    key: Key
+    uid: str
+    conditions: tuple[str, ...]
+    versions: tuple[tuple[str, int], ...]
+    figures: tuple[float | None, ...]
+
+    @classmethod
+    def of(cls, key: Key, body: Body) -> _Shown:
+        status = _status_of(body)
+        found = (status.condition(kind) for kind in CONDITION_TYPES)
+        weights = status.weights
+        roles = {
+            "trainer": weights.trainer_version,
+            "replica_min": weights.min_replica_version,
+            "replica_max": weights.max_replica_version,
+        }
+        return cls(
+            key=key,
+            uid=str(body["metadata"].get("uid", "")),
+            conditions=tuple(condition.status if condition else "Unknown" for condition in found),
+            versions=tuple((role, version) for role, version in roles.items() if version is not None),
+            figures=tuple(read(status) for _, _, read in (*_FIGURES, *_SUMS)),
+        )
 
 
 def _status_of(body: Body) -> Status:
@@ -159,42 +199,42 @@ def _status_of(body: Body) -> Status:
         return Status()  # invalid; the next pass overwrites it
 
 
-def _series(jobs: dict[Key, Status], uids: Mapping[Key, str]) -> Iterator[Metric]:
-    info = GaugeMetricFamily("diffusionrl_job_info", "1 for every job, with its uid.", labels=[*JOB, "uid"])
-    conditions = GaugeMetricFamily(
-        "diffusionrl_job_condition", "1 if the condition has this status.", labels=[*JOB, "type", "status"]
+Series: TypeAlias = Iterable[tuple[tuple[str, ...], float]]  # values of the labels besides those of the job
+
+
+def _series(jobs: Sequence[_Shown]) -> Iterator[Metric]:
+    text = "Weight version of the trainer and of the rollout replicas."
+    yield _metric("gauge", "info", "1 for every job, with its uid.", ["uid"], jobs, lambda job: [((job.uid,), 1.0)])
+    yield _metric("gauge", "condition", "1 if the condition has this status.", ["type", "status"], jobs, _conditions)
+    yield _metric("gauge", "weight_version", text, ["role"], jobs, lambda job: (((at,), v) for at, v in job.versions))
+    for place, (name, text, _) in enumerate((*_FIGURES, *_SUMS)):
+        kind = "gauge" if place < len(_FIGURES) else "counter"
+        yield _metric(kind, name, text, [], jobs, functools.partial(_figure, place))
+
+
+def _metric(
+    kind: str, name: str, text: str, labels: Sequence[str], jobs: Sequence[_Shown], read: Callable[[_Shown], Series]
+) -> Metric:
+    """A metric of jobs."""
+    made = Metric(f"diffusionrl_job_{name}", text, kind)
+    names, full = (*JOB, *labels), made.name + ("_total" if kind == "counter" else "")
+    made.samples = (  # type: ignore[assignment]  # read once, and no list of thousands
+        Sample(full, dict(zip(names, (*job.key, *values), strict=True)), float(figure))
+        for job in jobs
+        for values, figure in read(job)
     )
-    versions = GaugeMetricFamily(
-        "diffusionrl_job_weight_version",
-        "Weight version of the trainer and of the rollout replicas.",
-        labels=[*JOB, "role"],
-    )
-    for key, status in jobs.items():
-        info.add_metric([*key, uids[key]], 1)
-        for kind in CONDITION_TYPES:
-            found = status.condition(kind)
-            for value in ("True", "False", "Unknown"):
-                conditions.add_metric([*key, kind, value], float((found.status if found else "Unknown") == value))
-        roles = {
-            "trainer": status.weights.trainer_version,
-            "replica_min": status.weights.min_replica_version,
-            "replica_max": status.weights.max_replica_version,
-        }
-        for role, version in roles.items():
-            if version is not None:
-                versions.add_metric([*key, role], version)
-    yield from (info, conditions, versions)
-    for name, text, read in _FIGURES:
-        made = GaugeMetricFamily(f"diffusionrl_job_{name}", text, labels=JOB)
-        for key, status in jobs.items():
-            if (figure := read(status)) is not None:
-                made.add_metric([*key], figure)
-        yield made
-    for name, text, count in _SUMS:
-        summed = CounterMetricFamily(f"diffusionrl_job_{name}", text, labels=JOB)
-        for key, status in jobs.items():
-            summed.add_metric([*key], count(status))
-        yield summed
+    return made
+
+
+def _conditions(job: _Shown) -> Series:
+    for kind, status in zip(CONDITION_TYPES, job.conditions, strict=True):
+        for value in ("True", "False", "Unknown"):
+            yield (kind, value), status == value
+
+
+def _figure(place: int, job: _Shown) -> Series:
+    figure = job.figures[place]
+    return [] if figure is None else [((), figure)]
 
 
 _FIGURES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import tracemalloc
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from omni_operator.api.status import CONDITION_TYPES
 from omni_operator.cluster.kinds import JOBS, LEASES, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.object_packer import ObjectPacker
@@ -131,6 +133,24 @@ async def test_the_event_loop_parses_no_job_for_a_scrape(monkeypatch: pytest.Mon
     await OperatorMetrics(JobMetrics(cache, 5)).page()
     assert len(threads) == 5
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.slow  # it traces every allocation
+async def test_a_page_takes_a_few_times_the_memory_of_its_text() -> None:
+    cache = ObjectCache()
+    conditions = [{"type": kind, "status": "False", "reason": "x", "message": "m" * 50} for kind in CONDITION_TYPES]
+    for number in range(200):
+        cache.put(JOBS, job(number, state="Running", conditions=conditions))
+    metrics = OperatorMetrics(JobMetrics(cache, 200))
+    await metrics.page()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        size = len(await metrics.page())
+        most = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert most < 5 * size
 
 
 def test_metric_names_follow_prometheus_conventions() -> None:
