@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import budgets_page
+import page_tables
 from job_spec import SPEC
 from results import FIGURES, table, write
 
@@ -97,6 +99,7 @@ def main() -> None:
     found = measure(given.jobs)
     table([{"figure": name, "value": value} for name, value in found.items()], ["figure", "value"])
     write(given.out, [found])
+    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, given.out)
 
 
 if __name__ == "__main__":

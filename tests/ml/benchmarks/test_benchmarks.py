@@ -51,14 +51,19 @@ CREATION = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["operator_scale", "operator_create"])
+MEMORY = {
+    "jobs": 5000.0, "empty_mib": 60.0, "full_mib": 80.0, "kib_per_job": 4.0, "deleted_mib": 70.0, "released_mib": 65.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["operator_scale", "operator_create", "operator_memory"])
 def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     scale = json.loads((DOCS / "figures" / "operator_scale.json").read_text(encoding="utf-8"))["runs"][0]
     page, figures = tmp_path / "page.md", tmp_path / "figures"
     figures.mkdir()
-    run = CREATION if name == "operator_create" else scale
+    run = {"operator_create": CREATION, "operator_memory": MEMORY}.get(name, scale)
     (figures / f"{name}.json").write_text(json.dumps({"runs": [run]}), encoding="utf-8")
     stale = f"<!-- {name} -->\n\nOLD\n\n<!-- end -->\n"
     page.write_text(stale, encoding="utf-8")
@@ -72,6 +77,10 @@ def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
         benchmark.main()
         assert json.loads(out.read_text(encoding="utf-8"))["runs"]
     assert "OLD" not in page.read_text(encoding="utf-8")
+
+
+def test_the_share_of_memory_that_deleted_jobs_keep_is_that_of_what_they_took(program: Any) -> None:
+    assert "| 65: 25% of what the jobs took |" in program("budgets_page").cache_memory([MEMORY])
 
 
 def test_the_tables_of_the_estimates_match_the_committed_data(program: Any) -> None:
