@@ -53,6 +53,7 @@ ROLLOUT: dict[str, Entry] = {
     "payload": ("Pixel transfer to the trainer", rollout.payload, "payload.py"),
     "scaling": ("Scaling with batch size, resolution and replicas", rollout.scaling, "scaling.py"),
     "weight_transfer": ("Weight transfer through shared memory", rollout.weight_transfer, "weight_transfer.py"),
+    "fan_out": ("Weight update over the network to several replicas", rollout.fan_out, "fan_out.py"),
     "adapter_update": ("Adapter update through memory and through files", rollout.adapter_update, "adapter_update.py"),
 }
 NOT_MEASURED = (

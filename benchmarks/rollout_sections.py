@@ -19,6 +19,7 @@ from formatting import (
 from plots import Series, plot
 
 MEMCPY_TARGET, FILES_TARGET, OVERLAP_TARGET = 0.6, 5.0, 1.1
+FAN_OUT_TARGET, UNEVEN_TARGET, QUIET_LOAD = 0.7, 1.5, 1.5
 FILES = {"tmpfs": "files on tmpfs", "disk": "files on a disk", "forced": "files on a disk with fsync"}
 
 
@@ -252,6 +253,51 @@ def weight_transfer(data: Data) -> Section:
             f"{rounded(row['sender_alone'])}."
             for row in short
         ],
+    )  # fmt: skip
+
+
+def fan_out(data: Data) -> Section:
+    """Bandwidth of weights sent over the network to several receivers."""
+    rows: Rows = data["runs"]
+    short = [row for row in rows if row["share_of_bound"] < FAN_OUT_TARGET]
+    uneven = max(row["slowest_over_fastest"] for row in rows)
+    columns = ("share_of_bound", "slowest_over_fastest", "cpu_over_bound", "gib_per_s", "bound_gib_per_s")
+    quiet = data["load"] < QUIET_LOAD
+    busy = f" The load of the machine was {rounded(data['load'])} at the start: other work took most of its time."
+    cells = [[row["receivers"], *(with_range(row, name) for name in columns)] for row in rows]
+    counts = [row["receivers"] for row in rows]
+    series = [
+        Series("measured", *points(rows, "receivers", "share_of_bound")),
+        Series("target", counts, [FAN_OUT_TARGET] * len(rows)),
+    ]
+    where = f" (missed with {' and '.join(str(row['receivers']) for row in short)})" if short else ""
+    return Section(
+        [
+            f"An update of {rows[0]['update_mib']} MiB, in tensors of {data['tensor_mib']} MiB, from one process to "
+            "receivers in processes of their own, over loopback, from the handshake to the last confirmation, with a "
+            "digest of every tensor computed and compared. GiB/s are those of all receivers together. The baseline is "
+            f"one TCP connection that does nothing else, from one buffer of {data['buffer_mib']} MiB, the size of a "
+            "bucket, into another. All processes share the cores of "
+            "the machine, which the baseline has alone. CPU time is that of all processes for a received byte, over "
+            "the baseline's: packing, which the receivers share, digests at both ends, and the event loop."
+            + ("" if quiet else busy),
+            table(["receivers", "bandwidth over that of one socket", "slowest over fastest receiver", "CPU time over "
+                   "that of one socket", "GiB/s", "one socket, GiB/s"], cells),
+            verdict(not short, f"together at least 70% of the bandwidth of one socket{where}")
+            + verdict(uneven <= UNEVEN_TARGET, "no receiver takes more than 1.5 times as long as the fastest; the "
+                      f"largest median is {number(uneven)} times"),
+        ],
+        {"fan_out": plot(series, "receivers", "bandwidth over that of one socket", log_x=True)},
+        [
+            f"Receivers of an update over the network, {row['receivers']}: {rounded(row['share_of_bound'])} of "
+            f"the bandwidth of one socket; the target is {FAN_OUT_TARGET}. It takes {rounded(row['cpu_over_bound'])} "
+            f"times the CPU time, on cores that sender and receivers share{'' if quiet else ' with other work'}."
+            for row in short
+        ]
+        + ([] if uneven <= UNEVEN_TARGET else [
+            f"The slowest receiver of an update over the network takes {rounded(uneven)} times as long as the fastest; "
+            f"the target is {UNEVEN_TARGET}."
+        ]),
     )  # fmt: skip
 
 

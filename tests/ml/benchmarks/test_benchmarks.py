@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,50 @@ def test_missed_weight_targets_are_listed_with_their_values(program: Any, tmp_pa
     assert "would be 3.5 to 3.5 times as fast as files" in text
     assert "| 4 | 3 (3 to 3) | no |" in text
     assert {"figures/weight_transfer.svg", "figures/adapter_update.svg"} <= files.keys()
+
+
+def test_the_fan_out_of_an_update_is_judged_by_both_targets(program: Any, tmp_path: Path) -> None:
+    spread = program("results").spread
+    runs = [
+        {
+            "receivers": count, "update_mib": 512, **spread("share_of_bound", [share]), **spread("gib_per_s", [2.0]),
+            **spread("slowest_over_fastest", [uneven]), **spread("bound_gib_per_s", [3.0]),
+            **spread("cpu_over_bound", [2.0]),
+        }
+        for count, share, uneven in ((1, 0.9, 1.0), (8, 0.6, 1.7))
+    ]  # fmt: skip
+    texts = []
+    for chosen, load in ((runs, 9.0), (runs[:1], 1.0)):
+        data = {"machine": "one", "tensor_mib": 4, "buffer_mib": 8, "load": load, "runs": chosen}
+        (tmp_path / "fan_out.json").write_text(json.dumps(data))
+        texts.append(" ".join(program("page").generated(tmp_path)["benchmarks.md"].split()))
+    missed, met = texts
+    assert "**Target missed**: together at least 70% of the bandwidth of one socket (missed with 8)." in missed
+    assert "- Receivers of an update over the network, 8: 0.6 of the bandwidth of one socket" in missed
+    assert "- The slowest receiver of an update over the network takes 1.7 times as long as the fastest" in missed
+    assert "It takes 2 times the CPU time, on cores that sender and receivers share with other work." in missed
+    assert "The load of the machine was 9 at the start" in missed and "The load" not in met
+    assert "Missed targets" not in met
+    assert "- Target met: no receiver takes more than 1.5 times as long as the fastest" in met
+
+
+def test_a_fan_out_sends_every_byte_to_every_receiver(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fan_out = program("fan_out")
+    for name, value in (("SOURCE", 1), ("ROUNDS", 2), ("TENSOR", 1 << 18), ("BUCKET", 1 << 19), ("BUFFER", 1 << 19)):
+        monkeypatch.setattr(fan_out, name, value)
+    pipes = [multiprocessing.Pipe() for _ in range(2)]
+    threads = [threading.Thread(target=fan_out.work, args=(theirs,), daemon=True) for _, theirs in pipes]
+    for thread in threads:
+        thread.start()
+    ours = [pipe for pipe, _ in pipes]
+    monkeypatch.setattr(fan_out, "RECEIVERS", (1, 2))
+    rows = fan_out.measure(ours, 1)
+    assert [row["receivers"] for row in rows] == [1, 2] and all(row["slowest_over_fastest"] >= 1 for row in rows)
+    for pipe in ours:
+        pipe.send(None)
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_a_split_adapter_keeps_both_matrices_of_a_module_together(program: Any) -> None:

@@ -19,8 +19,8 @@ from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice, job_estimate
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
-from verl_omni.trainer.memory_estimate.estimate import DEVICE_CONTEXT, RESERVE, Estimate, Setup, bucket, estimate
-from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools
+from verl_omni.trainer.memory_estimate.estimate import DEVICE_CONTEXT, RESERVE, Estimate, Setup, estimate
+from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools, network_bucket
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.weight_sync.network.buckets import BucketFiller
 
@@ -102,7 +102,7 @@ def test_host_memory_and_bytes_of_an_update_grow_with_workers_and_replicas(
     own, standalone = estimate_pools(setup, pool, trainer, engine)
     assert own.moved["weights to each replica"] == size * trainer.sent
     assert own.moved["weights to all replicas"] == nodes * replicas * size * trainer.sent
-    one = bucket(setup, trainer)
+    one = network_bucket(setup, trainer)
     assert parts(own, "weight sync", "host")["buckets to send"] == 2 * one, "rank 0, whatever the number of replicas"
     assert parts(standalone, "weight sync", "host")["received buckets"] == replicas * size * one
     assert parts(standalone, "generation", "host")["samples in flight"] == replicas * 7
@@ -123,7 +123,7 @@ def test_no_bucket_of_an_update_is_larger_than_estimated(sizes: list[int], limit
     fields = {each.name: 1 for each in dataclasses.fields(TrainerMemory)}
     trainer = TrainerMemory(**{**fields, "sent": 16 * sum(sizes), "largest_sent": 16 * max(sizes)})
     setup = Setup(**{**{each.name: 1 for each in dataclasses.fields(Setup)}, "bucket": 16 * limit})  # type: ignore[arg-type]
-    assert max(filled) <= bucket(setup, trainer) <= max(16 * limit, *filled)
+    assert max(filled) <= network_bucket(setup, trainer) <= max(16 * limit, *filled)
 
 
 @pytest.fixture(scope="module")

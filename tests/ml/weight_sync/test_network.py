@@ -346,6 +346,16 @@ def test_buckets_hold_every_tensor_once_in_order_within_the_limit(sizes: list[in
     assert found == [name for name, _ in weights] == message.last
 
 
+def test_buckets_are_small_unless_a_tensor_is_large() -> None:
+    mib = 1 << 18  # float32 values of one MiB
+    sizes = [3, 3, 3, 20, 1, 5]
+    weights = [(f"w{place}", torch.zeros(size * mib)) for place, size in enumerate(sizes)]
+    filler, found = buckets.BucketFiller(iter(weights), 64 << 20), []
+    while (bucket := filler.fill()) is not None:
+        found.append(bucket[1].numel() >> 20)
+    assert found == [6, 3, 20, 6]
+
+
 def test_a_trainer_that_is_silent_or_gone_is_named() -> None:
     with socket.create_server((HOST, 0)) as silent:
         address = StreamAddress(HOST, silent.getsockname()[1], b"")

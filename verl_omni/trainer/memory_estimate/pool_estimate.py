@@ -10,7 +10,6 @@ from verl_omni.trainer.memory_estimate.estimate import (
     Phase,
     Setup,
     awake,
-    bucket,
     bytes_of_a_step,
     checkpoint_copy,
     receiving,
@@ -22,6 +21,7 @@ from verl_omni.trainer.memory_estimate.estimate import (
     without_zeros,
 )
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
+from verl_omni.weight_sync.network.buckets import PREFERRED_BYTES
 
 BUCKETS_OF_RANK_0 = 2  # one is filled while the other is sent (weight_sync/network/buckets.py)
 
@@ -59,6 +59,11 @@ def estimate_pools(
     return _trainer_pool(setup, pool, trainer), _rollout_pool(setup, pool, trainer, engine)
 
 
+def network_bucket(setup: Setup, trainer: TrainerMemory) -> int:
+    """Bytes of the largest bucket on its way over the network."""
+    return max(trainer.largest_sent, min(setup.bucket, PREFERRED_BYTES, trainer.sent))
+
+
 def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Estimate:
     ranks = setup.ranks_per_node
     device = (
@@ -77,7 +82,10 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
     host = (
         Phase("generation", {**always, **optimizer, **weights}),
         Phase("update", always),
-        Phase("weight sync", {**always, **optimizer, "buckets to send": BUCKETS_OF_RANK_0 * bucket(setup, trainer)}),
+        Phase(
+            "weight sync",
+            {**always, **optimizer, "buckets to send": BUCKETS_OF_RANK_0 * network_bucket(setup, trainer)},
+        ),
     )
     moved = {
         **bytes_of_a_step(setup, trainer),
@@ -104,7 +112,7 @@ def _rollout_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory, engin
     processes = {"processes": (workers + pool.replicas_per_node) * setup.process}
     host = (
         Phase("generation", {**processes, "samples in flight": pool.replicas_per_node * pool.in_flight}),
-        Phase("weight sync", {**processes, "received buckets": pool.workers * bucket(setup, trainer)}),
+        Phase("weight sync", {**processes, "received buckets": pool.workers * network_bucket(setup, trainer)}),
     )
     if not setup.accelerator:
         return Estimate((), _on_host(device, host, pool.workers), {})

@@ -11,17 +11,22 @@ from verl_omni.weight_sync.errors import IncompleteUpdate
 from verl_omni.weight_sync.messages import BucketMessage, Entry
 from verl_omni.weight_sync.packing import aligned, pack
 
+# A larger bucket costs more: the first use of its pages several times what copying into them costs, and the digest of
+# bytes that have left the CPU's cache (benchmarks/fan_out.py).
+PREFERRED_BYTES = 8 << 20
+
 
 class BucketFiller:
-    """Copies tensors into two buffers in turn.
+    """Copies tensors into two buffers in turn, which stay small where the tensors are.
 
     Args:
         weights: (name, tensor), read one at a time and not kept.
-        limit: maximum size of a bucket in bytes, unless one tensor is larger.
+        limit: maximum size of a bucket in bytes, unless one tensor is larger. No bucket of several tensors exceeds
+            `PREFERRED_BYTES`.
     """
 
     def __init__(self, weights: Iterator[tuple[str, Tensor]], limit: int) -> None:
-        self._weights, self._limit = weights, limit
+        self._weights, self._limit = weights, min(limit, PREFERRED_BYTES)
         self._buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
         self._next: tuple[str, Tensor] | None = None
         self._names: dict[str, None] = {}

@@ -143,7 +143,8 @@ class WeightStream:
 
         Args:
             weights: read in another thread, once the receivers are connected; not read to the end if all have failed.
-            bucket_bytes: maximum size of a bucket, of which two are in memory, unless one tensor is larger.
+            bucket_bytes: maximum size of a bucket, of which two are in memory, unless one tensor is larger; see
+                `BucketFiller`.
 
         Returns:
             Why an update is not known to have taken effect, for each receiver that did not confirm it.
