@@ -68,7 +68,7 @@ class SharedRay:
 
 
 def no_report(text: str) -> None:
-    """Nobody waits for the phases of the start."""
+    """Ignore the phases of the start."""
 
 
 class StaysUp:
