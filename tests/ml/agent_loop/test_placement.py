@@ -53,6 +53,6 @@ def test_the_router_of_a_judge_is_on_the_drivers_node_whose_address_it_listens_o
     held = Where.options(num_cpus=2).remote()
     # The driver's node has no CPU left, so Ray itself would choose the other one.
     assert ray.get(held.node.remote()) == driver
-    router, address = start_judge_router(["127.0.0.1:1"], "the judge", 60.0)
+    router, address = start_judge_router(["127.0.0.1:1"], "the judge", 60.0, elastic=False)
     node = ray.get(router.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
     assert (node, address.rpartition(":")[0]) == (driver, ray.util.get_node_ip_address())
