@@ -18,7 +18,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 from results import arguments, spread, table, write
 from torch import Tensor
+from weight_transfer import MIB, ROUNDS, updates
 
 from verl_omni.weight_sync.network.buckets import PREFERRED_BYTES
 from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
@@ -33,19 +33,11 @@ from verl_omni.weight_sync.network.receiver import WeightReceiver
 from verl_omni.weight_sync.network.sender import WeightStream
 
 HOST, KEY = "127.0.0.1", b"a token"
-MIB = 1 << 20
 RECEIVERS = (1, 2, 4, 8)
-SOURCE, ROUNDS = 128, 4  # MiB of distinct weights, and how many times an update sends them
+SOURCE = 128  # MiB of distinct weights, which an update sends `ROUNDS` times
 TENSOR, BUCKET = 4 * MIB, 64 * MIB  # bytes; the limit of a bucket is the default of the trainer
 BUFFER = PREFERRED_BYTES  # of the baseline, as large as a bucket: one that leaves the CPU's cache is slower
 DEADLINE = 120.0
-
-
-def update(weights: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an update: the same memory under new names in each round."""
-    for lap in range(ROUNDS):
-        for index, tensor in enumerate(weights):
-            yield f"{lap}.{index}", tensor
 
 
 def work(orders: Connection) -> None:
@@ -107,7 +99,7 @@ def send_update(weights: list[Tensor], receivers: list[Connection]) -> Transfer:
     began = time.monotonic()
     for number, receiver in enumerate(receivers):
         receiver.send((stream.address, number))
-    failed = asyncio.run(stream.send(update(weights), HeaderMessage(1, None), len(receivers), BUCKET))
+    failed = asyncio.run(stream.send(updates(weights), HeaderMessage(1, None), len(receivers), BUCKET))
     if failed:
         raise RuntimeError(f"an update failed: {failed}")
     answers = [receiver.recv() for receiver in receivers]

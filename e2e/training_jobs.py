@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ def example(name: str, **changed: Any) -> dict[str, Any]:
         for parent in parents:
             place = place.setdefault(parent, {})
         place[last] = value
+    return spec
+
+
+def on_two_vendors(name: str, **changed: Any) -> dict[str, Any]:
+    """The spec of an example with rollout pods of their own, which run on the nodes of another device."""
+    spec = example(name, **changed)
+    spec["rollout"]["accelerator"]["resourceName"] = "huawei.com/Ascend910"
+    spec["rollout"]["scheduling"] = {"nodeSelector": {"pool": "ascend"}}
+    # All rollout pods and the head are on one node, which has as many CPUs as this machine.
+    spec["rollout"]["resources"] = {"requests": {"cpu": "100m", "memory": "2Gi"}}
     return spec
 
 
@@ -64,3 +75,14 @@ def the_pod(api: Api, space: str, job: str, group: str) -> dict[str, Any]:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """What a run wrote for each step, and for the evaluation before the first."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """The events of a run."""
+    return [json.loads(line) for line in (run / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def joined(run: Path) -> list[int]:
+    """The weight versions with which replicas joined after the start of the run."""
+    found = [re.fullmatch(r"replica \d+ joined with version (\d+)", event.get("text", "")) for event in events(run)]
+    return [int(match[1]) for match in found if match]

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import generation_ahead
+from verl_omni.trainer import generation_ahead, pools
 
 MODEL = "reward.reward_model"
 
@@ -115,8 +115,7 @@ def room(config: DictConfig, nodes: list[Mapping[str, float]], accelerator: str)
     model = config.reward.reward_model
     if model.node_resource is None:
         return replicas(config)
-    found = [node.get(accelerator, 0.0) for node in nodes if model.node_resource in node]
-    return sum(int(count) // replica_size(model) for count in found)
+    return pools.places(nodes, model.node_resource, accelerator, replica_size(model))
 
 
 def accelerators(config: DictConfig) -> int:

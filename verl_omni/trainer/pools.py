@@ -74,8 +74,12 @@ def room(rollout: DictConfig, nodes: list[Mapping[str, float]], accelerator: str
     """
     if rollout.node_resource is None:
         return replicas(rollout)
-    found = [node.get(accelerator, 0.0) for node in nodes if rollout.node_resource in node]
-    return sum(int(count) // replica_size(rollout) for count in found)
+    return places(nodes, rollout.node_resource, accelerator, replica_size(rollout))
+
+
+def places(nodes: list[Mapping[str, float]], resource: str, accelerator: str, size: int) -> int:
+    """Number of replicas, of `size` accelerators of one node each, that the nodes with a resource have room for."""
+    return sum(int(node.get(accelerator, 0.0)) // size for node in nodes if resource in node)
 
 
 def resources(config: DictConfig) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -19,7 +18,7 @@ from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.processes import run
 from e2e.jobs import Job
 from e2e.system import System
-from e2e.training_jobs import example, metrics, pods, the_pod
+from e2e.training_jobs import events, joined, metrics, on_two_vendors, pods, the_pod
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(3600)]
 
@@ -32,13 +31,8 @@ UPDATE_DEADLINE = "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.omn
 
 def job_spec() -> dict[str, Any]:
     """The example with rollout pods on the nodes of another vendor, and a short deadline of updates."""
-    spec = example(NAME)
-    spec["trainer"] |= {"totalSteps": STEPS, "evalEverySteps": STEPS}
-    spec["checkpoint"]["everySteps"] = STEPS
+    spec = on_two_vendors(NAME, trainer__totalSteps=STEPS, trainer__evalEverySteps=STEPS, checkpoint__everySteps=STEPS)
     spec["algorithm"]["overrides"] += [UPDATE_DEADLINE]
-    spec["rollout"]["accelerator"]["resourceName"] = "huawei.com/Ascend910"
-    spec["rollout"]["scheduling"] = {"nodeSelector": {"pool": "ascend"}}
-    spec["rollout"]["resources"] = {"requests": {"cpu": "100m", "memory": "2Gi"}}
     return spec
 
 
@@ -55,19 +49,8 @@ def cut_off(system: System, pod: dict[str, Any], other: dict[str, Any]) -> Itera
         run(["ip", "-n", node, "rule", "del", *rule])
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
 def lost(folder: Path) -> list[str]:
     return [event["message"] for event in events(folder) if event.get("reason") == "ReplicaRemoved"]
-
-
-def joined(folder: Path) -> int:
-    """How many replicas have joined after the start."""
-    return sum(
-        bool(re.fullmatch(r"replica \d+ joined with version \d+", each.get("text", ""))) for each in events(folder)
-    )
 
 
 def step(folder: Path) -> int:
@@ -92,15 +75,17 @@ def test_a_replica_that_is_cut_off_or_lost_is_replaced_and_training_goes_on(
         deadlines.wait_until("the replica that is cut off to be noticed", NOTICED, lambda: lost(folder) or None)
         await_steps(folder, 3)
     assert re.search(r"replica \d+ serves no more: version \d+ did not reach it", lost(folder)[0])
-    deadlines.wait_until("it to join again", JOINED, lambda: joined(folder) >= 1)
+    deadlines.wait_until("it to join again", JOINED, lambda: len(joined(folder)) >= 1)
 
     chance = random.Random(LOSSES)
     for number in range(LOSSES):
         await_steps(folder, chance.randint(1, 3))
-        gone, before = chance.choice(pods(api, space, NAME, "rollout")), joined(folder)
+        gone, before = chance.choice(pods(api, space, NAME, "rollout")), len(joined(folder))
         api.delete(f"/api/v1/namespaces/{space}/pods/{gone['metadata']['name']}", gracePeriodSeconds="0")
         await_steps(folder, 2)
-        deadlines.wait_until(f"replacement {number + 1} to join", JOINED, lambda before=before: joined(folder) > before)
+        deadlines.wait_until(
+            f"replacement {number + 1} to join", JOINED, lambda before=before: len(joined(folder)) > before
+        )
 
     job.await_condition("Succeeded", "True", within=DONE)
     status = job.status()

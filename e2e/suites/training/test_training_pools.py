@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,7 @@ from e2e.cluster.api import Api
 from e2e.drl import run_drl
 from e2e.jobs import Job
 from e2e.system import System
-from e2e.training_jobs import example, metrics, pods, the_pod
+from e2e.training_jobs import joined, metrics, on_two_vendors, pods, the_pod
 from omni_operator.api.names import TEMPLATE_LABEL
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
@@ -29,14 +26,8 @@ PROCESSES = "for one in /proc/[0-9]*/cmdline; do tr '\\0' '\\n' <$one | head -n 
 
 def long_job() -> dict[str, Any]:
     """The example with more steps, small batches, and rollout pods on the nodes of another device."""
-    spec = example(NAME)
-    spec["trainer"] |= {"totalSteps": STEPS, "evalEverySteps": STEPS}
+    spec = on_two_vendors(NAME, trainer__totalSteps=STEPS, trainer__evalEverySteps=STEPS, checkpoint__everySteps=STEPS)
     spec["trainer"]["batch"] = {"prompts": 2}
-    spec["checkpoint"]["everySteps"] = STEPS
-    spec["rollout"]["accelerator"]["resourceName"] = "huawei.com/Ascend910"
-    spec["rollout"]["scheduling"] = {"nodeSelector": {"pool": "ascend"}}
-    # Both rollout pods and the head are on one node, which has as many CPUs as this machine.
-    spec["rollout"]["resources"] = {"requests": {"cpu": "100m", "memory": "2Gi"}}
     return spec
 
 
@@ -54,13 +45,6 @@ def await_step(job: Job, step: int, within: float) -> dict[str, Any]:
         return (status.get("progress", {}).get("globalStep") or 0) >= step
 
     return job.await_status(f"step {step}", trained, within)
-
-
-def joined(run: Path) -> list[int]:
-    """The weight versions with which replicas joined after the start of the run."""
-    events = [json.loads(line) for line in (run / "progress.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = [re.fullmatch(r"replica \d+ joined with version (\d+)", event.get("text", "")) for event in events]
-    return [int(match[1]) for match in found if match]
 
 
 def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(

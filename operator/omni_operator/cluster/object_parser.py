@@ -117,30 +117,35 @@ def parse_raycluster(body: Body) -> ObservedRayCluster:
 
 
 def _reward_group(spec: Mapping[str, Any]) -> RewardGroup | None:
-    for index, group in enumerate(_items(spec.get("workerGroupSpecs"))):
-        if group.get("groupName") == REWARD_GROUP:
-            replicas, least, most = (_count(group.get(name)) for name in ("replicas", "minReplicas", "maxReplicas"))
-            return RewardGroup(index, replicas, least, most)
-    return None
+    index, group = _worker_group(spec, REWARD_GROUP)
+    if group is None:
+        return None
+    return RewardGroup(index, *(_count(group.get(name)) for name in ("replicas", "minReplicas", "maxReplicas")))
 
 
 def _rollout_group(spec: Mapping[str, Any], annotations: Mapping[str, Any]) -> RolloutGroup | None:
+    index, group = _worker_group(spec, ROLLOUT_GROUP)
+    if group is None:
+        return None
     refused, _, refusal = str(annotations.get(REFUSED_ANNOTATION) or "").partition(" ")
     since = parse_timestamp(annotations.get(REPLACING_ANNOTATION)) if annotations.get(BEFORE_ANNOTATION) else None
-    for index, group in enumerate(_items(spec.get("workerGroupSpecs"))):
-        if group.get("groupName") == ROLLOUT_GROUP:
-            metadata = _map(_map(group.get("template")).get("metadata"))
-            named = _map(group.get("scaleStrategy")).get("workersToDelete")
-            return RolloutGroup(
-                index,
-                _count(group.get("replicas")),
-                template=_text(_map(metadata.get("labels")).get(TEMPLATE_LABEL)),
-                removed=tuple(map(str, named)) if isinstance(named, list) else (),
-                replacing=since,
-                refused=refused,
-                refusal=_text(refusal),
-            )
-    return None
+    metadata = _map(_map(group.get("template")).get("metadata"))
+    named = _map(group.get("scaleStrategy")).get("workersToDelete")
+    return RolloutGroup(
+        index,
+        _count(group.get("replicas")),
+        template=_text(_map(metadata.get("labels")).get(TEMPLATE_LABEL)),
+        removed=tuple(map(str, named)) if isinstance(named, list) else (),
+        replacing=since,
+        refused=refused,
+        refusal=_text(refusal),
+    )
+
+
+def _worker_group(spec: Mapping[str, Any], name: str) -> tuple[int, Mapping[str, Any] | None]:
+    """A worker group of a RayCluster, and its place; None without such a group."""
+    groups = enumerate(_items(spec.get("workerGroupSpecs")))
+    return next(((index, group) for index, group in groups if group.get("groupName") == name), (0, None))
 
 
 def parse_pod(body: Body) -> ObservedPod:

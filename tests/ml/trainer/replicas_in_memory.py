@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from verl_omni.trainer.replica_pool import ReplicaPool, Room
 from verl_omni.trainer.replica_reports import ReplicaReports
@@ -50,16 +53,70 @@ class Addressed(Replica):
         return self.address
 
 
-@dataclass
-class Memory:
-    """Transport, router and launcher in memory; a node has room for one replica."""
+class InMemory(Protocol):
+    """What nodes know of a replica; `requests` is the number of those that it has not answered."""
 
-    router: dict[str, Replica] = field(default_factory=dict)
-    nodes: dict[int, str] = field(default_factory=dict)  # number -> `ready` or `leaving`
-    replicas: list[Replica] = field(default_factory=list)
-    sent: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    interrupted: set[int] = field(default_factory=set)  # ranks stopped with requests, though process and node were well
+    replica_rank: int
+    node: int
+    alive: bool
+    requests: int
+    stopped: int
+
+    @property
+    def works(self) -> bool:
+        """Whether it answers requests."""
+
+
+R = TypeVar("R", bound=InMemory)
+
+
+@dataclass
+class Nodes(Generic[R]):
+    """Nodes in memory, each with room for one replica, and what the pool has started there.
+
+    Attributes:
+        make: a replica of a rank on a node.
+        nodes: number -> `ready` or `leaving`.
+        interrupted: ranks stopped with requests, though process and node were well.
+    """
+
+    make: Callable[[int, int], R]
+    router: dict[str, R] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
+    replicas: list[R] = field(default_factory=list)
+    interrupted: set[int] = field(default_factory=set)
     start_fails: bool = False
+
+    def room(self, replicas: Iterable[R]) -> Room:
+        known = list(replicas)
+        gone = frozenset(each.replica_rank for each in known if each.node not in self.nodes)
+        leaving = frozenset(each.replica_rank for each in known if self.nodes.get(each.node) == "leaving")
+        return Room(sum(state == "ready" for state in self.nodes.values()), gone, leaving)
+
+    def start(self, rank: int) -> R:
+        used = {each.node for each in self.replicas if not each.stopped}
+        free = [node for node, state in self.nodes.items() if state == "ready" and node not in used]
+        if self.start_fails or not free:
+            raise ConnectionError("no node has room")
+        assert rank not in {each.replica_rank for each in self.replicas}, "named actors would collide"
+        self.replicas.append(self.make(rank, free[0]))
+        return self.replicas[-1]
+
+    def stop(self, replica: R) -> None:
+        if replica.requests and replica.works and replica.node in self.nodes:
+            self.interrupted.add(replica.replica_rank)
+        if self.nodes.get(replica.node) == "leaving":
+            del self.nodes[replica.node]  # Ray ends a node that is being drained once nothing runs on it
+        replica.stopped += 1
+        replica.alive = False
+
+
+@dataclass
+class Memory(Nodes[Replica]):
+    """Transport, router and launcher in memory."""
+
+    make: Callable[[int, int], Replica] = Replica
+    sent: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
     def unreachable(self, replicas: Sequence[Replica]) -> dict[int, str]:
         return {each.replica_rank: "no answer" for each in replicas if not each.works}
@@ -85,30 +142,8 @@ class Memory:
         for each in replicas:
             self.router.pop(each.server_address, None)
 
-    def room(self, replicas: Iterable[Replica]) -> Room:
-        gone = frozenset(each.replica_rank for each in replicas if each.node not in self.nodes)
-        leaving = frozenset(each.replica_rank for each in replicas if self.nodes.get(each.node) == "leaving")
-        return Room(sum(state == "ready" for state in self.nodes.values()), gone, leaving)
-
-    def start(self, rank: int) -> Replica:
-        used = {each.node for each in self.replicas if not each.stopped}
-        free = [node for node, state in self.nodes.items() if state == "ready" and node not in used]
-        if self.start_fails or not free:
-            raise ConnectionError("no node has room")
-        assert rank not in {each.replica_rank for each in self.replicas}, "named actors would collide"
-        self.replicas.append(Replica(rank, free[0]))
-        return self.replicas[-1]
-
     def idle(self, replica: Replica) -> bool:
         return not replica.alive or (replica.answers and not replica.requests)
-
-    def stop(self, replica: Replica) -> None:
-        if replica.requests and replica.works and replica.node in self.nodes:
-            self.interrupted.add(replica.replica_rank)
-        if self.nodes.get(replica.node) == "leaving":
-            del self.nodes[replica.node]  # Ray ends a node that is being drained once nothing runs on it
-        replica.stopped += 1
-        replica.alive = False
 
 
 class Recorded(ReplicaReports):
@@ -156,3 +191,40 @@ def pool_of(
         updates, memory, count, looked=lambda: updates.looked(sum(each.requests for each in memory.replicas)),
         clock=clock or (lambda: 0.0), run=lambda action: action(),
     )  # fmt: skip
+
+
+class NodesInAnyOrder(RuleBasedStateMachine):
+    """Nodes that join, die and are removed, and starts that fail; `memory` and `added` are those of a subclass."""
+
+    memory: Any
+    added: int
+
+    def some(self, draw: int) -> Any | None:
+        """One of the replicas that were not stopped."""
+        found = [each for each in self.memory.replicas if not each.stopped]
+        return found[draw % len(found)] if found else None
+
+    @precondition(lambda self: len(self.memory.nodes) < 4)
+    @rule()
+    def a_node_joins(self) -> None:
+        self.memory.nodes[self.added] = "ready"
+        self.added += 1
+
+    @rule(draw=st.integers(0, 9))
+    def a_node_dies(self, draw: int) -> None:
+        if replica := self.some(draw):
+            replica.alive = False
+            self.memory.nodes.pop(replica.node, None)
+
+    @rule(draw=st.integers(0, 9))
+    def a_node_is_being_removed(self, draw: int) -> None:
+        if (replica := self.some(draw)) and replica.node in self.memory.nodes:
+            self.memory.nodes[replica.node] = "leaving"
+            self.removed(replica)
+
+    def removed(self, replica: Any) -> None:
+        """The node of a replica is being removed."""
+
+    @rule(fails=st.booleans())
+    def starts_fail(self, fails: bool) -> None:
+        self.memory.start_fails = fails

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 from omegaconf import DictConfig
 
+from tests.ml.trainer.replicas_in_memory import Nodes, NodesInAnyOrder
 from verl_omni.trainer import judges, settings
 from verl_omni.trainer.judge_members import JudgeMembers
-from verl_omni.trainer.replica_pool import RETRY_MOST_SECONDS, ReplicaPool, Room
+from verl_omni.trainer.replica_pool import RETRY_MOST_SECONDS, ReplicaPool
 from verl_omni.trainer.replica_reports import JudgeReports
 
 RM = "reward.reward_model"
@@ -28,8 +29,12 @@ class Replica:
     node: int
     alive: bool = True
     refuses: bool = False
-    questions: int = 0
+    requests: int = 0
     stopped: int = 0
+
+    @property
+    def works(self) -> bool:
+        return self.alive and not self.refuses
 
     @property
     def server_address(self) -> str:
@@ -37,15 +42,11 @@ class Replica:
 
 
 @dataclass
-class Memory:
-    """Router, launcher and nodes in memory; a node has room for one replica."""
+class Memory(Nodes[Replica]):
+    """Router, launcher and nodes in memory."""
 
-    router: dict[str, Replica] = field(default_factory=dict)
+    make: Callable[[int, int], Replica] = Replica
     refused: dict[str, str] = field(default_factory=dict)
-    nodes: dict[int, str] = field(default_factory=dict)  # number -> `ready` or `leaving`
-    replicas: list[Replica] = field(default_factory=list)
-    interrupted: set[int] = field(default_factory=set)
-    start_fails: bool = False
 
     def add(self, address: str) -> None:
         self.router[address] = next(each for each in self.replicas if each.server_address == address)
@@ -61,31 +62,8 @@ class Memory:
     def dead(self, replicas: list[Replica]) -> dict[int, str]:
         return {each.replica_rank: "it ended" for each in replicas if not each.alive}
 
-    def room(self, replicas: Iterable[Replica]) -> Room:
-        known = list(replicas)
-        gone = frozenset(each.replica_rank for each in known if each.node not in self.nodes)
-        leaving = frozenset(each.replica_rank for each in known if self.nodes.get(each.node) == "leaving")
-        return Room(sum(state == "ready" for state in self.nodes.values()), gone, leaving)
-
-    def start(self, rank: int) -> Replica:
-        used = {each.node for each in self.replicas if not each.stopped}
-        free = [node for node, state in self.nodes.items() if state == "ready" and node not in used]
-        if self.start_fails or not free:
-            raise ConnectionError("no node has room")
-        assert rank not in {each.replica_rank for each in self.replicas}, "named actors would collide"
-        self.replicas.append(Replica(rank, free[0]))
-        return self.replicas[-1]
-
     def idle(self, replica: Replica) -> bool:
-        return not replica.alive or not replica.questions
-
-    def stop(self, replica: Replica) -> None:
-        if replica.questions and replica.alive and not replica.refuses and replica.node in self.nodes:
-            self.interrupted.add(replica.replica_rank)
-        if self.nodes.get(replica.node) == "leaving":
-            del self.nodes[replica.node]
-        replica.stopped += 1
-        replica.alive = False
+        return not replica.alive or not replica.requests
 
 
 @dataclass
@@ -115,7 +93,7 @@ def pool_of(memory: Memory, count: int, clock: Any = lambda: 0.0) -> tuple[Repli
     return pool, folder
 
 
-class AnyOrder(RuleBasedStateMachine):
+class AnyOrder(NodesInAnyOrder):
     """Nodes, processes and questions in any order."""
 
     @initialize(count=st.integers(1, 3))
@@ -124,36 +102,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.pool, _ = pool_of(self.memory, count, lambda: self.now)
         self.left: set[int] = set()
 
-    def _some(self, draw: int) -> Replica | None:
-        found = [each for each in self.memory.replicas if not each.stopped]
-        return found[draw % len(found)] if found else None
-
-    @precondition(lambda self: len(self.memory.nodes) < 4)
-    @rule()
-    def a_node_joins(self) -> None:
-        self.memory.nodes[self.added] = "ready"
-        self.added += 1
-
-    @rule(draw=st.integers(0, 9))
-    def a_node_dies(self, draw: int) -> None:
-        if replica := self._some(draw):
-            replica.alive = False
-            self.memory.nodes.pop(replica.node, None)
-
-    @rule(draw=st.integers(0, 9))
-    def a_node_is_being_removed(self, draw: int) -> None:
-        if (replica := self._some(draw)) and replica.node in self.memory.nodes:
-            self.memory.nodes[replica.node] = "leaving"
-            self.left.add(replica.replica_rank)
+    def removed(self, replica: Replica) -> None:
+        self.left.add(replica.replica_rank)
 
     @rule(draw=st.integers(0, 9), what=st.sampled_from(["ends", "refuses"]))
     def a_process_changes(self, draw: int, what: str) -> None:
-        if replica := self._some(draw):
+        if replica := self.some(draw):
             replica.alive, replica.refuses = replica.alive and what != "ends", replica.refuses or what == "refuses"
-
-    @rule(fails=st.booleans())
-    def starts_fail(self, fails: bool) -> None:
-        self.memory.start_fails = fails
 
     @rule(seconds=st.sampled_from([0.0, RETRY_MOST_SECONDS]))
     def the_pool_looks(self, seconds: float) -> None:
@@ -168,15 +123,15 @@ class AnyOrder(RuleBasedStateMachine):
             return
         replica = serving[draw % len(serving)]
         assert not replica.stopped
-        if replica.alive and not replica.refuses:
-            replica.questions += 1
+        if replica.works:
+            replica.requests += 1
         else:
             self.memory.remove(replica.server_address, "refused")
 
     @rule(draw=st.integers(0, 9))
     def a_question_is_answered(self, draw: int) -> None:
-        if (replica := self._some(draw)) and replica.alive and replica.questions:
-            replica.questions -= 1
+        if (replica := self.some(draw)) and replica.alive and replica.requests:
+            replica.requests -= 1
 
     @invariant()
     def a_replica_that_leaves_answers_its_questions(self) -> None:
@@ -189,7 +144,7 @@ class AnyOrder(RuleBasedStateMachine):
             return
         self.memory.start_fails = False
         for each in self.memory.replicas:
-            each.questions = 0
+            each.requests = 0
             if each.refuses:  # the next question finds that out
                 self.memory.remove(each.server_address, "refused")
         for _ in range(6):
@@ -228,11 +183,11 @@ def test_a_lost_replica_is_replaced_and_both_are_reported() -> None:
 def test_a_node_that_is_being_removed_keeps_its_replica_until_the_questions_are_answered() -> None:
     memory = Memory()
     pool, folder = pool_of(memory, 2)
-    memory.replicas[1].questions, memory.nodes[1] = 1, "leaving"
+    memory.replicas[1].requests, memory.nodes[1] = 1, "leaving"
     pool.look()
     pool.look()
     assert list(memory.router) == ["host:0"] and not memory.replicas[1].stopped
-    memory.replicas[1].questions = 0
+    memory.replicas[1].requests = 0
     pool.look()
     assert memory.replicas[1].stopped == 1 and len(memory.replicas) == 2
     texts = [fields["text"] for kind, fields in folder.events if kind == "phase"]

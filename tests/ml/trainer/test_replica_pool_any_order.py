@@ -6,14 +6,14 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 
-from tests.ml.trainer.replicas_in_memory import Memory, Replica, pool_of
+from tests.ml.trainer.replicas_in_memory import Memory, NodesInAnyOrder, pool_of
 from verl_omni.trainer.replica_pool import RETRY_MOST_SECONDS
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 
-class AnyOrder(RuleBasedStateMachine):
+class AnyOrder(NodesInAnyOrder):
     """Nodes, processes, updates and requests in any order."""
 
     @initialize(count=st.integers(1, 3))
@@ -22,35 +22,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.pool = pool_of(self.memory, count, clock=lambda: self.now)
         self.updates, self.added = self.pool.updates, count
 
-    def _some(self, draw: int) -> Replica | None:
-        found = [each for each in self.memory.replicas if not each.stopped]
-        return found[draw % len(found)] if found else None
-
-    @precondition(lambda self: len(self.memory.nodes) < 4)
-    @rule()
-    def a_node_joins(self) -> None:
-        self.memory.nodes[self.added] = "ready"
-        self.added += 1
-
-    @rule(draw=st.integers(0, 9))
-    def a_node_dies(self, draw: int) -> None:
-        if replica := self._some(draw):
-            replica.alive = False
-            self.memory.nodes.pop(replica.node, None)
-
-    @rule(draw=st.integers(0, 9))
-    def a_node_is_being_removed(self, draw: int) -> None:
-        if (replica := self._some(draw)) and replica.node in self.memory.nodes:
-            self.memory.nodes[replica.node] = "leaving"
-
     @rule(draw=st.integers(0, 9), what=st.sampled_from(["alive", "answers", "takes"]), value=st.booleans())
     def a_process_changes(self, draw: int, what: str, value: bool) -> None:
-        if (replica := self._some(draw)) and (what != "alive" or not value):
+        if (replica := self.some(draw)) and (what != "alive" or not value):
             setattr(replica, what, value)
-
-    @rule(fails=st.booleans())
-    def starts_fail(self, fails: bool) -> None:
-        self.memory.start_fails = fails
 
     @rule(seconds=st.sampled_from([0.0, RETRY_MOST_SECONDS]))
     def the_pool_looks(self, seconds: float) -> None:
@@ -83,7 +58,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(draw=st.integers(0, 9))
     def a_sample_is_finished(self, draw: int) -> None:
-        if (replica := self._some(draw)) and replica.works and replica.requests:
+        if (replica := self.some(draw)) and replica.works and replica.requests:
             replica.requests -= 1
 
     @rule(looks=st.integers(1, 2))

@@ -154,12 +154,17 @@ def _peak(found: JobEstimate) -> int:
 
 
 def _trainer_peak(found: JobEstimate) -> int:
-    return max(phase.total for phase in found.estimate.device)
+    return _device_peak(found.estimate)
 
 
 def _rollout_peak(found: JobEstimate) -> int:
     assert found.standalone is not None
-    return max(phase.total for phase in found.standalone.device)
+    return _device_peak(found.standalone)
+
+
+def _device_peak(found: Estimate) -> int:
+    assert found.device_peak is not None  # both are asked for on accelerators only
+    return found.device_peak.total
 
 
 def _phases(found: Estimate) -> dict[str, Any]:
