@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ class RayLauncher:
     requests: Callable[[Any], list[Any]]
     deadline: float
     _nodes: dict[int, str] = field(default_factory=dict)  # rank of a replica -> id of its node
+    _starting: dict[int, Any] = field(default_factory=dict)  # by rank
 
     def room(self, replicas: Iterable[Any]) -> Room:
         """See `Launcher`."""
@@ -47,13 +47,15 @@ class RayLauncher:
 
     def start(self, rank: int) -> Any:
         """See `Launcher`."""
-        replica = self.make(rank)
+        self._starting[rank] = replica = self.make(rank)
         try:
             replica.place()
             asyncio.run(asyncio.wait_for(replica.launch_servers(), self.deadline))
         except BaseException:
             self.stop(replica)
             raise
+        finally:
+            del self._starting[rank]
         return replica
 
     def idle(self, replica: Any) -> bool:
@@ -70,16 +72,13 @@ class RayLauncher:
 
     def stop(self, replica: Any) -> None:
         """See `Launcher`."""
-        import ray
-        from ray.util.placement_group import remove_placement_group
-
         self._nodes.pop(replica.replica_rank, None)
-        for actor in (*replica.servers, *replica.workers):
-            ray.kill(actor)
-        groups = replica.resource_pool.pgs if replica.resource_pool is not None else None
-        for group in groups or ():
-            with contextlib.suppress(ray.exceptions.RayError):
-                remove_placement_group(group)
+        replica.stop()
+
+    def give_up(self) -> None:
+        """See `Launcher`."""
+        for replica in list(self._starting.values()):
+            self.stop(replica)
 
     def _node_of(self, replica: Any) -> str:
         """Id of the replica's node; empty if it is gone before that was known."""

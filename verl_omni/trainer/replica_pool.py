@@ -14,6 +14,7 @@ from verl_omni.utils.root_cause import describe_error
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 5.0
+STOP_SECONDS, GIVE_UP_SECONDS = 30.0, 0.5  # for the threads to end, and between the attempts to end them
 RETRY_SECONDS, RETRY_MOST_SECONDS = 10.0, 300.0  # before a replica that did not start is started again
 
 
@@ -44,6 +45,9 @@ class Launcher(Protocol):
         Raises:
             Exception: it did not start; its processes are stopped.
         """
+
+    def give_up(self) -> None:
+        """End the starts that other threads wait for: each raises soon."""
 
     def idle(self, replica: Any) -> bool:
         """Whether a replica has no request, or is gone. One that does not answer may have some."""
@@ -117,9 +121,20 @@ class ReplicaPool(Generic[M]):
         self._thread.start()
 
     def stop(self) -> list[Any]:
-        """Start nothing any more. Returns all replicas that are not stopped."""
+        """Start nothing any more, and end the starts that go on. Returns all replicas that are not stopped.
+
+        Waits for the threads: Ray ends a process with exit code 1 if a thread calls it after it was disconnected.
+        """
         self._stopping.set()
+        latest = time.monotonic() + STOP_SECONDS
+        while self._busy() and time.monotonic() < latest:
+            self._launcher.give_up()
+            time.sleep(GIVE_UP_SECONDS)
         return [*self.updates.all(), *self._leaving, *self.updates.take_left()]
+
+    def _busy(self) -> bool:
+        with self._lock:
+            return self._starting > 0 or self._thread.is_alive()
 
     def look(self) -> None:
         """Act on what has changed since the last look."""

@@ -102,6 +102,9 @@ class Nodes(Generic[R]):
         self.replicas.append(self.make(rank, free[0]))
         return self.replicas[-1]
 
+    def give_up(self) -> None:
+        """Every start has ended when this is called, because it runs in the thread of the pool."""
+
     def stop(self, replica: R) -> None:
         if replica.requests and replica.works and replica.node in self.nodes:
             self.interrupted.add(replica.replica_rank)

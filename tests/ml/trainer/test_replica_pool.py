@@ -175,3 +175,40 @@ def test_a_pool_that_is_stopped_starts_nothing_and_names_all_that_runs() -> None
     assert pool.stop() == memory.replicas
     pool.look()
     assert len(memory.replicas) == 2
+
+
+class Blocked(Memory):
+    """Starts that end when they are given up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given_up = threading.Event()
+
+    def start(self, rank: int) -> Replica:
+        assert self.given_up.wait(100), "the start was not given up"
+        raise ConnectionError("given up")
+
+    def give_up(self) -> None:
+        self.given_up.set()
+
+
+def test_a_pool_that_is_stopped_has_no_thread_any_more() -> None:
+    """A thread that calls Ray after it was disconnected ends the process, and a complete run would have failed."""
+    memory = Blocked()
+    pool = pool_of(memory, 1)
+    threads: list[threading.Thread] = []
+
+    def run(action: Any) -> None:
+        threads.append(threading.Thread(target=action, daemon=True))
+        threads[-1].start()
+
+    pool._run = run
+    pool.start()
+    memory.nodes[1] = "ready"
+    pool.look()
+    assert [each.is_alive() for each in (pool._thread, *threads)] == [True, True]
+    assert pool.stop() == memory.replicas
+    threads[0].join(1)  # it has left the pool, and may be about to end
+    assert [each.is_alive() for each in (pool._thread, *threads)] == [False, False]
+    reports: Any = pool.updates.reports
+    assert reports.lines == [], "a start that is given up has not failed"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
+import ray
+from ray.util.placement_group import get_placement_group, remove_placement_group
 from typing_extensions import override
 from verl.single_controller.ray import RayResourcePool, RayWorkerGroup
 from verl.utils.device import get_device_name
@@ -17,6 +20,8 @@ from verl_omni.workers.rollout.replica_calls import await_reply
 
 class DeadlineReplica(vLLMReplica):  # type: ignore[misc]
     """A replica whose calls raise `ReplicaCallFailed`, which names it, without a reply within the deadline."""
+
+    _groups: Sequence[str] = ()  # names of the placement groups of a standalone replica
 
     @property
     @abstractmethod
@@ -36,15 +41,26 @@ class DeadlineReplica(vLLMReplica):  # type: ignore[misc]
             node_resource: custom Ray resource of the nodes that they may run on; None: any node.
         """
         self.rollout_mode = RolloutMode.STANDALONE
+        self._groups = [f"{name}:{number}" for number in range(self.nnodes)]
         self.resource_pool = RayResourcePool(
             process_on_nodes=[self.gpus_per_replica_node] * self.nnodes, use_gpu=True, name_prefix=name,
             max_colocate_count=1, accelerator_type=node_resource,
         )  # fmt: skip
+        # Named, so that `stop` finds those for which this call still waits.
+        self.resource_pool.get_placement_groups("PACK", f"{name}:", get_device_name())
         group = RayWorkerGroup(
             resource_pool=self.resource_pool, ray_cls_with_init=self.get_ray_class_with_init_args(),
             bin_pack=False, name_prefix=name, use_gpu=True, device_name=get_device_name(),
         )  # fmt: skip
         self.workers = group.workers
+
+    def stop(self) -> None:
+        """Kill the processes and free the accelerators; also while another thread starts the replica, which raises."""
+        for actor in (*self.servers, *self.workers):
+            ray.kill(actor)
+        for name in self._groups:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):  # a ValueError: there is no such group
+                remove_placement_group(get_placement_group(name))
 
     @override
     async def sleep(self) -> None:
