@@ -44,7 +44,7 @@ class FaultProxy:
 
     Attributes:
         away: connections end without an answer.
-        frozen: watches deliver nothing.
+        frozen: watches whose path contains this text deliver nothing; None: all deliver.
         answer: status code and Retry-After instead of the API server's answer; None: the API server answers.
         answered: called when the API server has answered, before the operator gets it.
     """
@@ -52,7 +52,7 @@ class FaultProxy:
     plane: ControlPlane
     port: int
     away: bool = False
-    frozen: bool = False
+    frozen: str | None = None
     answer: Callable[[Call], tuple[int, int] | None] = lambda call: None
     answered: Callable[[Call], None] = lambda call: None
     refused: list[Call] = field(default_factory=list)
@@ -116,7 +116,7 @@ class FaultProxy:
         response = web.StreamResponse(status=found.status, headers=_passed(found))
         await response.prepare(request)
         async for chunk in found.content.iter_any():
-            while self.frozen and not self.away:
+            while self.frozen is not None and self.frozen in request.path and not self.away:
                 await asyncio.sleep(0.1)
             if self.away:
                 return _hang_up(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from e2e.operator_process import RunningOperator, install_kuberay, is_served, op
 
 pytestmark = pytest.mark.cluster
 QUICK = {"RETRY_SECONDS": "0.1"}
+FROZEN_SECONDS = 8.0
+STOPPED = 90.0  # a request of the operator ends after 30 s
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
@@ -111,14 +114,69 @@ def test_watches_that_deliver_nothing_fail_the_liveness_probe(
     job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
     with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings) as made:
         job.start()
-        proxy.frozen = True
+        proxy.frozen = ""
         deadlines.wait_until("/healthz to fail", JOB_SEEN, lambda: made.page("/healthz").status_code != 200)
         assert "no watch event since" in made.page("/healthz").text
         job.head(1, "False", "HeadPodNotFound")
-    proxy.frozen = False
+    proxy.frozen = None
     with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings):
         job.await_attempt(2)
         assert rayjobs(job) == [job.attempt(2)]
+
+
+@pytest.mark.parametrize("kind", ["diffusionrljobs", "rayjobs", "rayclusters", "pods"])
+def test_a_silent_watch_of_one_kind_does_no_harm(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, proxy: FaultProxy, kind: str
+) -> None:
+    """The operator sees its own writes of a kind late, or what others did, and decides nothing that it must undo."""
+    job, other = (JobOnPlane(api, namespace, spec={"backoffLimit": 1}, name=name) for name in ("first", "second"))
+    with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **QUICK):
+        other.start()
+        proxy.frozen = f"/{kind}"
+        job.submit()
+        seen = kind != "diffusionrljobs"
+        if seen:
+            job.run(1)
+        other.end(1)
+        time.sleep(FROZEN_SECONDS)  # several passes: the test's pauses between them are shorter
+        assert rayjobs(job) == [each.attempt(1) for each in (job, other) if seen or each is other]
+        proxy.frozen = None
+        other.await_condition("Succeeded", "True")
+        if not seen:
+            job.run(1)
+        job.await_condition("Ready", "True")
+        job.end(1)
+        job.await_condition("Succeeded", "True")
+    for each in (job, other):
+        status = each.status()
+        assert (status["attempts"], status.get("failures", [])) == (1, [])
+        assert "ReconcileError" not in {found["type"] for found in status["conditions"]}
+
+
+def test_an_etcd_that_stops_and_goes_on_delays_jobs(
+    installed: ControlPlane, api: Api, namespace: str, running: RunningOperator
+) -> None:
+    (etcd,) = (found for found in installed.daemons.recorded() if found.name == "etcd")
+    job, other = (JobOnPlane(api, namespace, spec={"backoffLimit": 1}, name=name) for name in ("first", "second"))
+    job.start()
+    other.submit()
+    os.kill(etcd.pid, signal.SIGSTOP)
+    try:
+        deadlines.wait_until(
+            "the operator to notice", STOPPED, lambda: "retry" in running.log.read_text(encoding="utf-8")
+        )
+        assert running.page("/healthz").status_code == 200
+    finally:
+        os.kill(etcd.pid, signal.SIGCONT)
+    deadlines.wait_until("the API server", deadlines.API_READY, api.ready)
+    job.head(1, "False", "HeadPodNotFound")
+    job.await_attempt(2)
+    other.await_attempt(1)
+    other.run(1)
+    other.end(1)
+    other.await_condition("Succeeded", "True")
+    assert sorted(rayjobs(job)) == sorted([job.attempt(2), other.attempt(1)])
+    assert running.process.poll() is None
 
 
 def test_a_policy_that_denies_rayjobs_is_named_until_it_is_gone(
