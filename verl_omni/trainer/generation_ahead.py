@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 V1, ROLLOUT = "trainer.v1", "actor_rollout_ref.rollout"
 ASYNC = "separate_async"
+JOIN_SECONDS = 30.0
 UNUSED = {"num_warmup_batches": 1, "parameter_sync_step": None, "sync_compatible": False}  # the defaults
 Batch = TypeVar("Batch")
 
@@ -88,6 +89,7 @@ class GenerationAhead(Generic[Batch]):
         self._started = first
         self._batches: dict[int, Future[Batch]] = {}
         self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def version(self, step: int) -> int:
         """Version of the weights that generate the batch of a step."""
@@ -108,7 +110,9 @@ class GenerationAhead(Generic[Batch]):
         self._batches |= made
         if made:
             # Not of an executor, which the interpreter joins at its exit, also after the engines are gone.
-            threading.Thread(target=self._run, args=(made,), name="generation", daemon=True).start()
+            self._threads = [each for each in self._threads if each.is_alive()]
+            self._threads.append(threading.Thread(target=self._run, args=(made,), name="generation", daemon=True))
+            self._threads[-1].start()
 
     def take(self, step: int) -> Batch:
         """The batch of a step; waits for it.
@@ -134,6 +138,11 @@ class GenerationAhead(Generic[Batch]):
     def stop(self) -> None:
         """Generate no further batch; the one that is being generated is left to the end of its engine."""
         self._stopping.set()
+
+    def join(self) -> None:
+        """Wait until no batch is generated any more: a thread that is in a call of Ray must not outlive Ray."""
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
 
     def _run(self, batches: dict[int, Future[Batch]]) -> None:
         failure: BaseException | None = None

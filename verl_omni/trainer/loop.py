@@ -113,6 +113,7 @@ class DiffusionTrainer:
             self.saver.drop()
             if self._ahead is not None:
                 self._ahead.stop()
+                self.stack.before_ray_ends.append(self._ahead.join)
             raise
 
     def _train_from(self, step: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from verl_omni.trainer.judge_members import JudgeMembers
@@ -47,6 +48,7 @@ class Stack:
     deadline: float  # timeout in seconds for a replica to answer
     pool: ReplicaPool[ReplicaUpdates] | None = None  # of standalone replicas
     judges: ReplicaPool[JudgeMembers] | None = None  # of a judge with accelerators of its own
+    before_ray_ends: list[Callable[[], None]] = field(default_factory=list)  # called when no engine is left
 
     def versions(self) -> list[int]:
         """Weight version that each rollout replica reports; a standalone one that does not answer is left out.
@@ -99,4 +101,8 @@ class Stack:
             if last:
                 ray.wait(last, num_returns=len(last), timeout=10)
         finally:
+            for worker in self.agent_loop.agent_loop_workers:
+                ray.kill(worker)  # a thread that waits for its samples goes on
+            for action in self.before_ray_ends:
+                action()
             self.ray.stop()

@@ -5,7 +5,9 @@ A judge on the trainer's accelerators scores the images of a run.
 
 from __future__ import annotations
 
+import itertools
 import json
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -22,14 +24,15 @@ from verl_omni.reward_loop.rewards.genrm_ocr import QUESTION, normalize, text_sc
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 STEPS = 3
+WAIT = 120.0
 STANDALONE = ("actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.min_replicas=1")
 TWO, THREE = (f"actor_rollout_ref.rollout.n_gpus_per_node={count}" for count in (2, 3))
 STILL = "actor_rollout_ref.actor.ema_decay=0.999999999"  # an average that hardly follows the policy
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 
 
-def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path, str]:
-    """Run a short training; its run folder and its output."""
+def command_of(folder: Path, model: Path, program: str, *overrides: str) -> list[str]:
+    """The command of a short training."""
     prompts, pipeline = folder / "prompts.jsonl", "actor_rollout_ref.rollout.pipeline"
     prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
     settings = (
@@ -43,7 +46,12 @@ def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path,
         # With a batch size of one, images are bit-identical.
         "actor_rollout_ref.rollout.max_num_seqs=1",
     )  # fmt: skip
-    command = [sys.executable, *program.split(), *settings, *overrides]
+    return [sys.executable, *program.split(), *settings, *overrides]
+
+
+def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path, str]:
+    """Run a short training; its run folder and its output."""
+    command = command_of(folder, model, program, *overrides)
     ended = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
     )
@@ -94,6 +102,24 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     # The synchronous runs evaluate an average that stays at the initial weights; their policy moved as well.
     change = [abs(lines[-1]["val/reward/mean"] - lines[0]["val/reward/mean"]) for lines in (synchronous, asynchronous)]
     assert change[0] < 1e-6 < change[1]
+
+
+def test_a_run_that_generates_ahead_can_be_interrupted(tmp_path: Path) -> None:
+    """The batch that is being generated is given up, and the last complete step is saved."""
+    model = tmp_path / "model"
+    make_tiny_sd3(model)
+    steps = "trainer.total_training_steps=50"
+    command = command_of(tmp_path, model, "-m verl_omni.trainer.main_diffusion", *STANDALONE, *ASYNC, steps)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = list(itertools.takewhile(lambda line: not line.startswith("step 2"), process.stdout))
+            process.send_signal(signal.SIGINT)
+            said += process.stdout.readlines()
+            assert process.wait(WAIT) == 130, "".join(said)
+        finally:
+            process.kill()
+    assert any("stopped after step" in line for line in said) and any((tmp_path / "run" / "checkpoints").iterdir())
 
 
 RM = "reward.reward_model"

@@ -145,6 +145,21 @@ def test_a_stopped_generation_makes_no_further_batch() -> None:
     assert drawn == [1]
 
 
+def test_a_joined_generation_has_no_thread_any_more() -> None:
+    drawn, stopped = [], threading.Event()
+
+    def generate(step: int, version: int) -> None:
+        assert stopped.wait(WAIT)
+        drawn.append(step)
+
+    generation = GenerationAhead(generate, ahead=3, first=0, last=4)
+    generation.start(0)
+    generation.stop()
+    threading.Timer(0.2, stopped.set).start()
+    generation.join()
+    assert drawn == [1], "join returned while a batch was being generated"
+
+
 @pytest.mark.slow  # composes all settings for each
 @pytest.mark.parametrize(
     ("overrides", "said"),
@@ -233,6 +248,7 @@ def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionT
     made = SimpleNamespace(
         agent_loop=stack, workers=stack, pool=None, judges=None, versions=lambda: [stack.served],
         weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
+        before_ray_ends=[],
     )  # fmt: skip
     return DiffusionTrainer(config, made, RunFolder(folder), rows, None, stop_requested=lambda: False)
 
