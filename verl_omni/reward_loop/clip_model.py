@@ -21,8 +21,19 @@ _LOADED: dict[tuple[Any, ...], Any] = {}
 _LOADING = threading.Lock()  # scorers run in threads
 
 
+class LoadableModel(ABC):
+    """What `load_once` loads."""
+
+    __slots__ = ()
+
+    @classmethod
+    @abstractmethod
+    def load(cls, *source: str) -> Self:
+        """Load the model of the arguments of `load_once`."""
+
+
 @dataclass(frozen=True, slots=True)
-class ScoringModel(ABC):
+class ScoringModel(LoadableModel):
     """A model in fp32 that embeds prompts and what is compared with them.
 
     Attributes:
@@ -32,11 +43,6 @@ class ScoringModel(ABC):
     model: Any
     tokenizer: Any
     device: torch.device
-
-    @classmethod
-    @abstractmethod
-    def load(cls, *source: str) -> Self:
-        """Load the model of the arguments of `load_once`."""
 
     @property
     @abstractmethod
@@ -54,7 +60,7 @@ class ScoringModel(ABC):
         return found[[different.index(prompt) for prompt in prompts]]
 
 
-Model = TypeVar("Model", bound=ScoringModel)
+Model = TypeVar("Model", bound=LoadableModel)
 
 
 def load_once(kind: type[Model], *source: str) -> Model:
@@ -145,11 +151,16 @@ def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str], kind: s
             continue
         if not (folder / wanted).is_file():
             found.append(f"{setting}: {folder / wanted} does not exist; write the folder of a {kind} model")
+    return found + device_problems(given)
+
+
+def device_problems(given: Mapping[str, Any]) -> list[str]:
+    """A phrase if the setting `device` is no device of torch."""
     try:
         torch.device(str(given.get("device") or "cpu"))
     except RuntimeError as error:
-        found.append(f"device: {error}")
-    return found
+        return [f"device: {error}"]
+    return []
 
 
 def load_scoring_model(model_class: Any, model_type: str, folder: Path, device: str) -> Any:
@@ -166,6 +177,15 @@ def load_scoring_model(model_class: Any, model_type: str, folder: Path, device: 
     made, loading = model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if missing := sorted(loading["missing_keys"]):  # transformers would score with random ones
         raise ValueError(f"{MODEL}: {folder} lacks {len(missing)} weights, such as {missing[0]}")
+    return to_device(made, device)
+
+
+def to_device(made: Any, device: str) -> Any:
+    """A model of transformers without gradients, on a device.
+
+    Raises:
+        ValueError: the device cannot be used.
+    """
     try:
         return made.eval().requires_grad_(False).to(device)
     except (RuntimeError, AssertionError) as error:  # torch built without the device asserts

@@ -21,7 +21,7 @@ NAMES = {
         "choice", "clap", "genrm_ocr", "hpsv3", "imagebind", "jpeg_compressibility", "latent_http", "pickscore",
         "unified_reward",
     )
-} | dict.fromkeys(("http", "http_reward", "http_score", "http_scorer"), "http")  # fmt: skip
+} | {"hpsv3_reward": "hpsv3"} | dict.fromkeys(("http", "http_reward", "http_score", "http_scorer"), "http")  # fmt: skip
 SETTINGS = {"http": {"server_url": "url"}}  # settings of a scorer that have another name here
 
 

@@ -141,6 +141,21 @@ class PickscoreSettings(ScorerSettings):
     device: Device = Field(default="cpu", description="Device of the model.")
 
 
+class Hpsv3Settings(ScorerSettings):
+    """`hpsv3`: preference of people, predicted by a vision-language model."""
+
+    models = ("model_name_or_path", "processor_name_or_path")
+    model_name_or_path: ModelName = Field(
+        default="MizzenAI/HPSv3",
+        description="The weights: a folder with HPSv3.safetensors, that file, or a repository in the hub cache.",
+    )
+    processor_name_or_path: ModelName = Field(
+        default="Qwen/Qwen2-VL-7B-Instruct",
+        description=f"The base model, of which the weights are not read: {FOLDER}",
+    )
+    device: Device = Field(default="cpu", description="Device of the model.")
+
+
 class ClapSettings(ScorerSettings):
     """`clap`: similarity of a sample's audio and its prompt."""
 
@@ -176,6 +191,7 @@ BUILTIN: dict[str, type[ScorerSettings]] = {
     "clip_score": ClipScoreSettings,
     "color": ColorSettings,
     "genrm_ocr": GenrmOcrSettings,
+    "hpsv3": Hpsv3Settings,
     "jpeg": JpegSettings,
     "jpeg_compressibility": JpegCompressibilitySettings,
     "latent_http": LatentHttpSettings,
@@ -185,7 +201,7 @@ BUILTIN: dict[str, type[ScorerSettings]] = {
 }
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
-    "choice": "what it scores in the reference was not compared, so nothing here has its name",
-    "hpsv3": "it needs the package hpsv3, which needs another version of transformers than the locked one",
-    "imagebind": "it needs the package imagebind, whose license excludes commercial use, and which is not locked",
+    "choice": "the reference's pages do not say what it scores, so nothing here has its name",
+    "imagebind": "the package imagebind of the registry is empty, the others of that name need a pytorchvideo that the "
+    "locked torchvision does not work with, and the license of the weights excludes commercial use",
 }

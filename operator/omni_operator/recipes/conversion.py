@@ -45,6 +45,7 @@ from .fields import (
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
 # A module of the reference's scorers, as a file or by name.
 _REFERENCE_SCORER = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]reward_score[./](?P<name>\w+?)(?:\.py)?")
+RENAMED_SCORERS = {"hpsv3_reward": "hpsv3"}  # modules of the reference whose scorer has another name here
 JUDGE = "reward.reward_model"
 # Settings of a judge that become fields of spec.reward.model.
 JUDGE_FIELDS = tuple(
@@ -289,7 +290,7 @@ def _builtin(path: str) -> str | None:
     match = _REFERENCE_SCORER.fullmatch(path)
     if match is None:
         return None
-    name = match["name"]
+    name = RENAMED_SCORERS.get(match["name"], match["name"])
     if name in BUILTIN_SCORERS:
         return name
     why = UNAVAILABLE_SCORERS.get(name, f"scorers are {', '.join(BUILTIN_SCORERS)}")

@@ -203,10 +203,12 @@ def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> Non
         f"{several}.pick.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.pickscore", f"{several}.pick.weight=0.5",
         f"{several}.pick.name=compute_score", f"{several}.pick.device=cuda:0",
         f"{several}.jpeg.path={REFERENCE_SCORERS}/jpeg_compressibility.py",
+        f"{several}.hps.path={REFERENCE_SCORERS}/hpsv3_reward.py",
     )  # fmt: skip
     assert found["reward"]["scorers"] == [
         {"name": "pick", "builtin": "pickscore", "weight": 0.5, "settings": {"device": "cuda:0"}},
         {"name": "jpeg", "builtin": "jpeg_compressibility"},
+        {"name": "hps", "builtin": "hpsv3"},
     ]
     assert spec("reward.custom_reward_function.path=my/reward_score/pickscore.py")["reward"]["scorers"] == [
         {"name": "reward", "function": {"path": "my/reward_score/pickscore.py", "name": "compute_score"}}
@@ -238,7 +240,7 @@ def test_a_judge_without_a_model_is_refused() -> None:
     assert "names no model for its judge" in " ".join(refused("reward.reward_model.enable=True").values())
 
 
-@pytest.mark.parametrize("name", ["hpsv3", "choice"])
+@pytest.mark.parametrize("name", ["imagebind", "choice"])
 def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> None:
     said = refused(f"reward.reward_functions.a.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{name}")
     assert any(reason.startswith(f"the scorer {name} is not available: ") for reason in said.values())

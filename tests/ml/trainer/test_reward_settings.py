@@ -50,7 +50,7 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
             ["reward.scorer=color", "reward.scorer_kwargs.colour=red"],
             "reward.scorer_kwargs.colour: unknown setting; did you mean color?",
         ),
-        (["reward.scorer=hpsv3"], "reward.scorer: hpsv3 is not available: it needs the package hpsv3"),
+        (["reward.scorer=imagebind"], "reward.scorer: imagebind is not available: the package imagebind"),
         ([SEVERAL, "reward.reward_functions={choice: {}}"], "reward.reward_functions.choice.name: choice is not"),
         (["reward.scorer=http"], "reward.scorer_kwargs.url: must be given"),
         (

@@ -3,7 +3,7 @@
 Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, takes a uint8
 image [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
 A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
-returns a list. `http_batch` and those with a CLIP model are such, and a user's function may be.
+returns a list. `http_batch` and those with a model are such, and a user's function may be.
 `latent_http` takes latents, `clap` the audio of a sample. `brightness`, `color`, `http`, `http_batch` and a user's
 function also take videos [T, 3, H, W]; the others refuse them.
 A scorer's module may have `setting_problems(settings)`, which says what is wrong before anything starts.
@@ -22,16 +22,16 @@ from verl_omni.utils.registry import Registry, load
 
 Scorer = Callable[..., Any]
 _OWN = (
-    "aesthetic", "brightness", "clap", "clip_score", "color", "genrm_ocr", "http", "http_batch", "jpeg",
-    "jpeg_compressibility", "latent_http", "pickscore", "python", "shapes", "unified_reward",
+    "aesthetic", "brightness", "clap", "clip_score", "color", "genrm_ocr", "hpsv3", "http", "http_batch",
+    "jpeg", "jpeg_compressibility", "latent_http", "pickscore", "python", "shapes", "unified_reward",
 )  # fmt: skip
 # Import paths; users add theirs with `verl_omni.extensions`.
 SCORERS = Registry("scorer", {name: f"{__name__}.{name}:compute_score" for name in _OWN})
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
-    "choice": "what it scores in the reference was not compared, so nothing here has its name",
-    "hpsv3": "it needs the package hpsv3, which needs another version of transformers than the locked one",
-    "imagebind": "it needs the package imagebind, whose license excludes commercial use, and which is not locked",
+    "choice": "the reference's pages do not say what it scores, so nothing here has its name",
+    "imagebind": "the package imagebind of the registry is empty, the others of that name need a pytorchvideo that the "
+    "locked torchvision does not work with, and the license of the weights excludes commercial use",
 }
 ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/rewards.md)"
 

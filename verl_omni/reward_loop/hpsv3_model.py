@@ -1,0 +1,255 @@
+"""HPSv3, a model of human preference for an image given its prompt (arXiv:2508.03789): Qwen2-VL with a reward head.
+
+A test compares its scores with those of the package hpsv3 1.0.0. The model is asked a question about the image; the
+hidden state at the token `<|Reward|>` of the question goes through three linear layers, which give the mean and the
+spread of the score. The wording of the question belongs to the weights, and is read from that package. It is not
+imported, because its requirements do not fit the locked ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, LoadableModel, device_problems, to_device
+from verl_omni.utils.model_folder import model_folder
+
+WEIGHTS, BASE, FILE = "MizzenAI/HPSv3", "Qwen/Qwen2-VL-7B-Instruct", "HPSv3.safetensors"
+PACKAGE, TEXTS = "hpsv3", "dataset/data_collator_qwen.py"
+INSTALL = "install it without its requirements: pip install --no-deps hpsv3"
+REWARD_TOKEN = "<|Reward|>"  # added to the vocabulary of the base model
+PIXELS, CELL = 256 * 28 * 28, 28  # an image is resized to about this many pixels, its sides to multiples of CELL
+HEAD = ("rm_head.0", "rm_head.3", "rm_head.5")  # between them are ReLUs, and a dropout that is off
+MEAN, OUTPUTS = 0, 2  # of the outputs of the head
+# Names of weights, as transformers before 4.52 and since then wrote them, to those of the model without its heads.
+_RENAMED = ((r"^(model\.)?visual\.", "visual."), (r"^model\.(language_model\.)?", "language_model."))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The question to the model: `before`, with {text_prompt} in place of the prompt, then `after`."""
+
+    before: str
+    after: str
+
+    def about(self, prompt: str) -> str:
+        """The question about an image of a prompt."""
+        return self.before.format(text_prompt=prompt) + self.after
+
+
+@dataclass(frozen=True, slots=True)
+class Hpsv3Model(LoadableModel):
+    """The model with its processor, loaded from (model, processor, device).
+
+    It computes in the dtype of its weights, and the head in fp32.
+
+    Attributes:
+        model: Qwen2VLModel of transformers. processor: of the base model, with the token `<|Reward|>`.
+        head: weight [out, in] and bias [out] of the linear layers, fp32. device: where all of them are.
+    """
+
+    model: Any
+    processor: Any
+    head: list[tuple[Tensor, Tensor]]
+    question: Question
+    device: torch.device
+
+    @classmethod
+    @override
+    def load(cls, *source: str) -> Hpsv3Model:
+        from safetensors.torch import load_file
+        from transformers import AutoConfig, AutoProcessor
+
+        model, base, device = source
+        if problems := hpsv3_problems({MODEL: model, PROCESSOR: base, "device": device}):
+            raise FileNotFoundError("; ".join(problems))
+        file, folder = weights_file(model), model_folder(base, PROCESSOR)
+        config = AutoConfig.from_pretrained(folder)
+        if config.model_type != "qwen2_vl":
+            raise ValueError(f"{PROCESSOR}: {folder} has a model of type {config.model_type!r}, not 'qwen2_vl'")
+        processor = AutoProcessor.from_pretrained(folder, padding_side="right")
+        processor.tokenizer.add_tokens([REWARD_TOKEN], special_tokens=True)
+        weights = load_file(file)
+        head = [tuple(each.to(device) for each in layer) for layer in _take_head(weights, file, config)]
+        return cls(
+            model=to_device(_make_model(weights, file, config, folder, len(processor.tokenizer)), device),
+            processor=processor,
+            head=head,
+            question=read_question(),
+            device=torch.device(device),
+        )
+
+    @torch.inference_mode()
+    def scores(self, images: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:
+        """Mean of the score of each image, uint8 [3, H, W], given its prompt: fp32 [B] on the CPU.
+
+        Raises:
+            ValueError: a side of an image is more than 200 times as long as the other.
+        """
+        turns = [
+            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": self.question.about(prompt)}]}]
+            for prompt in prompts
+        ]
+        inputs = self.processor(
+            text=self.processor.apply_chat_template(turns, tokenize=False),
+            images=[resize(image) for image in images],
+            padding=True,
+            return_tensors="pt",
+            images_kwargs={"do_resize": False},
+        ).to(self.device)
+        found = self._hidden_states(inputs).float()
+        for place, (weight, bias) in enumerate(self.head):
+            found = torch.nn.functional.linear(found.relu() if place else found, weight, bias)
+        return found[:, MEAN].cpu()
+
+    def _hidden_states(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Hidden states [B, width] at the last `<|Reward|>` of each sample."""
+        ids = inputs["input_ids"]
+        embeddings = self.model.get_input_embeddings()(ids)
+        seen = self.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
+        places = (ids == self.model.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
+        embeddings = embeddings.masked_scatter(places, torch.cat(list(seen)).to(embeddings.dtype))
+        # The model was trained with the positions of a text: 0, 1, 2, ... also for the cells of the image.
+        positions = torch.arange(ids.shape[1], device=self.device).expand(3, *ids.shape)
+        found = self.model.language_model(
+            inputs_embeds=embeddings, attention_mask=inputs["attention_mask"], position_ids=positions, use_cache=False
+        ).last_hidden_state
+        is_reward = ids == self.processor.tokenizer.convert_tokens_to_ids(REWARD_TOKEN)
+        last = ids.shape[1] - 1 - is_reward.int().flip(1).argmax(dim=1)
+        states: Tensor = found[torch.arange(len(ids), device=self.device), last]
+        return states
+
+
+def hpsv3_problems(given: Mapping[str, Any]) -> list[str]:
+    """What is missing on this machine, a phrase each; nothing is loaded."""
+    found = []
+    try:
+        weights_file(str(given.get(MODEL) or WEIGHTS))
+    except FileNotFoundError as error:
+        found.append(str(error))
+    try:
+        config = model_folder(str(given.get(PROCESSOR) or BASE), PROCESSOR) / "config.json"
+        if not config.is_file():
+            found.append(f"{PROCESSOR}: {config} does not exist; write the folder of Qwen2-VL, such as {BASE}")
+    except FileNotFoundError as error:
+        found.append(str(error))
+    try:
+        read_question()
+    except FileNotFoundError as error:
+        found.append(str(error))
+    return found + device_problems(given)
+
+
+def weights_file(path: str) -> Path:
+    """The file of the weights: `path` itself, or in that folder or repository of the hub.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+    """
+    found = model_folder(path, MODEL)
+    file = found / FILE if found.is_dir() else found
+    if not file.is_file():
+        raise FileNotFoundError(f"{MODEL}: {file} does not exist; write the folder with {FILE}, or that file")
+    return file
+
+
+def read_question() -> Question:
+    """The question that the released weights were trained with, from the text of the package hpsv3.
+
+    Raises:
+        FileNotFoundError: the package is not installed, or has no such question.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"hpsv3 reads its question to the model from the package hpsv3; {INSTALL}")
+    file = Path(spec.submodule_search_locations[0]) / TEXTS
+    texts: dict[str, str] = {}
+    for line in ast.parse(file.read_text(encoding="utf-8")).body if file.is_file() else ():
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant):
+            texts |= {target.id: str(line.value.value) for target in line.targets if isinstance(target, ast.Name)}
+    before, after = texts.get("INSTRUCTION", ""), texts.get("prompt_with_special_token", "")
+    if "{text_prompt}" not in before or REWARD_TOKEN not in after:
+        raise FileNotFoundError(
+            f"{file} has no question with {{text_prompt}} and {REWARD_TOKEN}; 1.0.0 of hpsv3 has it"
+        )
+    return Question(before, after)
+
+
+def resize(image: Tensor) -> Any:
+    """The image, uint8 [3, H, W], as a PIL image of about `PIXELS` pixels whose sides are multiples of `CELL`.
+
+    Raises:
+        ValueError: a side is more than 200 times as long as the other.
+    """
+    from PIL import Image
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+    height, width = smart_resize(*image.shape[1:], factor=CELL, min_pixels=PIXELS, max_pixels=PIXELS)
+    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy())
+    return picture.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _take_head(weights: dict[str, Tensor], file: Path, config: Any) -> list[tuple[Tensor, Tensor]]:
+    """Remove the head from the weights of the file: weight and bias of each layer, fp32."""
+    names = [f"{layer}.{part}" for layer in HEAD for part in ("weight", "bias")]
+    if missing := [name for name in names if name not in weights]:
+        raise ValueError(f"{MODEL}: {file} lacks {', '.join(missing)} of the reward head; write the weights of HPSv3")
+    head = [(weights.pop(f"{layer}.weight").float(), weights.pop(f"{layer}.bias").float()) for layer in HEAD]
+    width = config.text_config.hidden_size
+    if head[0][0].shape[1] != width:
+        raise ValueError(
+            f"{MODEL}: {file} has a head for a model of width {head[0][0].shape[1]}, and the base model of {PROCESSOR} "
+            f"has the width {width}; write the base model that it was trained from, such as {BASE}"
+        )
+    if head[-1][0].shape[0] != OUTPUTS:
+        raise ValueError(
+            f"{MODEL}: the head of {file} returns {head[-1][0].shape[0]} numbers, expected mean and spread"
+        )
+    return head
+
+
+def _make_model(weights: dict[str, Tensor], file: Path, config: Any, folder: Path, tokens: int) -> Any:
+    """The model without heads, in the dtype of its weights.
+
+    Args:
+        tokens: number of tokens, with `<|Reward|>`.
+    """
+    from transformers import Qwen2VLModel
+
+    named = {_rename(name): tensor for name, tensor in weights.items() if not name.startswith("lm_head.")}
+    table = named.get("language_model.embed_tokens.weight")
+    if table is None:
+        raise ValueError(f"{MODEL}: {file} lacks the embeddings of tokens; write the weights of HPSv3")
+    if len(table) != tokens:
+        raise ValueError(
+            f"{MODEL}: {file} has embeddings of {len(table)} tokens, and the tokenizer of {folder} with {REWARD_TOKEN} "
+            f"has {tokens}; write the base model that it was trained from, such as {BASE}"
+        )
+    config.text_config.vocab_size = tokens
+    made, loading = Qwen2VLModel.from_pretrained(
+        None, config=config, state_dict=named, dtype=table.dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    for problem, said in (("missing_keys", "lacks"), ("mismatched_keys", "has other shapes of")):
+        if found := sorted(each if isinstance(each, str) else each[0] for each in loading[problem]):
+            raise ValueError(
+                f"{MODEL}: {file} {said} {len(found)} weights of the base model {folder}, such as {found[0]}; write "
+                f"the base model that it was trained from, such as {BASE}"
+            )
+    return made
+
+
+def _rename(name: str) -> str:
+    for pattern, replacement in _RENAMED:
+        name, count = re.subn(pattern, replacement, name)
+        if count:
+            break
+    return name
