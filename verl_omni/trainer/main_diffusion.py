@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_files(config)
     except (OSError, ValueError) as error:
         return _refuse(str(error))
-    return _run(config, stop, settings.without_effect(overrides, config))
+    return _run(config, stop, settings.without_effect(overrides, config, has_accelerator=has_accelerator))
 
 
 def _refuse(message: str) -> int:

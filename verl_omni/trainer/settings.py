@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_omni.trainer import reference_scorers, supported_values, unused_values
+from verl_omni.trainer import cpu_values, reference_scorers, supported_values, unused_values
 from verl_omni.trainer.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
 from verl_omni.workers.algorithms import registry
@@ -101,17 +101,21 @@ def _apply(config: DictConfig, overrides: Sequence[str]) -> None:
     ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
 
 
-def without_effect(overrides: Sequence[str], config: DictConfig | None = None) -> dict[str, str]:
+def without_effect(
+    overrides: Sequence[str], config: DictConfig | None = None, *, has_accelerator: bool = True
+) -> dict[str, str]:
     """The settings of the reference among `overrides` that do nothing here, each with the reason.
 
     Args:
         config: what `load` made of the overrides; with it, also settings with a value that changes nothing.
+        has_accelerator: without one, also settings with a value that changes nothing on a CPU.
     """
     given = {match["key"]: match["value"] or "" for override in overrides if (match := _KEY.match(override))}
     found = {name: rule.reason for name in given if isinstance(rule := find_rule(name), WithoutEffect)}
+    values = {name: _parsed(text) for name, text in given.items()}
     if config is not None:
-        found |= unused_values.find(config, {name: _parsed(text) for name, text in given.items()})
-    return found
+        found |= unused_values.find(config, values)
+    return found if has_accelerator else found | cpu_values.find(values)
 
 
 @dataclass(slots=True)

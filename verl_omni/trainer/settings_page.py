@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.trainer import cpu_values
 from verl_omni.trainer.generated_file import write_or_check
 from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
@@ -42,6 +44,9 @@ many of its 40 published recipes set a value.
 - **without effect**: accepted and named once at the start of a run, with this reason.
 - **only**: other values are refused, because this trainer does not have what they ask for.
 - **refused**: no value is accepted.
+
+On a machine without an accelerator, these settings of `actor_rollout_ref` have no effect either, and are named as well:
+{on_cpu}.
 """
 KINDS = ("used", "same as another", "without effect", "only the value that asks for nothing", "refused")
 
@@ -140,7 +145,9 @@ def render() -> str:
 def _parts(found: Sequence[Row]) -> Iterator[str]:
     counts = Counter(row.kind for row in found)
     table = "\n".join(f"| {kind} | {counts[kind]} |" for kind in KINDS if counts[kind])
-    yield HEADER.format(total=len(found), counts=table)
+    names = (name.removeprefix("actor_rollout_ref.") for name in {**cpu_values.REPLACED, **cpu_values.IGNORED})
+    on_cpu = textwrap.fill(", ".join(f"`{name}`" for name in names), 120)
+    yield HEADER.format(total=len(found), counts=table, on_cpu=on_cpu)
     section = ""
     for row in found:
         if (top := row.name.partition(".")[0]) != section:

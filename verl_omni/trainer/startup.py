@@ -12,7 +12,16 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import judges, machine, pools, process_counts, run_length, scorer_devices, sequence_split
+from verl_omni.trainer import (
+    cpu_values,
+    judges,
+    machine,
+    pools,
+    process_counts,
+    run_length,
+    scorer_devices,
+    sequence_split,
+)
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.trainer.generation_ahead import batches_ahead
 from verl_omni.trainer.pool_nodes import wait_for_nodes
@@ -110,6 +119,8 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
             ray_init = config.ray_kwargs.ray_init
             own_ray = ray_init.get("address", "local") == "local" and not ray_init.keys() - {"address", "num_cpus"}
             config.trainer.fork_workers = own_ray and not has_accelerator and can_fork_workers()
+        if not has_accelerator:
+            cpu_values.fill_in(config)
         pools.fill_in(rollout)
         if rollout.enable_sleep_mode is None:
             rollout.enable_sleep_mode = has_accelerator

@@ -24,7 +24,7 @@ class SharedRay:
 
     def train(self, overrides: Sequence[str]) -> None:
         """Run the trainer as its command line does, with actors of its own; fails if its exit code is not 0."""
-        from verl_omni.trainer import main_diffusion, operator_reporter, settings
+        from verl_omni.trainer import main_diffusion, operator_reporter, settings, startup
 
         config = settings.load(overrides)
         self._prepare(config)
@@ -33,8 +33,9 @@ class SharedRay:
             resources.callback(end_actors)
             main_diffusion.train_on(StaysUp(), run, resources, no_report, lambda: False)
 
+        unused = settings.without_effect(overrides, config, has_accelerator=startup.accelerator_present())
         with operator_reporter.from_environment() as reporter:
-            code = main_diffusion.run_training(config, reporter, train_on, settings.without_effect(overrides, config))
+            code = main_diffusion.run_training(config, reporter, train_on, unused)
         assert code == main_diffusion.OK, "the error is in the captured output"
 
     def _prepare(self, config: Any) -> None:

@@ -99,6 +99,20 @@ def test_a_server_alone_serves_with_defaults(cluster: Any, replica: Any, model: 
     ray.get(server.shutdown.remote(), timeout=60)
 
 
+def test_a_server_alone_names_the_settings_that_it_changes_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    from verl_omni.workers.config import DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
+
+    given = DiffusionRolloutConfig(tensor_model_parallel_size=4)
+    with caplog.at_level(logging.WARNING):
+        fitted = vLLMOmniHttpServer._init_config(object(), given)  # type: ignore[arg-type]
+    said = [record.getMessage() for record in caplog.records]
+    assert "rollout.tensor_model_parallel_size is 1 on a CPU, not 4" in said and len(said) == 4
+    caplog.clear()
+    vLLMOmniHttpServer._init_config(object(), fitted)  # type: ignore[arg-type]
+    assert caplog.records == []
+
+
 def test_the_log_says_why_a_replica_waits_for_accelerators(
     cluster: Any, model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,20 @@ def test_precision_and_activation_checkpointing_depend_on_the_machine(
     assert given.model.enable_gradient_checkpointing is False
 
 
+def test_on_a_cpu_the_engine_gets_settings_that_it_can_start_with(tmp_path: Path) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    given = (f"{rollout}.tensor_model_parallel_size=2", f"{rollout}.rollout_attn_backend=FLASH_ATTN")
+    sleeps = f"{rollout}.enable_sleep_mode=true"
+    made = fitted(tmp_path, "WanPipeline", *given, sleeps).rollout
+    assert (made.tensor_model_parallel_size, made.rollout_attn_backend, made.enable_sleep_mode) == (
+        1, "TORCH_SDPA", False,
+    )  # fmt: skip
+    kept = fitted(tmp_path, "WanPipeline", *given, sleeps, has_accelerator=True).rollout
+    assert (kept.tensor_model_parallel_size, kept.rollout_attn_backend, kept.enable_sleep_mode) == (
+        2, "FLASH_ATTN", True,
+    )  # fmt: skip
+
+
 def test_settings_that_do_not_go_together_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"fsdp_size: 3 does not divide the 4 ranks"):
         fitted(tmp_path, "WanPipeline", f"{FSDP}.fsdp_size=3", "trainer.n_gpus_per_node=4")

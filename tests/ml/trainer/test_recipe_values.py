@@ -7,10 +7,11 @@ abbreviated were completed. `<path>` stands for a path.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from verl_omni.trainer import settings, settings_page
+from verl_omni.trainer import cpu_values, main_diffusion, settings, settings_page
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOSS, CORRECTION, RM = f"{ACTOR}.diffusion_loss", "algorithm.rollout_correction", "reward.reward_model"
@@ -108,6 +109,41 @@ def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str],
     given = [*REQUIRED, f"{MODEL}.path=m", *given]
     found = settings.without_effect(given, settings.load(given))
     assert list(found) == [named] and found[named]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.rollout_attn_backend=FLASH_ATTN",
+        f"{ROLLOUT}.enable_sleep_mode=true", f"{ROLLOUT}.enforce_eager=false", f"{ROLLOUT}.gpu_memory_utilization=0.8",
+        f"{ACTOR}.fsdp_config.param_offload=true", f"{ACTOR}.fsdp_config.optimizer_offload=true",
+    ],
+)  # fmt: skip
+def test_a_value_that_changes_nothing_on_a_cpu_is_named_there(given: str) -> None:
+    name, value = given.split("=")
+    (named,) = settings.without_effect([given], has_accelerator=False).items()
+    assert named[0] == name and named[1].startswith("on a CPU ")
+    assert settings.without_effect([given], has_accelerator=True) == {}
+    default = cpu_values.REPLACED.get(name) or cpu_values.IGNORED[name]
+    plain = str(default[0]).lower() if isinstance(default[0], bool) else default[0]
+    assert settings.without_effect([f"{name}={plain}"], has_accelerator=False) == {} and str(plain) != value
+
+
+def test_a_run_on_a_cpu_names_them_once_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[dict[str, str]] = []
+    monkeypatch.setattr(main_diffusion, "_run", lambda config, stop, unused: found.append(dict(unused)) or 0)
+    monkeypatch.setattr(main_diffusion.startup, "prepare_environment", lambda has_accelerator: None)
+    monkeypatch.setattr(main_diffusion.startup, "accelerator_present", lambda: False)
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n' * 8)
+    given = [
+        f"{MODEL}.path=examples/shapes-sd3", f"data.train_files={tmp_path / 'x.jsonl'}", "reward.scorer=jpeg",
+        "trainer.total_training_steps=1", f"{ROLLOUT}.tensor_model_parallel_size=2",
+    ]  # fmt: skip
+    monkeypatch.chdir(Path(__file__).parents[3])
+    assert main_diffusion.main(given) == 0, capsys.readouterr().err
+    assert found == [{f"{ROLLOUT}.tensor_model_parallel_size": "on a CPU an engine is one process"}]
 
 
 def test_without_log_probabilities_of_the_engine_flow_grpo_trains_the_same() -> None:

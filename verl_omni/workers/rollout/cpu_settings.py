@@ -28,6 +28,13 @@ def changes(rollout: DiffusionRolloutConfig) -> dict[str, Any]:
     return {name: value for name, value in needed.items() if getattr(rollout, name) != value}
 
 
+def messages(rollout: DiffusionRolloutConfig) -> list[str]:
+    """A line for each of `changes`."""
+    return [
+        f"rollout.{name} is {value} on a CPU, not {getattr(rollout, name)}" for name, value in changes(rollout).items()
+    ]
+
+
 def fit(rollout: DiffusionRolloutConfig) -> DiffusionRolloutConfig:
     """The same settings with `changes`."""
     return replace(rollout, **found) if (found := changes(rollout)) else rollout

@@ -39,8 +39,8 @@ class vLLMOmniReplica(DeadlineReplica):
     ) -> None:
         config = omega_conf_to_dataclass(config)
         if get_device_name() == "cpu":
-            for name, value in cpu_settings.changes(config).items():
-                logger.warning("rollout.%s is %s on a CPU, not %s", name, value, getattr(config, name))
+            for message in cpu_settings.messages(config):
+                logger.warning(message)
             config = cpu_settings.fit(config)
         super().__init__(
             replica_rank, config, model_config, gpus_per_node, is_reward_model, is_teacher_model, name_suffix

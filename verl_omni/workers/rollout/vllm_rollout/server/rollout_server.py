@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,6 +34,8 @@ from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine,
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
+logger = logging.getLogger(__name__)
+
 
 class vLLMOmniHttpServer(EngineControlServer):
     """One replica's server: starts the engine, generates samples and serves HTTP."""
@@ -43,6 +46,8 @@ class vLLMOmniHttpServer(EngineControlServer):
     def _init_config(self, config: Any) -> DiffusionRolloutConfig:
         parsed = omega_conf_to_dataclass(config)
         if get_device_name() == "cpu":
+            for message in cpu_settings.messages(parsed):  # none where the replica has fitted them
+                logger.warning(message)
             parsed = cpu_settings.fit(parsed)
         # verl adds the replica's rank to the seed, which must therefore be a number.
         return replace(parsed, seed=0) if parsed.seed is None else parsed

@@ -1,0 +1,42 @@
+"""PURE: settings that are for accelerators: on a CPU their other values change nothing, each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+ROLLOUT, FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
+# Name: the value that holds on a CPU, and why. The engine cannot start with another one.
+REPLACED: dict[str, tuple[Any, str]] = {
+    f"{ROLLOUT}.tensor_model_parallel_size": (1, "an engine is one process"),
+    f"{ROLLOUT}.rollout_attn_backend": ("TORCH_SDPA", "attention is torch's"),
+    f"{ROLLOUT}.enable_sleep_mode": (False, "an engine that sleeps frees no memory"),
+}
+# Name: the value that asks for nothing, and why the others do nothing.
+IGNORED: dict[str, tuple[Any, str]] = {
+    f"{ROLLOUT}.enforce_eager": (True, "the engine compiles nothing"),
+    f"{ROLLOUT}.gpu_memory_utilization": (0.5, "the engine reserves no memory"),
+    f"{FSDP}.param_offload": (False, "weights are in host memory"),
+    f"{FSDP}.optimizer_offload": (False, "the optimizer state is in host memory"),
+}
+
+
+def fill_in(config: DictConfig) -> None:
+    """Replace the values that an engine on a CPU cannot start with."""
+    for name, (value, _) in REPLACED.items():
+        OmegaConf.update(config, name, value)
+
+
+def find(given: Mapping[str, Any]) -> dict[str, str]:
+    """The reason for each setting of a run whose value changes nothing on a CPU.
+
+    Args:
+        given: values by the names of the overrides.
+    """
+    return {
+        name: f"on a CPU {reason}"
+        for name, (value, reason) in {**REPLACED, **IGNORED}.items()
+        if given.get(name) not in (None, value)
+    }
