@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_omni.trainer import cpu_values, reference_scorers, supported_values, unused_values
 from verl_omni.trainer.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
-from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
+from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, copied_group, find_rule
 from verl_omni.workers.algorithms import registry
 from verl_omni.workers.algorithms.other_names import LOSS, resolve
 
@@ -227,6 +227,9 @@ def _unknown(override: str, known: Sequence[str]) -> str | None:
     key = match["key"]
     if key in known or _is_open(key):
         return None
+    for group in (key, key.rpartition(".")[0]):
+        if group not in known and (target := copied_group(group)):
+            return f"{key}: unknown setting; write {target}"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     if not near:
         last = key.rpartition(".")[2]

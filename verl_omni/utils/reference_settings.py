@@ -78,3 +78,13 @@ def find_rule(name: str) -> Rule | None:
     parts = name.split(".")
     groups = (".".join(parts[:count]) + GROUP for count in range(len(parts), 0, -1))
     return next((known[group] for group in groups if group in known), None)
+
+
+def copied_group(name: str) -> str | None:
+    """The group of which the group `name` has copies, e.g. `algorithm.rollout_correction`; None: it has none."""
+    targets = (
+        rule.name.rpartition(".")[0]
+        for known, rule in rules().items()
+        if isinstance(rule, Copied) and known.rpartition(".")[0] == name
+    )
+    return next(targets, None)

@@ -149,6 +149,47 @@ def test_a_copy_alone_sets_the_original() -> None:
     )
 
 
+CORRECTION, COPIES = "algorithm.rollout_correction", f"{ACTOR}.rollout_correction"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["bypass_mode=true"], ["rollout_is=token"], ["rollout_is=sequence", "rollout_is_threshold=3.0"],
+        ["rollout_rs=seq_mean_k1", "rollout_rs_threshold=0.5_2.0"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_the_actors_rollout_correction_is_that_of_the_algorithm(given: list[str]) -> None:
+    copies = settings.load([*REQUIRED, *(f"{COPIES}.{each}" for each in given)])
+    assert copies == settings.load([*REQUIRED, *(f"{CORRECTION}.{each}" for each in given)])
+    assert copies != settings.load(REQUIRED)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("loss_type=reinforce", f"{CORRECTION}.loss_type: reinforce is not supported; write ppo_clip"),
+        ("rollout_is_batch_normalize=true", f"{CORRECTION}.rollout_is_batch_normalize: True is not supported; write"),
+        ("rollout_is=geometric", f"{CORRECTION}.rollout_is: geometric is not supported; write None or token or seq"),
+        ("rollout_is_threshold=3", f"{CORRECTION}.rollout_is_threshold: 3 is not read without {CORRECTION}.rollout_is"),
+        ("rollout_rs_threshold=2", f"{CORRECTION}.rollout_rs_threshold: 2 is not read without {CORRECTION}.rollout_rs"),
+        ("rollout_rs=all", f"{CORRECTION}.rollout_rs: "),
+        ("level=token", f"{COPIES}.level: unknown setting; write {CORRECTION}"),
+    ],
+)
+def test_a_value_of_the_actors_rollout_correction_without_a_meaning_is_refused(given: str, said: str) -> None:
+    assert refusal(f"{COPIES}.{given}").startswith(said)
+
+
+@pytest.mark.parametrize("value", ["={rollout_is: token}", "=null"])
+def test_a_whole_group_of_copies_is_refused_with_the_group_to_write(value: str) -> None:
+    assert refusal(f"{COPIES}{value}") == f"{COPIES}: unknown setting; write {CORRECTION}"
+    assert refusal(f"~{COPIES}") == f"{COPIES}: unknown setting; write {CORRECTION}"
+    pipeline = "actor_rollout_ref.model.pipeline"
+    assert refusal(f"{pipeline}={{height: 8}}") == f"{pipeline}: unknown setting; write {ROLLOUT}.pipeline"
+
+
 def test_the_longest_name_of_a_group_counts() -> None:
     assert isinstance(find_rule("actor_rollout_ref.ref.veomni_config.seed"), Rejected)
     assert isinstance(find_rule("actor_rollout_ref.ref.log_prob_use_dynamic_bsz"), WithoutEffect)

@@ -182,6 +182,26 @@ def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
         ("actor", {"use_distill_loss": True}, "distillation from a teacher is not supported"),
         ("actor", {"loss_scale_factor": 2.0}, "the loss is the mean"),
         ("actor", {"rollout_correction": {"rollout_is": "token"}}, "write algorithm.rollout_correction.rollout_is"),
+        ("actor", {"rollout_correction": {"bypass_mode": True}}, "write algorithm.rollout_correction.bypass_mode"),
+        ("actor", {"rollout_correction": {"loss_type": "x"}}, "write algorithm.rollout_correction.loss_type"),
+        (
+            "actor", {"rollout_correction": {"rollout_is_threshold": 3.0}},
+            "rollout_is_threshold: 3.0 is not read here; write algorithm.rollout_correction.rollout_is_threshold",
+        ),
+        (
+            "actor", {"rollout_correction": {"rollout_is_batch_normalize": True}},
+            "write algorithm.rollout_correction.rollout_is_batch_normalize",
+        ),
+        ("actor", {"rollout_correction": {"rollout_rs": "token_k1"}}, "write algorithm.rollout_correction.rollout_rs"),
+        (
+            "actor", {"rollout_correction": {"rollout_rs_threshold": "0.5_2.0"}},
+            "write algorithm.rollout_correction.rollout_rs_threshold",
+        ),
+        (
+            "actor", {"rollout_correction": {"level": 1}},
+            "rollout_correction.level: unknown setting; the group has copies of algorithm.rollout_correction",
+        ),
+        ("actor", {"rollout_correction": "x"}, "x is not a group of settings; write algorithm.rollout_correction"),
         ("actor", {"grad_clip": 0.5, "optim": {"clip_grad": 2.0}}, "actor.optim.clip_grad: 2.0 differs from"),
         ("actor.optim", {"optimizer": "SGD"}, "actor.optim.optimizer: SGD is not supported; write AdamW"),
         ("actor.fsdp_config", {"forward_only": True}, "this trainer does not have it"),

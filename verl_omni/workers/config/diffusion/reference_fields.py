@@ -12,19 +12,20 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_omni.utils.reference_settings import GROUP, Copied, Rejected, WithoutEffect, find_rule, rules
+from verl_omni.utils.reference_settings import GROUP, Copied, Rejected, WithoutEffect, copied_group, find_rule, rules
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 logger = logging.getLogger(__name__)
 SETTINGS, ALGORITHM = "actor_rollout_ref.", "algorithm."
-# Copies of settings outside `actor_rollout_ref`, with the values that ask for nothing. A threshold is read with its
-# criterion only.
+# Copies of settings outside `actor_rollout_ref`, with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bypass_mode": (False,),
     "loss_type": ("ppo_clip",),
     "rollout_is": (None,),
     "rollout_is_batch_normalize": (False,),
+    "rollout_is_threshold": (None, 2.0),
     "rollout_rs": (None,),
+    "rollout_rs_threshold": (None,),
 }
 
 
@@ -47,8 +48,10 @@ def check(config: Any, section: str) -> None:
                 unused[name] = reason
             case Copied(name=target) if target.startswith(ALGORITHM) and not _is_neutral(target, value):
                 problems.append(f"{name}: {value} is not read here; write {target}, a setting of the trainer")
-            case None if _is_of_copies(name):
-                problems.append(f"{name}: unknown setting")
+            case None if group := copied_group(name):
+                problems.append(f"{name}: {value} is not a group of settings; write {group}")
+            case None if group := copied_group(name.rpartition(".")[0]):
+                problems.append(f"{name}: unknown setting; the group has copies of {group}")
             case _:
                 pass
     if problems:
@@ -135,15 +138,8 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _is_of_copies(name: str) -> bool:
-    """Whether the group of a setting has copies of others, which are all that it may have."""
-    group = name.rpartition(".")[0]
-    return any(known.rpartition(".")[0] == group and isinstance(rule, Copied) for known, rule in rules().items())
-
-
 def _is_neutral(target: str, value: Any) -> bool:
-    values = NEUTRAL.get(target.rpartition(".")[2])
-    return values is None or value in values
+    return value in NEUTRAL[target.rpartition(".")[2]]
 
 
 def _listed(values: tuple[Any, ...]) -> str:
