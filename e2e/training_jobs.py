@@ -84,5 +84,5 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 def joined(run: Path) -> list[int]:
     """The weight versions with which replicas joined after the start of the run."""
-    found = [re.fullmatch(r"replica \d+ joined with version (\d+)", event.get("text", "")) for event in events(run)]
+    found = [re.match(r"replica \d+ joined with version (\d+):", event.get("text", "")) for event in events(run)]
     return [int(match[1]) for match in found if match]

@@ -24,7 +24,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     import torch
 
     from verl_omni.trainer.operator_reporter import OperatorReporter
-    from verl_omni.trainer.replica_reports import RunReports
+    from verl_omni.trainer.replica_reports import JoinTimes, RunReports
     from verl_omni.trainer.run_folder import RunFolder
     from verl_omni.utils.metrics_writer import MetricsWriter
 
@@ -44,12 +44,13 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         "timing_s/step": 4.25, "timing_s/sync": 0.1, "images_per_s": 12.5, "actor/loss": float("inf"),
     }  # fmt: skip
     with OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer)) as reporter:
-        reports = RunReports(None, MetricsWriter(), reporter.note)
+        folder = RunFolder(tmp_path / ("long" * 40) / "run", reporter.post)
+        reports = RunReports(folder, MetricsWriter(), reporter.note)
         reports.queued(96)
         reports.versions({"10.0.0.7": 3})
-        folder = RunFolder(tmp_path / ("long" * 40) / "run", reporter.post)
         config = OmegaConf.create({"trainer": {"total_training_steps": 10}})
         folder.start(config, resumed_from=None)
+        reports.joined(2, 3, JoinTimes(2.0, 21.5, 4.25))
         folder.event("phase", text="starting Ray: naïve \x1b[0m")
         folder.step(metrics, eta_s=28.5, samples=96)
         folder.step({"step": 4, "reward/mean": float("nan")}, eta_s=None)
@@ -62,7 +63,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         folder.event("done", step=10, report="/runs/report.html")
         reporter.post({"event": "heartbeat"})
     parsed = [parse_event(body) for body in posted]
-    assert len(parsed) == 14
+    assert len(parsed) == 15
     assert [event.queued for event in parsed if event.queued is not None] == [96], "once, with the first event"
     assert [event.replica_versions for event in parsed if event.replica_versions is not None] == [{"10.0.0.7": 3}]
     step = next(event for event in parsed if event.event == "step")

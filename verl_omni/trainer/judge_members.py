@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from verl_omni.trainer.replica_reports import ReplicaReports
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports
 
 
 class JudgeRouting(Protocol):
@@ -48,12 +48,12 @@ class JudgeMembers:
         with self._lock:
             return list(self.serving)
 
-    def join(self, replica: Any) -> None:
+    def join(self, replica: Any, times: JoinTimes) -> None:
         """Send a started replica questions."""
         with self._lock:
             self.routing.add(replica.server_address)
             self.serving.append(replica)
-            self.reports.joined(replica.replica_rank, 0)
+            self.reports.joined(replica.replica_rank, 0, times)
 
     def lose(self, replica: Any, reason: str) -> None:
         """Remove a replica that is gone, or does not answer; its questions go to others."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_omni.trainer.replica_pool import Room
+from verl_omni.trainer.replica_pool import Room, StartedReplica
+from verl_omni.trainer.replica_reports import JoinTimes
 
 logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0
@@ -45,18 +47,20 @@ class RayLauncher:
             frozenset(rank for rank, node in places.items() if node in draining and node in alive),
         )
 
-    def start(self, rank: int) -> Any:
+    def start(self, rank: int) -> StartedReplica:
         """See `Launcher`."""
         self._starting[rank] = replica = self.make(rank)
+        begun = time.monotonic()
         try:
             replica.place()
+            placed = time.monotonic()
             asyncio.run(asyncio.wait_for(replica.launch_servers(), self.deadline))
         except BaseException:
             self.stop(replica)
             raise
         finally:
             del self._starting[rank]
-        return replica
+        return StartedReplica(replica, JoinTimes(placed - begun, time.monotonic() - placed))
 
     def idle(self, replica: Any) -> bool:
         """See `Launcher`."""

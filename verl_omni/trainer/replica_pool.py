@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from verl_omni.trainer.replica_reports import ReplicaReports
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports
 from verl_omni.utils.root_cause import describe_error
 
 logger = logging.getLogger(__name__)
@@ -33,13 +33,21 @@ class Room:
     leaving: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class StartedReplica:
+    """A replica whose engine is ready, and how long place and start took."""
+
+    replica: Any
+    times: JoinTimes
+
+
 class Launcher(Protocol):
     """Starts and stops the processes of replicas."""
 
     def room(self, replicas: Iterable[Any]) -> Room:
         """The nodes as they are now, with what becomes of `replicas`."""
 
-    def start(self, rank: int) -> Any:
+    def start(self, rank: int) -> StartedReplica:
         """Start a replica on a node with room, and wait until its engine is ready.
 
         Raises:
@@ -64,8 +72,8 @@ class Members(Protocol):
     def all(self) -> list[Any]:
         """The replicas that serve, and those that are about to."""
 
-    def join(self, replica: Any) -> None:
-        """Add a started replica."""
+    def join(self, replica: Any, times: JoinTimes) -> None:
+        """Add a replica that has started."""
 
     def lose(self, replica: Any, reason: str) -> None:
         """Remove a replica that is gone."""
@@ -176,7 +184,7 @@ class ReplicaPool(Generic[M]):
 
     def _start(self, rank: int) -> None:
         try:
-            replica = self._launcher.start(rank)
+            started = self._launcher.start(rank)
         except Exception as error:  # noqa: BLE001  a node may disappear at any moment; the run goes on without it
             with self._lock:
                 self._starting -= 1
@@ -188,7 +196,7 @@ class ReplicaPool(Generic[M]):
                 self.updates.reports.start_failed(text)
             return
         with self._lock:
-            self.updates.join(replica)
+            self.updates.join(started.replica, started.times)
             self._starting -= 1
             self._failures = 0
 

@@ -14,10 +14,33 @@ from verl_omni.utils.metrics_writer import MetricsWriter
 QUEUED_SAMPLES, REPLICA_VERSIONS = "rollout/queued_samples", "rollout/replica_versions"
 
 
+@dataclass(frozen=True, slots=True)
+class JoinTimes:
+    """How long a replica took to join.
+
+    Attributes:
+        place_s: seconds until a node had room for it.
+        start_s: seconds from then until its engine was ready.
+        sync_s: seconds from then until it had the weights; 0 for a judge, which gets none.
+    """
+
+    place_s: float
+    start_s: float
+    sync_s: float = 0.0
+
+    def describe(self) -> str:
+        """Place and start, for people."""
+        return f"{self.place_s:.1f} s for a place, {self.start_s:.1f} s to start"
+
+    def fields(self) -> dict[str, float]:
+        """Place and start, for programs."""
+        return {"place_s": round(self.place_s, 3), "start_s": round(self.start_s, 3)}
+
+
 class ReplicaReports:
     """Hears of replicas, and does nothing. Methods are called from several threads, but never by two at once."""
 
-    def joined(self, rank: int, version: int) -> None:
+    def joined(self, rank: int, version: int, times: JoinTimes) -> None:
         """A replica that was added has this version, and serves."""
 
     def leaving(self, rank: int) -> None:
@@ -59,10 +82,11 @@ class RunReports(ReplicaReports):
     _waits: bool = False
 
     @override
-    def joined(self, rank: int, version: int) -> None:
+    def joined(self, rank: int, version: int, times: JoinTimes) -> None:
         self._waits = False
         self.writer.add(exported.REPLICAS_ADDED, 1)
-        self.folder.event("phase", text=f"replica {rank} joined with version {version}")
+        text = f"replica {rank} joined with version {version}: {times.describe()}, {times.sync_s:.1f} s for the weights"
+        self.folder.event("phase", text=text, **times.fields(), sync_s=round(times.sync_s, 3))
 
     @override
     def leaving(self, rank: int) -> None:
@@ -110,8 +134,8 @@ class JudgeReports(ReplicaReports):
     folder: Any  # RunFolder
 
     @override
-    def joined(self, rank: int, version: int) -> None:
-        self.folder.event("phase", text=f"judge replica {rank} joined")
+    def joined(self, rank: int, version: int, times: JoinTimes) -> None:
+        self.folder.event("phase", text=f"judge replica {rank} joined: {times.describe()}", **times.fields())
 
     @override
     def leaving(self, rank: int) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from verl_omni.trainer.replica_reports import ReplicaReports
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class ReplicaUpdates:
         patience: seconds that an update waits for `least` replicas (`rollout.deadline_seconds`).
         reports: what hears of replicas that join and leave.
         left: replicas that serve no more, whose processes are still to be stopped.
+        clock: seconds, for the reports.
     """
 
     transport: Transport
@@ -66,7 +68,9 @@ class ReplicaUpdates:
     patience: float
     reports: ReplicaReports = field(default_factory=ReplicaReports)
     left: list[Any] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic
     _joining: list[Any] = field(default_factory=list)
+    _started: dict[int, tuple[JoinTimes, float]] = field(default_factory=dict)  # by rank, with the end of the start
     _held: dict[int, int] = field(default_factory=dict)  # version of each replica in `replicas`, by rank
     _reasons: list[str] = field(default_factory=list)
     _generating: int | None = None
@@ -120,10 +124,11 @@ class ReplicaUpdates:
         with self._changed:
             return [*self.replicas, *self._joining]
 
-    def join(self, replica: Any) -> None:
+    def join(self, replica: Any, times: JoinTimes) -> None:
         """Add a started replica, which serves once an update has reached it."""
         with self._changed:
             self._joining.append(replica)
+            self._started[replica.replica_rank] = (times, self.clock())
             self._changed.notify_all()
 
     def lose(self, replica: Any, reason: str) -> None:
@@ -203,7 +208,8 @@ class ReplicaUpdates:
             self.transport.add(back)
             logger.warning("replicas %s have version %d and serve", [each.replica_rank for each in back], version)
         for each in joined:
-            self.reports.joined(each.replica_rank, version)
+            times, since = self._started.pop(each.replica_rank)
+            self.reports.joined(each.replica_rank, version, replace(times, sync_s=self.clock() - since))
         self.reports.serving(len(self.replicas))
 
     def _drop(self, lost: Sequence[tuple[Any, str]]) -> None:
@@ -222,7 +228,9 @@ class ReplicaUpdates:
     def _forget(self, gone: Sequence[Any]) -> None:
         self.replicas = [each for each in self.replicas if each not in gone]
         self._joining = [each for each in self._joining if each not in gone]
-        self._held = {rank: self._held[rank] for rank in self._held if rank not in {each.replica_rank for each in gone}}
+        for each in gone:
+            self._held.pop(each.replica_rank, None)
+            self._started.pop(each.replica_rank, None)
         self.reports.serving(len(self.replicas))
 
 

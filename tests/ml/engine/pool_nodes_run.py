@@ -64,8 +64,8 @@ def main() -> int:
                 killing.result()
             return made
 
-        def joining(replica: Any) -> None:
-            join(replica)
+        def joining(replica: Any, times: Any) -> None:
+            join(replica, times)
             joined.set()
 
         stack.weights.update_weights, stack.agent_loop.generate_sequences = updating, generating

@@ -34,8 +34,8 @@ def main() -> int:
                 assert all(started.acquire(timeout=120) for _ in range(2)), "no replica was started"
             return update(global_steps=global_steps)
 
-        def joining(replica: Any) -> None:
-            join(replica)
+        def joining(replica: Any, times: Any) -> None:
+            join(replica, times)
             started.release()
 
         def generating(prompts: Any) -> Any:

@@ -57,7 +57,7 @@ def test_engines_and_trainer_stay_in_their_pools_and_a_lost_node_is_replaced(tmp
     (lost,) = (line for line in ended.stdout.splitlines() if line.startswith("warning: replica"))
     assert "serves no more" in lost
     # Its number is 2, or higher if a start on the lost node was tried first.
-    (joined,) = re.findall(r"^replica (\d+) joined with version (\d+)$", ended.stdout, re.MULTILINE)
+    (joined,) = re.findall(r"^replica (\d+) joined with version (\d+): ", ended.stdout, re.MULTILINE)
     assert int(joined[0]) >= 2 and joined[1] == "2"
     # A drained node ends by itself when its replica has finished its samples, and before its time is over.
     assert written["drained"] == [True]

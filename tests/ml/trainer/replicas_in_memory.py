@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from verl_omni.trainer.replica_pool import ReplicaPool, Room
-from verl_omni.trainer.replica_reports import ReplicaReports
+from verl_omni.trainer.replica_pool import ReplicaPool, Room, StartedReplica
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports
 from verl_omni.trainer.replica_updates import ReplicaUpdates
 
 
@@ -93,14 +93,14 @@ class Nodes(Generic[R]):
         leaving = frozenset(each.replica_rank for each in known if self.nodes.get(each.node) == "leaving")
         return Room(sum(state == "ready" for state in self.nodes.values()), gone, leaving)
 
-    def start(self, rank: int) -> R:
+    def start(self, rank: int) -> StartedReplica:
         used = {each.node for each in self.replicas if not each.stopped}
         free = [node for node, state in self.nodes.items() if state == "ready" and node not in used]
         if self.start_fails or not free:
             raise ConnectionError("no node has room")
         assert rank not in {each.replica_rank for each in self.replicas}, "named actors would collide"
         self.replicas.append(self.make(rank, free[0]))
-        return self.replicas[-1]
+        return StartedReplica(self.replicas[-1], JoinTimes(4.0, 20.0))
 
     def give_up(self) -> None:
         """Every start has ended when this is called, because it runs in the thread of the pool."""
@@ -157,7 +157,7 @@ class Recorded(ReplicaReports):
         self.found: dict[str, int] = {}
         self.left: set[int] = set()
 
-    def joined(self, rank: int, version: int) -> None:
+    def joined(self, rank: int, version: int, times: JoinTimes) -> None:
         self.lines.append(f"joined {rank} at {version}")
 
     def leaving(self, rank: int) -> None:
@@ -188,7 +188,7 @@ def pool_of(
         memory.nodes[number] = "ready"
         memory.replicas.append(Replica(number, number))
     memory.add(memory.replicas)
-    updates = ReplicaUpdates(memory, list(memory.replicas), least, patience, Recorded())
+    updates = ReplicaUpdates(memory, list(memory.replicas), least, patience, Recorded(), clock=clock or (lambda: 0.0))
     updates.update_weights(0)
     return ReplicaPool(
         updates, memory, count, looked=lambda: updates.looked(sum(each.requests for each in memory.replicas)),

@@ -170,7 +170,8 @@ def test_a_lost_replica_is_replaced_and_both_are_reported() -> None:
     pool.look()  # stops what is left of it, and starts another one
     assert list(memory.router) == ["host:0", "host:2"] and memory.replicas[1].stopped == 1
     assert folder.warnings("ReplicaRemoved") == ["judge replica 1 serves no more: it ended"]
-    assert ("phase", {"text": "judge replica 2 joined"}) in folder.events
+    text = "judge replica 2 joined: 4.0 s for a place, 20.0 s to start"
+    assert ("phase", {"text": text, "place_s": 4.0, "start_s": 20.0}) in folder.events
     memory.remove("host:0", "TimeoutError: no connection")
     memory.start_fails = True
     pool.look()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ml.trainer.replicas_in_memory import Addressed, Memory, Replica, pool_of
-from verl_omni.trainer.replica_pool import RETRY_MOST_SECONDS, RETRY_SECONDS
+from verl_omni.trainer.replica_pool import RETRY_MOST_SECONDS, RETRY_SECONDS, StartedReplica
+from verl_omni.trainer.replica_reports import JoinTimes, JudgeReports, RunReports
+from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.utils.metrics_writer import MetricsWriter
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 
@@ -27,6 +32,31 @@ def test_a_lost_replica_is_replaced_and_the_new_one_serves_with_the_next_version
     assert memory.sent == [(0, (0, 1)), (1, (0, 2))]
     reports: Any = pool.updates.reports
     assert reports.lines == ["replica 1 serves no more: its node is gone", "joined 2 at 1"]
+
+
+def test_a_replica_that_joins_reports_how_long_place_start_and_weights_took() -> None:
+    now = 100.0
+    memory = Memory()
+    pool = pool_of(memory, 1, clock=lambda: now)
+    found: list[tuple[int, int, JoinTimes]] = []
+    reports: Any = pool.updates.reports
+    reports.joined = lambda *joined: found.append(joined)
+    memory.nodes[1] = "ready"
+    pool.look()
+    now += 7.0
+    pool.updates.update_weights(1)
+    assert found == [(1, 1, JoinTimes(4.0, 20.0, 7.0))]
+
+
+def test_the_run_folder_has_the_times_of_a_replica_that_joined(tmp_path: Path) -> None:
+    RunReports(RunFolder(tmp_path), MetricsWriter()).joined(3, 5, JoinTimes(2.0, 21.04, 4.5))
+    JudgeReports(RunFolder(tmp_path)).joined(2, 0, JoinTimes(0.25, 7.0))
+    text = "replica 3 joined with version 5: 2.0 s for a place, 21.0 s to start, 4.5 s for the weights"
+    assert [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()] == [
+        {"event": "phase", "text": text, "place_s": 2.0, "start_s": 21.04, "sync_s": 4.5},
+        {"event": "phase", "text": "judge replica 2 joined: 0.2 s for a place, 7.0 s to start", "place_s": 0.25,
+         "start_s": 7.0},
+    ]  # fmt: skip
 
 
 def test_each_look_reports_the_version_of_the_replicas_that_serve_by_host() -> None:
@@ -129,7 +159,7 @@ def test_an_update_waits_for_the_replicas_that_the_run_needs() -> None:
     reports.waiting = lambda serving, least: waits.set()  # type: ignore[method-assign]
     done.start()
     assert waits.wait(30)
-    pool.updates.join(late)
+    pool.updates.join(late, JoinTimes(0.0, 0.0))
     done.join(30)
     assert not done.is_alive()
     assert memory.sent == [(0, (0, 1)), (1, (0, 1)), (1, (2,))], "those that have the weights get them once"
@@ -184,7 +214,7 @@ class Blocked(Memory):
         super().__init__()
         self.given_up = threading.Event()
 
-    def start(self, rank: int) -> Replica:
+    def start(self, rank: int) -> StartedReplica:
         assert self.given_up.wait(100), "the start was not given up"
         raise ConnectionError("given up")
 
