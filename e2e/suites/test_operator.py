@@ -168,8 +168,22 @@ def test_rollout_pods_follow_the_reported_queue_and_nothing_else_changes_their_n
 def test_rollout_pods_are_replaced_one_by_one_and_replaced_again_if_the_new_ones_do_not_serve(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
 ) -> None:
-    rollout = {"placement": "Separate", "replicas": 2, "updateStrategy": {"progressDeadlineSeconds": 3}}
-    job = JobOnPlane(api, namespace, spec={"rollout": rollout})
+    replace_and_roll_back(installed, running, api, namespace, "rollout")
+
+
+def test_reward_pods_are_replaced_one_by_one_and_replaced_again_if_the_new_ones_do_not_serve(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    replace_and_roll_back(installed, running, api, namespace, "reward")
+
+
+def replace_and_roll_back(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str, pool: str
+) -> None:
+    """Change the image of the two pods of a pool to one whose pods serve, then to one whose pods do not."""
+    own = {"placement": "Separate", "replicas": 2, "updateStrategy": {"progressDeadlineSeconds": 3}}
+    judged = {"scorers": [{"name": "judged", "builtin": "genrm_ocr"}], "model": {"base": "org/judge", **own}}
+    job = JobOnPlane(api, namespace, spec={"rollout": own} if pool == "rollout" else {"reward": judged})
     job.submit()
     job.run(1)
     token = job.report_token(job.add_trainer(1))
@@ -181,9 +195,13 @@ def test_rollout_pods_are_replaced_one_by_one_and_replaced_again_if_the_new_ones
         found: dict[str, Any] = api.get(path)["spec"]["workerGroupSpecs"][1]
         return found
 
+    def edit(image: str) -> None:
+        changed = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": image}]}}}
+        api.patch(job.own_path, {"spec": {pool: changed if pool == "rollout" else {"model": changed}}})
+
     def add(number: int, *, serves: bool = True) -> str:
-        """KubeRay makes a pod, and its replica gets weights."""
-        name, _ = job.add_pod(1, f"rollout-{number}", "rollout")
+        """KubeRay makes a pod, and its replica serves."""
+        name, _ = job.add_pod(1, f"{pool}-{number}", pool)
         if serves:
             address = f"10.1.0.{number}"
             ready = [{"type": "Ready", "status": "True"}]
@@ -194,7 +212,7 @@ def test_rollout_pods_are_replaced_one_by_one_and_replaced_again_if_the_new_ones
 
     def named() -> set[str]:
         """The trainer reports, and the names of the pods that KubeRay is to delete and has not deleted."""
-        httpx.post(url, json={"event": "heartbeat", "rollout/replica_versions": serving}, headers=sent)
+        httpx.post(url, json={"event": "heartbeat", f"{pool}/replica_versions": serving}, headers=sent)
         there = {pod["metadata"]["name"] for pod in api.get(pods)["items"]}
         return there & {*group().get("scaleStrategy", {}).get("workersToDelete", ())}
 
@@ -208,31 +226,30 @@ def test_rollout_pods_are_replaced_one_by_one_and_replaced_again_if_the_new_ones
     first, second = add(1), add(2)
     deadlines.wait_until("the report", JOB_SEEN, lambda: named() == set())
     mark = installed.audit.mark()
-    image = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": "rollout:2"}]}}}
-    api.patch(job.own_path, {"spec": {"rollout": image}})
+    edit("image:2")
     third = replaced(first, 3)
     job.await_condition("Updated", "False", "RollingUpdate")
     fourth = replaced(second, 4)
     deadlines.wait_until("no pod to be replaced", JOB_SEEN, lambda: named() == set())
     job.await_condition("Updated", "True", "AsRequested")
-    job.await_status("2 updated pods", lambda status: status["rollout"]["updated"] == 2)
-    assert group()["template"]["spec"]["containers"][0]["image"] == "rollout:2"
+    if pool == "rollout":
+        job.await_status("2 updated pods", lambda status: status["rollout"]["updated"] == 2)
+    assert group()["template"]["spec"]["containers"][0]["image"] == "image:2"
     calls = [call for call in installed.audit.calls(mark) if call.user_agent.startswith(AGENT) and call.code < 300]
     made = Counter((call.verb, call.resource) for call in calls)
     assert made["patch", "rayclusters"] == 4, "the template, each pod, and the end"
     template = group()["template"]
 
-    image["podTemplate"]["spec"]["containers"][0]["image"] = "rollout:3"
-    api.patch(job.own_path, {"spec": {"rollout": image}})
+    edit("image:3")
     fifth = replaced(third, 5, serves=False)
-    assert group()["template"]["spec"]["containers"][0]["image"] == "rollout:3"
+    assert group()["template"]["spec"]["containers"][0]["image"] == "image:3"
     found = job.await_condition("Updated", "False", "RolledBack")
-    assert "did not serve within 3 s" in found["message"]
+    assert found["message"].startswith(f"{pool} pods with the current spec did not serve within 3 s")
     assert group()["template"] == template
     sixth = replaced(fifth, 6)
     deadlines.wait_until("no pod to be replaced", JOB_SEEN, lambda: named() == set())
     assert {pod["metadata"]["name"] for pod in api.get(pods)["items"]} >= {fourth, sixth}
-    job.await_events("RollingUpdate", "RolloutsUpdated", "RolledBack")
+    job.await_events("RollingUpdate", "PodsUpdated", "RolledBack")
     assert (job.condition("Updated")["reason"], job.status()["attempts"]) == ("RolledBack", 1)
 
 

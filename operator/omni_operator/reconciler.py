@@ -29,9 +29,9 @@ from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_fac
 from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
+from omni_operator.cluster.pod_replacement import replace_pods
 from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.cluster.refusals import BACKOFF_MOST, NO_REFUSALS, NO_SERVER_ERRORS, Refusals, ServerErrors
-from omni_operator.cluster.rollout_group import change_rollout_group
 from omni_operator.plan import ClusterSettings
 from omni_operator.spec_cache import SpecCache, ValidSpec
 from omni_operator.status.decision import decide
@@ -39,7 +39,7 @@ from omni_operator.status.events import find_events
 from omni_operator.status.job_facts import JobFacts
 from omni_operator.status.job_status import Context, derive_invalid_status, derive_status, find_heartbeat
 from omni_operator.status.observation import Observation, TrainerReport
-from omni_operator.status.rolling import hold_template
+from omni_operator.status.rolling import hold_templates
 from omni_operator.status.situation import (
     Active,
     CreateAttempt,
@@ -193,7 +193,7 @@ class Reconciler:
         if not status.finished:
             await self._recover_rayjob(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
-        facts = hold_template(facts, observed, lambda number: self._unchanged(spec, observed, number))
+        facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
         decision = decide(facts, observed, status, self.timeouts, now)
         refused_spec = None if status.finished else spec.refused
         # The operator's settings may have become stricter: a running attempt continues to its end.
@@ -322,8 +322,8 @@ class Reconciler:
                 self.reports.ask_checkpoint(key, since)
             case _:
                 assert spec is not None
-                rendered = spec.rollout_group(step.cluster.attempt)
-                answer = await change_rollout_group(self.cluster, key[0], step, rendered, self.clock())
+                rendered = spec.group(step.group.name, step.cluster.attempt)
+                answer = await replace_pods(self.cluster, key[0], step, rendered, self.clock())
                 self.cache.put(RAYCLUSTERS, answer)
 
     async def _remove_finalizer(self, key: Key) -> None:

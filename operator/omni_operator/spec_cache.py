@@ -21,8 +21,8 @@ from omni_operator.plan import (
     describe_refusals,
     digest_attempt,
     render_attempt,
+    render_group,
     render_job_objects,
-    render_rollout_group,
 )
 
 KEPT = 64  # several times the passes that run at the same time
@@ -51,9 +51,9 @@ class ValidSpec:
         self._digests[number] = body["metadata"]["annotations"][RENDERED_ANNOTATION]
         return body
 
-    def rollout_group(self, number: int) -> Body:
-        """The worker group of the rollout pods of an attempt."""
-        return render_rollout_group(self.job, number, self._settings)
+    def group(self, name: str, number: int) -> Body:
+        """A worker group of an attempt."""
+        return render_group(self.job, name, number, self._settings)
 
     def digest(self, number: int) -> str:
         """Digest of the RayJob of an attempt."""

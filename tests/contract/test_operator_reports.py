@@ -24,7 +24,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     import torch
 
     from verl_omni.trainer.operator_reporter import OperatorReporter
-    from verl_omni.trainer.replica_reports import JoinTimes, RunReports
+    from verl_omni.trainer.replica_reports import JoinTimes, JudgeReports, RunReports
     from verl_omni.trainer.run_folder import RunFolder
     from verl_omni.utils.metrics_writer import MetricsWriter
 
@@ -48,6 +48,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         reports = RunReports(folder, MetricsWriter(), reporter.note)
         reports.queued(96)
         reports.versions({"10.0.0.7": 3})
+        JudgeReports(folder, reporter.note).versions({"10.0.0.9": 0})
         config = OmegaConf.create({"trainer": {"total_training_steps": 10}})
         folder.start(config, resumed_from=None)
         reports.joined(2, 3, JoinTimes(2.0, 21.5, 4.25))
@@ -66,6 +67,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     assert len(parsed) == 15
     assert [event.queued for event in parsed if event.queued is not None] == [96], "once, with the first event"
     assert [event.replica_versions for event in parsed if event.replica_versions is not None] == [{"10.0.0.7": 3}]
+    assert [event.judge_versions for event in parsed if event.judge_versions is not None] == [{"10.0.0.9": 0}]
     step = next(event for event in parsed if event.event == "step")
     assert step.model_dump(exclude_none=True) == {
         "attempt": 2, "event": "step", "step": 3, "reward_mean": 0.5, "validation_reward": 0.25, "version": 3,

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, host_of
 
 
 class JudgeRouting(Protocol):
@@ -78,10 +78,14 @@ class JudgeMembers:
             return found
 
     def looked(self) -> None:
-        """What the pool does at the end of each look: lose the replicas that refuse questions, or have ended."""
+        """What the pool does at the end of each look: lose replicas that refuse questions, or have ended, and report.
+
+        The others serve, with the only version of a judge's weights: 0.
+        """
         with self._lock:
             failed, dead = self.routing.failed(), self.routing.dead(self.serving)
             for replica in list(self.serving):
                 reason = dead.get(replica.replica_rank) or failed.get(replica.server_address)
                 if reason:
                     self.lose(replica, reason)
+            self.reports.versions({host_of(each.server_address): 0 for each in self.serving})

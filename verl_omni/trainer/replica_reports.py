@@ -12,6 +12,7 @@ from verl_omni.utils import exported_metrics as exported
 from verl_omni.utils.metrics_writer import MetricsWriter
 
 QUEUED_SAMPLES, REPLICA_VERSIONS = "rollout/queued_samples", "rollout/replica_versions"
+JUDGE_VERSIONS = "reward/replica_versions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,10 @@ class RunReports(ReplicaReports):
 
 @dataclass
 class JudgeReports(ReplicaReports):
-    """Reports of a judge's replicas in the run folder, which the operator gets too."""
+    """Reports of a judge's replicas in the run folder, which the operator gets too; see `RunReports`."""
 
     folder: Any  # RunFolder
+    note: Callable[[str, int | Mapping[str, int]], None] = lambda name, value: None
 
     @override
     def joined(self, rank: int, version: int, times: JoinTimes) -> None:
@@ -152,3 +154,12 @@ class JudgeReports(ReplicaReports):
     @override
     def start_failed(self, message: str) -> None:
         self.folder.event("warning", reason="ReplicaNotStarted", message=message)
+
+    @override
+    def versions(self, found: Mapping[str, int]) -> None:
+        self.note(JUDGE_VERSIONS, dict(found))
+
+
+def host_of(address: str) -> str:
+    """The host of HOST:PORT, in a cluster the address of the pod; IPv6 addresses without their brackets."""
+    return address.rpartition(":")[0].strip("[]")

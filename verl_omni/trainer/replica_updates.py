@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, host_of
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class ReplicaUpdates:
         with self._changed:
             for each in self.replicas:
                 if (version := self._held.get(each.replica_rank)) is not None:
-                    host = each.server_address.rpartition(":")[0].strip("[]")
+                    host = host_of(each.server_address)
                     found[host] = min(version, found.get(host, version))
         return found
 

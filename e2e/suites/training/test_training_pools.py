@@ -12,7 +12,7 @@ from e2e.drl import run_drl
 from e2e.jobs import Job
 from e2e.system import System
 from e2e.training_jobs import joined, metrics, on_two_vendors, pods, the_pod
-from omni_operator.api.names import TEMPLATE_LABEL
+from omni_operator.api.names import ROLLOUT_GROUP, rolling_names
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
@@ -84,7 +84,8 @@ def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
     job.await_condition("Updated", "True", within=GONE)
     replaced = the_pod(api, space, NAME, "rollout")
     assert replaced["metadata"]["uid"] != new["metadata"]["uid"]
-    assert replaced["metadata"]["labels"][TEMPLATE_LABEL] != new["metadata"]["labels"][TEMPLATE_LABEL]
+    label = rolling_names(ROLLOUT_GROUP).template
+    assert replaced["metadata"]["labels"][label] != new["metadata"]["labels"][label]
     await_step(job, version + 2, JOINED)
 
     api.patch(job.own_path, {"spec": {"suspend": True}})

@@ -12,9 +12,9 @@ from .base import Cel, Line, StrictModel, Violation, remote_scheme
 from .model import MODEL_ID, NO_HOME, NO_URL
 from .platform import PoolScheduling
 from .pod_template import PodTemplate
-from .pods import Accelerator, Resources, SharedMemory
+from .pods import Accelerator, PodReplacement, Resources, SharedMemory
 
-OF_OWN_PODS = ("accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
+OF_OWN_PODS = ("updateStrategy", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
 OWN_PODS_ONLY = "must not be given with placement Colocated: the judge runs in the trainer's pods; write Separate"
 ALL_PODS = "must be 1 with placement Colocated: the judge uses all accelerators of the trainer; write Separate"
 
@@ -39,6 +39,11 @@ class JudgeModel(StrictModel):
         default=1, ge=1, le=1024, description="Number of reward pods, which may change while the job runs. In a local "
         "run, all accelerators are of one machine. Separate only.",
     )  # fmt: skip
+    update_strategy: PodReplacement | None = Field(
+        default=None,
+        description="How reward pods are replaced when resources, sharedMemory, scheduling or podTemplate change while "
+        "an attempt runs. Default: one at a time. Separate and cluster only.",
+    )
     accelerator: Accelerator | None = Field(
         default=None,
         description="Accelerators of one reward pod, of the trainer's vendor. Default: those of the trainer. "
@@ -88,7 +93,14 @@ class JudgeModel(StrictModel):
             return
         if self.replicas != 1:
             yield Violation(("replicas",), f"is {self.replicas}: {ALL_PODS}")
-        given = (self.accelerator, self.resources, self.shared_memory, self.scheduling, self.pod_template)
+        given = (
+            self.update_strategy,
+            self.accelerator,
+            self.resources,
+            self.shared_memory,
+            self.scheduling,
+            self.pod_template,
+        )
         for name, value in zip(OF_OWN_PODS, given, strict=True):
             if value is not None:
                 yield Violation((name,), OWN_PODS_ONLY)

@@ -14,16 +14,33 @@ ATTEMPT_LABEL = f"{GROUP}/attempt"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 RENDERED_ANNOTATION = f"{GROUP}/rendered"  # digest of the rendered object
 JOB_ANNOTATION, OVERRIDES_ANNOTATION = f"{GROUP}/job.yaml", f"{GROUP}/overrides.txt"  # files of the trainer pods
-TEMPLATE_LABEL = f"{GROUP}/rollout-template"  # digest of what rollout pods are made of
-# Of a RayCluster whose rollout pods are replaced: the template before, since when, and the one that was given up.
-BEFORE_ANNOTATION, REPLACING_ANNOTATION = f"{GROUP}/rollout-before", f"{GROUP}/rollout-replacing"
-REFUSED_ANNOTATION = f"{GROUP}/rollout-refused"
-PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # of a job: its rollout pods are not replaced
+PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # of a job: its rollout and reward pods are not replaced
 FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found
 FIELD_MANAGER = "diffusionrl-operator"
 SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all jobs
 ATTEMPT_NUMBER = "[0-9]{1,6}"
 TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP = "trainer", "rollout", "reward"  # names of the worker groups
+
+
+@dataclass(frozen=True, slots=True)
+class RollingNames:
+    """Names for the replacement of the pods of a worker group.
+
+    Attributes:
+        template: label of its pods, the digest of what they are made of.
+        before, replacing, refused: annotations of a RayCluster whose pods are replaced: the template before, since
+            when, and the one that was given up.
+    """
+
+    template: str
+    before: str
+    replacing: str
+    refused: str
+
+
+def rolling_names(group: str) -> RollingNames:
+    """The names of a worker group."""
+    return RollingNames(*(f"{GROUP}/{group}-{part}" for part in ("template", "before", "replacing", "refused")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,21 @@ RAY_VERSION_NEEDED = "must be given with spec.runtime.image: probes and token au
 Preset: TypeAlias = Literal["NVIDIA", "Atlas-A2", "Atlas-A3"]
 
 
+class PodReplacement(StrictModel):
+    """How pods of the running attempt are replaced when the spec changes what they are made of."""
+
+    max_unavailable: int = Field(
+        default=1, ge=1, le=1024, description="Maximum number of these pods that do not serve while others do."
+    )
+    progress_deadline_seconds: int = Field(
+        default=1800,
+        ge=1,
+        le=86_400,
+        description="Time for new pods to serve, after which pods of the spec before replace them. Longer than a pod "
+        "takes to start, load the model and, in a rollout pod, get weights, which may be a training step.",
+    )
+
+
 class Resources(StrictModel):
     """Resource requests and limits of a container."""
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 from .base import Cel, StrictModel, Violation
 from .platform import PoolScheduling
 from .pod_template import PodTemplate
-from .pods import Accelerator, Resources, SharedMemory
+from .pods import Accelerator, PodReplacement, Resources, SharedMemory
 
 _NO_MOST = "is a field of spec.rollout.autoscaling"
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
@@ -167,22 +167,12 @@ class Autoscaling(StrictModel):
             yield Violation(("maxReplicas",), f"is {self.max_replicas}: {NO_RANGE}, which is {self.min_replicas}")
 
 
-class UpdateStrategy(StrictModel):
+class UpdateStrategy(PodReplacement):
     """How rollout pods of the running attempt are replaced when spec.rollout changes what they are made of."""
 
     type: Literal["RollingByWeightVersion"] = Field(
         default="RollingByWeightVersion",
         description="Pods whose engines do not serve are replaced first, then those with the oldest weights.",
-    )
-    max_unavailable: int = Field(
-        default=1, ge=1, le=1024, description="Maximum number of rollout pods that do not serve while others do."
-    )
-    progress_deadline_seconds: int = Field(
-        default=1800,
-        ge=1,
-        le=86_400,
-        description="Time for new pods to serve, after which pods of the spec before replace them. Longer than a pod "
-        "takes to start, load the model and get weights, which may be a training step.",
     )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
-from omni_operator.api import rollout
 from omni_operator.api.job import Spec
-from omni_operator.api.names import FINALIZER, PAUSE_ANNOTATION
+from omni_operator.api.judge import JudgeModel
+from omni_operator.api.names import FINALIZER, PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.api.pods import PodReplacement
+from omni_operator.api.rollout import Autoscaling as AutoscalingSpec
+from omni_operator.api.rollout import Rollout
 from omni_operator.api.status import RECONCILE_ERROR, Status
 from omni_operator.plan.pools import follows_judges, follows_replicas
-from omni_operator.plan.rollout_template import digest_rolled
+from omni_operator.plan.rolled_fields import digest_rolled
 from omni_operator.status.evidence import shorten
 from omni_operator.status.job_facts import Autoscaling, JobFacts, RollingUpdate, Rule
 from omni_operator.status.reasons import Action
@@ -45,7 +48,8 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     own = spec.judge_pods * spec.judge_accelerator.count
     accelerators = spec.trainer.accelerators + spec.rollout_accelerators + own
     accelerated = spec.trainer.accelerator.vendor != "CPU"
-    live = follows_replicas(spec.rollout, body["metadata"].get("labels") or {})
+    labels, judge = body["metadata"].get("labels") or {}, spec.reward.model
+    live, judges_live = follows_replicas(spec.rollout, labels), follows_judges(judge, labels)
     return JobFacts(
         uid=bare.uid,
         generation=bare.generation,
@@ -66,8 +70,8 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         reward_pods=spec.judge_pods,
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollout_pods),
         live=live,
-        judges_live=follows_judges(spec.reward.model, body["metadata"].get("labels") or {}),
-        rolling=_rolling(spec.rollout, body["metadata"].get("annotations") or {}) if live else None,
+        judges_live=judges_live,
+        rolling=tuple(_rolling(spec, live, judges_live, body["metadata"].get("annotations") or {})),
         autoscaling=_autoscaling(spec.rollout.autoscaling),
         accelerators_of_rollout_pod=spec.rollout_accelerators // rollout_pods if accelerated and rollout_pods else 0,
         total_steps=spec.trainer.total_steps,
@@ -79,20 +83,29 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     )
 
 
-def _autoscaling(given: rollout.Autoscaling | None) -> Autoscaling | None:
+def _autoscaling(given: AutoscalingSpec | None) -> Autoscaling | None:
     if given is None:
         return None
     window = timedelta(seconds=given.stabilization_seconds)
     return Autoscaling(given.min_replicas, given.max_replicas, given.samples_per_replica, window)
 
 
-def _rolling(given: rollout.Rollout, annotations: Mapping[str, str]) -> RollingUpdate:
-    strategy = given.update_strategy or rollout.UpdateStrategy()
+def _rolling(spec: Spec, live: bool, judges_live: bool, annotations: Mapping[str, str]) -> Iterator[RollingUpdate]:
+    paused = PAUSE_ANNOTATION if annotations.get(PAUSE_ANNOTATION, "false") != "false" else ""
+    if live:
+        yield _rolling_update(ROLLOUT_GROUP, spec.rollout, paused)
+    if judges_live and spec.reward.model is not None:
+        yield _rolling_update(REWARD_GROUP, spec.reward.model, paused)
+
+
+def _rolling_update(group: str, given: Rollout | JudgeModel, paused: str) -> RollingUpdate:
+    strategy = given.update_strategy or PodReplacement()
     return RollingUpdate(
-        template=digest_rolled(given),
+        group=group,
+        template=digest_rolled(group, given),
         most_unavailable=strategy.max_unavailable,
         deadline=timedelta(seconds=strategy.progress_deadline_seconds),
-        paused=PAUSE_ANNOTATION if annotations.get(PAUSE_ANNOTATION, "false") != "false" else "",
+        paused=paused,
     )
 
 

@@ -7,28 +7,19 @@ counts, texts of any length and years from 1 to 9999 there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from omni_operator.api.names import (
-    BEFORE_ANNOTATION,
-    REFUSED_ANNOTATION,
-    RENDERED_ANNOTATION,
-    REPLACING_ANNOTATION,
-    REWARD_GROUP,
-    ROLLOUT_GROUP,
-    TEMPLATE_LABEL,
-)
+from omni_operator.api.names import RENDERED_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP, rolling_names
 from omni_operator.status import evidence
 from omni_operator.status.observation import (
     HEAD,
     ObservedPod,
     ObservedRayCluster,
     ObservedRayJob,
-    RewardGroup,
-    RolloutGroup,
+    PodGroup,
     TerminatedContainer,
     WaitingContainer,
 )
@@ -110,31 +101,31 @@ def parse_raycluster(body: Body) -> ObservedRayCluster:
         provisioned=_map(conditions.get("RayClusterProvisioned")).get("status") == "True",
         desired_workers=_count(status.get("desiredWorkerReplicas")),
         ready_workers=_count(status.get("readyWorkerReplicas")),
-        rollout_group=_rollout_group(_map(body.get("spec")), _map(meta.get("annotations"))),
-        reward_group=_reward_group(_map(body.get("spec"))),
+        groups=tuple(_pod_groups(_map(body.get("spec")), _map(meta.get("annotations")))),
         failure=_text(failure.get("message")) if failure and failure.get("status") == "True" else "",
     )
 
 
-def _reward_group(spec: Mapping[str, Any]) -> RewardGroup | None:
-    index, group = _worker_group(spec, REWARD_GROUP)
-    if group is None:
-        return None
-    return RewardGroup(index, *(_count(group.get(name)) for name in ("replicas", "minReplicas", "maxReplicas")))
+def _pod_groups(spec: Mapping[str, Any], annotations: Mapping[str, Any]) -> Iterator[PodGroup]:
+    for index, group in enumerate(_items(spec.get("workerGroupSpecs"))):
+        if group.get("groupName") in (ROLLOUT_GROUP, REWARD_GROUP):
+            yield _pod_group(index, group, annotations)
 
 
-def _rollout_group(spec: Mapping[str, Any], annotations: Mapping[str, Any]) -> RolloutGroup | None:
-    index, group = _worker_group(spec, ROLLOUT_GROUP)
-    if group is None:
-        return None
-    refused, _, refusal = str(annotations.get(REFUSED_ANNOTATION) or "").partition(" ")
-    since = parse_timestamp(annotations.get(REPLACING_ANNOTATION)) if annotations.get(BEFORE_ANNOTATION) else None
+def _pod_group(index: int, group: Mapping[str, Any], annotations: Mapping[str, Any]) -> PodGroup:
+    name = str(group["groupName"])
+    names = rolling_names(name)
+    refused, _, refusal = str(annotations.get(names.refused) or "").partition(" ")
+    since = parse_timestamp(annotations.get(names.replacing)) if annotations.get(names.before) else None
     metadata = _map(_map(group.get("template")).get("metadata"))
     named = _map(group.get("scaleStrategy")).get("workersToDelete")
-    return RolloutGroup(
-        index,
-        _count(group.get("replicas")),
-        template=_text(_map(metadata.get("labels")).get(TEMPLATE_LABEL)),
+    return PodGroup(
+        name=name,
+        index=index,
+        replicas=_count(group.get("replicas")),
+        least=_count(group.get("minReplicas")),
+        most=_count(group.get("maxReplicas")),
+        template=_text(_map(metadata.get("labels")).get(names.template)),
         removed=tuple(map(str, named)) if isinstance(named, list) else (),
         replacing=since,
         refused=refused,
@@ -142,16 +133,11 @@ def _rollout_group(spec: Mapping[str, Any], annotations: Mapping[str, Any]) -> R
     )
 
 
-def _worker_group(spec: Mapping[str, Any], name: str) -> tuple[int, Mapping[str, Any] | None]:
-    """A worker group of a RayCluster, and its place; None without such a group."""
-    groups = enumerate(_items(spec.get("workerGroupSpecs")))
-    return next(((index, group) for index, group in groups if group.get("groupName") == name), (0, None))
-
-
 def parse_pod(body: Body) -> ObservedPod:
     """Parse a pod of a Ray cluster; its attempt is not known here."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
     labels = _map(meta.get("labels"))
+    group = str(labels.get("ray.io/group") or "")
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
     disruption, scheduled = conditions.get("DisruptionTarget"), _map(conditions.get("PodScheduled"))
     containers = [*_items(status.get("initContainerStatuses")), *_items(status.get("containerStatuses"))]
@@ -161,7 +147,7 @@ def parse_pod(body: Body) -> ObservedPod:
         name=meta["name"],
         uid=meta["uid"],
         attempt=0,
-        group=HEAD if labels.get("ray.io/node-type") == "head" else str(labels.get("ray.io/group") or ""),
+        group=HEAD if labels.get("ray.io/node-type") == "head" else group,
         created=_time(meta.get("creationTimestamp")),
         phase=str(status.get("phase") or "Pending"),
         ready=_map(conditions.get("Ready")).get("status") == "True",
@@ -171,7 +157,7 @@ def parse_pod(body: Body) -> ObservedPod:
         unschedulable=_text(scheduled.get("message") or "Unschedulable") if refused else "",
         restarts=max((_count(item.get("restartCount")) for item in containers), default=0),
         address=_text(status.get("podIP")),
-        template=_text(labels.get(TEMPLATE_LABEL)),
+        template=_text(labels.get(rolling_names(group).template)),
         waiting=tuple(_waiting(containers)),
         ended=tuple(_ended(containers)),
     )

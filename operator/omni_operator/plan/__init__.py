@@ -6,7 +6,7 @@ from .objects import digest_attempt, render_attempt, render_job_objects, render_
 from .overrides import render_command, render_overrides, render_settings
 from .refusals import describe_refusals, find_refusals, find_warnings
 from .run_layout import RunLayout, local_layout, pod_layout, resolve_paths
-from .workers import render_rollout_group
+from .workers import render_group
 from .yaml_writer import dump_yaml
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "pod_layout",
     "render_overrides",
     "render_pod_overrides",
-    "render_rollout_group",
+    "render_group",
     "find_refusals",
     "find_warnings",
     "resolve_paths",

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from omni_operator.api import API_VERSION, KIND, DiffusionRLJob
-from omni_operator.api.names import JOB_ANNOTATION, OVERRIDES_ANNOTATION, RENDERED_ANNOTATION, Names
+from omni_operator.api.names import (
+    JOB_ANNOTATION,
+    OVERRIDES_ANNOTATION,
+    RENDERED_ANNOTATION,
+    REWARD_GROUP,
+    ROLLOUT_GROUP,
+    Names,
+)
 
 from .cluster_settings import ClusterSettings
 from .digest import compute_digest
@@ -14,7 +21,7 @@ from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
 from .pools import follows_judges, follows_replicas
 from .rayjob import render_ray_job
-from .rollout_template import without_rolled
+from .rolled_fields import without_rolled
 from .yaml_writer import dump_yaml
 
 Object = dict[str, Any]
@@ -70,9 +77,10 @@ def _without_live(job: DiffusionRLJob) -> DiffusionRLJob:
     changed: dict[str, Any] = {}
     if follows_replicas(rollout, job.metadata.labels):
         least = {"replicas": rollout.min_replicas or 1}
-        changed["rollout"] = without_rolled(rollout).model_copy(update=least)
+        changed["rollout"] = without_rolled(ROLLOUT_GROUP, rollout).model_copy(update=least)
     if reward.model is not None and follows_judges(reward.model, job.metadata.labels):
-        changed["reward"] = reward.model_copy(update={"model": reward.model.model_copy(update={"replicas": 1})})
+        model = without_rolled(REWARD_GROUP, reward.model).model_copy(update={"replicas": 1})
+        changed["reward"] = reward.model_copy(update={"model": model})
     return job.model_copy(update={"spec": job.spec.model_copy(update=changed)}) if changed else job
 
 

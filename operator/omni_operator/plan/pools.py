@@ -13,6 +13,8 @@ from omni_operator.api.platform import PoolScheduling, Scheduling
 from omni_operator.api.pods import Accelerator, Resources, SharedMemory
 from omni_operator.api.rollout import Rollout
 
+from .rolled_fields import digest_rolled
+
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 DRAIN_SECONDS = 60  # of spec.rollout.drainSeconds, and of reward pods
 MOST_REPLICAS = 1024  # as the schema of spec.rollout.replicas says
@@ -34,6 +36,7 @@ class Pool:
         live: whether that number may change while an attempt runs.
         drain_seconds: time for a pod that is deleted to finish what it does; 0: none.
         resource: Ray resource that every pod of the pool offers, and no other pod.
+        rolled: digest of the fields whose change replaces pods while an attempt runs; empty: none does.
     """
 
     group: str
@@ -47,6 +50,7 @@ class Pool:
     resource: str
     live: bool = False
     drain_seconds: int = 0
+    rolled: str = ""
 
 
 def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
@@ -66,10 +70,11 @@ def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
 
 def _rollout(job: DiffusionRLJob) -> Pool:
     rollout = job.spec.rollout
+    live = follows_replicas(rollout, job.metadata.labels)
     return Pool(
         ROLLOUT_GROUP, ("rollout",), rollout.replicas, job.spec.rollout_accelerator, rollout.resources or Resources(),
         rollout.shared_memory or SharedMemory(), rollout.scheduling or PoolScheduling(), rollout.pod_template or {},
-        resource=ROLLOUT_RESOURCE, live=follows_replicas(rollout, job.metadata.labels),
+        resource=ROLLOUT_RESOURCE, live=live, rolled=digest_rolled(ROLLOUT_GROUP, rollout) if live else "",
         drain_seconds=DRAIN_SECONDS if rollout.drain_seconds is None else rollout.drain_seconds,
     )  # fmt: skip
 
@@ -77,10 +82,12 @@ def _rollout(job: DiffusionRLJob) -> Pool:
 def _judge(job: DiffusionRLJob) -> Pool:
     judge = job.spec.reward.model
     assert judge is not None
+    live = follows_judges(judge, job.metadata.labels)
     return Pool(
         REWARD_GROUP, ("reward", "model"), judge.replicas, job.spec.judge_accelerator, judge.resources or Resources(),
         judge.shared_memory or SharedMemory(), judge.scheduling or PoolScheduling(), judge.pod_template or {},
-        resource=REWARD_RESOURCE, live=follows_judges(judge, job.metadata.labels), drain_seconds=DRAIN_SECONDS,
+        resource=REWARD_RESOURCE, live=live, rolled=digest_rolled(REWARD_GROUP, judge) if live else "",
+        drain_seconds=DRAIN_SECONDS,
     )  # fmt: skip
 
 

@@ -10,11 +10,10 @@ from omni_operator.api.names import (
     JOB_ANNOTATION,
     OVERRIDES_ANNOTATION,
     REPORTS_PATH,
-    ROLLOUT_GROUP,
-    TEMPLATE_LABEL,
     TRAINER_GROUP,
     Names,
     report_audience,
+    rolling_names,
 )
 
 from . import quantity
@@ -23,7 +22,6 @@ from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, apply_user_template, render_pod_template, secret_env
 from .merge import merge_templates
 from .pools import MOST_REPLICAS, Pool, pools_of
-from .rollout_template import digest_rolled
 from .storage import add_models, add_output, add_run_folder
 
 Object = dict[str, Any]
@@ -42,16 +40,17 @@ def render_worker_groups(job: DiffusionRLJob, attempt: int, settings: ClusterSet
     return [render_worker_group(job, pool, attempt, settings) for pool in pools_of(job)]
 
 
-def render_rollout_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
-    """The group of the rollout pods of a job that has some."""
-    return next(group for group in render_worker_groups(job, attempt, settings) if group["groupName"] == ROLLOUT_GROUP)
+def render_group(job: DiffusionRLJob, name: str, attempt: int, settings: ClusterSettings) -> Object:
+    """A worker group that the job has, by its name."""
+    pool = next(pool for pool in pools_of(job) if pool.group == name)
+    return render_worker_group(job, pool, attempt, settings)
 
 
 def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings: ClusterSettings) -> Object:
     """The worker group of a pool. Only trainer pods get what the training program alone reads: files, token, key."""
     needs, labels = resolve_accelerator(pool.accelerator, settings), Names(job.metadata.name).attempt_labels(attempt)
-    if pool.group == ROLLOUT_GROUP and pool.live:
-        labels[TEMPLATE_LABEL] = digest_rolled(job.spec.rollout)
+    if pool.rolled:
+        labels[rolling_names(pool.group).template] = pool.rolled
     variables = [*needs.env, {"name": "DIFFUSIONRL_ATTEMPT", "value": str(attempt)}]
     template = render_pod_template(
         job, settings, labels={**needs.labels, **labels}, env=variables, resources=pool.resources,

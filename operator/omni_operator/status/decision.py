@@ -21,7 +21,7 @@ from omni_operator.api.status import Status
 from .job_facts import JobFacts, action_for
 from .observation import Observation, ObservedRayJob
 from .reasons import Action, FailureReason
-from .rolling import find_step
+from .rolling import find_steps
 from .scaling import scale
 from .situation import (
     CHECKPOINT_REQUESTED,
@@ -74,10 +74,9 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
         return _next(facts, observed, status, current, timeouts, now)
     if isinstance(verdict, AttemptFailed):
         return Decision(_failing(facts, status, current, verdict), wake=now)
-    replacement, late = find_step(facts, observed, current, now)
-    late = late if late and late > now else None  # it is paused, or all new pods serve
-    # Both change the same group, so one follows the other.
-    steps = scale(facts, observed, current, now) or ((replacement,) if replacement else ())
+    replacements, late = find_steps(facts, observed, current, now)
+    # Both change the same groups, so one follows the other.
+    steps = scale(facts, observed, current, now) or replacements
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status), late) if at), default=None)
     return Decision(Active(current, verdict), (EnsureShared(), *steps), wake)
 

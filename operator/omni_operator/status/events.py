@@ -125,6 +125,6 @@ def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[E
         case "Updated", "False" if new.reason == "RolledBack":
             return [Event("Warning", EventReason.ROLLED_BACK, new.message, key)]
         case "Updated", "True" if before[1] == "RollingUpdate":
-            return [Event("Normal", EventReason.ROLLOUTS_UPDATED, "all rollout pods have the current spec", key)]
+            return [Event("Normal", EventReason.PODS_UPDATED, "all pods have the current spec", key)]
         case _:
             return []

@@ -280,18 +280,18 @@ WARNINGS: dict[str, Explanation] = {
     ),
     "RollingUpdatePaused": Explanation(
         shown=("Updated=False",),
-        meaning="The job's annotation `diffusionrl.io/pause-rolling-update` keeps rollout pods from being replaced by "
-        "pods of the current spec.",
+        meaning="The job's annotation `diffusionrl.io/pause-rolling-update` keeps rollout and reward pods from being "
+        "replaced by pods of the current spec.",
         look=STATUS,
         action="`kubectl annotate drl NAME diffusionrl.io/pause-rolling-update-` continues.",
     ),
     "RolledBack": Explanation(
         shown=("Updated=False", "event"),
-        meaning="Rollout pods with the current spec did not serve within "
-        "`spec.rollout.updateStrategy.progressDeadlineSeconds`. Pods of the spec before replace them; the message says "
-        "what they waited for. The next attempt would start with the current spec.",
+        meaning="Rollout or reward pods with the current spec did not serve within "
+        "`updateStrategy.progressDeadlineSeconds` of `spec.rollout` or `spec.reward.model`. Pods of the spec before "
+        "replace them; the message says what they waited for. The next attempt would start with the current spec.",
         look=PODS,
-        action="Correct `spec.rollout`, or change it back. The same spec is not tried again in this attempt.",
+        action="Correct the spec of these pods, or change it back. The same spec is not tried again in this attempt.",
     ),
     "SamplesCollapsed": Explanation(
         shown=("event", "warning"),

@@ -39,15 +39,17 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollingUpdate:
-    """`spec.rollout.updateStrategy`, and what it applies to.
+    """`updateStrategy` of `spec.rollout` or `spec.reward.model`, and what it applies to.
 
     Attributes:
-        template: digest of what the spec makes rollout pods of.
-        most_unavailable: rollout pods that may be missing because they are being replaced.
+        group: name of the worker group.
+        template: digest of what the spec makes its pods of.
+        most_unavailable: pods of the group that may be missing because they are being replaced.
         deadline: how long new pods may take to serve.
         paused: name of the annotation that pauses the replacement; empty: it is not paused.
     """
 
+    group: str
     template: str
     most_unavailable: int = 1
     deadline: timedelta = timedelta(minutes=30)
@@ -69,7 +71,7 @@ class JobFacts:
         live: whether the running attempt follows changes of `spec.rollout.replicas`, or autoscaling.
         judges_live: whether it follows changes of `spec.reward.model.replicas`.
         autoscaling: None: the number of rollout pods is that of the spec.
-        rolling: None: the rollout pods of the running attempt are not replaced after a change of the spec.
+        rolling: one for each group whose pods are replaced, in the running attempt, after a change of the spec.
         accelerators_of_rollout_pod: of one rollout pod.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
@@ -100,7 +102,7 @@ class JobFacts:
     live: bool = False
     judges_live: bool = False
     autoscaling: Autoscaling | None = None
-    rolling: RollingUpdate | None = None
+    rolling: tuple[RollingUpdate, ...] = ()
     accelerators_of_rollout_pod: int = 0
     total_steps: int | None = None
     max_lag: int = 1

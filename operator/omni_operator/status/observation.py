@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from omni_operator.api.names import REWARD_GROUP
 from omni_operator.api.status import TrainerWarning
 
 from .queue_history import QueueHistory
@@ -54,28 +55,14 @@ class ObservedRayJob:
         return self.job == "RUNNING"
 
 
-@dataclass(frozen=True, slots=True)
-class RewardGroup:
-    """The worker group of the reward pods.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodGroup:
+    """The worker group of the rollout or the reward pods.
 
     Attributes:
+        name: `ROLLOUT_GROUP` or `REWARD_GROUP`.
         index: its place in the RayCluster's spec.
         replicas: its number of pods. least, most: limits between which KubeRay keeps it.
-    """
-
-    index: int
-    replicas: int
-    least: int
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutGroup:
-    """The worker group of the rollout pods.
-
-    Attributes:
-        index: its place in the RayCluster's spec.
-        replicas: its number of pods.
         template: digest of what the pods were made of that the job may change while they run; empty if the operator
             that created the attempt gave it none.
         removed: names of the pods that KubeRay is to delete.
@@ -84,8 +71,11 @@ class RolloutGroup:
         refusal: why.
     """
 
+    name: str
     index: int
     replicas: int
+    least: int = 1
+    most: int = 1024
     template: str = ""
     removed: tuple[str, ...] = ()
     replacing: datetime | None = None
@@ -101,8 +91,8 @@ class ObservedRayCluster:
         head_ready: condition `HeadPodReady`; None until KubeRay sets it.
         head_since: last change of that condition.
         provisioned: condition `RayClusterProvisioned`: all pods have been ready.
-        rollout_group: the worker group of the rollout pods; None if engines run in the trainer's.
-        reward_group: that of the reward pods; None without a judge that has pods of its own.
+        groups: the worker groups of rollout pods, unless engines run in the trainer's, and of reward pods, if a judge
+            has pods of its own.
     """
 
     name: str
@@ -116,9 +106,12 @@ class ObservedRayCluster:
     provisioned: bool = False
     desired_workers: int = 0
     ready_workers: int = 0
-    rollout_group: RolloutGroup | None = None
-    reward_group: RewardGroup | None = None
+    groups: tuple[PodGroup, ...] = ()
     failure: str = ""
+
+    def group(self, name: str) -> PodGroup | None:
+        """The worker group of rollout or reward pods; None if there is none."""
+        return next((found for found in self.groups if found.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +143,7 @@ class ObservedPod:
         unschedulable: the scheduler's message, empty once the pod has a node.
         restarts: restarts of the container with the most.
         address: its IP address, empty before it has one.
-        template: digest of the template that a rollout pod was made from, as in its group; empty without one.
+        template: digest of the template that a rollout or reward pod was made from, as in its group; empty without one.
     """
 
     name: str
@@ -192,6 +185,7 @@ class TrainerReport:
         checkpoint_at: arrival of the report of that checkpoint.
         queue: samples that were not generated yet.
         replicas: lowest weight version of the replicas that serve, by the address of their pod.
+        judges: the same of the judge's replicas, whose weights never change: 0.
         phase: what the trainer waits for, before and between steps.
         error: the trainer's message about the error that ended it.
         output: what was sent to the store last; None: nothing.
@@ -219,12 +213,17 @@ class TrainerReport:
     checkpoint_at: datetime | None = None
     queue: QueueHistory | None = None
     replicas: Mapping[str, int] | None = None
+    judges: Mapping[str, int] | None = None
     phase: str | None = None
     error: str | None = None
     error_kind: FailureReason | None = None
     output: str | None = None
     output_failed: str | None = None
     warnings: tuple[TrainerWarning, ...] = ()
+
+    def serving(self, group: str) -> Mapping[str, int] | None:
+        """What was reported of the replicas in the pods of a group."""
+        return self.judges if group == REWARD_GROUP else self.replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,6 @@ class EventReason(str, Enum):
     ROLLOUT_POD_LOST = "RolloutPodLost"
     ROLLING_UPDATE = "RollingUpdate"
     ROLLED_BACK = "RolledBack"
-    ROLLOUTS_UPDATED = "RolloutsUpdated"
+    PODS_UPDATED = "PodsUpdated"
     CHECKPOINT_SAVED = "CheckpointSaved"
     LEADER_ELECTED = "LeaderElected"  # about the Lease

@@ -1,9 +1,9 @@
-"""PURE: replacement of the rollout pods of a running attempt after a change of what they are made of.
+"""PURE: replacement of the rollout and reward pods of a running attempt after a change of what they are made of.
 
-All state is in the RayCluster, so a pass needs no memory: the group's template has a digest, which its pods get as a
+All state is in the RayCluster, so a pass needs no memory: a group's template has a digest, which its pods get as a
 label; annotations have the template before the change, since when pods are replaced, and the one that was given up.
 
-Invariants:
+Invariants, for each group:
 - a pod of the group's template is never replaced;
 - no pod that serves is replaced unless at most `most_unavailable` pods do not serve afterwards;
 - at most `most_unavailable` pods are being replaced.
@@ -15,24 +15,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from omni_operator.api.names import ROLLOUT_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 
 from . import evidence
 from .conditions import ConditionValue, false_because
 from .job_facts import JobFacts, RollingUpdate
-from .observation import Observation, ObservedPod, ObservedRayCluster, RolloutGroup
+from .observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
 from .situation import FinishReplacement, GiveUpTemplate, ReplacementStep, ReplacePods, StartReplacement
 
-ROLLING_REASONS = ("RollingUpdate", "RollingUpdatePaused", "RolledBack")
+ROLLING_REASONS = ("RollingUpdate", "RollingUpdatePaused", "RolledBack")  # the first of several groups is shown
+FIELDS = {ROLLOUT_GROUP: "spec.rollout", REWARD_GROUP: "spec.reward.model"}
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutPod:
-    """A rollout pod that is not being deleted.
+class ServingPod:
+    """A pod of a group that is not being deleted.
 
     Attributes:
-        template: as in `RolloutGroup`.
-        version: lowest weight version of its replicas; None if it is not ready, or none of them serves.
+        template: as in `PodGroup`.
+        version: lowest weight version of its replicas, 0 for a judge's; None if it is not ready, or none of them
+            serves.
     """
 
     name: str
@@ -43,7 +45,7 @@ class RolloutPod:
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """The rollout pods of a group, compared with its template.
+    """The pods of a group, compared with its template.
 
     Attributes:
         outdated: pods of another template, in the order in which they are replaced.
@@ -51,67 +53,78 @@ class Pods:
         current: number of pods that have the template and serve.
     """
 
-    outdated: tuple[RolloutPod, ...]
+    outdated: tuple[ServingPod, ...]
     waited_for: int
     current: int
 
 
-def hold_template(facts: JobFacts, observed: Observation, unchanged: Callable[[int], bool]) -> JobFacts:
-    """The facts with the template that the running attempt has, if it must not get that of the spec.
+def hold_templates(facts: JobFacts, observed: Observation, unchanged: Callable[[int], bool]) -> JobFacts:
+    """The facts with the templates that the running attempt has, where it must not get those of the spec.
 
     Args:
         unchanged: whether the spec differs from that of an attempt in nothing but what is replaced.
     """
     cluster = observed.cluster(observed.newest)
-    if facts.rolling is None or cluster is None or cluster.rollout_group is None:
+    if cluster is None:
         return facts
-    held = cluster.rollout_group.template
-    if held and (held == facts.rolling.template or unchanged(observed.newest)):
+    held = {group.name: group.template for group in cluster.groups if group.template}
+    differ = any(held.get(policy.group, policy.template) != policy.template for policy in facts.rolling)
+    if not differ or unchanged(observed.newest):
         return facts
-    return replace(facts, rolling=replace(facts.rolling, template=held))
+    kept = (replace(policy, template=held.get(policy.group, policy.template)) for policy in facts.rolling)
+    return replace(facts, rolling=tuple(kept))
 
 
-def find_step(
+def find_steps(
     facts: JobFacts, observed: Observation, attempt: int, now: datetime
-) -> tuple[ReplacementStep | None, datetime | None]:
-    """The next step of a running attempt, and the time at which its deadline passes."""
+) -> tuple[tuple[ReplacementStep, ...], datetime | None]:
+    """The next steps of a running attempt, at most one for each group, and the next time at which a deadline passes."""
     cluster = observed.cluster(attempt)
-    if facts.rolling is None or cluster is None or cluster.deleting or cluster.rollout_group is None:
+    if cluster is None or cluster.deleting:
+        return (), None
+    found = [_find_step(cluster, policy, observed, now) for policy in facts.rolling]
+    # One that has passed is of a group that is paused, or whose new pods all serve.
+    wake = min((late for _, late in found if late and late > now), default=None)
+    return tuple(step for step, _ in found if step), wake
+
+
+def _find_step(
+    cluster: ObservedRayCluster, policy: RollingUpdate, observed: Observation, now: datetime
+) -> tuple[ReplacementStep | None, datetime | None]:
+    group, pods = cluster.group(policy.group), observed.pods_of(cluster.attempt)
+    if group is None or not group.template:
         return None, None
-    pods = _rollout_pods(observed, attempt, cluster.rollout_group)
-    if pods is None or not cluster.rollout_group.template:
+    known = _known_pods(observed, cluster.attempt, group)
+    if known is None:
         return None, None
-    step = next_step(cluster, cluster.rollout_group, pods, facts.rolling, now)
+    step = next_step(cluster, group, known, policy, now)
     if isinstance(step, ReplacePods):
-        leaving = {
-            pod.name for pod in observed.pods_of(attempt) if pod.deleting or pod.name in cluster.rollout_group.removed
-        }
+        leaving = {pod.name for pod in pods if pod.group == group.name and (pod.deleting or pod.name in group.removed)}
         step = replace(step, removed=tuple(sorted({*step.removed, *leaving})))
     if isinstance(step, GiveUpTemplate):
-        step = replace(step, text=_why_not_ready(cluster, observed.pods_of(attempt), facts.rolling))
-    since = cluster.rollout_group.replacing
-    return step, since + facts.rolling.deadline if since else None
+        step = replace(step, text=_why_not_ready(cluster, group, pods, policy))
+    return step, group.replacing + policy.deadline if group.replacing else None
 
 
 def next_step(
-    cluster: ObservedRayCluster, group: RolloutGroup, pods: Sequence[RolloutPod], policy: RollingUpdate, now: datetime
+    cluster: ObservedRayCluster, group: PodGroup, pods: Sequence[ServingPod], policy: RollingUpdate, now: datetime
 ) -> ReplacementStep | None:
     """The next step towards pods that all have the template of `policy`; None: wait, or there is nothing to do."""
     if policy.paused:
         return None
     if policy.template not in (group.template, group.refused):
-        return StartReplacement(cluster)
+        return StartReplacement(cluster, group)
     found = compare(group, pods)
     if found.waited_for and group.replacing and now >= group.replacing + policy.deadline:
-        return GiveUpTemplate(cluster)
+        return GiveUpTemplate(cluster, group)
     if not found.outdated:
-        return FinishReplacement(cluster) if group.replacing and not found.waited_for else None
+        return FinishReplacement(cluster, group) if group.replacing and not found.waited_for else None
     # Those that do not serve come first, so pods that serve are replaced only as far as no more than these are missing.
     chosen = found.outdated[: max(0, policy.most_unavailable - found.waited_for)]
-    return ReplacePods(cluster, tuple(sorted(pod.name for pod in chosen))) if chosen else None
+    return ReplacePods(cluster, group, tuple(sorted(pod.name for pod in chosen))) if chosen else None
 
 
-def compare(group: RolloutGroup, pods: Sequence[RolloutPod]) -> Pods:
+def compare(group: PodGroup, pods: Sequence[ServingPod]) -> Pods:
     """Compare pods with the template of their group.
 
     Those without a replica that serves are replaced first, then those with the lowest version, then the oldest.
@@ -128,18 +141,29 @@ def compare(group: RolloutGroup, pods: Sequence[RolloutPod]) -> Pods:
 
 def review_rolling(facts: JobFacts, observed: Observation, attempt: int) -> ConditionValue | None:
     """The condition `Updated` while pods are replaced, or after that was given up; None otherwise."""
-    cluster, policy = observed.cluster(attempt), facts.rolling
-    if policy is None or cluster is None or cluster.rollout_group is None or not policy.template:
+    cluster = observed.cluster(attempt)
+    if cluster is None:
         return None
-    group = cluster.rollout_group
+    found = [value for policy in facts.rolling if (value := _review_group(cluster, policy, observed))]
+    if not found:
+        return None
+    reason = min((value.reason for value in found), key=ROLLING_REASONS.index)
+    return false_because(reason, evidence.shorten("; ".join(value.message for value in found)))
+
+
+def _review_group(cluster: ObservedRayCluster, policy: RollingUpdate, observed: Observation) -> ConditionValue | None:
+    """What `review_rolling` says of one group."""
+    group, pods = cluster.group(policy.group), observed.pods_of(cluster.attempt)
+    if group is None or not group.template:
+        return None
     if policy.template != group.template and policy.template == group.refused:
         return false_because("RolledBack", group.refusal)
-    known = _rollout_pods(observed, attempt, group)
-    outdated = _live(observed.pods_of(attempt), group, outdated=True)
+    known = _known_pods(observed, cluster.attempt, group)
+    outdated = _live(pods, group, outdated=True)
     if policy.template == group.template and not group.replacing and not outdated:
         return None
     current = compare(group, known).current if known is not None and policy.template == group.template else 0
-    text = f"{current} of {group.replicas} rollout pods have the current spec and serve"
+    text = f"{current} of {group.replicas} {group.name} pods have the current spec and serve"
     if policy.paused:
         return false_because("RollingUpdatePaused", f"{text}; the annotation {policy.paused} pauses the others")
     if known is None:
@@ -150,35 +174,39 @@ def review_rolling(facts: JobFacts, observed: Observation, attempt: int) -> Cond
 def count_updated(facts: JobFacts, observed: Observation, attempt: int) -> int:
     """Number of rollout pods with the current spec, whether or not they serve."""
     pods = [pod for pod in observed.pods_of(attempt) if pod.group == ROLLOUT_GROUP and not pod.deleting]
-    wanted = facts.rolling.template if facts.rolling else ""
+    wanted = next((policy.template for policy in facts.rolling if policy.group == ROLLOUT_GROUP), "")
     return sum(pod.template == wanted for pod in pods) if wanted else len(pods)
 
 
-def _rollout_pods(observed: Observation, attempt: int, group: RolloutGroup) -> list[RolloutPod] | None:
+def _known_pods(observed: Observation, attempt: int, group: PodGroup) -> list[ServingPod] | None:
     """The pods of a group that are not being deleted; None if the trainer has not reported its replicas."""
     report = observed.report_of(attempt)
-    if report is None or report.replicas is None:
+    serving = report.serving(group.name) if report else None
+    if serving is None:
         return None
     return [
-        RolloutPod(pod.name, pod.created, pod.template, report.replicas.get(pod.address) if pod.ready else None)
+        ServingPod(pod.name, pod.created, pod.template, serving.get(pod.address) if pod.ready else None)
         for pod in _live(observed.pods_of(attempt), group)
     ]
 
 
-def _live(pods: Iterable[ObservedPod], group: RolloutGroup, *, outdated: bool = False) -> list[ObservedPod]:
-    """The rollout pods that stay, or those of them with another template than the group's."""
-    found = [pod for pod in pods if pod.group == ROLLOUT_GROUP and not pod.deleting and pod.name not in group.removed]
+def _live(pods: Iterable[ObservedPod], group: PodGroup, *, outdated: bool = False) -> list[ObservedPod]:
+    """The pods of a group that stay, or those of them with another template than the group's."""
+    found = [pod for pod in pods if pod.group == group.name and not pod.deleting and pod.name not in group.removed]
     return [pod for pod in found if pod.template != group.template] if outdated else found
 
 
-def _why_not_ready(cluster: ObservedRayCluster, pods: Iterable[ObservedPod], policy: RollingUpdate) -> str:
+def _why_not_ready(
+    cluster: ObservedRayCluster, group: PodGroup, pods: Iterable[ObservedPod], policy: RollingUpdate
+) -> str:
     """Why pods were given up, as far as pods or KubeRay say it."""
-    assert cluster.rollout_group is not None
     seconds = int(policy.deadline.total_seconds())
-    text = f"rollout pods with the current spec did not serve within {seconds} s "
-    text += "(spec.rollout.updateStrategy.progressDeadlineSeconds), and are replaced by pods of the spec before"
-    for pod in _live(pods, cluster.rollout_group):
-        if pod.template != cluster.rollout_group.template:
+    text = f"{group.name} pods with the current spec did not serve within {seconds} s "
+    text += (
+        f"({FIELDS[group.name]}.updateStrategy.progressDeadlineSeconds), and are replaced by pods of the spec before"
+    )
+    for pod in _live(pods, group):
+        if pod.template != group.template:
             continue
         if pod.unschedulable:
             return f"{text}: pod {pod.name}: {pod.unschedulable}"

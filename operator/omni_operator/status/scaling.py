@@ -11,7 +11,7 @@ from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 from . import evidence
 from .conditions import ConditionValue, false_because, true_because, unknown_because
 from .job_facts import Autoscaling, JobFacts
-from .observation import Observation, ObservedPod, ObservedRayCluster, RewardGroup, RolloutGroup
+from .observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
 from .queue_history import QueueHistory
 from .situation import ScaleGroup
 
@@ -25,29 +25,27 @@ def scale(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -
 
 
 def _scale_judges(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> tuple[ScaleGroup, ...]:
-    group, wanted = cluster.reward_group, facts.reward_pods
+    group, wanted = cluster.group(REWARD_GROUP), facts.reward_pods
     if not facts.judges_live or group is None or group.replicas == wanted:
         return ()
     if not group.least <= wanted <= group.most:
         return ()  # an earlier version of the operator created the attempt; KubeRay would keep the number
-    return (_change(observed, cluster, REWARD_GROUP, group, wanted),)
+    return (_change(observed, cluster, group, wanted),)
 
 
-def _change(
-    observed: Observation, cluster: ObservedRayCluster, name: str, group: RolloutGroup | RewardGroup, wanted: int
-) -> ScaleGroup:
-    pods = [pod for pod in observed.pods_of(cluster.attempt) if pod.group == name]
+def _change(observed: Observation, cluster: ObservedRayCluster, group: PodGroup, wanted: int) -> ScaleGroup:
+    pods = [pod for pod in observed.pods_of(cluster.attempt) if pod.group == group.name]
     removed = leaving_pods(pods, wanted) if wanted < group.replicas else ()
-    return ScaleGroup(cluster, name, group.index, group.replicas, wanted, removed)
+    return ScaleGroup(cluster, group.name, group.index, group.replicas, wanted, removed)
 
 
 def _scale_rollouts(
     facts: JobFacts, observed: Observation, cluster: ObservedRayCluster, now: datetime
 ) -> tuple[ScaleGroup, ...]:
-    attempt = cluster.attempt
-    if not facts.live or cluster.rollout_group is None:
+    attempt, group = cluster.attempt, cluster.group(ROLLOUT_GROUP)
+    if not facts.live or group is None:
         return ()
-    current, wanted = cluster.rollout_group.replicas, facts.rollout_pods
+    current, wanted = group.replicas, facts.rollout_pods
     if facts.autoscaling is not None:
         report = observed.report_of(attempt)
         wanted = recommend(facts.autoscaling, report.queue if report else None, current, now)
@@ -55,7 +53,7 @@ def _scale_rollouts(
             return ()  # others would not start either
     if current == wanted:
         return ()
-    return (_change(observed, cluster, ROLLOUT_GROUP, cluster.rollout_group, wanted),)
+    return (_change(observed, cluster, group, wanted),)
 
 
 def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now: datetime) -> int:
@@ -102,9 +100,10 @@ def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: da
 
 def as_scaled(facts: JobFacts, cluster: ObservedRayCluster | None) -> JobFacts:
     """The facts of a job whose pods are as many as autoscaling has made them."""
-    if facts.autoscaling is None or not facts.live or cluster is None or cluster.rollout_group is None:
+    group = cluster.group(ROLLOUT_GROUP) if cluster is not None else None
+    if facts.autoscaling is None or not facts.live or group is None:
         return facts
-    pods = cluster.rollout_group.replicas
+    pods = group.replicas
     added = (pods - facts.rollout_pods) * facts.accelerators_of_rollout_pod
     return replace(facts, rollout_pods=pods, accelerators=facts.accelerators + added)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from .observation import ObservedRayCluster
+from .observation import ObservedRayCluster, PodGroup
 from .reasons import Action, FailureReason
 from .verdict import InProgress
 
@@ -72,39 +72,43 @@ class ScaleGroup:
 
 @dataclass(frozen=True, slots=True)
 class StartReplacement:
-    """Give new rollout pods of a running attempt the template of the current spec."""
+    """Give new pods of a group of a running attempt the template of the current spec."""
 
     cluster: ObservedRayCluster
+    group: PodGroup
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacePods:
-    """Have KubeRay replace rollout pods of a running attempt.
+    """Have KubeRay replace pods of a group of a running attempt.
 
     Attributes:
         removed: names of the pods, with those that are leaving already.
     """
 
     cluster: ObservedRayCluster
+    group: PodGroup
     removed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FinishReplacement:
-    """Forget the template before: all rollout pods have the new one, and serve."""
+    """Forget the template before: all pods of a group have the new one, and serve."""
 
     cluster: ObservedRayCluster
+    group: PodGroup
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUpTemplate:
-    """Give new rollout pods the template before: those of this one do not serve in time.
+    """Give new pods of a group the template before: those of this one do not serve in time.
 
     Attributes:
         text: why, for the condition.
     """
 
     cluster: ObservedRayCluster
+    group: PodGroup
     text: str = ""
 
 

@@ -70,6 +70,9 @@ class ReportEvent(BaseModel):
     replica_versions: Annotated[dict[Host, Count], Field(max_length=REPLICAS_LIMIT)] | None = Field(
         default=None, alias="rollout/replica_versions"
     )
+    judge_versions: Annotated[dict[Host, Count], Field(max_length=REPLICAS_LIMIT)] | None = Field(
+        default=None, alias="reward/replica_versions"
+    )
     text: Line | None = None
     path: Annotated[str, StringConstraints(max_length=4096)] | None = None
     url: Line | None = None
@@ -125,6 +128,8 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         values["queue"] = add_peak(base.queue, event.queued, now)
     if event.replica_versions is not None:
         values["replicas"] = event.replica_versions
+    if event.judge_versions is not None:
+        values["judges"] = event.judge_versions
     if event.event == "checkpoint" and event.path:
         name = PurePosixPath(event.path).name
         step = event.step if event.step is not None else _step_of(name)

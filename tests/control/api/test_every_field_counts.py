@@ -124,7 +124,10 @@ OTHER = {
     "scheduling": {"topology": {"preferred": "rack"}},
     "output": {"url": "file:///results", "claimName": "results"},
     "data": {"train": ["s3://bucket/train.jsonl"]},
-    "reward": {"model": {"base": "judge", "placement": "Separate", "replicas": 2, "tensorParallelSize": 1, **POOL}},
+    "reward": {"model": {
+        "base": "judge", "placement": "Separate", "replicas": 2, "tensorParallelSize": 1, **POOL,
+        "updateStrategy": {"maxUnavailable": 2, "progressDeadlineSeconds": 60},
+    }},
     "rollout": {
         "placement": "Separate", "replicas": 4, "minReplicas": 2, "drainSeconds": 30, "batchesAhead": 2, **POOL,
         "updateStrategy": {"type": "RollingByWeightVersion", "maxUnavailable": 2, "progressDeadlineSeconds": 60},

@@ -76,7 +76,7 @@ def test_a_running_job_whose_rollout_pods_were_not_updated_says_why() -> None:
     held = Condition(type="Updated", status="False", reason="RolledBack", message=text)
     said = explain("red", Status(state="Running", conditions=(held,)), AT)
     assert f"Updated is False: RolledBack: {text}" in said
-    assert "What to do: correct spec.rollout, or change it back" in said
+    assert "What to do: correct the spec of these pods, or change it back" in said
     rolling = held.model_copy(update={"reason": "RollingUpdate"})
     assert "Nothing holds it" in explain("red", Status(state="Running", conditions=(rolling,)), AT)
 

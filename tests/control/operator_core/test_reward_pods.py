@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.operator_core.pools import CLUSTER, KEY, ROLLOUT, Pools
+from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
+from omni_operator.api.names import REWARD_GROUP
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.status.job_facts import JobFacts
-from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, RewardGroup
+from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
 from omni_operator.status.scaling import scale
 from omni_operator.status.timeouts import Timeouts
 
@@ -137,6 +138,110 @@ async def test_why_a_reward_pod_was_lost_is_not_the_reason_of_a_later_failure(si
     assert (failure.reason, failure.message) == ("ApplicationError", "gradients were not finite")
 
 
+IMAGE = {"podTemplate": {"spec": {"containers": [{"name": "ray", "image": "judge:2"}]}}}
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    """The reward of two pods with other fields of its model."""
+    made = reward(2)
+    return {**made, "model": {**made["model"], **fields}}
+
+
+async def report(simulation: Any) -> None:
+    """The trainer reports all ready reward pods, and all rollout pods."""
+    bodies = [body for body in simulation.cluster.all(PODS) if body["status"].get("conditions") == READY["conditions"]]
+    simulation.report("heartbeat", **{
+        f"{pool}/replica_versions": {
+            body["status"]["podIP"]: version for body in bodies if body["metadata"]["labels"]["ray.io/group"] == pool
+        }
+        for pool, version in (("rollout", 7), ("reward", 0))
+    })  # fmt: skip
+    await simulation.settle()
+
+
+def group_of(simulation: Any, index: int) -> dict[str, Any]:
+    found: dict[str, Any] = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"][index]
+    return found
+
+
+def replace_named(simulation: Any, pools: Pools) -> list[str]:
+    """KubeRay deletes the reward pods that are named, and starts others; the names."""
+    there = {body["metadata"]["name"] for body in simulation.cluster.all(PODS)}
+    named = group_of(simulation, 2).get("scaleStrategy", {}).get("workersToDelete", [])
+    for name in (found := [name for name in named if name in there]):
+        simulation.cluster.remove(PODS, KEY[0], name)
+        pools.add("reward")
+    return found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        IMAGE, {"resources": {"requests": {"cpu": "2"}}}, {"sharedMemory": {"sizeLimit": "3Gi"}},
+        {"scheduling": {"nodeSelector": {"zone": "a"}}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)  # fmt: skip
+async def test_a_change_of_what_reward_pods_are_made_of_replaces_them_one_by_one_and_no_others(
+    simulation: Any, pools: Pools, fields: dict[str, Any]
+) -> None:
+    names = await start(pools, 2, backoffLimit=0)
+    await report(simulation)
+    trainer, rollout, _ = (group_of(simulation, index) for index in range(3))
+    simulation.edit(reward=changed(**fields))
+    await simulation.settle()
+    order = []
+    for _ in names:
+        updated = simulation.condition("Updated")
+        assert (updated.status, updated.reason) == ("False", "RollingUpdate")
+        order += replace_named(simulation, pools)
+        await simulation.after(15)
+        assert not replace_named(simulation, pools), "the new judge does not serve"
+        await report(simulation)
+    assert order == names
+    assert simulation.condition("Updated").reason == "AsRequested"
+    assert pools.events("PodsUpdated") == ["all pods have the current spec"]
+    assert [group_of(simulation, index) for index in (0, 1)] == [trainer, rollout]
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+
+
+async def test_judges_that_do_not_serve_in_time_are_replaced_by_those_before(simulation: Any, pools: Pools) -> None:
+    await start(pools, 2, backoffLimit=0)
+    await report(simulation)
+    before = group_of(simulation, 2)["template"]
+    simulation.edit(reward=changed(**IMAGE, updateStrategy={"progressDeadlineSeconds": 600, "maxUnavailable": 2}))
+    await simulation.settle()
+    assert len(replace_named(simulation, pools)) == 2, "maxUnavailable"
+    await simulation.after(599)
+    assert simulation.condition("Updated").reason == "RollingUpdate"
+    await simulation.after(1)
+    updated = simulation.condition("Updated")
+    assert updated.reason == "RolledBack"
+    assert "reward pods with the current spec did not serve within 600 s" in updated.message
+    assert "spec.reward.model.updateStrategy.progressDeadlineSeconds" in updated.message
+    assert group_of(simulation, 2)["template"] == before
+
+
+async def test_another_model_of_the_judge_is_for_the_next_attempt(simulation: Any, pools: Pools) -> None:
+    await start(pools, 2)
+    await report(simulation)
+    before = pools.patches()
+    simulation.edit(reward=changed(**IMAGE, base="org/other"))
+    await simulation.settle()
+    await simulation.after(7200)
+    assert (simulation.condition("Updated").reason, pools.patches()) == ("NextAttempt", before)
+
+
+async def test_rollout_and_reward_pods_are_replaced_at_the_same_time(simulation: Any, pools: Pools) -> None:
+    await start(pools, 2)
+    await report(simulation)
+    simulation.edit(reward=changed(**IMAGE), rollout={**ROLLOUT, **IMAGE})
+    await simulation.settle()
+    assert len(pools.leaving(1)) == len(replace_named(simulation, pools)) == 1
+    said = simulation.condition("Updated").message
+    assert "0 of 3 rollout pods" in said and "0 of 2 reward pods" in said
+
+
 counts = st.integers(1, 6)
 
 
@@ -144,8 +249,8 @@ counts = st.integers(1, 6)
 def test_the_number_of_reward_pods_is_that_of_the_spec_where_kuberay_allows_it(
     live: bool, replicas: int, least: int, more: int, wanted: int, ready: list[bool]
 ) -> None:
-    group = RewardGroup(2, replicas, least, least + more)
-    cluster = ObservedRayCluster(name="c", uid="u", attempt=1, created=NOW, reward_group=group)
+    group = PodGroup(name=REWARD_GROUP, index=2, replicas=replicas, least=least, most=least + more)
+    cluster = ObservedRayCluster(name="c", uid="u", attempt=1, created=NOW, groups=(group,))
     pods = tuple(
         ObservedPod(name=str(number), uid=str(number), attempt=1, group="reward", created=NOW, ready=each)
         for number, each in enumerate(ready)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
-from omni_operator.api.names import PAUSE_ANNOTATION, TEMPLATE_LABEL
+from omni_operator.api.names import PAUSE_ANNOTATION, ROLLOUT_GROUP, rolling_names
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS
 
@@ -19,7 +19,7 @@ def rollout_pods(simulation: Any) -> dict[str, str]:
     """Template by name of each rollout pod."""
     pods = [body["metadata"] for body in simulation.cluster.all(PODS)]
     pods = [meta for meta in pods if meta["labels"].get("ray.io/group") == "rollout"]
-    return {meta["name"]: meta["labels"][TEMPLATE_LABEL] for meta in pods}
+    return {meta["name"]: meta["labels"][rolling_names(ROLLOUT_GROUP).template] for meta in pods}
 
 
 async def report(simulation: Any, version: int = 1, **missing: int) -> None:
@@ -75,7 +75,7 @@ async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_old
         for name in simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["metadata"]["annotations"]
     )
     assert len(pools.events("RollingUpdate")) == 1
-    assert pools.events("RolloutsUpdated") == ["all rollout pods have the current spec"]
+    assert pools.events("PodsUpdated") == ["all pods have the current spec"]
     assert pools.events("RolloutPodLost") == [], "the operator deletes pods itself"
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
     before = pools.patches()

@@ -71,7 +71,8 @@ def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(
         return reward["minReplicas"], reward["maxReplicas"]
 
     def digests(*more: str) -> set[str]:
-        fixed = [each for each in SEPARATE if ".replicas=3" not in each]
+        given = {each.partition("=")[0] for each in ("spec.reward.model.replicas=", *more)}
+        fixed = [each for each in SEPARATE if each.partition("=")[0] not in given]
         jobs = [make_job(*fixed, *more, f"spec.reward.model.replicas={count}") for count in (3, 5)]
         made = {plan.digest_attempt(job, 1, SETTINGS) for job in jobs}
         bodies = [plan.render_attempt(job, 1, SETTINGS) for job in jobs]
@@ -82,8 +83,13 @@ def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(
     assert limits(make_job(*SEPARATE)) == (1, 1024) and limits(make_job(*SEPARATE, queue)) == (3, 3)
     assert len(digests()) == 1, "no other attempt"
     assert len(digests(queue)) == 2
-    other = make_job(*SEPARATE, "spec.reward.model.podTemplate={metadata: {labels: {a: b}}}")
-    assert plan.digest_attempt(other, 1, SETTINGS) not in digests()
+    for changed in (
+        "podTemplate={metadata: {labels: {a: b}}}", "resources={requests: {cpu: '2'}}", "sharedMemory={sizeLimit: 3Gi}",
+        "scheduling={nodeSelector: {a: b}}", "updateStrategy={maxUnavailable: 2}",
+    ):  # fmt: skip
+        assert digests(f"spec.reward.model.{changed}") == digests(), "pods are replaced in the running attempt"
+        assert digests(queue) != digests(queue, f"spec.reward.model.{changed}") or "updateStrategy" in changed
+    assert digests("spec.reward.model.tensorParallelSize=4") != digests()
 
 
 def test_a_reward_pod_that_is_deleted_drains_its_node(make_job: MakeJob) -> None:

@@ -1,4 +1,4 @@
-"""Replacement of rollout pods: decisions, what they change in a RayCluster, and KubeRay, in any order of events."""
+"""Replacement of rollout and reward pods: decisions, changes of a RayCluster, and KubeRay, in any order of events."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from omni_operator.api.names import BEFORE_ANNOTATION, REFUSED_ANNOTATION, REPLACING_ANNOTATION, TEMPLATE_LABEL
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, rolling_names
 from omni_operator.cluster.errors import Conflict
 from omni_operator.cluster.object_parser import parse_raycluster
-from omni_operator.cluster.rollout_group import change
+from omni_operator.cluster.pod_replacement import change
 from omni_operator.status.job_facts import JobFacts, RollingUpdate
-from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, RolloutGroup, TrainerReport
-from omni_operator.status.rolling import RolloutPod, compare, find_step, next_step, review_rolling
+from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup, TrainerReport
+from omni_operator.status.rolling import ServingPod, compare, find_steps, next_step, review_rolling
 from omni_operator.status.situation import FinishReplacement, GiveUpTemplate, ReplacePods, StartReplacement
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,21 +26,22 @@ DEADLINE = timedelta(seconds=100)
 BAD = "bad"  # a template whose pods never serve
 
 
-def group_of(template: str, replicas: int = 1) -> dict[str, Any]:
+def group_of(template: str, replicas: int = 1, name: str = ROLLOUT_GROUP) -> dict[str, Any]:
     """A worker group as KubeRay has it; its image is named like its template."""
-    containers = [{"name": "ray", "image": template}]
+    containers, labels = [{"name": "ray", "image": template}], {rolling_names(name).template: template}
     return {
-        "groupName": "rollout", "replicas": replicas, "resources": {"CPU": "16"}, "rayStartParams": {"of": template},
-        "template": {"metadata": {"labels": {TEMPLATE_LABEL: template}}, "spec": {"containers": containers}},
+        "groupName": name, "replicas": replicas, "resources": {"CPU": "16"}, "rayStartParams": {"of": template},
+        "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}},
     }  # fmt: skip
 
 
 @dataclass
 class World:
-    """A RayCluster, its rollout pods, KubeRay, kubelets and the trainer's reports, in memory."""
+    """A RayCluster, the pods of one of its groups, KubeRay, kubelets and the trainer's reports, in memory."""
 
     replicas: int
     most: int
+    name: str = ROLLOUT_GROUP
     target: str = "a"
     paused: bool = False
 
@@ -48,7 +49,7 @@ class World:
         self.now, self.made = START, 0
         self.body: dict[str, Any] = {
             "metadata": {"name": "red-a01-x1", "uid": "u1", "creationTimestamp": "2026-01-01T00:00:00Z"},
-            "spec": {"workerGroupSpecs": [{"groupName": "trainer"}, group_of("a", self.replicas)]},
+            "spec": {"workerGroupSpecs": [{"groupName": "trainer"}, group_of("a", self.replicas, self.name)]},
         }
         self.pods: dict[str, ObservedPod] = {}
         self.versions: dict[str, int] = {}  # by address
@@ -62,19 +63,32 @@ class World:
         return found
 
     @property
+    def pod_group(self) -> PodGroup:
+        found = self.cluster.group(self.name)
+        assert found is not None
+        return found
+
+    @property
+    def wanted(self) -> str:
+        """The template of the group."""
+        return self.pod_group.template
+
+    @property
     def cluster(self) -> ObservedRayCluster:
         return replace(parse_raycluster(self.body), attempt=1)
 
     @property
     def facts(self) -> JobFacts:
         rolling = RollingUpdate(
-            template=self.target, most_unavailable=self.most, deadline=DEADLINE, paused="pause" if self.paused else ""
-        )
-        return JobFacts(uid="j", generation=1, created=START, live=True, rolling=rolling)
+            group=self.name, template=self.target, most_unavailable=self.most, deadline=DEADLINE,
+            paused="pause" if self.paused else "",
+        )  # fmt: skip
+        return JobFacts(uid="j", generation=1, created=START, live=True, rolling=(rolling,))
 
     @property
     def observed(self) -> Observation:
-        report = TrainerReport(attempt=1, at=self.now, replicas=dict(self.versions))
+        reported = {"judges" if self.name == REWARD_GROUP else "replicas": dict(self.versions)}
+        report = TrainerReport(attempt=1, at=self.now, **reported)
         return Observation(clusters=(self.cluster,), pods=tuple(self.pods.values()), report=report)
 
     def kuberay(self) -> None:
@@ -85,9 +99,9 @@ class World:
         counted = [name for name in self.pods if name not in named]
         for _ in range(self.replicas - len(counted)):
             self.made += 1
-            name, template = f"pod-{self.made}", self.group["template"]["metadata"]["labels"][TEMPLATE_LABEL]
+            name, template = f"pod-{self.made}", self.wanted
             self.pods[name] = ObservedPod(
-                name=name, uid=name, attempt=1, group="rollout", created=self.now, template=template,
+                name=name, uid=name, attempt=1, group=self.name, created=self.now, template=template,
                 address=f"10.0.0.{self.made}",
             )  # fmt: skip
 
@@ -109,11 +123,13 @@ class World:
     def step(self) -> Any:
         """One pass of the operator, whose invariants are checked."""
         before = self.observed
-        step, _ = find_step(self.facts, before, 1, self.now)
+        steps, _ = find_steps(self.facts, before, 1, self.now)
+        assert len(steps) <= 1
+        step = steps[0] if steps else None
         if isinstance(step, ReplacePods):
             self.check(step, before)
         if step is not None:
-            patch = change(self.body, step, group_of(self.target), self.now)
+            patch = change(self.body, step, group_of(self.target, name=self.name), self.now)
             annotations = {**self.body["metadata"].get("annotations", {}), **patch["metadata"]["annotations"]}
             self.body["metadata"]["annotations"] = {name: text for name, text in annotations.items() if text}
             self.body["spec"] = copy.deepcopy(patch["spec"])
@@ -121,8 +137,7 @@ class World:
 
     def check(self, step: ReplacePods, before: Observation) -> None:
         """Which pods a step may name."""
-        group = self.cluster.rollout_group
-        assert group is not None
+        group = self.pod_group
         named = {name for name in step.removed if name not in group.removed and not self.pods[name].deleting}
         assert named, "a request that changes nothing"
         staying = [pod for pod in before.pods if not pod.deleting and pod.name not in group.removed]
@@ -141,9 +156,9 @@ class World:
 class AnyOrder(RuleBasedStateMachine):
     """Users, KubeRay, kubelets, replicas and the operator in any order."""
 
-    @initialize(replicas=st.integers(1, 4), most=st.integers(1, 3))
-    def a_job_runs(self, replicas: int, most: int) -> None:
-        self.world = World(replicas, most)
+    @initialize(replicas=st.integers(1, 4), most=st.integers(1, 3), name=st.sampled_from([ROLLOUT_GROUP, REWARD_GROUP]))
+    def a_job_runs(self, replicas: int, most: int, name: str) -> None:
+        self.world = World(replicas, most, name)
 
     @rule(spec=st.sampled_from(["a", "b", "c", BAD]))
     def the_spec_changes(self, spec: str) -> None:
@@ -229,9 +244,8 @@ def replace_all(world: World) -> list[list[str]]:
         if isinstance(step := world.step(), ReplacePods):
             found.append([name for name in step.removed if name in world.pods])
         world.kuberay()
-        template = world.group["template"]["metadata"]["labels"][TEMPLATE_LABEL]
         for name, pod in list(world.pods.items()):
-            if pod.template == template:
+            if pod.template == world.wanted:
                 world.serve(name, 9)
             if pod.deleting:
                 world.gone(name)
@@ -275,7 +289,7 @@ def test_without_a_report_of_the_replicas_nothing_is_replaced_or_given_up() -> N
     silent = replace(world.observed, report=TrainerReport(attempt=1, at=START))
     other = replace(world.observed, report=TrainerReport(attempt=2, at=START, replicas={"10.0.0.1": 1}))
     for observed in (silent, other, replace(world.observed, report=None)):
-        assert find_step(world.facts, observed, 1, START) == (None, None)
+        assert find_steps(world.facts, observed, 1, START) == ((), None)
         found = review_rolling(world.facts, observed, 1)
         assert found is not None and "waiting for the trainer's report of its replicas" in found.message
 
@@ -287,7 +301,7 @@ def test_pods_that_do_not_serve_in_time_are_given_up_with_what_they_wait_for() -
     world.step()
     world.kuberay()
     world.pods["pod-3"] = replace(world.pods["pod-3"], unschedulable="0/3 nodes are available")
-    _, wake = find_step(world.facts, world.observed, 1, world.now)
+    _, wake = find_steps(world.facts, world.observed, 1, world.now)
     assert wake == world.now + DEADLINE, "from the last replacement on"
     world.now += DEADLINE - timedelta(seconds=1)
     assert world.step() is None
@@ -297,7 +311,7 @@ def test_pods_that_do_not_serve_in_time_are_given_up_with_what_they_wait_for() -
     assert found is not None and found.reason == "RolledBack"
     assert found.message.endswith("pod pod-3: 0/3 nodes are available") and "within 100 s" in found.message
     annotations = world.body["metadata"]["annotations"]
-    assert annotations == {REFUSED_ANNOTATION: f"{BAD} {found.message}"}
+    assert annotations == {rolling_names(ROLLOUT_GROUP).refused: f"{BAD} {found.message}"}
     replace_all(world)
     assert {pod.template for pod in world.pods.values()} == {"a"}
     world.target = "b"
@@ -316,22 +330,22 @@ def test_after_several_changes_the_template_before_is_the_last_whose_pods_served
     world.now += DEADLINE
     world.kuberay()
     assert isinstance(world.step(), GiveUpTemplate)
-    assert world.group["template"]["metadata"]["labels"][TEMPLATE_LABEL] == "b"
+    assert world.wanted == "b"
 
 
 def test_a_group_without_a_digest_is_left_alone() -> None:
     """An attempt that an earlier version of the operator created."""
-    world = World(2, 1, target="")
+    world = World(2, 1, target="b")
     del world.group["template"]["metadata"]
     world.pods = {name: replace(pod, template="") for name, pod in world.pods.items()}
-    assert find_step(world.facts, world.observed, 1, START) == (None, None)
+    assert find_steps(world.facts, world.observed, 1, START) == ((), None)
     assert review_rolling(world.facts, world.observed, 1) is None
 
 
 @pytest.mark.parametrize("changed", ["replicas", "template", "group", "fewer"])
 def test_a_group_that_changed_in_between_is_a_conflict(changed: str) -> None:
     world = World(2, 1, target="b")
-    step = StartReplacement(world.cluster)
+    step = StartReplacement(world.cluster, world.pod_group)
     if changed == "replicas":
         world.group["replicas"] = 3
     elif changed == "template":
@@ -348,8 +362,9 @@ def test_without_the_template_before_nothing_is_given_up() -> None:
     """Someone has removed the annotation."""
     world = World(2, 1, target=BAD)
     world.step()
-    del world.body["metadata"]["annotations"][BEFORE_ANNOTATION]
-    assert world.body["metadata"]["annotations"].keys() == {REPLACING_ANNOTATION}
+    names = rolling_names(ROLLOUT_GROUP)
+    del world.body["metadata"]["annotations"][names.before]
+    assert world.body["metadata"]["annotations"].keys() == {names.replacing}
     world.step()
     world.kuberay()
     world.now += 2 * DEADLINE
@@ -358,11 +373,70 @@ def test_without_the_template_before_nothing_is_given_up() -> None:
 
 def test_the_replacement_ends_when_the_last_new_pod_serves() -> None:
     cluster = ObservedRayCluster(name="c", uid="u", attempt=1, created=START)
-    group = RolloutGroup(1, 1, template="b", replacing=START)
-    policy = RollingUpdate(template="b", deadline=DEADLINE)
-    pod = RolloutPod("p", START, "b", None)
+    group = PodGroup(name=ROLLOUT_GROUP, index=1, replicas=1, template="b", replacing=START)
+    policy = RollingUpdate(group=ROLLOUT_GROUP, template="b", deadline=DEADLINE)
+    pod = ServingPod("p", START, "b", None)
     assert next_step(cluster, group, [pod], policy, START) is None
     assert compare(group, [pod]).waited_for == 1
     served = replace(pod, version=3)
-    assert next_step(cluster, group, [served], policy, START) == FinishReplacement(cluster)
+    assert next_step(cluster, group, [served], policy, START) == FinishReplacement(cluster, group)
     assert next_step(cluster, replace(group, replacing=None), [served], policy, START) is None
+
+
+def test_both_groups_are_replaced_each_with_its_own_report_and_annotations() -> None:
+    rollouts, judges = World(1, 1, target="b"), World(1, 1, REWARD_GROUP, target="b")
+    body = copy.deepcopy(rollouts.body)
+    body["spec"]["workerGroupSpecs"].append(group_of("a", name=REWARD_GROUP))
+    facts = replace(rollouts.facts, rolling=(*rollouts.facts.rolling, *judges.facts.rolling))
+
+    def found(cluster: ObservedRayCluster, *served: str) -> tuple[list[Any], str]:
+        pods = tuple(
+            ObservedPod(name=group, uid=group, attempt=1, group=group, created=START, template="b", address=group,
+                        ready=True) for group in (ROLLOUT_GROUP, REWARD_GROUP)
+        )  # fmt: skip
+        report = TrainerReport(
+            attempt=1, at=START, replicas={name: 3 for name in served if name == ROLLOUT_GROUP},
+            judges={name: 0 for name in served if name == REWARD_GROUP},
+        )  # fmt: skip
+        observed = Observation(clusters=(cluster,), pods=pods, report=report)
+        steps, _ = find_steps(facts, observed, 1, START)
+        value = review_rolling(facts, observed, 1)
+        return [(type(step), step.group.name) for step in steps], value.message if value else ""
+
+    steps, said = found(replace(parse_raycluster(body), attempt=1))
+    assert steps == [(StartReplacement, ROLLOUT_GROUP), (StartReplacement, REWARD_GROUP)]
+    assert said == (
+        "0 of 1 rollout pods have the current spec and serve; 0 of 1 reward pods have the current spec and serve"
+    )
+    annotations: dict[str, str] = {}
+    for name in (ROLLOUT_GROUP, REWARD_GROUP):
+        cluster = replace(parse_raycluster(body), attempt=1)
+        group = cluster.group(name)
+        assert group is not None
+        patch = change(body, StartReplacement(cluster, group), group_of("b", name=name), START)
+        annotations |= patch["metadata"]["annotations"]
+        body["metadata"]["annotations"], body["spec"] = annotations, patch["spec"]
+    names = [rolling_names(name) for name in (ROLLOUT_GROUP, REWARD_GROUP)]
+    assert annotations.keys() == {name for each in names for name in (each.before, each.replacing)}
+    both = replace(parse_raycluster(body), attempt=1)
+    assert found(both, REWARD_GROUP) == (
+        [(FinishReplacement, REWARD_GROUP)],
+        "0 of 1 rollout pods have the current spec and serve; 1 of 1 reward pods have the current spec and serve",
+    )
+    assert found(both, ROLLOUT_GROUP)[0] == [(FinishReplacement, ROLLOUT_GROUP)]
+
+
+def test_the_worst_of_two_groups_is_the_reason_and_the_message_has_both() -> None:
+    cluster = ObservedRayCluster(
+        name="c", uid="u", attempt=1, created=START,
+        groups=(
+            PodGroup(name=ROLLOUT_GROUP, index=1, replicas=1, template="a", refused="b", refusal="no image"),
+            PodGroup(name=REWARD_GROUP, index=2, replicas=1, template="b", replacing=START),
+        ),
+    )  # fmt: skip
+    policies = tuple(RollingUpdate(group=name, template="b") for name in (ROLLOUT_GROUP, REWARD_GROUP))
+    facts = JobFacts(uid="j", generation=1, created=START, live=True, rolling=policies)
+    report = TrainerReport(attempt=1, at=START, replicas={}, judges={})
+    found = review_rolling(facts, Observation(clusters=(cluster,), report=report), 1)
+    assert found is not None and found.reason == "RollingUpdate"
+    assert found.message == "no image; 0 of 1 reward pods have the current spec and serve"

@@ -198,6 +198,17 @@ def test_a_node_that_is_being_removed_keeps_its_replica_until_the_questions_are_
     ]
 
 
+def test_each_look_reports_the_hosts_whose_judges_serve() -> None:
+    memory = Memory()
+    pool, folder = pool_of(memory, 2)
+    found: list[tuple[str, Any]] = []
+    pool.updates.reports = JudgeReports(folder, lambda name, value: found.append((name, value)))
+    pool.look()
+    memory.replicas[0].alive = memory.replicas[1].alive = False
+    pool.look()
+    assert found == [("reward/replica_versions", {"host": 0}), ("reward/replica_versions", {})]
+
+
 def loaded(*overrides: str) -> DictConfig:
     return settings.load(
         ["actor_rollout_ref.model.path=model", "data.train_files=rows.jsonl", "trainer.total_training_steps=1",

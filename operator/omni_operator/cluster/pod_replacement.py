@@ -1,4 +1,4 @@
-"""Changes of the rollout group of a running RayCluster, for the replacement of its pods.
+"""Changes of a worker group of a running RayCluster, for the replacement of its pods.
 
 KubeRay applies a template to new pods only, deletes the pods that are named in `scaleStrategy.workersToDelete`, and
 starts others for them at once.
@@ -12,13 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, assert_never
 
-from omni_operator.api.names import (
-    BEFORE_ANNOTATION,
-    REFUSED_ANNOTATION,
-    REPLACING_ANNOTATION,
-    ROLLOUT_GROUP,
-    TEMPLATE_LABEL,
-)
+from omni_operator.api.names import rolling_names
 from omni_operator.status.situation import (
     FinishReplacement,
     GiveUpTemplate,
@@ -35,16 +29,14 @@ from .protocol import Cluster
 MADE_OF = ("template", "resources", "rayStartParams")  # what KubeRay makes a pod of
 
 
-async def change_rollout_group(
-    cluster: Cluster, namespace: str, step: ReplacementStep, rendered: Body, now: datetime
-) -> Body:
+async def replace_pods(cluster: Cluster, namespace: str, step: ReplacementStep, rendered: Body, now: datetime) -> Body:
     """Carry out a step; return the RayCluster afterwards.
 
     Args:
         rendered: the group as the current spec makes it.
 
     Raises:
-        Conflict: the RayCluster, or its rollout group, is not the one that the step was decided for.
+        Conflict: the RayCluster, or its worker group, is not the one that the step was decided for.
     """
     name = step.cluster.name
     body = await cluster.read(RAYCLUSTERS, namespace, name)
@@ -57,33 +49,32 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
     """Merge patch of a RayCluster. PURE.
 
     Raises:
-        Conflict: its rollout group is not the one that the step was decided for.
+        Conflict: its worker group is not the one that the step was decided for.
     """
-    known = step.cluster.rollout_group
-    assert known is not None
+    known, names = step.group, rolling_names(step.group.name)
     groups = copy.deepcopy(body["spec"]["workerGroupSpecs"])
     group = groups[known.index] if known.index < len(groups) else {}
     if (group.get("groupName"), group.get("replicas"), template_of(group)) != (
-        ROLLOUT_GROUP, known.replicas, known.template,
+        known.name, known.replicas, known.template,
     ):  # fmt: skip
-        raise Conflict(f"{RAYCLUSTERS.plural} {step.cluster.name}: its rollout group has changed")
-    before = (body["metadata"].get("annotations") or {}).get(BEFORE_ANNOTATION)
+        raise Conflict(f"{RAYCLUSTERS.plural} {step.cluster.name}: its {known.name} group has changed")
+    before = (body["metadata"].get("annotations") or {}).get(names.before)
     annotations: dict[str, str | None] = {}
     match step:
         case StartReplacement():
             # Of several changes in a row, the first one was made from a template whose pods served.
             kept = before or json.dumps({part: group[part] for part in MADE_OF if part in group}, sort_keys=True)
-            annotations = {BEFORE_ANNOTATION: kept, REPLACING_ANNOTATION: format_timestamp(now)}
+            annotations = {names.before: kept, names.replacing: format_timestamp(now)}
             _make_of(group, rendered)
         case ReplacePods(removed=removed):
             group["scaleStrategy"] = {"workersToDelete": list(removed)}
             if before:
-                annotations = {REPLACING_ANNOTATION: format_timestamp(now)}
+                annotations = {names.replacing: format_timestamp(now)}
         case FinishReplacement():
-            annotations = {BEFORE_ANNOTATION: None, REPLACING_ANNOTATION: None}
+            annotations = {names.before: None, names.replacing: None}
         case GiveUpTemplate(text=text):
             refused = f"{known.template} {text}"
-            annotations = {BEFORE_ANNOTATION: None, REPLACING_ANNOTATION: None, REFUSED_ANNOTATION: refused}
+            annotations = {names.before: None, names.replacing: None, names.refused: refused}
             _make_of(group, json.loads(before or "{}"))
         case _:
             assert_never(step)
@@ -93,7 +84,7 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
 def template_of(group: Mapping[str, Any]) -> str:
     """The label of a group's template; empty without one."""
     metadata = (group.get("template") or {}).get("metadata") or {}
-    return str((metadata.get("labels") or {}).get(TEMPLATE_LABEL, ""))
+    return str((metadata.get("labels") or {}).get(rolling_names(str(group.get("groupName"))).template, ""))
 
 
 def _make_of(group: Body, source: Body) -> None:
