@@ -13,7 +13,7 @@ def rule(group: str, resources: str, verbs: str) -> Rule:
 
 
 # In the watched namespaces. `get` reads an object whose name was taken when it was created, a RayCluster before its
-# rollout pods are replaced, and a job whose status the operator wrote from an older version of it.
+# pods are replaced, and a job whose status the operator wrote from an older version of it.
 WATCHED: tuple[Rule, ...] = (
     rule("diffusionrl.io", "diffusionrljobs", "get list watch patch delete"),
     rule("diffusionrl.io", "diffusionrljobs/status", "patch"),

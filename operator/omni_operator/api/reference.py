@@ -31,9 +31,10 @@ prints every problem with its line, `drl validate --cluster` also what the opera
 `null` means that a field is absent. Relative paths start at the folder of the file in a local run, and at
 `spec.runtime.workingDir` in a pod.
 
-Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once, all others with the
-next attempt. `managedBy` and `model.base` cannot change. After the end of the job, only `ttlSecondsAfterFinished` and
-`cleanupPolicy` can change.
+Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once. Those of the number
+of rollout and reward pods, and of what only these pods are made of, change the pods of the running attempt
+([pools.md](pools.md#replicas-that-come-and-go)). All others wait for the next attempt. `managedBy` and `model.base`
+cannot change. After the end of the job, only `ttlSecondsAfterFinished` and `cleanupPolicy` can change.
 """
 
 
