@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WIDTH = 120
+QUIET_LOAD = 1.5  # average load of a machine without other work that matters
 Data = dict[str, Any]
 Rows = list[dict[str, Any]]
 
@@ -47,6 +48,11 @@ def percent(value: float) -> str:
 def with_range(row: dict[str, Any], name: str) -> str:
     """Median (lowest to highest), as `results.spread` names them."""
     return f"{number(row[name])} ({number(row[f'{name}_lowest'])} to {number(row[f'{name}_highest'])})"
+
+
+def share_with_range(row: dict[str, Any], name: str) -> str:
+    """As `with_range`, in whole percent."""
+    return f"{percent(row[name])} ({percent(row[f'{name}_lowest'])} to {percent(row[f'{name}_highest'])})"
 
 
 def milliseconds(row: dict[str, Any], name: str) -> str:

@@ -40,6 +40,7 @@ TRAINING: dict[str, Entry] = {
     "start_up": ("Start-up", training.start_up, "start_up.py --repeats 1"),
     "real_size": ("A model of real size", training.real_size, "real_size.py"),
     "generation_ahead": ("Generation during the update", training.generation_ahead, "generation_ahead.py"),
+    "replica_loss": ("Replacement of a lost replica", training.replica_loss, "replica_loss.py"),
     "learning": ("Settings that change what is learned", training.learning, "learning.py"),
     "staleness": ("Learning from older samples", training.staleness, "staleness.py --seeds 0"),
 }  # fmt: skip
@@ -59,6 +60,7 @@ ROLLOUT: dict[str, Entry] = {
 NOT_MEASURED = (
     "- The compositional reward over all of its 120 steps and three seeds.\n"
     "- Start-up over several pairs of runs, and in pods, where Ray's workers are not forked.\n"
+    "- The replacement of a replica on a Kubernetes cluster, where a pod must be scheduled and may pull an image.\n"
     "- Anything on a GPU or NPU."
 )
 

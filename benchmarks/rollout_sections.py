@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from formatting import (
+    QUIET_LOAD,
     Data,
     Rows,
     Section,
@@ -19,7 +20,7 @@ from formatting import (
 from plots import Series, plot
 
 MEMCPY_TARGET, FILES_TARGET, OVERLAP_TARGET = 0.6, 5.0, 1.1
-FAN_OUT_TARGET, UNEVEN_TARGET, QUIET_LOAD = 0.7, 1.5, 1.5
+FAN_OUT_TARGET, UNEVEN_TARGET = 0.7, 1.5
 FILES = {"tmpfs": "files on tmpfs", "disk": "files on a disk", "forced": "files on a disk with fsync"}
 
 

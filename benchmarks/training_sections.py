@@ -7,7 +7,18 @@ import statistics
 from typing import Any
 
 from example_job import gain
-from formatting import Data, Rows, Section, number, percent, table, verdict
+from formatting import (
+    QUIET_LOAD,
+    Data,
+    Rows,
+    Section,
+    number,
+    percent,
+    share_with_range,
+    table,
+    verdict,
+    with_range,
+)
 from learning import RISE, VARIANTS
 
 GIB = 2**30
@@ -200,6 +211,38 @@ def generation_ahead(data: Data) -> Section:
             verdict(met, f"within 10% of the ideal; the largest is {number(worst)} times it"),
         ],
         missed=[] if met else [f"An asynchronous step takes {number(worst)} times the ideal; the target is 1.1."],
+    )
+
+
+LOSS_PARTS = {
+    "scheduling": "until the replacement has a node",
+    "start": "until its engine is ready",
+    "sync": "until it has the current weights",
+    "sample": "until its first sample",
+}
+
+
+def replica_loss(data: Data) -> Section:
+    """From the loss of a replica to the first sample of the one that replaces it."""
+    (row,) = data["runs"]
+    cells = [
+        [f"{part}: {words}", share_with_range(row, f"{part}_share"), with_range(row, f"{part}_s")]
+        for part, words in LOSS_PARTS.items()
+    ]
+    busy = f" The load of the machine was {number(data['load'])} at the start: other work took part of its time."
+    return Section(
+        [
+            f"A run whose only rollout replica is lost {row['losses']} times while it generates: its Ray node is "
+            "killed, and another one is added at once, which is part of Ray after "
+            f"{with_range(row, 'node_s')} s. From the kill to the first sample of the replacement, with the current "
+            f"version, it takes {with_range(row, 'total_s')} s. Every run has the seconds of start and sync in the "
+            "event of a replica that joins ([run-folder.md](run-folder.md#events)); scheduling is the rest until then."
+            + (busy if data["load"] >= QUIET_LOAD else ""),
+            table(["part", "share of the time", "seconds"], cells),
+            "The model is tiny: the start is that of two processes and their imports, to which a real model adds the "
+            f"time to load its weights. The trainer looks at the nodes every {number(data['poll_s'])} s, which is a "
+            "part of scheduling and of sync. Other replicas, if there are any, generate meanwhile.",
+        ]
     )
 
 

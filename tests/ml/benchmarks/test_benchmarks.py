@@ -258,3 +258,53 @@ def test_a_model_of_real_size_fails_without_a_module_a_step_or_a_right_estimate(
     assert problems({**run, "bound_modules": 336}) == ["the adapter has 337 modules, and 336 are bound"]
     assert problems(skipped) == ["no optimizer step was taken"]
     assert problems(double)[0].startswith("the estimate is 0.4")
+
+
+def test_the_parts_of_a_replacement_add_up_to_the_time_from_the_loss_to_the_first_sample(
+    program: Any, tmp_path: Path
+) -> None:
+    """A replica is lost at 10 s; the driver finds a place, starts another one, updates it, and it makes a sample."""
+    benchmark = program("replica_loss")
+    now, events = 0.0, [{"event": "phase", "text": "replica 1 joined", "start_s": 9.0, "sync_s": 9.0}]
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now = round(now + max(seconds, 0.5), 3)
+        if now == 60.0:
+            events.append({"event": "warning", "reason": "ReplicaNotStarted"})
+            events.append({"event": "phase", "text": "replica 3 joined", "start_s": 30.0, "sync_s": 4.0})
+
+    def queued() -> int:
+        return benchmark.SAMPLES if now < 10.0 else 9 if now < 62.0 else 8
+
+    def replace() -> None:
+        sleep(2.0)
+
+    losses = benchmark.Losses(replace, queued, lambda: list(events), lambda: now, sleep)
+    losses.lose()
+    (loss,) = losses.found
+    assert loss.parts() == {"scheduling": 16.0, "start": 30.0, "sync": 4.0, "sample": 2.0}
+    assert (loss.sample - loss.lost, loss.node_s, loss.failed_starts) == (52.0, 2.0, 1)
+    row = benchmark.summary([loss])
+    assert row["total_s"] == sum(row[f"{part}_s"] for part in benchmark.PARTS)
+    assert sum(row[f"{part}_share"] for part in benchmark.PARTS) == pytest.approx(1)
+
+    for load, busy in ((9.0, True), (1.0, False)):
+        data = {"machine": "one", "poll_s": 5.0, "samples": 16, "load": load, "runs": [row]}
+        (tmp_path / "replica_loss.json").write_text(json.dumps(data))
+        text = " ".join(program("page").generated(tmp_path)["benchmarks.md"].split())
+        assert "| start: until its engine is ready | 58% (58% to 58%) | 30 (30 to 30) |" in text
+        assert "it takes 52 (52 to 52) s" in text and ("other work took part" in text) is busy
+
+
+def test_a_replacement_that_never_joins_is_not_waited_for_without_end(program: Any) -> None:
+    benchmark = program("replica_loss")
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += max(seconds, 10.0)
+
+    losses = benchmark.Losses(lambda: None, lambda: 5, list, lambda: now, sleep)
+    with pytest.raises(TimeoutError, match="no replica joined within 300 s"):
+        losses.lose()
