@@ -39,6 +39,36 @@ def on_two_vendors(name: str, **changed: Any) -> dict[str, Any]:
     return spec
 
 
+def with_judge(spec: dict[str, Any], claim: str, folder: str) -> dict[str, Any]:
+    """A spec whose images a judge reads, in reward pods on the nodes of another device.
+
+    Args:
+        claim: has `judge`, a model, and `prompts.jsonl`, prompts with the text that their images must show.
+        folder: where pods mount the claim.
+    """
+    volume = {"name": "judge", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    mount = {"name": "ray", "volumeMounts": [{"name": "judge", "mountPath": folder, "readOnly": True}]}
+    template = {"spec": {"volumes": [volume], "containers": [mount]}}
+    spec["trainer"]["podTemplate"] = template
+    spec["data"]["train"] = [f"{folder}/prompts.jsonl"]
+    spec["reward"] = {
+        "scorers": [{"name": "genrm_ocr", "settings": {"max_tokens": 12}}],
+        "model": {
+            "base": f"{folder}/judge",
+            "placement": "Separate",
+            "accelerator": {"vendor": "Mock", "resourceName": "huawei.com/Ascend910", "count": 1},
+            "resources": {"requests": {"cpu": "100m", "memory": "2Gi"}},
+            "scheduling": {"nodeSelector": {"pool": "ascend"}},
+            "podTemplate": template,
+        },
+    }
+    settings = {"max_model_len": 512, "max_num_seqs": 8, "dtype": "float32"}
+    spec["algorithm"]["overrides"] += [
+        f"reward.reward_model.rollout.{name}={value}" for name, value in settings.items()
+    ]
+    return spec
+
+
 def program(code: str, **changed: Any) -> dict[str, Any]:
     """The spec of a job in one attempt that runs a line of Python instead of the trainer, in small pods."""
     made = {
