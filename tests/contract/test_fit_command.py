@@ -88,7 +88,7 @@ def test_two_pools_are_estimated_each_for_its_device(job: Path, tmp_path: Path) 
     assert {"engine transformer", "text encoders", "VAE", "weight buffer"} <= names["rollout"] - names["trainer"]
     assert found["moved"]["weights to all replicas"] == 2 * found["moved"]["weights to each replica"] > 0
     text = CliRunner().invoke(app, ["fit", str(job), *devices, *assignments]).stdout
-    assert "rollout: each of 4 devices" in text and "a-job: the rollout pool fits on l40s-48g" in text
+    assert "rollout: each of 4 accelerators" in text and "a-job: the rollout pool fits on l40s-48g" in text
     cpu = {"model.base": "./model", "rollout.placement": "Separate", "trainer.accelerator.vendor": "CPU"}
     alone = CliRunner().invoke(app, ["fit", str(job), *(f"--set=spec.{name}={value}" for name, value in cpu.items())])
     assert "on this machine, with both pools" in alone.stdout, alone.output

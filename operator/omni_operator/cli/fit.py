@@ -59,7 +59,7 @@ def fit(
     assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate a job's peak memory on each device and host, without running it.
+    """Estimate a job's peak memory on each accelerator and host, without running it.
 
     Reads only the configuration files of the model. Exit code 1: the job does not fit.
     """

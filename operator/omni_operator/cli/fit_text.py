@@ -8,7 +8,7 @@ from typing import Any
 
 from omni_operator.api.reserved import owner_of
 
-GIB, MIB = 1 << 30, 1 << 20
+TIB, GIB, MIB = 1 << 40, 1 << 30, 1 << 20
 NAME = 24  # width of the first column
 
 
@@ -28,8 +28,8 @@ def render(found: Mapping[str, Any], trainer: Pods, rollout: Pods) -> str:
         trainer, rollout: pods of each pool; those of rollouts count only if `found` has pools.
     """
     lines = [
-        f"{found['architecture']}, {found['parameters'] / 1e9:.3g} billion parameters, "
-        f"{found['trained_parameters'] / 1e6:.4g} million of them trained"
+        f"{found['architecture']}, {_count(found['parameters'])} parameters, "
+        f"{_count(found['trained_parameters'])} of them trained"
     ]
     if pools := found.get("pools"):
         lines += _tables(pools["trainer"], trainer, "trainer: ", "host of the driver")
@@ -41,20 +41,23 @@ def render(found: Mapping[str, Any], trainer: Pods, rollout: Pods) -> str:
 
 
 def _tables(found: Mapping[str, Any], pods: Pods, pool: str, host: str) -> Iterator[str]:
-    """Phases of the devices and of a host; `host` is the name of one of several."""
+    """Phases of the accelerators and of a host; `host` is the name of one of several."""
     if found["device"]:
-        yield from ("", *_table(f"{pool}each of {pods.hosts * pods.devices} devices", found["device"]))
+        count = pods.hosts * pods.devices
+        title = f"{pool}each of {count} accelerators" if count > 1 else f"{pool}the accelerator"
+        yield from ("", *_table(title, found["device"]))
     yield from ("", *_table(pool + (host if pods.hosts > 1 else "host"), found["host"]))
 
 
 def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Parts in rows, phases in columns."""
     width = max(12, *(len(phase["name"]) + 2 for phase in phases))
-    yield f"{title + ' (GiB)':{NAME + 2}}" + "".join(f"{phase['name']:>{width}}" for phase in phases)
+    name = max(NAME, len(f"{title} (GiB)") - 2)
+    yield f"{title + ' (GiB)':{name + 2}}" + "".join(f"{phase['name']:>{width}}" for phase in phases)
     for part in dict.fromkeys(part for phase in phases for part in phase["parts"]):
         cells = (phase["parts"].get(part) for phase in phases)
-        yield f"  {part:{NAME}}" + "".join(f"{'' if size is None else _gib(size):>{width}}" for size in cells)
-    yield f"  {'total':{NAME}}" + "".join(f"{_gib(phase['bytes']):>{width}}" for phase in phases)
+        yield f"  {part:{name}}" + "".join(f"{'' if size is None else _gib(size):>{width}}" for size in cells)
+    yield f"  {'total':{name}}" + "".join(f"{_gib(phase['bytes']):>{width}}" for phase in phases)
 
 
 def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:
@@ -74,14 +77,14 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:
                 f"{_gib(pool['host_capacity'])} GiB; raise spec.{name}.resources.limits.memory"
             )
     for field in found["not_estimated"]:
-        yield f"{field} is not part of this estimate, and shares the accelerators with what is"
+        yield f"not estimated: {field}, which uses the same accelerators"
 
 
 def _verdict(found: Mapping[str, Any], subject: str, reserve: float, *, both: bool = False) -> Iterator[str]:
     """Whether a pool fits, or the job, of which one machine may have both pools."""
     peak, capacity, target = found["peak"], found["capacity"], found["target"]
     if capacity is None:
-        yield f"{subject}: the memory of {target} is unknown: needs {_gib(peak)} GiB and {reserve:.0%} of the device"
+        yield f"{subject}: the memory of {target} is unknown: needs {_gib(peak)} GiB and {reserve:.0%} of it"
         return
     verb = "fits" if found["fits"] else "does not fit"
     yield (
@@ -119,4 +122,13 @@ def _gib(size: int) -> str:
 
 
 def _size(size: int) -> str:
+    if size >= TIB:
+        return f"{size / TIB:.2f} TiB"
     return f"{_gib(size)} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
+
+
+def _count(number: int) -> str:
+    for unit, name in ((1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
+        if number >= unit:
+            return f"{number / unit:.3g}{name}"
+    return str(number)

@@ -168,7 +168,9 @@ def test_the_text_has_a_verdict_for_each_pool_and_what_to_change_in_it(
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 0, document, ""))
     pods = ("--set", "spec.rollout.replicas=2", "--set", "spec.rollout.accelerator={vendor: NVIDIA, count: 4}")
     lines = drl_fit(job, "--device", "h100-80g", "--rollout-device", "l40s-48g", *SEPARATE, *pods).stdout.splitlines()
-    tables = ("trainer: each of 1 devices", "trainer: host", "rollout: each of 8 devices", "rollout: host of the")
+    tables = (
+        "trainer: the accelerator", "trainer: host", "rollout: each of 8 accelerators", "rollout: host of the"
+    )  # fmt: skip
     assert [name for name in tables if not any(line.startswith(name) for line in lines)] == ["rollout: host of the"]
     trainer = lines.index(
         "a-job: the trainer pool fits on h100-80g: 5.00 of 8.00 GiB at the peak, of which 8% should stay free"
@@ -289,13 +291,26 @@ def test_a_host_beyond_the_limit_of_its_pod_does_not_fit(job: Path, commands: li
 
 
 def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
-    found = {**estimate(), "job": "a-job", "target": "x", "host_capacity": None, "host_fits": None, "not_estimated": []}
+    found = {**estimate(), "job": "a-job", "target": "x", "host_capacity": None, "host_fits": None}
+    found["not_estimated"] = ["spec.reward.model"]
     two_of_four, one = fit_text.Pods(hosts=2, devices=4), fit_text.Pods(hosts=1, devices=1)
     lines = fit_text.render(found, two_of_four, one).splitlines()
-    assert any(line.startswith("each of 8 devices") for line in lines)
+    assert any(line.startswith("each of 8 accelerators") for line in lines)
+    pooled = {**found, "pools": dict.fromkeys(("trainer", "rollout"), found)}
+    text = fit_text.render(pooled, two_of_four, one).splitlines()
+    (head,) = [line for line in text if line.startswith("trainer: each of 8 accelerators (GiB)")]
+    (total, *_) = [line for line in text[text.index(head) :] if line.startswith("  total")]
+    assert len(head) == len(total), "numbers are below the names of their phases"
     assert [line.split() for line in lines if "activations" in line] == [["activations", "4.00"]]
     assert [line.split() for line in lines if line.strip().startswith("weights")] == [["weights", "1.00", "1.00"]]
+    assert lines[-1] == "not estimated: spec.reward.model, which uses the same accelerators"
     assert "a-job fits on x: 5.00 of 8.00 GiB at the peak, of which 8% should stay free" in lines
+    small = {**found, "parameters": 663_000, "trained_parameters": 900, "moved": {"weights": 3 << 39}}
+    lines = fit_text.render(small, one, one).splitlines()
+    assert lines[0].endswith(", 663 thousand parameters, 900 of them trained")
+    assert any(line.split() == ["weights", "1.50", "TiB"] for line in lines)
+    large = {**found, "parameters": 20_600_000_000, "trained_parameters": 188_700_000}
+    assert ", 20.6 billion parameters, 189 million of them trained" in fit_text.render(large, one, one)
     unknown = fit_text.render({**found, "capacity": None, "fits": None}, one, one)
     assert "the memory of x is unknown" in unknown
 
