@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ STEPS = 1000  # more than there is time for: the run ends by its suspension
 # Generous: on two cores the Ray of three pods takes minutes to start.
 FIRST_STEP, JOINED, DRAINED, GONE = 600.0, 600.0, 240.0, 60.0
 ENGINE = "ray::vLLMOmniHttpServer"  # title that Ray gives the process of an engine
+MISSING_IMAGE = "localhost/no-such-image:1"
+GIVEN_UP = 30  # seconds for a pod of this image to serve, which is also the time to drain the one before
 PROCESSES = "for one in /proc/[0-9]*/cmdline; do tr '\\0' '\\n' <$one | head -n 1; done 2>&1"
 
 
@@ -45,6 +48,24 @@ def await_step(job: Job, step: int, within: float) -> dict[str, Any]:
         return (status.get("progress", {}).get("globalStep") or 0) >= step
 
     return job.await_status(f"step {step}", trained, within)
+
+
+def roll_back(api: Api, job: Job, run: Path) -> int:
+    """Roll the rollout pod to an image that does not exist; the version with which one of the spec before joins."""
+    earlier, good = len(joined(run)), the_pod(api, job.namespace, NAME, "rollout")
+    image = {"spec": {"containers": [{"name": "ray", "image": MISSING_IMAGE}]}}
+    strategy = {"progressDeadlineSeconds": GIVEN_UP}
+    api.patch(job.own_path, {"spec": {"rollout": {"podTemplate": image, "updateStrategy": strategy}}})
+    found = job.await_condition("Updated", "False", "RolledBack", within=DRAINED)
+    assert MISSING_IMAGE in found["message"], found
+    version = deadlines.wait_until("the pod of the spec before to join", JOINED, lambda: joined(run)[earlier:] or None)[
+        0
+    ]
+    back = the_pod(api, job.namespace, NAME, "rollout")
+    label, uids = rolling_names(ROLLOUT_GROUP).template, {pod["metadata"]["uid"] for pod in (good, back)}
+    assert back["metadata"]["labels"][label] == good["metadata"]["labels"][label] and len(uids) == 2
+    await_step(job, version + 2, JOINED)
+    return version
 
 
 def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
@@ -87,6 +108,7 @@ def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
     label = rolling_names(ROLLOUT_GROUP).template
     assert replaced["metadata"]["labels"][label] != new["metadata"]["labels"][label]
     await_step(job, version + 2, JOINED)
+    version = roll_back(api, job, run)
 
     api.patch(job.own_path, {"spec": {"suspend": True}})
     job.await_condition("Suspended", "True", within=JOINED)
