@@ -48,7 +48,7 @@ class Stack:
     deadline: float  # timeout in seconds for a replica to answer
     pool: ReplicaPool[ReplicaUpdates] | None = None  # of standalone replicas
     judges: ReplicaPool[JudgeMembers] | None = None  # of a judge with accelerators of its own
-    before_ray_ends: list[Callable[[], None]] = field(default_factory=list)  # called when no engine is left
+    before_ray_ends: list[Callable[[], None]] = field(default_factory=list)  # end threads, when no engine is left
 
     def versions(self) -> list[int]:
         """Weight version that each rollout replica reports; a standalone one that does not answer is left out.
@@ -101,8 +101,13 @@ class Stack:
             if last:
                 ray.wait(last, num_returns=len(last), timeout=10)
         finally:
-            for worker in self.agent_loop.agent_loop_workers:
-                ray.kill(worker)  # a thread that waits for its samples goes on
-            for action in self.before_ray_ends:
-                action()
+            if self.before_ray_ends:
+                self._end_calls()
             self.ray.stop()
+
+    def _end_calls(self) -> None:
+        """End the calls of Ray in other threads, and then the threads."""
+        for worker in self.agent_loop.agent_loop_workers:
+            worker.__ray_terminate__.remote()  # as above; those who wait for its samples go on
+        for action in self.before_ray_ends:
+            action()
