@@ -7,13 +7,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.workers.rollout.cpu_settings import NEEDED
+
 ROLLOUT, FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
-# Name: the value that holds on a CPU, and why. The engine cannot start with another one.
-REPLACED: dict[str, tuple[Any, str]] = {
-    f"{ROLLOUT}.tensor_model_parallel_size": (1, "an engine is one process"),
-    f"{ROLLOUT}.rollout_attn_backend": ("TORCH_SDPA", "attention is torch's"),
-    f"{ROLLOUT}.enable_sleep_mode": (False, "an engine that sleeps frees no memory"),
+_WHY = {
+    "tensor_model_parallel_size": "an engine is one process",
+    "rollout_attn_backend": "attention is torch's",
+    "enable_sleep_mode": "an engine that sleeps frees no memory",
 }
+# Name: the value that holds on a CPU, and why. The engine cannot start with another one.
+REPLACED: dict[str, tuple[Any, str]] = {f"{ROLLOUT}.{name}": (value, _WHY[name]) for name, value in NEEDED.items()}
 # Name: the value that asks for nothing, and why the others do nothing.
 IGNORED: dict[str, tuple[Any, str]] = {
     f"{ROLLOUT}.enforce_eager": (True, "the engine compiles nothing"),

@@ -89,7 +89,7 @@ class GenerationAhead(Generic[Batch]):
         self._started = first
         self._batches: dict[int, Future[Batch]] = {}
         self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._thread: threading.Thread | None = None  # the last; `drain` has awaited the batches of those before
 
     def version(self, step: int) -> int:
         """Version of the weights that generate the batch of a step."""
@@ -110,9 +110,8 @@ class GenerationAhead(Generic[Batch]):
         self._batches |= made
         if made:
             # Not of an executor, which the interpreter joins at its exit, also after the engines are gone.
-            self._threads = [each for each in self._threads if each.is_alive()]
-            self._threads.append(threading.Thread(target=self._run, args=(made,), name="generation", daemon=True))
-            self._threads[-1].start()
+            self._thread = threading.Thread(target=self._run, args=(made,), name="generation", daemon=True)
+            self._thread.start()
 
     def take(self, step: int) -> Batch:
         """The batch of a step; waits for it.
@@ -141,8 +140,8 @@ class GenerationAhead(Generic[Batch]):
 
     def join(self) -> None:
         """Wait until no batch is generated any more: a thread that is in a call of Ray must not outlive Ray."""
-        for thread in self._threads:
-            thread.join(JOIN_SECONDS)
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
 
     def _run(self, batches: dict[int, Future[Batch]]) -> None:
         failure: BaseException | None = None

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandler, StringConstraints, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
@@ -154,6 +154,30 @@ class StrictModel(BaseModel):
         if cls.cel:
             schema[VALIDATIONS] = [rule.entry() for rule in cls.cel]
         return schema
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateOnly:
+    """The rule that fields of a model with `placement` are for Separate.
+
+    Attributes:
+        names: of the fields, in YAML.
+        text: the message.
+    """
+
+    names: tuple[str, ...]
+    text: str
+
+    def cel(self) -> Iterator[Cel]:
+        """The rule for the API server."""
+        for name in self.names:
+            yield Cel(f"self.placement == 'Separate' || !has(self.{name})", self.text, f".{name}")
+
+    def violations(self, model: StrictModel) -> Iterator[Violation]:
+        """The fields that are given; `model` is not Separate."""
+        for name in self.names:
+            if getattr(model, to_snake(name)) is not None:
+                yield Violation((name,), self.text)
 
 
 @cache

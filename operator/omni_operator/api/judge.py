@@ -8,14 +8,16 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import override
 
-from .base import Cel, Line, StrictModel, Violation, remote_scheme
+from .base import Cel, Line, SeparateOnly, StrictModel, Violation, remote_scheme
 from .model import MODEL_ID, NO_HOME, NO_URL
 from .platform import PoolScheduling
 from .pod_template import PodTemplate
 from .pods import Accelerator, PodReplacement, Resources, SharedMemory
 
-OF_OWN_PODS = ("updateStrategy", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate")
-OWN_PODS_ONLY = "must not be given with placement Colocated: the judge runs in the trainer's pods; write Separate"
+OF_OWN_PODS = SeparateOnly(
+    ("updateStrategy", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate"),
+    "must not be given with placement Colocated: the judge runs in the trainer's pods; write Separate",
+)
 ALL_PODS = "must be 1 with placement Colocated: the judge uses all accelerators of the trainer; write Separate"
 
 
@@ -70,7 +72,7 @@ class JudgeModel(StrictModel):
         Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
         Cel("!self.base.contains('://')", NO_URL, ".base"),
         Cel("self.placement == 'Separate' || self.replicas == 1", ALL_PODS, ".replicas"),
-        *(Cel(f"self.placement == 'Separate' || !has(self.{name})", OWN_PODS_ONLY, f".{name}") for name in OF_OWN_PODS),
+        *OF_OWN_PODS.cel(),
     )
 
     @property
@@ -93,14 +95,4 @@ class JudgeModel(StrictModel):
             return
         if self.replicas != 1:
             yield Violation(("replicas",), f"is {self.replicas}: {ALL_PODS}")
-        given = (
-            self.update_strategy,
-            self.accelerator,
-            self.resources,
-            self.shared_memory,
-            self.scheduling,
-            self.pod_template,
-        )
-        for name, value in zip(OF_OWN_PODS, given, strict=True):
-            if value is not None:
-                yield Violation((name,), OWN_PODS_ONLY)
+        yield from OF_OWN_PODS.violations(self)

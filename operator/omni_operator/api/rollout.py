@@ -9,26 +9,20 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import override
 
-from .base import Cel, StrictModel, Violation
+from .base import Cel, SeparateOnly, StrictModel, Violation
 from .platform import PoolScheduling
 from .pod_template import PodTemplate
 from .pods import Accelerator, PodReplacement, Resources, SharedMemory
 
 _NO_MOST = "is a field of spec.rollout.autoscaling"
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
-OWN_PODS_ONLY = "must not be given with placement Colocated: engines run in the trainer's pods; write Separate"
-# Fields of the rollout pods, in YAML.
-OF_OWN_PODS = (
-    "minReplicas",
-    "autoscaling",
-    "drainSeconds",
-    "updateStrategy",
-    "accelerator",
-    "resources",
-    "sharedMemory",
-    "scheduling",
-    "podTemplate",
-)
+OF_OWN_PODS = SeparateOnly(
+    (
+        "minReplicas", "autoscaling", "drainSeconds", "updateStrategy", "accelerator", "resources", "sharedMemory",
+        "scheduling", "podTemplate",
+    ),
+    "must not be given with placement Colocated: engines run in the trainer's pods; write Separate",
+)  # fmt: skip
 MORE_THAN_ALL = "must not be more than spec.rollout.replicas"
 NO_RANGE = "must not be less than minReplicas"
 OUT_OF_RANGE = "must be from spec.rollout.autoscaling.minReplicas to spec.rollout.autoscaling.maxReplicas"
@@ -289,7 +283,7 @@ class Rollout(StrictModel):
             ".replicas",
         ),
         Cel("self.placement == 'Separate' || self.batchesAhead == 0", AHEAD_NEEDS_PODS, ".batchesAhead"),
-        *(Cel(f"self.placement == 'Separate' || !has(self.{name})", OWN_PODS_ONLY, f".{name}") for name in OF_OWN_PODS),
+        *OF_OWN_PODS.cel(),
     )
 
     @property
@@ -312,20 +306,7 @@ class Rollout(StrictModel):
         if not self.separate:
             if self.batches_ahead:
                 yield Violation(("batchesAhead",), f"is {self.batches_ahead}: {AHEAD_NEEDS_PODS}")
-            given = (
-                self.min_replicas,
-                self.autoscaling,
-                self.drain_seconds,
-                self.update_strategy,
-                self.accelerator,
-                self.resources,
-                self.shared_memory,
-                self.scheduling,
-                self.pod_template,
-            )
-            for name, value in zip(OF_OWN_PODS, given, strict=True):
-                if value is not None:
-                    yield Violation((name,), OWN_PODS_ONLY)
+            yield from OF_OWN_PODS.violations(self)
 
     def _autoscaling(self, given: Autoscaling) -> Iterator[Violation]:
         if not given.min_replicas <= self.replicas <= given.max_replicas:

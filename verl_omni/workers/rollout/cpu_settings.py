@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verl_omni.workers.config import DiffusionRolloutConfig
+if TYPE_CHECKING:  # the trainer reads `NEEDED` when it checks settings
+    from verl_omni.workers.config import DiffusionRolloutConfig
 
-ATTENTION, EXECUTOR = "TORCH_SDPA", "uni"
+# One process computes, attention is torch's, and no memory is freed in sleep.
+NEEDED: Mapping[str, Any] = {
+    "tensor_model_parallel_size": 1, "rollout_attn_backend": "TORCH_SDPA", "enable_sleep_mode": False
+}  # fmt: skip
+EXECUTOR = "uni"
 ENGINE = "vllm_omni"
 
 
 def changes(rollout: DiffusionRolloutConfig) -> dict[str, Any]:
     """The settings of a rollout on a CPU that must differ from those given, by name.
 
-    One process computes, as a thread of the server unless `distributed_executor_backend` is given; attention is
-    torch's; and no memory is freed in sleep.
+    Besides `NEEDED`: the engine's worker is a thread of the server unless `distributed_executor_backend` is given.
     """
     engine: Mapping[str, Any] = (rollout.engine_kwargs or {}).get(ENGINE) or {}
-    needed: dict[str, Any] = {
-        "tensor_model_parallel_size": 1, "rollout_attn_backend": ATTENTION, "enable_sleep_mode": False
-    }  # fmt: skip
+    needed = dict(NEEDED)
     if engine.get("distributed_executor_backend") is None:
         kwargs = {**(rollout.engine_kwargs or {}), ENGINE: {**engine, "distributed_executor_backend": EXECUTOR}}
         needed["engine_kwargs"] = kwargs
