@@ -1,4 +1,4 @@
-"""Fixtures of the tests of workers: ranks as processes."""
+"""Fixtures of the tests of workers: ranks as processes, on the CPU and on accelerators."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import multiprocessing
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-RunRanks = Callable[[str, int, Path], Path]
+RunRanks = Callable[..., Path]
+RANKS = (2, 4)
 
 
 @pytest.fixture(scope="module")
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
-    """Run a test file once for each rank, with `RANK_OF_TEST`: (rank, ranks, input folder, output folder).
+    """Run a test file once for each rank, with `RANK_OF_TEST`: (rank, ranks, input folder, output folder, *others).
 
     The ranks are forked from a process that has imported everything. Returns the output folder.
     """
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
 
-    def run(file: str, ranks: int, folder: Path) -> Path:
+    def run(file: str, ranks: int, folder: Path, *others: str) -> Path:
         out = tmp_path_factory.mktemp(f"ranks-{ranks}")
         started = []
         for rank in range(ranks):
-            given = {"RANK_OF_TEST": (rank, ranks, str(folder), str(out))}
+            given = {"RANK_OF_TEST": (rank, ranks, str(folder), str(out), *others)}
             started.append(server.Process(target=runpy.run_path, args=(file, given, "__main__")))
             started[-1].start()
         for process in started:
@@ -34,6 +37,26 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
         return out
 
     return run
+
+
+class FoundOnDevices(dict[str, Any]):
+    """What ranks found, by the name of the case; a test skips a case that needs more devices than there are."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.ranks = tuple(n for n in RANKS if kind == "cpu" or n <= torch.get_device_module(kind).device_count())
+
+    def __missing__(self, name: str) -> Any:
+        if self.ranks == RANKS:
+            raise KeyError(name)
+        pytest.skip(f"{name}: each rank needs a {self.kind} device of its own")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def found_on_devices(request: pytest.FixtureRequest) -> FoundOnDevices:
+    """Empty, for each kind of device."""
+    return FoundOnDevices(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The trained model on 2 and 4 ranks (gloo): the update of one process, and how often gradients are reduced.
+"""The trained model on 2 and 4 ranks (gloo, NCCL): the update of one process, and how often gradients are reduced.
 
 The ranks are forked from a process that has imported everything, and each runs this file.
 """
@@ -70,7 +70,9 @@ class CapturedActor(DiffusionActor):
             parallel.compile_layers(module, self.model_config.fsdp_layer_prefixes, backend="aot_eager")
 
 
-def make(folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None) -> DiffusionActor:
+def make(
+    folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None, device: torch.device | None = None
+) -> DiffusionActor:
     model: Any = SimpleNamespace(
         path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
         target_modules=["attn.to_q", "attn.to_v", "ff.net.2"], exclude_modules=None, lora_init_weights="gaussian",
@@ -84,7 +86,7 @@ def make(folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None) -> Dif
         ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
         optim=DiffusionOptimizerConfig(lr=1e-3), fsdp_config=DiffusionFSDPConfig(**fsdp),
     )  # fmt: skip
-    return CapturedActor(model, config, 1, mesh=mesh)
+    return CapturedActor(model, config, 1, mesh=mesh, device=device)
 
 
 @cache
@@ -139,22 +141,24 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
         actor.policy.velocity(data, data["all_latents"][:, 0], data["all_timesteps"][:, 0], 1.0)
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
     return {
-        "norms": norms, "weights": {n: t.clone() for n, t in actor.weights(kind)},
+        "norms": norms, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
         "counts": collectives.counts, "gathers": forward.gathers_in_a_row,
         "graphs": counters["stats"]["unique_graphs"],
     }  # fmt: skip
 
 
-def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
-    """All cases of this number of ranks; rank 0 writes what it found."""
+def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
+    """All cases of this number of ranks, each on its device of this kind; rank 0 writes what it found."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+    backend = "gloo" if kind == "cpu" else "nccl"
+    torch.distributed.init_process_group(backend, init_method=f"file://{out}/store", rank=rank, world_size=ranks)
     rows = ROWS // ranks
     found = {}
     for name, (wanted, adapter, fsdp) in CASES.items():
         if wanted == ranks:
-            mesh = parallel.make_mesh("cpu", ranks, fsdp.get("fsdp_size", -1))
-            actor, share = make(Path(folder), adapter, fsdp, mesh), slice(rank * rows, (rank + 1) * rows)
+            mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
+            device, share = parallel.device_of(mesh), slice(rank * rows, (rank + 1) * rows)
+            actor = make(Path(folder), adapter, fsdp, mesh, device)
             found[name] = updated(actor, share)
             if name == SAVED:
                 actor.save(state_folder(Path(folder)))
@@ -163,11 +167,11 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
                     written = thread.submit(staged)
                     found["unbroken"] = updated(actor, share)
                     written.result()
-                resumed = make(Path(folder), adapter, fsdp, mesh)
+                resumed = make(Path(folder), adapter, fsdp, mesh, device)
                 resumed.load(background_folder(Path(folder)) / "state")
                 found["resumed from the background"] = updated(resumed, share)
             elif name in RESUMED:
-                resumed = make(Path(folder), adapter, fsdp, mesh)
+                resumed = make(Path(folder), adapter, fsdp, mesh, device)
                 resumed.load(state_folder(Path(folder)))
                 found[f"resumed with {name}"] = updated(resumed, share)
     if rank == 0:
@@ -177,23 +181,24 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(model_folder: Path, run_ranks: Any) -> dict[str, Any]:
+def found(model_folder: Path, run_ranks: Any, found_on_devices: Any) -> Any:
     """What rank 0 found, by the name of the case."""
-    every: dict[str, Any] = {}
-    for ranks in (2, 4):
-        out = run_ranks(__file__, ranks, model_folder)
-        every |= torch.load(out / "found.pt")
-    return every
+    for ranks in found_on_devices.ranks:
+        out = run_ranks(__file__, ranks, model_folder, found_on_devices.kind)
+        found_on_devices |= torch.load(out / "found.pt")
+    return found_on_devices
 
 
 @pytest.fixture(scope="module")
-def alone(model_folder: Path) -> Any:
+def alone(model_folder: Path, found_on_devices: Any) -> Any:
     """What one process finds for a case with the same rows."""
+    device = torch.device(found_on_devices.kind)
 
     @cache
     def one(name: str) -> dict[str, Any]:
         _, adapter, fsdp = CASES[name]
-        return updated(make(model_folder, adapter, {**fsdp, "use_torch_compile": False}), slice(0, ROWS))
+        actor = make(model_folder, adapter, {**fsdp, "use_torch_compile": False}, device=device)
+        return updated(actor, slice(0, ROWS))
 
     return one
 
@@ -201,7 +206,7 @@ def alone(model_folder: Path) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_give_the_update_of_one_process(found: dict[str, Any], alone: Any, name: str) -> None:
     """After two steps of at most 1e-3, weights differ by at most 2e-5; in bfloat16 by less than 1e-4 on average."""
-    one, other = alone(name), found[name]
+    other, one = found[name], alone(name)
     half = "bfloat16" in name
     assert other["norms"] == pytest.approx(one["norms"], rel=2e-2 if half else 1e-3)
     assert one["weights"].keys() == other["weights"].keys()

@@ -1,4 +1,4 @@
-"""Sequence parallelism on 2 and 4 ranks (gloo): the update of one process, from ranks that share each sample.
+"""Sequence parallelism on 2 and 4 ranks (gloo, NCCL): the update of one process, from ranks that share each sample.
 
 The ranks are forked from a process that has imported everything, and each runs this file.
 """
@@ -71,7 +71,9 @@ CASES = {
 MEASURED = ("all weights of Qwen-Image on 2", "Wan on 2")
 
 
-def make(folder: Path, case: Case, mesh: Any = None, share: int = 1, kernel: str = "native") -> DiffusionActor:
+def make(
+    folder: Path, case: Case, mesh: Any = None, share: int = 1, kernel: str = "native", device: Any = None
+) -> DiffusionActor:
     family = training_adapter(case.architecture)
     model: Any = SimpleNamespace(
         path=str(folder / case.architecture), architecture=case.architecture, lora_rank=case.adapter, lora_alpha=8,
@@ -84,7 +86,7 @@ def make(folder: Path, case: Case, mesh: Any = None, share: int = 1, kernel: str
         optim=DiffusionOptimizerConfig(lr=1e-3), use_kl_loss=case.kl, kl_loss_coef=0.1,
         fsdp_config=DiffusionFSDPConfig(ulysses_sequence_parallel_size=share, **case.fsdp),
     )  # fmt: skip
-    return DiffusionActor(model, config, 1, mesh=mesh)
+    return DiffusionActor(model, config, 1, mesh=mesh, device=device)
 
 
 @cache
@@ -120,12 +122,12 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     data = {name: tensor[share] for name, tensor in batch(actor.model_config.architecture).items()}
     metrics = [actor.update(data, **SAMPLER) for _ in range(2)]
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
-    return {"metrics": metrics, "weights": {n: t.clone() for n, t in actor.weights(kind)}}
+    return {"metrics": metrics, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)}}
 
 
 def saved_bytes(actor: DiffusionActor) -> int:
     """Bytes of the activations that a forward pass keeps for the backward pass, without those of weights."""
-    part = {name: tensor[:1] for name, tensor in batch(actor.model_config.architecture).items()}
+    part = {name: tensor[:1].to(actor.device) for name, tensor in batch(actor.model_config.architecture).items()}
     sizes: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -139,32 +141,35 @@ def saved_bytes(actor: DiffusionActor) -> int:
     return sum(sizes.values())
 
 
-def refused_kernel(folder: Path, case: Case, mesh: Any) -> str:
+def refused_kernel(folder: Path, case: Case, mesh: Any, device: torch.device) -> str:
     """The error of an attention kernel that diffusers cannot split."""
     try:
-        make(folder, case, mesh, SHARING, kernel="_native_math")
+        make(folder, case, mesh, SHARING, kernel="_native_math", device=device)
     except ValueError as error:
         return str(error)
     return "nothing was refused"
 
 
-def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
-    """All cases of this number of ranks; each rank writes what it found."""
+def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
+    """All cases of this number of ranks, each on its device of this kind; each rank writes what it found."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+    backend = "gloo" if kind == "cpu" else "nccl"
+    torch.distributed.init_process_group(backend, init_method=f"file://{out}/store", rank=rank, world_size=ranks)
     rows = ROWS * SHARING // ranks
     place = rank // SHARING * rows
     found = {}
     for name, case in CASES.items():
         if case.ranks == ranks:
-            mesh = parallel.make_mesh("cpu", ranks, case.fsdp.get("fsdp_size", -1))
-            found[name] = updated(make(Path(folder), case, mesh, SHARING), slice(place, place + rows))
+            mesh = parallel.make_mesh(kind, ranks, case.fsdp.get("fsdp_size", -1))
+            actor = make(Path(folder), case, mesh, SHARING, device=parallel.device_of(mesh))
+            found[name] = updated(actor, slice(place, place + rows))
     if ranks == SHARING:
-        mesh = parallel.make_mesh("cpu", ranks, -1)
+        mesh = parallel.make_mesh(kind, ranks, -1)
+        device = parallel.device_of(mesh)
         for name in MEASURED:
-            found[f"saved by {name}"] = saved_bytes(make(Path(folder), CASES[name], mesh, SHARING))
+            found[f"saved by {name}"] = saved_bytes(make(Path(folder), CASES[name], mesh, SHARING, device=device))
         # Last: diffusers selects a kernel for the whole process.
-        found["refused"] = refused_kernel(Path(folder), CASES["Wan on 2"], mesh)
+        found["refused"] = refused_kernel(Path(folder), CASES["Wan on 2"], mesh, device)
     torch.save(found, f"{out}/found-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -179,24 +184,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(models: Path, run_ranks: Any) -> dict[str, list[Any]]:
+def found(models: Path, run_ranks: Any, found_on_devices: Any) -> Any:
     """What each rank found, by the name of the case."""
-    every: dict[str, list[Any]] = {}
-    for ranks in (2, 4):
-        out = run_ranks(__file__, ranks, models)
+    for ranks in found_on_devices.ranks:
+        out = run_ranks(__file__, ranks, models, found_on_devices.kind)
         for rank in range(ranks):
             for name, result in torch.load(out / f"found-{rank}.pt").items():
-                every.setdefault(name, []).append(result)
-    return every
+                found_on_devices.setdefault(name, []).append(result)
+    return found_on_devices
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_that_share_samples_take_the_update_of_one_process(
-    found: dict[str, list[Any]], models: Path, name: str
-) -> None:
+def test_ranks_that_share_samples_take_the_update_of_one_process(found: Any, models: Path, name: str) -> None:
     """After two steps of at most 1e-3, weights differ by at most 2e-5; in bfloat16 by less than 1e-4 on average."""
     case, ranks = CASES[name], found[name]
-    one = updated(make(models, case), slice(0, ROWS))
+    one = updated(make(models, case, device=torch.device(found.kind)), slice(0, ROWS))
     for step, alone in enumerate(one["metrics"]):
         norms = [rank["metrics"][step]["actor/grad_norm"] for rank in ranks]
         assert norms == pytest.approx([alone["actor/grad_norm"]] * len(ranks), rel=3e-2 if case.half else 1e-3)
@@ -221,10 +223,11 @@ def test_ranks_of_a_group_measure_the_same(found: dict[str, list[Any]], name: st
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_each_rank_keeps_half_of_the_activations(found: dict[str, list[Any]], models: Path, name: str) -> None:
+def test_each_rank_keeps_half_of_the_activations(found: Any, models: Path, name: str) -> None:
     """To a tenth: each rank also keeps what is not split, such as embeddings of the timestep and of Wan's prompt."""
-    whole = saved_bytes(make(models, CASES[name]))
-    for part in found[f"saved by {name}"]:
+    parts = found[f"saved by {name}"]
+    whole = saved_bytes(make(models, CASES[name], device=torch.device(found.kind)))
+    for part in parts:
         assert 0.45 * whole < part < 0.55 * whole
 
 
