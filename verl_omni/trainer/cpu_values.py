@@ -12,6 +12,7 @@ from verl_omni.workers.rollout.cpu_settings import NEEDED
 ROLLOUT, FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
 _WHY = {
     "tensor_model_parallel_size": "an engine is one process",
+    "data_parallel_size": "an engine is one process",
     "rollout_attn_backend": "attention is torch's",
     "enable_sleep_mode": "an engine that sleeps frees no memory",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import subprocess
 import sys
 from pathlib import Path
@@ -117,16 +118,19 @@ def test_precision_and_activation_checkpointing_depend_on_the_machine(
 
 def test_on_a_cpu_the_engine_gets_settings_that_it_can_start_with(tmp_path: Path) -> None:
     rollout = "actor_rollout_ref.rollout"
-    given = (f"{rollout}.tensor_model_parallel_size=2", f"{rollout}.rollout_attn_backend=FLASH_ATTN")
-    sleeps = f"{rollout}.enable_sleep_mode=true"
-    made = fitted(tmp_path, "WanPipeline", *given, sleeps).rollout
-    assert (made.tensor_model_parallel_size, made.rollout_attn_backend, made.enable_sleep_mode) == (
-        1, "TORCH_SDPA", False,
-    )  # fmt: skip
-    kept = fitted(tmp_path, "WanPipeline", *given, sleeps, has_accelerator=True).rollout
-    assert (kept.tensor_model_parallel_size, kept.rollout_attn_backend, kept.enable_sleep_mode) == (
-        2, "FLASH_ATTN", True,
-    )  # fmt: skip
+    given = [
+        f"{rollout}.{setting}"
+        for setting in (
+            "tensor_model_parallel_size=2", "data_parallel_size=2", "rollout_attn_backend=FLASH_ATTN",
+            "enable_sleep_mode=true",
+        )
+    ]  # fmt: skip
+    read = operator.attrgetter(
+        "tensor_model_parallel_size", "data_parallel_size", "rollout_attn_backend", "enable_sleep_mode"
+    )
+    assert read(fitted(tmp_path, "WanPipeline", *given).rollout) == (1, 1, "TORCH_SDPA", False)
+    kept = fitted(tmp_path, "WanPipeline", *given, "trainer.n_gpus_per_node=4", has_accelerator=True).rollout
+    assert read(kept) == (2, 2, "FLASH_ATTN", True)
 
 
 def test_settings_that_do_not_go_together_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str],
     [
         f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.rollout_attn_backend=FLASH_ATTN",
         f"{ROLLOUT}.enable_sleep_mode=true", f"{ROLLOUT}.enforce_eager=false", f"{ROLLOUT}.gpu_memory_utilization=0.8",
+        f"{ROLLOUT}.data_parallel_size=2",
         f"{ACTOR}.fsdp_config.param_offload=true", f"{ACTOR}.fsdp_config.optimizer_offload=true",
     ],
 )  # fmt: skip

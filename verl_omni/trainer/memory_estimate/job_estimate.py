@@ -53,7 +53,7 @@ def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
     stored = stored_bytes(sample)
     setup = _setup(config, stored, accelerator=accelerator)
     trainer = trainer_memory.measure(config, model, sample, ranks=setup.ranks, accelerator=accelerator)
-    replicas = pools.replicas(rollout) or max(1, setup.ranks // rollout.tensor_model_parallel_size)
+    replicas = pools.replicas(rollout) or max(1, setup.ranks // pools.replica_size(rollout))
     samples = math.ceil(setup.samples / replicas)
     engine = engine_memory.measure(config, model, sample, samples=samples)
     if rollout.nnodes == 0:
