@@ -11,7 +11,8 @@ from typing import NoReturn
 import pytest
 
 from e2e import turns
-from e2e.cluster.api import NOT_FOUND, ApiError
+from e2e.cluster import deadlines
+from e2e.cluster.api import CONFLICT, NOT_FOUND, Api, ApiError
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import ToolMissing
@@ -113,11 +114,35 @@ def own_namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterat
     """Make a namespace named by the test, and remove it."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name.lower())[:50].strip("-")
     with plane.api("e2e-namespace") as api:
-        api.post("/api/v1/namespaces", {"metadata": {"name": name}})
+        make_empty(api, name)
         plane.await_account(name)
         yield name
+        remove(api, name)  # the test may have deleted it
+
+
+def make_empty(api: Api, name: str) -> None:
+    """Make a namespace, after the one of this name is gone that a killed test left."""
+
+    def made() -> bool:
         try:
-            api.delete(f"/api/v1/namespaces/{name}")
+            api.post("/api/v1/namespaces", {"metadata": {"name": name}})
         except ApiError as error:
-            if error.code != NOT_FOUND:  # the test may have deleted it
+            if error.code != CONFLICT:
                 raise
+            return False
+        return True
+
+    if not made():
+        remove(api, name)
+        deadlines.wait_until(
+            f"namespace {name}, which an earlier test left, to be gone", deadlines.NAMESPACE_GONE, made
+        )
+
+
+def remove(api: Api, name: str) -> None:
+    """Delete a namespace, if it is there."""
+    try:
+        api.delete(f"/api/v1/namespaces/{name}")
+    except ApiError as error:
+        if error.code not in (NOT_FOUND, CONFLICT):  # a conflict: its deletion has begun
+            raise

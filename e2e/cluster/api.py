@@ -14,7 +14,7 @@ from urllib3.exceptions import HTTPError
 from .errors import ClusterError
 
 TIMEOUT_S, READY_TIMEOUT_S = 30.0, 5.0
-NOT_FOUND = 404
+NOT_FOUND, CONFLICT = 404, 409
 PATCHES = {
     "apply": "application/apply-patch+yaml",
     "merge": "application/merge-patch+json",

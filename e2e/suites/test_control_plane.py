@@ -16,6 +16,7 @@ from e2e.cluster import deadlines
 from e2e.cluster.api import ApiError
 from e2e.cluster.control_plane import ControlPlane, control_plane, sweep
 from e2e.cluster.processes import Identity, runs
+from e2e.conftest import make_empty
 
 pytestmark = pytest.mark.cluster
 
@@ -50,6 +51,14 @@ def test_a_pod_runs_where_its_device_is(plane: ControlPlane, namespace: str, dev
             "the pod to run", deadlines.POD_RUNNING, lambda: api.get(f"{path}/one")["status"]["phase"] == "Running"
         )
         assert api.get(f"{path}/one")["spec"]["nodeName"] == node
+
+
+def test_a_namespace_that_a_killed_test_left_is_made_again_and_empty(plane: ControlPlane, namespace: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    with plane.api() as api:
+        api.post(path, {"metadata": {"name": "left"}})
+        make_empty(api, namespace)
+        assert "left" not in {item["metadata"]["name"] for item in api.get(path)["items"]}
 
 
 def test_the_audit_log_counts_every_call_of_a_client_once(plane: ControlPlane, namespace: str) -> None:
