@@ -1,13 +1,14 @@
-"""`Output`: sends adapter, report and samples of a run to a store, in the background after each checkpoint.
+"""`Output`: sends adapter, report and samples of a run elsewhere, in the background after each checkpoint.
 
-In the store, `<url>` has the files of the run folder under their names (docs/run-folder.md): of a checkpoint the
-adapter, or all of it where there is none, because all weights are trained. `latest.json`, written last, names the
-newest checkpoint whose files are all there.
+There, `<url>` has the files of the run folder under their names (docs/run-folder.md): of a checkpoint the adapter, or
+all of it where there is none, because all weights are trained. `latest.json`, written last, names the newest checkpoint
+whose files are all there.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -18,11 +19,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_omni.trainer import checkpoints, inputs, report
+from verl_omni.trainer import checkpoints, hub_destination, inputs, report
+from verl_omni.trainer.destinations import Destination, ResultFile, StoreDestination, result_file
 from verl_omni.trainer.run_folder import RunFolder, atomic_write
 from verl_omni.utils import exported_metrics as exported
 from verl_omni.utils.metrics_writer import MetricsWriter
-from verl_omni.utils.stores import Store, StoreError
+from verl_omni.utils.stores import Store, StoreError, StoreRefused
 
 NOT_SENT = "OutputNotSent"
 LATEST = "latest.json"
@@ -31,12 +33,13 @@ TEXTS = (
     "report.html",
 )  # fmt: skip
 CHECK_SECONDS = 60.0  # of the first file, before anything is trained
+REFUSED_SECONDS = 10.0  # of requests that are refused for a reason that does not pass
 GRACE_SECONDS = 20.0  # of what is left when a run is stopped or has failed
 PAUSE_FIRST, PAUSE_MOST = 1.0, 30.0
 
 
 class OutputNotSent(Exception):
-    """Results could not be sent to the store within the deadline; they are in the run folder."""
+    """Results could not be sent within the deadline; they are in the run folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Sending:
     checkpoint: Path | None
 
 
-def files_of(folder: Path, checkpoint: Path | None) -> list[Path]:
+def files_of(folder: Path, checkpoint: Path | None) -> list[ResultFile]:
     """The files of a run folder to send, those of the checkpoint first."""
     weights: list[Path] = []
     if checkpoint is not None:
@@ -56,7 +59,11 @@ def files_of(folder: Path, checkpoint: Path | None) -> list[Path]:
         if not weights:
             raise FileNotFoundError(f"{checkpoint} has been deleted")
     samples = sorted(path for path in (folder / "samples").rglob("*") if path.is_file())
-    return [*weights, *samples, *(folder / name for name in TEXTS if (folder / name).is_file())]
+    texts = [folder / name for name in TEXTS if (folder / name).is_file()]
+    return [
+        *(result_file(path, path.relative_to(folder).as_posix(), may_change=False) for path in (*weights, *samples)),
+        *(result_file(path, path.name, may_change=True) for path in texts),
+    ]
 
 
 @dataclass
@@ -68,7 +75,7 @@ class Output:
         report_phase: called with what takes time.
     """
 
-    store: Store
+    destination: Destination
     folder: RunFolder
     deadline_s: float
     writer: MetricsWriter = field(default_factory=MetricsWriter)
@@ -78,7 +85,6 @@ class Output:
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _busy: bool = field(default=False, init=False)
     _ends_at: float | None = field(default=None, init=False)
-    _sent: set[tuple[str, int, int]] = field(default_factory=set, init=False)
     _newest: str | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
 
@@ -89,7 +95,9 @@ class Output:
             OutputNotSent: they could not be sent.
         """
         path = self.folder.path / "config.yaml"
-        self._repeat(lambda: self._send_file(path), time.monotonic() + min(CHECK_SECONDS, self.deadline_s))
+        first = [result_file(path, path.name, may_change=True)]
+        until = time.monotonic() + min(CHECK_SECONDS, self.deadline_s)
+        self._repeat(lambda: self.destination.send(first, "settings", lambda: self._ended(until)), until)
 
     def add(self, step: int, checkpoint: Path) -> None:
         """Send a complete checkpoint's results soon; returns at once."""
@@ -113,7 +121,7 @@ class Output:
             self._changed.wait_for(lambda: not self._waiting and not self._busy)
 
     def finish(self, step: int | None, checkpoint: Path | None, *, complete: bool) -> None:
-        """Send what the store does not have of the run's last state, after `wait`.
+        """Send what is not there of the run's last state, after `wait`.
 
         Args:
             checkpoint: the newest one.
@@ -153,35 +161,26 @@ class Output:
         return True
 
     def _send(self, sending: Sending, until: float) -> None:
-        self._repeat(lambda: self._send_once(sending), until)
+        self._repeat(lambda: self._send_once(sending, lambda: self._ended(until)), until)
         if sending.step is not None:
             self.writer.set(exported.OUTPUT_STEP, sending.step)
-        self.folder.event("output", step=sending.step, url=self.store.url)
+        self.folder.event("output", step=sending.step, url=self.destination.url)
 
-    def _send_once(self, sending: Sending) -> None:
-        for path in files_of(self.folder.path, sending.checkpoint):
-            self._send_file(path)
+    def _send_once(self, sending: Sending, ended: Callable[[], bool]) -> None:
+        files = files_of(self.folder.path, sending.checkpoint)
         if sending.checkpoint is not None:
             self._newest = sending.checkpoint.relative_to(self.folder.path).as_posix()
         text = json.dumps({"step": sending.step, "checkpoint": self._newest}, indent=2) + "\n"
         latest = self.folder.path / f".{LATEST}"
         atomic_write(latest, text)
-        self.store.send(latest, LATEST)
-
-    def _send_file(self, path: Path) -> None:
-        """Send a file, unless it was sent as it is."""
-        found = path.stat()
-        name = path.relative_to(self.folder.path).as_posix()
-        key = (name, found.st_size, found.st_mtime_ns)
-        if key not in self._sent:
-            self.store.send(path, name)
-            self._sent.add(key)
+        title = "report" if sending.step is None else f"results of step {sending.step}"
+        self.destination.send([*files, result_file(latest, LATEST, may_change=True)], title, ended)
 
     def _repeat(self, act: Callable[[], None], until: float) -> None:
-        """Call `act` until the store accepts it.
+        """Call `act` until it succeeds.
 
         Raises:
-            OutputNotSent: it did not before `until`.
+            OutputNotSent: it did not before `until`, or was refused for `REFUSED_SECONDS`.
         """
         pause = self.pause
         while True:
@@ -189,33 +188,38 @@ class Output:
                 return act()
             except StoreError as error:
                 self.writer.add(exported.OUTPUT_FAILURES, 1)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._ended(until), max(0.0, min(pause, until - time.monotonic())))
-                    if self._ended(until):
-                        raise OutputNotSent(
-                            f"results were not sent to {self.store.url}: {error}; they are in {self.folder.path}"
-                        ) from error
+                if isinstance(error, StoreRefused):
+                    until = min(until, time.monotonic() + REFUSED_SECONDS)
+                if self._pause(pause, until):
+                    raise OutputNotSent(
+                        f"results were not sent to {self.destination.url}: {error}; they are in {self.folder.path}"
+                    ) from error
             pause = min(2 * pause, PAUSE_MOST)
+
+    def _pause(self, seconds: float, until: float) -> bool:
+        """Wait, at most until there is no time left. Returns whether there is none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended(until), max(0.0, min(seconds, until - time.monotonic())))
+            return self._ended(until)
 
     def _ended(self, until: float) -> bool:
         return time.monotonic() >= (until if self._ends_at is None else min(until, self._ends_at))
 
 
 class Results:
-    """The results of a run on their way to its store; without one, nothing happens."""
+    """The results of a run on their way to where they are sent; if that is nowhere, nothing happens."""
 
     def __init__(self) -> None:
         self._output: Output | None = None
 
     def open(self, config: DictConfig, folder: RunFolder) -> None:
-        """Begin; the store has then taken a first file.
+        """Begin; a first file has then been sent.
 
         Raises:
-            OutputNotSent: it does not take it. ValueError: the URL is not that of a store.
+            OutputNotSent: it could not be sent. ValueError: nothing can be sent to such a URL.
         """
-        url = config.trainer.output.url
-        if url is not None:
-            output = Output(Store(url, inputs.access(config)), folder, config.trainer.output.deadline_s)
+        if config.trainer.output.url is not None:
+            output = Output(_open(config, folder.path), folder, config.trainer.output.deadline_s)
             output.check()
             self._output = output
 
@@ -234,3 +238,10 @@ class Results:
         if self._output is not None:
             step = None if checkpoint is None else checkpoints.step_of(checkpoint)
             self._output.finish(step, checkpoint, complete=complete)
+
+
+def _open(config: DictConfig, folder: Path) -> Destination:
+    url: str = config.trainer.output.url
+    if url.startswith(hub_destination.PREFIX):
+        return hub_destination.open_repository(config, folder, os.environ)
+    return StoreDestination(Store(url, inputs.access(config)))

@@ -38,7 +38,8 @@ ReportPhase = Callable[[str], None]
 LOGICAL_CPUS = 16
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 PASSED_PREFIXES = ("VERL_", "OMP_", "HF_", "HCCL_", LOG_LEVEL)
-OF_ITS_NODE = ("HCCL_IF_IP",)  # the address of the driver's node, which is wrong on every other one
+# The address of the driver's node is wrong on every other one; tokens are for the driver, which sends results.
+OF_THE_DRIVER = ("HCCL_IF_IP", "HF_TOKEN")
 
 
 def prepare_environment(has_accelerator: bool) -> None:
@@ -68,6 +69,8 @@ def prepare_environment(has_accelerator: bool) -> None:
         defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    if not os.environ["HF_HUB_OFFLINE"]:  # a pod cannot unset a variable of its image, only empty it
+        os.environ["HF_HUB_OFFLINE"] = defaults["HF_HUB_OFFLINE"]
 
 
 def accelerator_present() -> bool:
@@ -256,7 +259,7 @@ def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(PASSED_PREFIXES) and name not in OF_ITS_NODE
+        if name.startswith(PASSED_PREFIXES) and name not in OF_THE_DRIVER
     }
 
 

@@ -46,6 +46,7 @@ PATHS = (
     "trainer.resume_from_path",
 )
 IN_STORES = (f"{DATA}.train_files", f"{DATA}.val_files", f"{MODEL}.path")  # may be s3:// URLs
+REPOSITORY_URL = re.compile(r"^hf://[^/]+/[^/]+/[^/]+")
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -134,7 +135,15 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         *generation_ahead.find_problems(config),
         *_optimizer(config.actor_rollout_ref.actor.optim),
     ]
-    return [*own, *_values(config), *_open_groups(config), *_paths(config), *_resume(config), *trackers]
+    return [
+        *own,
+        *_values(config),
+        *_open_groups(config),
+        *_paths(config),
+        *_output(config),
+        *_resume(config),
+        *trackers,
+    ]
 
 
 def _values(config: DictConfig) -> Iterator[str]:
@@ -179,9 +188,24 @@ def _paths(config: DictConfig) -> Iterator[str]:
         for path in value if OmegaConf.is_list(value) else [value]:
             if isinstance(path, str) and _URL.match(path) and not (name in IN_STORES and path.startswith("s3://")):
                 yield f"{name}: {path} is a URL, and the trainer reads files; copy it here and write its path"
-    output = config.trainer.output
-    if output.url is not None and not str(output.url).startswith(("s3://", "file:///")):
-        yield f"trainer.output.url: {output.url} is no store; write s3://BUCKET/PREFIX or file:///FOLDER"
+
+
+def _output(config: DictConfig) -> Iterator[str]:
+    output, url = config.trainer.output, str(config.trainer.output.url or "")
+    if url.startswith("hf://"):
+        values = [OmegaConf.select(config, name) for name in IN_STORES]
+        read = [path for value in values for path in (value if OmegaConf.is_list(value) else [value])]
+        if config.trainer.store.endpoint is not None and any(str(path).startswith("s3://") for path in read):
+            yield (
+                f"trainer.store.endpoint: {config.trainer.store.endpoint} is ambiguous, because results are sent to "
+                "the hub, and inputs are in an S3-compatible store; set the variables HF_ENDPOINT or AWS_ENDPOINT_URL"
+            )
+        if not REPOSITORY_URL.match(url):
+            yield f"trainer.output.url: {url} is no folder of a repository; write hf://OWNER/NAME/FOLDER"
+    elif url and not url.startswith(("s3://", "file:///")):
+        yield (
+            f"trainer.output.url: {url} is no store; write s3://BUCKET/PREFIX, hf://OWNER/NAME/FOLDER or file:///FOLDER"
+        )
     if output.deadline_s <= 0:
         yield f"trainer.output.deadline_s: must be positive: {output.deadline_s}"
 

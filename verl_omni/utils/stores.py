@@ -27,6 +27,10 @@ class StoreError(OSError):
     """A store refuses a request, or does not answer; the message names the store and the object."""
 
 
+class StoreRefused(StoreError):
+    """A store refuses a request for a reason that does not pass by itself, such as a wrong token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """How S3 is reached.

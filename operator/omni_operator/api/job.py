@@ -14,7 +14,7 @@ from .base import RULE, Cel, StrictModel, Violation, immutable, is_in_store, wit
 from .data import Data
 from .labels import find_bad_annotations, find_bad_labels
 from .model import Model
-from .output import Output, Storage
+from .output import STORAGE_RULES, Output, Storage
 from .platform import Observability, Scheduling, Security
 from .pod_template import drop_nulls
 from .pods import Accelerator, Head, Runtime
@@ -53,7 +53,6 @@ ONE_VENDOR = (
     "trainer's kind of device"
 )
 TOKEN_NEEDED = "must be Token with spec.rollout.placement Separate: trainer and replicas prove by it who they are"
-UNUSED_STORE = "has no effect: no s3:// URL in spec.data, spec.model.base or spec.output.url; remove it"
 JUDGE_IN_POD = "must divide the accelerators of a reward pod, because those of a replica must be in one pod"
 JUDGE_ON_ALL = "must divide all accelerators of the trainer, which the judge uses with placement Colocated"
 JUDGE_AHEAD = "must be Separate with spec.rollout.batchesAhead: the trainer is busy while samples are scored"
@@ -119,7 +118,7 @@ class Spec(StrictModel):
     rollout: Rollout = Field(default=Rollout(), description="How samples are generated.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Checkpoints, and where they are kept.")
     output: Output | None = Field(default=None, description="Where results are sent. Default: nowhere.")
-    storage: Storage = Field(default=Storage(), description="Access to S3-compatible stores.")
+    storage: Storage = Field(default=Storage(), description="Access to S3-compatible stores and the hub.")
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of all random numbers.")
     suspend: bool = Field(
         default=False,
@@ -162,14 +161,7 @@ class Spec(StrictModel):
 
     cel = (
         Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
-        Cel(
-            "!(has(self.storage.endpoint) || has(self.storage.region) || has(self.storage.secretName)) || "
-            "self.model.base.startsWith('s3://') || (has(self.output) && self.output.url.startsWith('s3://')) || "
-            "self.data.train.exists(p, p.startsWith('s3://')) || "
-            "(has(self.data.validation) && self.data.validation.exists(p, p.startsWith('s3://')))",
-            UNUSED_STORE,
-            ".storage",
-        ),
+        *STORAGE_RULES,
         Cel(
             "self.rollout.placement == 'Separate' || "
             f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {_ACCELERATORS}",
@@ -280,15 +272,20 @@ class Spec(StrictModel):
         return self.rollout.replicas * self.rollout_accelerator.count if self.rollout.separate else 0
 
     @property
-    def trainer_uses_store(self) -> bool:
+    def trainer_uses_s3(self) -> bool:
         """Whether the training program reads from an S3-compatible store, or writes to one."""
-        sends = self.output is not None and self.output.folder is None
+        sends = self.output is not None and self.output.in_s3
         return sends or any(map(is_in_store, (*self.data.train, *self.data.validation)))
 
     @property
-    def uses_store(self) -> bool:
+    def uses_s3(self) -> bool:
         """Whether any pod reads from an S3-compatible store, or writes to one."""
-        return self.trainer_uses_store or self.model.base_in_store
+        return self.trainer_uses_s3 or self.model.base_in_store
+
+    @property
+    def sends_to_hub(self) -> bool:
+        """Whether the training program sends results to a repository of the Hugging Face hub."""
+        return self.output is not None and self.output.in_hub
 
     @property
     def judge_accelerator(self) -> Accelerator:
@@ -383,9 +380,8 @@ class Spec(StrictModel):
                 yield Violation(("trainer", "batch", "prompts"), PAIRS)
 
     def _cluster_rules(self) -> Iterator[Violation]:
-        storage = self.storage
-        if (storage.endpoint or storage.region or storage.secret_name) and not self.uses_store:
-            yield Violation(("storage",), UNUSED_STORE)
+        for found in self.storage.find_problems(s3=self.uses_s3, hub=self.sends_to_hub):
+            yield Violation(("storage", *found.at), found.text)
         if self.backoff_limit and self.checkpoint.claim_name is None:
             yield Violation(("backoffLimit",), NO_CLAIM)
 

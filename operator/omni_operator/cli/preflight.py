@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from omni_operator.api import DiffusionRLJob
@@ -14,6 +14,7 @@ from omni_operator.api.validation_messages import format_path
 from omni_operator.api.yaml_document import Document, Problem
 from omni_operator.api.yaml_document import Path as Field
 from omni_operator.plan.overrides import PYTHONS
+from omni_operator.plan.storage import HUB_OFFLINE, is_offline
 
 from . import console
 from .machine import Accelerators
@@ -30,6 +31,17 @@ def file_problems(job: DiffusionRLJob, document: Document) -> Iterator[Problem]:
         job: with absolute paths.
     """
     for at, text in (*_program(job), *_model(job), *_prompts(job), *_functions(job)):
+        yield Problem(document.where(at), text, format_path(at))
+
+
+def variable_problems(job: DiffusionRLJob, document: Document, environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Environment variables that keep a local run from what the job asks for."""
+    if job.spec.sends_to_hub and is_offline(environment.get(HUB_OFFLINE)):
+        at = ("spec", "output", "url")
+        text = (
+            f"is on the Hugging Face hub, and this shell sets {HUB_OFFLINE}={environment[HUB_OFFLINE]}: unset it, and "
+            "only the results reach the hub; to check the job for a cluster, add --cluster to drl validate"
+        )
         yield Problem(document.where(at), text, format_path(at))
 
 

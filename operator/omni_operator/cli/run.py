@@ -64,6 +64,7 @@ def run(
     stack = training_stack.missing_stack()
     found = [
         *preflight.file_problems(job, loaded.document),
+        *preflight.variable_problems(job, loaded.document, os.environ),
         *preflight.machine_problems(job, loaded.document, accelerators, stack),
     ]
     if found:
@@ -79,7 +80,8 @@ def run(
                 _print_finished(job, folder)
                 return
             session = Session(job, folder, plan.render_command(job, layout, sys.executable), patience)
-            code = session.run(lock, trainer_environment(os.environ, cpu=not accelerators), plain=plain)
+            environment = trainer_environment(os.environ, cpu=not accelerators, hub=job.spec.sends_to_hub)
+            code = session.run(lock, environment, plain=plain)
     except run_folder.RunFolderError as error:
         console.refuse(str(error))
     if code == console.INTERRUPTED:
@@ -88,9 +90,15 @@ def run(
         raise typer.Exit(code)
 
 
-def trainer_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
-    """PURE: the trainer's environment variables; those that the user set are kept."""
-    defaults = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+def trainer_environment(base: Mapping[str, str], *, cpu: bool, hub: bool) -> dict[str, str]:
+    """PURE: the trainer's environment variables; those that the user set are kept.
+
+    Args:
+        hub: whether it sends results to the hub. It then must not be told to stay offline.
+    """
+    defaults = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    if not hub:
+        defaults["HF_HUB_OFFLINE"] = "1"
     if cpu:
         # Ray starts its workers at nice 15, where they starve next to any busy process.
         defaults |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -79,7 +80,10 @@ def _check(path: Path, view: ClusterView | None) -> Verdict:
 
 def _local_problems(loaded: LoadedJob, path: Path) -> list[Problem]:
     job = plan.resolve_paths(loaded.job, str(job_folder(path)))
-    return list(preflight.file_problems(job, loaded.document))
+    return [
+        *preflight.file_problems(job, loaded.document),
+        *preflight.variable_problems(job, loaded.document, os.environ),
+    ]
 
 
 def _print(verdicts: list[Verdict]) -> None:

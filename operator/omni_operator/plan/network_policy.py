@@ -60,7 +60,7 @@ def _from_scrapers() -> Object:
 def _outside(job: DiffusionRLJob) -> list[Object]:
     """Ports of reward servers, stores, model hub and trackers; a NetworkPolicy cannot name hosts."""
     wanted = {_port(url) for scorer in job.spec.reward.scorers if (url := scorer.server_url)}
-    if job.spec.uses_store:
+    if job.spec.uses_s3 or job.spec.sends_to_hub:
         wanted.add(_port(job.spec.storage.endpoint or "https:"))
     judge = job.spec.reward.model
     downloads = job.spec.model.base_is_id or (judge is not None and not judge.base_is_folder)

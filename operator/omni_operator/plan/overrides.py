@@ -216,7 +216,7 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
     if spec.output:
         made["trainer.output.url"] = f"{spec.output.url.rstrip('/')}/{job.metadata.name}"
         made["trainer.output.deadline_s"] = spec.output.deadline_seconds
-    if spec.uses_store:
+    if spec.uses_s3 or spec.sends_to_hub:
         given = {"endpoint": spec.storage.endpoint, "region": spec.storage.region}
         made |= {f"trainer.store.{name}": value for name, value in given.items() if value}
     return made

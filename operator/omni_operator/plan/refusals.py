@@ -17,7 +17,7 @@ from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY
 from .policy_refusals import find_policy_refusals
 from .pools import KUEUE_QUEUE, Pool, pools_of
-from .storage import MODELS, OUTPUT, RUNS
+from .storage import HUB_OFFLINE, HUB_TOKEN, MODELS, OUTPUT, RUNS, is_offline
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
@@ -33,6 +33,7 @@ def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violat
         *_image(job, settings),
         *_accelerators(job, settings),
         *_storage(job),
+        *_hub(job),
         *_claims(job),
         *_tracking(job),
         *_queue(job),
@@ -111,6 +112,23 @@ def _storage(job: DiffusionRLJob) -> Iterator[Violation]:
         )
 
 
+def _hub(job: DiffusionRLJob) -> Iterator[Violation]:
+    """What keeps the trainer from sending results to the hub."""
+    if not job.spec.sends_to_hub:
+        return
+    given = _variables(job.spec.trainer.pod_template)
+    if not job.spec.storage.secret_name and HUB_TOKEN not in given:
+        yield Violation(
+            ("spec", "storage", "secretName"),
+            f"must be given: the hub takes results only with a token; name a Secret with the key {HUB_TOKEN}",
+        )
+    if is_offline(given.get(HUB_OFFLINE)):
+        yield Violation(
+            ("spec", "output", "url"),
+            f"is on the hub, and spec.trainer.podTemplate sets {HUB_OFFLINE}={given[HUB_OFFLINE]}: remove the variable",
+        )
+
+
 def _mounted(job: DiffusionRLJob, folder: str) -> bool:
     """Whether the author's template mounts a volume at the folder or above it."""
     spec: Mapping[str, Any] = drop_nulls(job.spec.trainer.pod_template).get("spec", {})
@@ -146,7 +164,11 @@ def find_warnings(job: DiffusionRLJob) -> list[Violation]:
 
 def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:
     tracking, template = job.spec.observability.tracking, job.spec.trainer.pod_template
-    if "wandb" in tracking.loggers and not tracking.wandb_secret_ref and not WANDB_VARIABLES & _variables(template):
+    if (
+        "wandb" in tracking.loggers
+        and not tracking.wandb_secret_ref
+        and not WANDB_VARIABLES & _variables(template).keys()
+    ):
         yield Violation(
             ("spec", "observability", "tracking", "wandbSecretRef"),
             "must be given: wandb needs an API key (or set WANDB_API_KEY or WANDB_MODE in "
@@ -154,11 +176,11 @@ def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:
         )
 
 
-def _variables(template: Mapping[str, Any]) -> set[str]:
-    """Names of the environment variables that a pod template adds to Ray's container."""
+def _variables(template: Mapping[str, Any]) -> dict[str, str | None]:
+    """The environment variables that a pod template adds to Ray's container; None: the value comes from elsewhere."""
     containers = drop_nulls(template).get("spec", {}).get("containers", ())
     return {
-        entry["name"]
+        entry["name"]: entry.get("value")
         for container in containers
         if container["name"] == CONTAINER
         for entry in container.get("env", ())

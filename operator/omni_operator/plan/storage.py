@@ -13,7 +13,9 @@ from .merge import merge_templates
 
 Object = dict[str, Any]
 RUNS, MODELS, OUTPUT = "runs", "models", "output"
-STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # the last one may be absent
+STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+HUB_TOKEN, HUB_OFFLINE = "HF_TOKEN", "HF_HUB_OFFLINE"
+_ON = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads variables
 MODELS_PATH = "/var/lib/diffusionrl/models"
 
 
@@ -33,7 +35,7 @@ def add_run_folder(template: Object, job: DiffusionRLJob) -> Object:
 
 
 def add_output(template: Object, job: DiffusionRLJob) -> Object:
-    """Add the claim that results are sent to, and the keys of the store that the training program uses."""
+    """Add the claim that results are sent to, and the keys of the stores that the training program uses."""
     output, added = job.spec.output, {}
     if output and output.folder and output.claim_name:
         mount = {"name": OUTPUT, "mountPath": output.folder}
@@ -41,19 +43,36 @@ def add_output(template: Object, job: DiffusionRLJob) -> Object:
             "containers": [{"name": CONTAINER, "volumeMounts": [mount]}],
             "volumes": [volume(OUTPUT, output.claim_name)],
         }
-    if job.spec.trainer_uses_store:
-        template = merge_templates(template, {"spec": {"containers": [{"name": CONTAINER, "env": store_keys(job)}]}})
+    env = [*(store_keys(job) if job.spec.trainer_uses_s3 else ()), *(_hub_access(job) if job.spec.sends_to_hub else ())]
+    if env:
+        template = merge_templates(template, {"spec": {"containers": [{"name": CONTAINER, "env": env}]}})
     return merge_templates(template, {"spec": added})
 
 
 def store_keys(job: DiffusionRLJob) -> list[Object]:
-    """Variables with the keys of the store, from the job's Secret."""
+    """Variables with the keys of the S3-compatible store, from the job's Secret."""
     secret = job.spec.storage.secret_name
     if secret is None:
         return []
     made = [secret_env(name, secret, name) for name in STORE_KEYS]
-    made[-1]["valueFrom"]["secretKeyRef"]["optional"] = True
+    # A Secret that has the hub's token may leave the store to the pods' identity.
+    for entry in made if job.spec.sends_to_hub else made[-1:]:
+        entry["valueFrom"]["secretKeyRef"]["optional"] = True
     return made
+
+
+def is_offline(value: str | None) -> bool:
+    """Whether a value of `HF_HUB_OFFLINE` keeps programs from the hub; None: there is none."""
+    return value is not None and value.upper() in _ON
+
+
+def _hub_access(job: DiffusionRLJob) -> list[Object]:
+    """Variables of a training program that sends results to the hub."""
+    secret = job.spec.storage.secret_name
+    # Images set it to 1, which the trainer takes for the user's wish. Empty counts as not given: then only sending
+    # reaches the hub.
+    online = {"name": HUB_OFFLINE, "value": ""}
+    return [online, *([secret_env(HUB_TOKEN, secret, HUB_TOKEN)] if secret else ())]
 
 
 def add_models(template: Object, job: DiffusionRLJob, group: str) -> Object:
@@ -93,7 +112,7 @@ def _from_hub(job: DiffusionRLJob, base: str, revision: str | None) -> Object:
     if revision:
         command += ["--revision", revision]
     if secret := job.spec.model.token_secret_ref:
-        env.append(secret_env("HF_TOKEN", secret.name, secret.key))
+        env.append(secret_env(HUB_TOKEN, secret.name, secret.key))
     return {"command": command, "env": env}
 
 

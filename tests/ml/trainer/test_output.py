@@ -16,7 +16,9 @@ from omegaconf import OmegaConf
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from e2e.object_store import ObjectStore, object_store
-from verl_omni.trainer import checkpoints, inputs, main_diffusion, output
+from tests.ml.trainer.output_runs import CountingWriter, events, files, save
+from verl_omni.trainer import inputs, main_diffusion, output
+from verl_omni.trainer.destinations import StoreDestination
 from verl_omni.trainer.operator_reporter import NullReporter
 from verl_omni.trainer.run_folder import RunFolder
 from verl_omni.utils import stores
@@ -41,19 +43,6 @@ def bucket(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Path:
     return server.bucket(f"bucket-{len(list(server.folder.iterdir()))}")
 
 
-class CountingWriter:
-    """Keeps the last values of metrics."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def set(self, metric: Any, value: float, **labels: str) -> None:
-        self.values[metric.name] = value
-
-    def add(self, metric: Any, value: float, **labels: str) -> None:
-        self.values[metric.name] = self.values.get(metric.name, 0) + value
-
-
 def settings(folder: Path, server: ObjectStore, url: str, deadline: float = 30) -> Any:
     return OmegaConf.create({
         "trainer": {
@@ -61,26 +50,6 @@ def settings(folder: Path, server: ObjectStore, url: str, deadline: float = 30) 
             "output": {"url": url, "deadline_s": deadline}, "store": {"endpoint": server.endpoint, "region": None},
         }
     })  # fmt: skip
-
-
-def save(run: main_diffusion.Run, step: int, *, keep: int = 0, adapter: bool = True) -> None:
-    def write(folder: Path) -> None:
-        (folder / "state").mkdir()
-        (folder / "state" / "optimizer").write_bytes(b"o" * 1000)
-        if adapter:
-            (folder / "lora").mkdir()
-            (folder / "lora" / "weights.safetensors").write_bytes(bytes([step]) * 1000)
-
-    path = checkpoints.save(run.folder.path / "checkpoints", step, write, keep=keep, run=1)
-    run.folder.event("checkpoint", step=step, path=str(path))
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
-
-
-def files(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_adapter_report_and_samples_are_in_the_store_after_a_checkpoint_and_at_the_end(
@@ -186,7 +155,8 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
 
     writer = Announcing()
     made = output.Output(
-        Store(f"s3://{bucket.name}/run", Access(server.endpoint)), folder, 60, writer=writer, pause=0.01,  # type: ignore[arg-type]
+        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))), folder, 60,
+        writer=writer, pause=0.01,  # type: ignore[arg-type]
         write_report=lambda path: None,
     )  # fmt: skip
     weights = folder.path / "checkpoints" / "step_000002" / "lora"
@@ -223,7 +193,8 @@ def test_what_waits_while_a_store_is_down_is_given_up_but_for_the_newest(
     bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
     folder, sent = RunFolder(tmp_path / "run"), CountingWriter()
     made = output.Output(
-        Store(f"s3://{bucket.name}/run", Access(server.endpoint)), folder, 0.2, writer=sent, pause=0.01,  # type: ignore[arg-type]
+        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))), folder, 0.2,
+        writer=sent, pause=0.01,  # type: ignore[arg-type]
         write_report=lambda path: None,
     )  # fmt: skip
     for step in range(1, 6):

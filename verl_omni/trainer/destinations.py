@@ -1,0 +1,67 @@
+"""Where results are sent: the interface, and a folder of a store. `hub_destination` has the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from verl_omni.utils.stores import Store
+
+Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """A file to send.
+
+    Attributes:
+        name: its path in the destination.
+        may_change: it may change while it is sent.
+        key: name, size in bytes and time of the last change.
+    """
+
+    path: Path
+    name: str
+    may_change: bool
+    key: Key
+
+
+def result_file(path: Path, name: str, *, may_change: bool) -> ResultFile:
+    """The file as it is now; raises FileNotFoundError."""
+    found = path.stat()
+    return ResultFile(path, name, may_change, (name, found.st_size, found.st_mtime_ns))
+
+
+class Destination(Protocol):
+    """Where results are sent."""
+
+    url: str
+
+    def send(self, files: Sequence[ResultFile], title: str, ended: Callable[[], bool]) -> None:
+        """Send those files that were not sent as they are; the last one only when all others are there.
+
+        Args:
+            title: what they are.
+            ended: whether there is no time left; what is being sent may then be given up.
+
+        Raises:
+            StoreError: they are not all there. StoreRefused: trying again will not help.
+        """
+        ...
+
+
+class StoreDestination:
+    """A folder of an S3-compatible store or of the file system, which takes one file after another."""
+
+    def __init__(self, store: Store) -> None:
+        self.url, self._store = store.url, store
+        self._sent: set[Key] = set()
+
+    def send(self, files: Sequence[ResultFile], title: str, ended: Callable[[], bool]) -> None:
+        """As `Destination.send`; what was sent before an error is not sent again."""
+        for each in files:
+            if each.key not in self._sent:
+                self._store.send(each.path, each.name)
+                self._sent.add(each.key)

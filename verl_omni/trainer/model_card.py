@@ -1,0 +1,91 @@
+"""The page of a repository with results: `README.md`, a model card of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from ruamel.yaml import YAML
+
+MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+WEIGHTS = "pytorch_lora_weights.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescription:
+    """What the card says of a run.
+
+    Attributes:
+        base: model id of the base model; None: it was given as a folder, or from a store.
+        task: the hub's name for what the model does.
+    """
+
+    base: str | None
+    task: str
+
+
+def describe_run(config: DictConfig, job: Path) -> RunDescription:
+    """What settings and job say.
+
+    Args:
+        job: the job's YAML, which has the model id where the settings have the path of a download; it may be missing.
+    """
+    document: Any = YAML(typ="safe").load(job) if job.is_file() else {"spec": {"model": {}}}
+    model, pipeline = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.pipeline
+    bases = [str(each) for each in (document["spec"]["model"].get("base"), model.path) if each]
+    base = next((each for each in bases if MODEL_ID.fullmatch(each)), None)
+    if (OmegaConf.select(pipeline, "num_frames") or 1) > 1:
+        return RunDescription(base, "text-to-video")
+    return RunDescription(base, "image-to-image" if "Edit" in (model.architecture or "") else "text-to-image")
+
+
+def write(run: RunDescription, repository: str, folder: str, *, adapter: bool) -> str:
+    """PURE: the text of the card.
+
+    Args:
+        repository: `owner/name`.
+        folder: where the results are in it.
+        adapter: whether they are a LoRA adapter; otherwise all weights were trained.
+    """
+    tags = [run.task, "reinforcement-learning", *(["lora"] if adapter else [])]
+    head = [
+        *([f"base_model: {run.base}"] if run.base else []), "library_name: diffusers", f"pipeline_tag: {run.task}",
+        "tags:", *(f"- {tag}" for tag in tags),
+    ]  # fmt: skip
+    base = f"[{run.base}](https://huggingface.co/{run.base})" if run.base else "its base model"
+    what = "A LoRA adapter for" if adapter else "All weights of the transformer of"
+    files = (
+        f"`{folder}/latest.json` names the newest complete checkpoint. `{folder}/report.html` shows the rewards and "
+        f"samples of the run, `{folder}/config.yaml` its settings."
+    )
+    text = [
+        "---", *head, "---", "", f"# {folder.rpartition('/')[2]}", "",
+        f"{what} {base}, trained with reinforcement learning by Omni Operator.", "", files, "",
+    ]  # fmt: skip
+    return "\n".join([*text, *(_load(run, repository, folder) if adapter else _resume())])
+
+
+def _load(run: RunDescription, repository: str, folder: str) -> list[str]:
+    return [
+        "## Use the adapter", "",
+        "```python",
+        "import json", "",
+        "from diffusers import DiffusionPipeline",
+        "from huggingface_hub import hf_hub_download", "",
+        f'repository, run = "{repository}", "{folder}"',
+        'with open(hf_hub_download(repository, f"{run}/latest.json")) as file:',
+        '    newest = json.load(file)["checkpoint"]',
+        f'pipe = DiffusionPipeline.from_pretrained("{run.base or "FOLDER-OF-THE-BASE-MODEL"}")',
+        f'pipe.load_lora_weights(repository, subfolder=f"{{run}}/{{newest}}/lora", weight_name="{WEIGHTS}")',
+        "```", "",
+    ]  # fmt: skip
+
+
+def _resume() -> list[str]:
+    return [
+        "Checkpoints are sharded (`torch.distributed.checkpoint`): a run of Omni Operator starts from one with",
+        "`trainer.resume_mode=resume_path` and `trainer.resume_from_path`.", "",
+    ]  # fmt: skip
