@@ -187,7 +187,8 @@ def _paths(config: DictConfig) -> Iterator[str]:
         value = OmegaConf.select(config, name)
         for path in value if OmegaConf.is_list(value) else [value]:
             if isinstance(path, str) and _URL.match(path) and not (name in IN_STORES and path.startswith("s3://")):
-                yield f"{name}: {path} is a URL, and the trainer reads files; copy it here and write its path"
+                hub_id = ", or write OWNER/NAME" if name == f"{MODEL}.path" and path.startswith("hf://") else ""
+                yield f"{name}: {path} is a URL, and the trainer reads files; copy it here and write its path{hub_id}"
 
 
 def _output(config: DictConfig) -> Iterator[str]:

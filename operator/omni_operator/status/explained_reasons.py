@@ -260,11 +260,12 @@ WARNINGS: dict[str, Explanation] = {
     ),
     "OutputNotSent": Explanation(
         shown=("OutputSent=False", "warning", *_FAILED),
-        meaning="The store of `spec.output` did not take results before `deadlineSeconds`; they are in the run folder. "
-        "After a checkpoint it is a warning, at the start and the end of an attempt it fails the attempt.",
+        meaning="The store or hub of `spec.output` did not take results before `deadlineSeconds`, or the hub refused "
+        "them; they are in the run folder. After a checkpoint it is a warning, at the start and the end of an attempt "
+        "it fails the attempt.",
         look=LOG,
-        action="Correct URL, endpoint, keys or network policy by the message; the next checkpoint or attempt sends "
-        "them. `drl fetch NAME` copies them from the claim.",
+        action="Correct URL, endpoint, keys, token or network policy by the message; the next checkpoint or attempt "
+        "sends them. `drl fetch NAME` copies them from the claim.",
     ),
     "NoVendor": Explanation(
         shown=("AcceleratorChosen=False", "event"),

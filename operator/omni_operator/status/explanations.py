@@ -57,7 +57,7 @@ CONDITIONS: dict[ConditionType | str, ConditionExplanation] = {
     "ResultsKept": ConditionExplanation(
         "True", "checkpoints, adapter and report are on a volume that outlives the pods, or results are sent elsewhere"
     ),
-    "OutputSent": ConditionExplanation("True", "the newest results are in the store of `spec.output`"),
+    "OutputSent": ConditionExplanation("True", "the newest results are where `spec.output` says"),
     "AcceleratorChosen": ConditionExplanation("True", "the job names its accelerator; the reason is the vendor"),
     "RolloutsScaled": ConditionExplanation(
         "True", "`spec.rollout.autoscaling` finds as many rollout pods as the waiting samples need; Unknown without it"

@@ -102,7 +102,7 @@ def test_a_url_instead_of_a_path_is_refused(scheme: str, field: str, value: str,
 def test_data_and_model_may_be_in_an_s3_store() -> None:
     changes = ["spec.data={train: ['s3://b/t.jsonl'], validation: ['s3://b/v.jsonl']}", "spec.model.base=s3://b/model"]
     job = read_job(GOOD, "job.yaml", [*changes, "spec.storage={endpoint: 'http://minio:9000', secretName: s}"]).job
-    assert job.spec.uses_store and job.spec.model.base_in_store and not job.spec.model.base_is_folder
+    assert job.spec.uses_s3 and job.spec.model.base_in_store and not job.spec.model.base_is_folder
     (found,) = problems(GOOD, "spec.reward.scorers=[{name: a, function: {path: 's3://b/r.py'}}]")
     assert "s3:// is not supported: write the path of a Python file, or pkg://module" in found
     for field, value in (("model.base", "s3://bucket-only"), ("data.train", "['s3:///no-bucket']")):
@@ -110,9 +110,24 @@ def test_data_and_model_may_be_in_an_s3_store() -> None:
         assert "s3:// is not supported: " in found
 
 
+def test_results_may_leave_for_a_repository_of_the_hub() -> None:
+    hub = "spec.output={url: hf://owner/sd3.5-adapters/team}"
+    job = read_job(GOOD, "job.yaml", [hub, "spec.storage={endpoint: 'https://hub', secretName: s}"]).job
+    assert job.spec.sends_to_hub and not job.spec.uses_s3
+    job = read_job(GOOD, "job.yaml", [hub, "spec.model.base=s3://b/m", "spec.storage={region: eu-1}"]).job
+    assert job.spec.sends_to_hub and job.spec.uses_s3 and not job.spec.trainer_uses_s3
+
+
 @pytest.mark.parametrize(("changes", "said"), [
-    (["spec.output={url: hf://owner/name}"], "a repository of the Hugging Face hub is not supported yet"),
-    (["spec.output={url: results}"], "write s3://BUCKET/PREFIX, or file:///FOLDER"),
+    (["spec.output={url: hf://owner}"], "hf://OWNER/NAME for a model repository of the Hugging Face hub"),
+    (["spec.output={url: hf://owner/name@v1}"], "hf://OWNER/NAME for a model repository of the Hugging Face hub"),
+    (["spec.output={url: hf://datasets/owner/name}"], "results are sent to model repositories only"),
+    (["spec.output={url: hf://o/n}", "spec.storage={region: eu-1}"], "only S3-compatible stores have regions"),
+    (["spec.output={url: hf://o/n}", "spec.storage={endpoint: 'https://h'}", "spec.model.base=s3://b/m"],
+     "storage.endpoint: is ambiguous: spec.output.url is on the Hugging Face hub"),
+    (["spec.model.base=hf://owner/name"], "hf:// is not supported: write a folder, a model id 'owner/name'"),
+    (["spec.data.train=['hf://datasets/o/n/a.jsonl']"], "hf:// is not supported: the trainer reads files"),
+    (["spec.output={url: results}"], "write s3://BUCKET/PREFIX, hf://OWNER/NAME for a"),
     (["spec.output={url: s3://b, claimName: c}"], "has no effect unless spec.output.url is file:///FOLDER"),
     (["spec.storage={secretName: s}"], "has no effect: no s3:// URL in spec.data, spec.model.base or spec.output.url"),
     (["spec.model={base: s3://b/m, revision: main}"], "spec.model.base is not a model id"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omni_operator.api import read_job
 from omni_operator.api.yaml_document import Document
 from omni_operator.cli.machine import Accelerators
-from omni_operator.cli.preflight import machine_problems
+from omni_operator.cli.preflight import machine_problems, variable_problems
 
 JOB = """
 apiVersion: diffusionrl.io/v1alpha1
@@ -27,3 +27,14 @@ def test_a_machine_needs_the_accelerators_of_both_pools() -> None:
         here = (Accelerators("NVIDIA", count, ("H100",) * count),)
         found.append([problem.text for problem in machine_problems(job, document, here, ())])
     assert found == [["the job needs 8 NVIDIA accelerators; this machine has 7"], []]
+
+
+def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
+    job, document = read_job(JOB, "job.yaml").job, Document.parse(JOB, "job.yaml")
+    assert list(variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})) == []
+    job = read_job(JOB, "job.yaml", ["spec.output={url: hf://owner/name}"]).job
+    (found,) = variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})
+    assert found.field == "spec.output.url"
+    assert "this shell sets HF_HUB_OFFLINE=1: unset it, and only the results reach the hub" in found.text
+    for environment in ({}, {"HF_HUB_OFFLINE": "0"}, {"HF_HUB_OFFLINE": ""}):
+        assert list(variable_problems(job, document, environment)) == []

@@ -188,8 +188,13 @@ def test_only_new_unused_segments_of_the_stack_are_removed(tmp_path: Path) -> No
 
 
 def test_the_users_variables_are_kept() -> None:
-    assert trainer_environment({"OMP_NUM_THREADS": "8"}, cpu=True)["OMP_NUM_THREADS"] == "8"
-    assert "VERL_PLATFORM" not in trainer_environment({}, cpu=False)
+    assert trainer_environment({"OMP_NUM_THREADS": "8"}, cpu=True, hub=False)["OMP_NUM_THREADS"] == "8"
+    assert "VERL_PLATFORM" not in trainer_environment({}, cpu=False, hub=False)
+
+
+def test_a_trainer_that_sends_to_the_hub_is_not_told_to_stay_offline() -> None:
+    assert trainer_environment({}, cpu=True, hub=False)["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in trainer_environment({}, cpu=True, hub=True)
 
 
 def test_a_complete_machine_is_ready() -> None:

@@ -23,6 +23,7 @@ spec:
   trainer: {totalSteps: 3}
 """
 STORAGE = "spec.storage={endpoint: 'http://minio.store:9000', secretName: keys}"
+HUB = "spec.output={url: hf://owner/adapters}"
 KEYS = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
 
 
@@ -39,7 +40,7 @@ def pods(made: DiffusionRLJob) -> dict[str, Any]:
 
 
 def keys(container: dict[str, Any]) -> list[str]:
-    found = [entry for entry in container.get("env", ()) if entry["name"].startswith("AWS_")]
+    found = [entry for entry in container.get("env", ()) if entry["name"].startswith(("AWS_", "HF_TOKEN"))]
     assert all(entry["valueFrom"]["secretKeyRef"]["name"] == "keys" for entry in found)
     return [entry["name"] for entry in found]
 
@@ -52,6 +53,44 @@ def test_only_the_trainer_gets_the_keys_of_its_output_and_data() -> None:
             "head": [], "trainer": KEYS, "rollout": [],
         }  # fmt: skip
         assert "initContainers" not in made["trainer"]
+
+
+def test_only_the_trainer_gets_the_token_of_the_hub_and_may_reach_it() -> None:
+    made = pods(job(HUB, "spec.storage={secretName: keys}", "spec.rollout={placement: Separate}"))
+    assert {group: keys(spec["containers"][0]) for group, spec in made.items()} == {
+        "head": [], "trainer": ["HF_TOKEN"], "rollout": [],
+    }  # fmt: skip
+    offline = {
+        group: next(each["value"] for each in spec["containers"][0]["env"] if each["name"] == "HF_HUB_OFFLINE")
+        for group, spec in made.items()
+    }
+    assert offline == {"head": "1", "trainer": "", "rollout": "1"}
+
+
+def test_one_secret_may_have_the_token_and_the_keys_or_leave_those_to_the_pods_identity() -> None:
+    made = pods(job(HUB, "spec.data.train=['s3://b/t.jsonl']", "spec.storage={secretName: keys}"))
+    (container,) = made["trainer"]["containers"]
+    assert keys(container) == [*KEYS, "HF_TOKEN"]
+    sources = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each}
+    assert [sources[name].get("optional") for name in (*KEYS, "HF_TOKEN")] == [True, True, True, None]
+
+
+def test_a_job_that_cannot_send_to_the_hub_is_refused() -> None:
+    def refusals(*changes: str) -> list[tuple[Any, str]]:
+        return [(found.at[1:], found.text) for found in plan.find_refusals(job(HUB, *changes), SETTINGS)]
+
+    def variables(*entries: str) -> str:
+        return f"spec.trainer.podTemplate={{spec: {{containers: [{{name: ray, env: [{', '.join(entries)}]}}]}}}}"
+
+    secret = "spec.storage={secretName: keys}"
+    assert refusals(secret) == []
+    ((at, text),) = refusals()
+    assert at == ("storage", "secretName") and "name a Secret with the key HF_TOKEN" in text
+    own = "{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: mine, key: token}}}"
+    assert refusals(variables(own)) == []
+    ((at, text),) = refusals(secret, variables("{name: HF_HUB_OFFLINE, value: '1'}"))
+    assert at == ("output", "url") and "spec.trainer.podTemplate sets HF_HUB_OFFLINE=1: remove the variable" in text
+    assert refusals(secret, variables("{name: HF_HUB_OFFLINE, value: '0'}")) == []
 
 
 def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_in_the_init_container() -> None:
@@ -92,6 +131,12 @@ def test_the_settings_name_a_folder_of_the_job_and_how_the_store_is_reached() ->
         "trainer.output.url='s3://b/runs/a-job'", "trainer.output.deadline_s=60",
         "trainer.store.endpoint='http://minio.store:9000'",
     ]  # fmt: skip
+    made = job("spec.output={url: hf://owner/adapters/}", "spec.storage={endpoint: 'https://hub', secretName: keys}")
+    found = plan.render_pod_overrides(*plan.resolve_for_pods(made))
+    assert [line for line in found if line.startswith(("trainer.output", "trainer.store"))] == [
+        "trainer.output.url='hf://owner/adapters/a-job'", "trainer.output.deadline_s=600",
+        "trainer.store.endpoint='https://hub'",
+    ]  # fmt: skip
 
 
 def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
@@ -103,6 +148,7 @@ def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
 
 @pytest.mark.parametrize(("changes", "port"), [
     (["spec.output={url: s3://b}", STORAGE], 9000), (["spec.output={url: s3://b}"], 443),
+    ([HUB], 443), ([HUB, "spec.storage={endpoint: 'http://hub.store:8080', secretName: keys}"], 8080),
     (["spec.model.base=s3://b/m", STORAGE], 9000), (["spec.data.train=['s3://b/t.jsonl']", STORAGE], 9000),
 ])  # fmt: skip
 def test_the_port_of_the_store_is_open_in_the_network_policy(changes: list[str], port: int) -> None:

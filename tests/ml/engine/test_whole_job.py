@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
+from e2e.hub_server import Hub, hub_server
 from e2e.object_store import ObjectStore, object_store
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -46,21 +47,23 @@ class Run:
 
     Args:
         store: data and model come from there, and results are sent there.
+        hub: results are sent there.
     """
 
-    def __init__(self, runs: Path, store: ObjectStore | None = None) -> None:
+    def __init__(self, runs: Path, store: ObjectStore | None = None, hub: Hub | None = None) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = runs / "red-grpo"
         self.shared_before = set(os.listdir("/dev/shm"))
         self.process = subprocess.Popen(
             [
                 str(Path(sys.executable).with_name("drl")), "run", JOB, "--runs", str(runs), *SETTINGS,
-                *(stored_settings(store) if store else ()),
+                *(stored_settings(store) if store else ()), *(hub_settings(hub) if hub else ()),
             ],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={
                 **os.environ, MARK: self.mark,
                 **({**store.variables, "XDG_CACHE_HOME": str(runs / "cache")} if store else {}),
+                **({**hub.variables, "HF_HUB_OFFLINE": ""} if hub else {}),
             },
         )  # fmt: skip
 
@@ -129,6 +132,18 @@ def stored_settings(store: ObjectStore) -> list[str]:
     return [part for name, value in values.items() for part in ("--set", f"spec.{name}={value}")]
 
 
+def hub_settings(hub: Hub) -> list[str]:
+    """Options by which a run sends its results to a repository of the hub."""
+    return ["--set", "spec.output={url: hf://team/adapters}", "--set", f"spec.storage={{endpoint: '{hub.endpoint}'}}"]
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    """A hub without repositories."""
+    with hub_server() as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     """A real S3 server with the inputs of the job."""
@@ -156,8 +171,8 @@ def in_use() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = Run(tmp_path_factory.mktemp("unbroken"))
+def unbroken(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Run:
+    run = Run(tmp_path_factory.mktemp("unbroken"), hub=hub)
     code, said = run.end()
     assert code == 0, said
     assert "the policy is trained on 1 x cpu" in said
@@ -178,6 +193,38 @@ def test_the_reward_rises_and_every_sample_has_the_weights_of_its_step(unbroken:
             assert line["actor/grad_norm"] > 0
     assert "report.html" in {path.name for path in unbroken.folder.iterdir()}
     unbroken.check_nothing_left()
+
+
+def test_the_page_on_the_hub_says_how_diffusers_loads_the_adapter(unbroken: Run, hub: Hub, tmp_path: Path) -> None:
+    sent = hub.commits("team/adapters")
+    steps = [json.loads(each.files["red-grpo/latest.json"])["step"] for each in sent[1:]]
+    assert set(steps) <= {4, 8, STEPS} and steps == sorted(steps) and steps[-1] == STEPS
+    found = sent[-1].files
+    assert found["red-grpo/report.html"] == (unbroken.folder / "report.html").read_bytes()
+    code = found["README.md"].decode().split("```python\n")[1].split("```")[0]
+    model = ROOT / "examples" / "shapes-sd3"
+    code = code.replace("FOLDER-OF-THE-BASE-MODEL", str(model))
+    # And from a folder, which is what `hf download` makes.
+    code += f"""
+from huggingface_hub import snapshot_download
+from safetensors.torch import save_file
+state = lambda pipe: {{k: v.contiguous() for k, v in pipe.transformer.state_dict().items() if "lora_" in k}}
+other = DiffusionPipeline.from_pretrained({str(model)!r})
+folder = snapshot_download(repository, local_dir={str(tmp_path / "downloaded")!r})
+other.load_lora_weights(folder, subfolder=f"{{run}}/{{newest}}/lora", weight_name="pytorch_lora_weights.safetensors")
+save_file(state(pipe), {str(tmp_path / "one.safetensors")!r})
+save_file(state(other), {str(tmp_path / "other.safetensors")!r})
+"""
+    reader = {
+        **os.environ, **hub.variables, "HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(tmp_path / "home"),
+    }  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], env=reader, check=True, timeout=300)
+    one, other = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "other"))
+    assert len(one) == len(unbroken.adapter()) > 0 and one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    trained = sorted(float(tensor.double().sum()) for tensor in unbroken.adapter().values())
+    assert sorted(float(tensor.double().sum()) for tensor in one.values()) == trained
 
 
 def test_an_interrupted_and_killed_run_from_a_store_ends_like_an_uninterrupted_one(

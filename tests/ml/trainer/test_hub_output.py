@@ -140,7 +140,7 @@ def test_a_readme_of_the_user_is_kept_and_a_repository_of_the_user_stays_public(
 @pytest.mark.parametrize(("token", "url", "said"), [
     ("hf_wrong", f"hf://{REPOSITORY}/a-job", "HTTP 401, the token is wrong or has expired"),
     (READER, f"hf://{REPOSITORY}/a-job", "HTTP 403, the token may not write to it"),
-    (TOKEN, "hf://somebody/adapters/a-job", "HTTP 403, the token may not write to it, or not create it"),
+    (TOKEN, "hf://other/adapters/a-job", "HTTP 403, the token may not write to it, or not create it"),
     (None, f"hf://{REPOSITORY}/a-job", "there is no token: set HF_TOKEN, or run `hf auth login`"),
 ])  # fmt: skip
 def test_a_hub_that_refuses_ends_the_run_before_it_trains(

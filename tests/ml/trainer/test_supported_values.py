@@ -92,6 +92,20 @@ def test_a_url_is_refused_instead_of_made_into_a_folder(setting: str) -> None:
     assert "is a URL, and the trainer reads files" in refusal(setting)
 
 
+def test_results_are_sent_to_a_store_or_a_folder_of_a_repository() -> None:
+    assert settings.load([*REQUIRED, "trainer.output.url=hf://owner/name/a-job"]).trainer.output.url
+    assert "write s3://BUCKET/PREFIX, hf://OWNER/NAME/FOLDER or file:///FOLDER" in refusal(
+        "trainer.output.url=gs://b/a"
+    )
+    assert "is no folder of a repository; write hf://OWNER/NAME/FOLDER" in refusal("trainer.output.url=hf://owner/name")
+    both = [
+        "trainer.output.url=hf://owner/name/a-job", "data.train_files=[s3://b/train.jsonl]",
+        "trainer.store.endpoint='http://minio:9000'",
+    ]  # fmt: skip
+    with pytest.raises(settings.SettingsError, match=r"trainer\.store\.endpoint: http://minio:9000 is ambiguous"):
+        settings.load([*REQUIRED, *both])
+
+
 def test_a_tracker_must_exist_and_be_installed() -> None:
     assert "trainer.logger: unknown tracker tensorbord; did you mean tensorboard?" in refusal(
         "trainer.logger=[tensorbord]"
