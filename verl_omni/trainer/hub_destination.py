@@ -14,29 +14,41 @@ from typing import IO
 
 from omegaconf import DictConfig
 
-from verl_omni.trainer import model_card
+from verl_omni.trainer import inputs, model_card
 from verl_omni.trainer.destinations import Key, ResultFile
 from verl_omni.utils import hub_commit
 from verl_omni.utils.stores import StoreError, StoreRefused
 
 PREFIX = "hf://"
+ENDPOINT = "HF_ENDPOINT"
 OFFLINE, ON = "HF_HUB_OFFLINE", ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads it
 POLL_SECONDS = 0.1
 
 
-def offline_problem(config: DictConfig, given: str | None) -> str | None:
+def find_problem(config: DictConfig, variables: Mapping[str, str]) -> str | None:
     """PURE: why results cannot be sent to the hub; None: they can, or are sent elsewhere.
 
     Args:
-        given: `HF_HUB_OFFLINE` as the user has set it. Unset or empty, the trainer is offline but for its results.
+        variables: the user's environment. Without `HF_HUB_OFFLINE`, the trainer is offline but for its results.
     """
-    url = config.trainer.output.url
-    if url is None or not url.startswith(PREFIX) or given is None or given.upper() not in ON:
+    url, endpoint = config.trainer.output.url, config.trainer.store.endpoint
+    if url is None or not url.startswith(PREFIX):
         return None
-    return (
-        f"trainer.output.url: {url} is on the Hugging Face hub, and {OFFLINE}={given}: unset it, and only the results "
-        "reach the hub; or send them to s3://BUCKET/PREFIX or file:///FOLDER"
-    )
+    offline, hub = variables.get(OFFLINE, ""), variables.get(ENDPOINT)
+    if offline.upper() in ON:
+        return (
+            f"trainer.output.url: {url} is on the Hugging Face hub, and {OFFLINE}={offline}: unset it, and only the "
+            "results reach the hub; or send them to s3://BUCKET/PREFIX or file:///FOLDER"
+        )
+    if endpoint is not None and not hub and inputs.in_store(config):
+        return (
+            f"trainer.store.endpoint: {endpoint} is ambiguous, because inputs are in an S3-compatible store, and "
+            f"results are sent to the hub: for the store, also set the variable {ENDPOINT} (https://huggingface.co); "
+            "for the hub, set that variable instead"
+        )
+    if endpoint is not None and hub and not inputs.in_store(config):
+        return f"trainer.store.endpoint: {endpoint} is given, and the variable {ENDPOINT} is {hub}: write one of them"
+    return None
 
 
 class HubDestination:
@@ -59,6 +71,7 @@ class HubDestination:
         self._endpoint, self._card, self._variables = endpoint, card, variables
         self._sent: set[Key] = set()
         self._has_card = False
+        self._error = ""
 
     def send(self, files: Sequence[ResultFile], title: str, ended: Callable[[], bool]) -> None:
         """As `Destination.send`: all files are there, or none. `README.md` comes with the first checkpoint."""
@@ -74,9 +87,13 @@ class HubDestination:
             card=card,
         )  # fmt: skip
         answer = _answer(request, self._variables, ended)
+        if answer is None:
+            raise StoreError(f"the hub has not taken a commit in time{self._error}")
         if answer.error is not None:
+            self._error = f"; before, {answer.error}"
             kind = StoreRefused if answer.refused else StoreError
             raise kind(f"the hub has taken no commit: {answer.error}")
+        self._error = ""
         self._sent |= {each.key for each in pending}
         self._has_card = self._has_card or card is not None
 
@@ -86,14 +103,16 @@ def open_repository(config: DictConfig, folder: Path, variables: Mapping[str, st
     url = config.trainer.output.url
     run = model_card.describe_run(config, folder / "job.yaml")
     made = HubDestination(
-        url, config.trainer.store.endpoint,
+        url, None if variables.get(ENDPOINT) else config.trainer.store.endpoint,
         lambda adapter: model_card.write(run, made.repository, made.folder, adapter=adapter), variables,
     )  # fmt: skip
     return made
 
 
-def _answer(request: hub_commit.Request, variables: Mapping[str, str], ended: Callable[[], bool]) -> hub_commit.Answer:
-    """What the program that sends answers; an error if it does not before `ended`."""
+def _answer(
+    request: hub_commit.Request, variables: Mapping[str, str], ended: Callable[[], bool]
+) -> hub_commit.Answer | None:
+    """What the program that sends answers; None if it does not before `ended`."""
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             [sys.executable, "-m", hub_commit.__name__], env=hub_commit.environment(variables), text=True,
@@ -104,7 +123,7 @@ def _answer(request: hub_commit.Request, variables: Mapping[str, str], ended: Ca
             finally:
                 process.kill()
         if not in_time:
-            return hub_commit.Answer("it has not answered in time")
+            return None
         text = _read(said)
         if not text:
             last = _read(errors).strip().rpartition("\n")[2]

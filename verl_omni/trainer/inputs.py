@@ -48,6 +48,12 @@ def fetch(config: DictConfig, cache: Path, say: Callable[[str], None]) -> None:
         model.path = _copy(model.path, config, cache, say)
 
 
+def in_store(config: DictConfig) -> bool:
+    """Whether data or model are in an S3-compatible store; before `fetch`."""
+    given = [OmegaConf.select(config, name) for name in (*FILES, "actor_rollout_ref.model.path")]
+    return any(_in_store(path) for value in given for path in (value if OmegaConf.is_list(value) else [value]))
+
+
 def _in_store(path: Any) -> bool:
     return isinstance(path, str) and path.startswith(PREFIX)
 

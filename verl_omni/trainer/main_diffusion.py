@@ -46,13 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a training job. Returns the exit code: 0 done, 1 failed, 2 invalid settings, 130 interrupted."""
     overrides = list(sys.argv[1:] if arguments is None else arguments)
     has_accelerator = startup.accelerator_present()
-    offline = os.environ.get("HF_HUB_OFFLINE")  # before it gets a default
+    variables = dict(os.environ)
     startup.prepare_environment(has_accelerator)  # first: a module of the user's may import torch and verl
     try:
         config = settings.load(overrides)
     except settings.SettingsError as error:
         return _refuse(str(error))
-    if problem := _other_distribution() or _offline_problem(config, offline):
+    if problem := _other_distribution() or _hub_problem(config, variables):
         return _refuse(problem)
     stop = _StopOnSignal()
     try:
@@ -82,10 +82,10 @@ def _fetch_inputs(config: Any) -> None:
     inputs.fetch(config, Path(home) / "omni-operator" / "stores", lambda text: print(text, flush=True))
 
 
-def _offline_problem(config: Any, given: str | None) -> str | None:
+def _hub_problem(config: Any, variables: Mapping[str, str]) -> str | None:
     from verl_omni.trainer import hub_destination
 
-    return hub_destination.offline_problem(config, given)
+    return hub_destination.find_problem(config, variables)
 
 
 def _check_files(config: Any) -> None:

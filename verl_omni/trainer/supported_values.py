@@ -194,13 +194,6 @@ def _paths(config: DictConfig) -> Iterator[str]:
 def _output(config: DictConfig) -> Iterator[str]:
     output, url = config.trainer.output, str(config.trainer.output.url or "")
     if url.startswith("hf://"):
-        values = [OmegaConf.select(config, name) for name in IN_STORES]
-        read = [path for value in values for path in (value if OmegaConf.is_list(value) else [value])]
-        if config.trainer.store.endpoint is not None and any(str(path).startswith("s3://") for path in read):
-            yield (
-                f"trainer.store.endpoint: {config.trainer.store.endpoint} is ambiguous, because results are sent to "
-                "the hub, and inputs are in an S3-compatible store; set the variables HF_ENDPOINT or AWS_ENDPOINT_URL"
-            )
         if not REPOSITORY_URL.match(url):
             yield f"trainer.output.url: {url} is no folder of a repository; write hf://OWNER/NAME/FOLDER"
     elif url and not url.startswith(("s3://", "file:///")):

@@ -95,12 +95,13 @@ def commit(request: Request) -> Answer:
         return Answer("there is no token: set HF_TOKEN, or run `hf auth login`", refused=True)
     timeout = httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS)
     set_client_factory(lambda: httpx.Client(follow_redirects=True, timeout=timeout))
+    api = HfApi(endpoint=request.endpoint)
     try:
-        _commit(HfApi(endpoint=request.endpoint), request)
+        _commit(api, request)
     except HFValidationError as error:
         return Answer(_brief(error), refused=True)
     except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:  # of HTTP, files, uploads, answers
-        return _describe(error)
+        return _describe(error, api.endpoint)
     return Answer()
 
 
@@ -120,12 +121,14 @@ def _commit(api: Any, request: Request) -> None:
     api.create_commit(request.repository, operations, commit_message=request.title)
 
 
-def _describe(error: BaseException) -> Answer:
+def _describe(error: BaseException, endpoint: str) -> Answer:
     response = next((found for each in _chain(error) if (found := getattr(each, "response", None)) is not None), None)
     if response is None:
         causes = list(_chain(error))
-        return Answer(f"{type(causes[-1]).__name__}: {_brief(causes[-1])}")
+        return Answer(f"{endpoint}: {type(causes[-1]).__name__}: {_brief(causes[-1])}")
     status = response.status_code
+    if response.request.method == "PUT":  # of a part of a file to storage behind the hub, whose URLs expire
+        return Answer(f"HTTP {status} ({_brief(error)})")
     said = response.headers.get("x-error-message") or _said(error, response)
     reason = REFUSALS.get(status)
     text = f"HTTP {status}" + (f", {reason}" if reason else "") + (f" ({said})" if said else "")

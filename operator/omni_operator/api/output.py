@@ -34,10 +34,6 @@ UNUSED_STORE = (
     "has no effect: no s3:// URL in spec.data, spec.model.base or spec.output.url, and no hf:// one; remove it"
 )
 NO_REGION = "has no effect: only S3-compatible stores have regions, and there is no s3:// URL; remove it"
-TWO_ENDPOINTS = (
-    "is ambiguous: spec.output.url is on the Hugging Face hub, and spec.data or spec.model.base in an S3-compatible "
-    "store; remove it, and set the variables HF_ENDPOINT or AWS_ENDPOINT_URL of the containers instead"
-)
 _USES_S3 = (
     "(self.model.base.startsWith('s3://') || (has(self.output) && self.output.url.startsWith('s3://')) || "
     "self.data.train.exists(p, p.startsWith('s3://')) || "
@@ -52,7 +48,6 @@ STORAGE_RULES = (  # of the spec
         ".storage",
     ),
     Cel(f"!has(self.storage.region) || {_USES_S3} || !{_USES_HUB}", NO_REGION, ".storage.region"),
-    Cel(f"!has(self.storage.endpoint) || !{_USES_S3} || !{_USES_HUB}", TWO_ENDPOINTS, ".storage.endpoint"),
 )
 
 
@@ -64,7 +59,7 @@ class Storage(StrictModel):
     endpoint: Endpoint | None = Field(
         default=None,
         description="URL of an S3-compatible server, e.g. http://minio.store:9000, or with an output of hf://, of a "
-        "hub. Default: AWS, https://huggingface.co.",
+        "hub. Default: AWS, or https://huggingface.co.",
     )
     region: Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z0-9-]+$")] | None = Field(
         default=None, description="Region. Default: AWS_REGION of the pod, else us-east-1."
@@ -72,12 +67,12 @@ class Storage(StrictModel):
     secret_name: ObjectName | None = Field(
         default=None,
         description="Secret with the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN if "
-        "needed; with an output of hf://, with the key HF_TOKEN. Default: none; the pods' identity, e.g. of their "
-        "service account. Cluster only: a local run takes the variables of these names.",
+        "needed; with an output of hf://, with the key HF_TOKEN, and then required. Default: none; the pods' identity, "
+        "e.g. of their service account. Cluster only: a local run takes the variables of these names.",
     )
 
     def find_problems(self, *, s3: bool, hub: bool) -> Iterator[Violation]:
-        """What is given and not used, or may mean two things; relative to this model.
+        """What is given and not used; relative to this model.
 
         Args:
             s3, hub: whether the job uses an S3-compatible store, and sends results to the hub.
@@ -86,8 +81,6 @@ class Storage(StrictModel):
             yield Violation((), UNUSED_STORE)
         if hub and not s3 and self.region:
             yield Violation(("region",), NO_REGION)
-        if hub and s3 and self.endpoint:
-            yield Violation(("endpoint",), TWO_ENDPOINTS)
 
 
 class Output(StrictModel):

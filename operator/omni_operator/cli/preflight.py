@@ -14,7 +14,7 @@ from omni_operator.api.validation_messages import format_path
 from omni_operator.api.yaml_document import Document, Problem
 from omni_operator.api.yaml_document import Path as Field
 from omni_operator.plan.overrides import PYTHONS
-from omni_operator.plan.storage import HUB_OFFLINE, is_offline
+from omni_operator.plan.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 
 from . import console
 from .machine import Accelerators
@@ -43,6 +43,9 @@ def variable_problems(job: DiffusionRLJob, document: Document, environment: Mapp
             "only the results reach the hub; to check the job for a cluster, add --cluster to drl validate"
         )
         yield Problem(document.where(at), text, format_path(at))
+    if problem := endpoint_problem(job, environment.get(HUB_ENDPOINT)):
+        at = ("spec", "storage", "endpoint")
+        yield Problem(document.where(at), problem, format_path(at))
 
 
 def machine_problems(

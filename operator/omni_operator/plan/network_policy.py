@@ -11,6 +11,7 @@ from omni_operator.api.names import JOB_LABEL
 from .cluster_settings import ClusterSettings
 from .containers import METRICS_PORT
 from .head import DASHBOARD
+from .storage import HUB_ENDPOINT, trainer_variables
 
 Object = dict[str, Any]
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -60,8 +61,11 @@ def _from_scrapers() -> Object:
 def _outside(job: DiffusionRLJob) -> list[Object]:
     """Ports of reward servers, stores, model hub and trackers; a NetworkPolicy cannot name hosts."""
     wanted = {_port(url) for scorer in job.spec.reward.scorers if (url := scorer.server_url)}
-    if job.spec.uses_s3 or job.spec.sends_to_hub:
-        wanted.add(_port(job.spec.storage.endpoint or "https:"))
+    endpoint = job.spec.storage.endpoint
+    if job.spec.uses_s3:
+        wanted.add(_port(endpoint or "https:"))
+    if job.spec.sends_to_hub:
+        wanted.add(_port(trainer_variables(job).get(HUB_ENDPOINT) or (not job.spec.uses_s3 and endpoint) or "https:"))
     judge = job.spec.reward.model
     downloads = job.spec.model.base_is_id or (judge is not None and not judge.base_is_folder)
     if downloads or {"wandb", "mlflow"} & set(job.spec.observability.tracking.loggers):

@@ -17,7 +17,17 @@ from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY
 from .policy_refusals import find_policy_refusals
 from .pools import KUEUE_QUEUE, Pool, pools_of
-from .storage import HUB_OFFLINE, HUB_TOKEN, MODELS, OUTPUT, RUNS, is_offline
+from .storage import (
+    HUB_ENDPOINT,
+    HUB_OFFLINE,
+    HUB_TOKEN,
+    MODELS,
+    OUTPUT,
+    RUNS,
+    endpoint_problem,
+    is_offline,
+    trainer_variables,
+)
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
@@ -116,7 +126,7 @@ def _hub(job: DiffusionRLJob) -> Iterator[Violation]:
     """What keeps the trainer from sending results to the hub."""
     if not job.spec.sends_to_hub:
         return
-    given = _variables(job.spec.trainer.pod_template)
+    given = trainer_variables(job)
     if not job.spec.storage.secret_name and HUB_TOKEN not in given:
         yield Violation(
             ("spec", "storage", "secretName"),
@@ -127,6 +137,8 @@ def _hub(job: DiffusionRLJob) -> Iterator[Violation]:
             ("spec", "output", "url"),
             f"is on the hub, and spec.trainer.podTemplate sets {HUB_OFFLINE}={given[HUB_OFFLINE]}: remove the variable",
         )
+    if problem := endpoint_problem(job, given.get(HUB_ENDPOINT)):
+        yield Violation(("spec", "storage", "endpoint"), f"{problem} (in spec.trainer.podTemplate)")
 
 
 def _mounted(job: DiffusionRLJob, folder: str) -> bool:
@@ -163,28 +175,17 @@ def find_warnings(job: DiffusionRLJob) -> list[Violation]:
 
 
 def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:
-    tracking, template = job.spec.observability.tracking, job.spec.trainer.pod_template
+    tracking = job.spec.observability.tracking
     if (
         "wandb" in tracking.loggers
         and not tracking.wandb_secret_ref
-        and not WANDB_VARIABLES & _variables(template).keys()
+        and not WANDB_VARIABLES & trainer_variables(job).keys()
     ):
         yield Violation(
             ("spec", "observability", "tracking", "wandbSecretRef"),
             "must be given: wandb needs an API key (or set WANDB_API_KEY or WANDB_MODE in "
             "spec.trainer.podTemplate.spec.containers[ray].env)",
         )
-
-
-def _variables(template: Mapping[str, Any]) -> dict[str, str | None]:
-    """The environment variables that a pod template adds to Ray's container; None: the value comes from elsewhere."""
-    containers = drop_nulls(template).get("spec", {}).get("containers", ())
-    return {
-        entry["name"]: entry.get("value")
-        for container in containers
-        if container["name"] == CONTAINER
-        for entry in container.get("env", ())
-    }
 
 
 def _queue(job: DiffusionRLJob) -> Iterator[Violation]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.api.pod_template import drop_nulls
 
 from .containers import CONTAINER, secret_env, volume
 from .merge import merge_templates
@@ -14,7 +15,7 @@ from .merge import merge_templates
 Object = dict[str, Any]
 RUNS, MODELS, OUTPUT = "runs", "models", "output"
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-HUB_TOKEN, HUB_OFFLINE = "HF_TOKEN", "HF_HUB_OFFLINE"
+HUB_TOKEN, HUB_OFFLINE, HUB_ENDPOINT = "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT"
 _ON = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads variables
 MODELS_PATH = "/var/lib/diffusionrl/models"
 
@@ -64,6 +65,35 @@ def store_keys(job: DiffusionRLJob) -> list[Object]:
 def is_offline(value: str | None) -> bool:
     """Whether a value of `HF_HUB_OFFLINE` keeps programs from the hub; None: there is none."""
     return value is not None and value.upper() in _ON
+
+
+def endpoint_problem(job: DiffusionRLJob, hub: str | None) -> str | None:
+    """Why `spec.storage.endpoint` may be that of the store or of the hub; None: it is clear.
+
+    Args:
+        hub: `HF_ENDPOINT` of the trainer. With it, `spec.storage.endpoint` is that of the S3-compatible store.
+    """
+    if not job.spec.sends_to_hub or not job.spec.storage.endpoint:
+        return None
+    if job.spec.uses_s3 and not hub:
+        return (
+            "is ambiguous, because the job uses an S3-compatible store and the Hugging Face hub: for the store, also "
+            f"set the trainer's variable {HUB_ENDPOINT} (https://huggingface.co); for the hub, set that variable instead"
+        )
+    if hub and not job.spec.uses_s3:
+        return f"is given, and the trainer's variable {HUB_ENDPOINT} is {hub}: write one of them"
+    return None
+
+
+def trainer_variables(job: DiffusionRLJob) -> dict[str, str | None]:
+    """Variables that the author's template adds to the trainer's container; None: the value comes from elsewhere."""
+    containers = drop_nulls(job.spec.trainer.pod_template).get("spec", {}).get("containers", ())
+    return {
+        entry["name"]: entry.get("value")
+        for container in containers
+        if container["name"] == CONTAINER
+        for entry in container.get("env", ())
+    }
 
 
 def _hub_access(job: DiffusionRLJob) -> list[Object]:

@@ -123,8 +123,6 @@ def test_results_may_leave_for_a_repository_of_the_hub() -> None:
     (["spec.output={url: hf://owner/name@v1}"], "hf://OWNER/NAME for a model repository of the Hugging Face hub"),
     (["spec.output={url: hf://datasets/owner/name}"], "results are sent to model repositories only"),
     (["spec.output={url: hf://o/n}", "spec.storage={region: eu-1}"], "only S3-compatible stores have regions"),
-    (["spec.output={url: hf://o/n}", "spec.storage={endpoint: 'https://h'}", "spec.model.base=s3://b/m"],
-     "storage.endpoint: is ambiguous: spec.output.url is on the Hugging Face hub"),
     (["spec.model.base=hf://owner/name"], "hf:// is not supported: write a folder, a model id 'owner/name'"),
     (["spec.data.train=['hf://datasets/o/n/a.jsonl']"], "hf:// is not supported: the trainer reads files"),
     (["spec.output={url: results}"], "write s3://BUCKET/PREFIX, hf://OWNER/NAME for a"),

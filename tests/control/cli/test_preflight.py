@@ -36,5 +36,14 @@ def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
     (found,) = variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})
     assert found.field == "spec.output.url"
     assert "this shell sets HF_HUB_OFFLINE=1: unset it, and only the results reach the hub" in found.text
+    mixed = [
+        "spec.output={url: hf://owner/name}",
+        "spec.storage={endpoint: 'http://m:9000'}",
+        "spec.model.base=s3://b/m",
+    ]
+    both = read_job(JOB, "job.yaml", mixed).job
+    (found,) = variable_problems(both, document, {})
+    assert found.field == "spec.storage.endpoint" and found.text.startswith("is ambiguous")
+    assert list(variable_problems(both, document, {"HF_ENDPOINT": "https://hub"})) == []
     for environment in ({}, {"HF_HUB_OFFLINE": "0"}, {"HF_HUB_OFFLINE": ""}):
         assert list(variable_problems(job, document, environment)) == []

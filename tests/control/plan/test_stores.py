@@ -93,6 +93,25 @@ def test_a_job_that_cannot_send_to_the_hub_is_refused() -> None:
     assert refusals(secret, variables("{name: HF_HUB_OFFLINE, value: '0'}")) == []
 
 
+def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
+    named = "{spec: {containers: [{name: ray, env: [{name: HF_ENDPOINT, value: 'http://hub:81'}]}]}}"
+    hub, data = f"spec.trainer.podTemplate={named}", "spec.data.train=['s3://b/t.jsonl']"
+
+    def verdict(*changes: str) -> tuple[list[str], list[int]]:
+        """What is refused, and the open ports."""
+        made = job(HUB, STORAGE, "spec.security={networkPolicy: DefaultDeny}", *changes)
+        (policy,) = [each for each in plan.render_objects(made, 1, SETTINGS) if each["kind"] == "NetworkPolicy"]
+        ports = policy["spec"]["egress"][2]["ports"]
+        return [found.text for found in plan.find_refusals(made, SETTINGS)], [each["port"] for each in ports]
+
+    assert verdict() == ([], [9000])
+    assert verdict(data, hub) == ([], [81, 9000])
+    ((text,), _) = verdict(data)
+    assert text.startswith("is ambiguous, because the job uses an S3-compatible store and the Hugging Face hub")
+    ((text,), _) = verdict(hub)
+    assert "the trainer's variable HF_ENDPOINT is http://hub:81: write one of them" in text
+
+
 def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_in_the_init_container() -> None:
     made = job(
         "spec.model={base: s3://b/sd35, cache: {claimName: models}}", STORAGE, "spec.rollout={placement: Separate}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -147,6 +148,7 @@ def test_a_hub_that_refuses_ends_the_run_before_it_trains(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None, url: str, said: str
 ) -> None:
     monkeypatch.setattr(output, "REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(output, "CHECK_SECONDS", 3600.0)  # so long a refusal is not repeated
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
@@ -155,7 +157,8 @@ def test_a_hub_that_refuses_ends_the_run_before_it_trains(
     if token == READER:
         hub.create(REPOSITORY)
     trained: list[int] = []
-    assert run(settings(tmp_path / "a-job", hub, url=url), lambda run, resources: trained.append(1)) == 1
+    config = settings(tmp_path / "a-job", hub, 3600, url=url)
+    assert run(config, lambda run, resources: trained.append(1)) == main_diffusion.FAILURE
     assert trained == [] and hub.commits(REPOSITORY) == []
     (error,) = [event for event in events(tmp_path / "a-job") if event["event"] == "error"]
     assert error["reason"] == "OutputNotSent"
@@ -165,7 +168,7 @@ def test_a_hub_that_refuses_ends_the_run_before_it_trains(
 
 @pytest.mark.parametrize(("text", "status"), [
     ("POST /api/repos/create", 503), ("/preupload/", 429), ("/objects/batch", 500), ("PUT /lfs/", 500), (COMMIT, 500),
-    (COMMIT, 429), (COMMIT, 412),
+    (COMMIT, 429), (COMMIT, 412), ("PUT /lfs/", 403),
 ])  # fmt: skip
 def test_a_hub_that_is_busy_gets_everything_later(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int
@@ -228,7 +231,20 @@ def test_a_hub_that_hangs_does_not_hold_up_a_run_that_is_stopped(
         released.set()
     warned = [event for event in events(tmp_path / "a-job") if event["event"] == "warning"]
     assert {event["reason"] for event in warned} == {"OutputNotSent"}
-    assert "it has not answered in time" in warned[0]["message"]
+    assert "the hub has not taken a commit in time" in warned[0]["message"]
+
+
+def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "CHECK_SECONDS", 3.0)
+    config = settings(tmp_path / "a-job", hub)
+    config.trainer.store.endpoint = "http://minio:9000"  # of inputs
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert run(config, saves()) == main_diffusion.FAILURE
+    (error,) = [event for event in events(tmp_path / "a-job") if event["event"] == "error"]
+    assert "http://127.0.0.1:9: ConnectError" in error["message"]
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    assert run(config, saves(4)) == main_diffusion.OK
+    assert latest(hub.files(REPOSITORY))["step"] == 4
 
 
 def test_the_program_that_sends_ends_with_the_trainer(hub: Hub, tmp_path: Path) -> None:
@@ -259,13 +275,41 @@ def test_the_program_that_sends_ends_with_the_trainer(hub: Hub, tmp_path: Path) 
 def test_offline_and_results_for_the_hub_exclude_each_other(hub: Hub, tmp_path: Path) -> None:
     config = settings(tmp_path, hub)
     for given in ("1", "true"):
-        said = hub_destination.offline_problem(config, given)
+        said = hub_destination.find_problem(config, {"HF_HUB_OFFLINE": given})
         assert said is not None and f"HF_HUB_OFFLINE={given}: unset it, and only the results reach the hub" in said
-    for given in (None, "", "0"):
-        assert hub_destination.offline_problem(config, given) is None
+    for variables in ({}, {"HF_HUB_OFFLINE": ""}, {"HF_HUB_OFFLINE": "0"}):
+        assert hub_destination.find_problem(config, variables) is None
     for url in (None, "s3://b/a-job"):
         config.trainer.output.url = url
-        assert hub_destination.offline_problem(config, "1") is None
+        assert hub_destination.find_problem(config, {"HF_HUB_OFFLINE": "1"}) is None
+
+
+def test_an_endpoint_is_that_of_the_hub_or_the_store(hub: Hub, tmp_path: Path) -> None:
+    config, named = settings(tmp_path, hub), {"HF_ENDPOINT": "http://hub"}
+    said = hub_destination.find_problem(config, named)
+    assert said is not None and said.endswith("the variable HF_ENDPOINT is http://hub: write one of them")
+    config.data = {"train_files": ["a.jsonl", "s3://b/a.jsonl"], "val_files": None}
+    said = hub_destination.find_problem(config, {})
+    assert said is not None and f"trainer.store.endpoint: {hub.endpoint} is ambiguous" in said
+    assert hub_destination.find_problem(config, named) is None
+    config.trainer.store.endpoint = None
+    assert hub_destination.find_problem(config, {}) is None
+
+
+def test_a_trainer_that_is_offline_refuses_to_send_to_the_hub() -> None:
+    command = [
+        sys.executable, "-m", "verl_omni.trainer.main_diffusion", "actor_rollout_ref.model.path=/none",
+        "data.train_files=x.jsonl", "trainer.total_training_steps=1", f"trainer.output.url=hf://{REPOSITORY}/a-job",
+    ]  # fmt: skip
+    said = {}
+    for given in ("1", ""):
+        ended = subprocess.run(
+            command, env={**os.environ, "HF_HUB_OFFLINE": given}, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == main_diffusion.USAGE_ERROR
+        said[given] = ended.stderr
+    assert f"hf://{REPOSITORY}/a-job is on the Hugging Face hub, and HF_HUB_OFFLINE=1: unset it" in said["1"]
+    assert "/none" in said[""] and "HF_HUB_OFFLINE" not in said[""]
 
 
 @pytest.mark.parametrize(("given", "then"), [(None, "1"), ("", "1"), ("0", "0"), ("1", "1")])
@@ -278,8 +322,6 @@ def test_the_trainer_is_offline_unless_the_user_wants_otherwise(
     if given is not None:
         monkeypatch.setenv("HF_HUB_OFFLINE", given)
     startup.prepare_environment(has_accelerator=True)
-    import os
-
     assert os.environ["HF_HUB_OFFLINE"] == then
 
 

@@ -98,12 +98,6 @@ def test_results_are_sent_to_a_store_or_a_folder_of_a_repository() -> None:
         "trainer.output.url=gs://b/a"
     )
     assert "is no folder of a repository; write hf://OWNER/NAME/FOLDER" in refusal("trainer.output.url=hf://owner/name")
-    both = [
-        "trainer.output.url=hf://owner/name/a-job", "data.train_files=[s3://b/train.jsonl]",
-        "trainer.store.endpoint='http://minio:9000'",
-    ]  # fmt: skip
-    with pytest.raises(settings.SettingsError, match=r"trainer\.store\.endpoint: http://minio:9000 is ambiguous"):
-        settings.load([*REQUIRED, *both])
 
 
 def test_a_tracker_must_exist_and_be_installed() -> None:
