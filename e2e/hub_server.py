@@ -7,6 +7,7 @@ that are large or binary; their digests are checked. A commit is stored as a who
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -65,14 +66,21 @@ class Fault:
 
 @dataclass
 class Hub:
-    """A running hub."""
+    """A running hub.
+
+    Attributes:
+        repositories: their commits, the newest last. visibility: public or private.
+        faults: what happens to the next requests.
+        offered: paths that clients wanted to commit. uploads: digests of what
+            they uploaded by Git LFS. objects: its content.
+    """
 
     endpoint: str = ""
     repositories: dict[str, list[Commit]] = field(default_factory=dict)
     visibility: dict[str, str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
     uploads: list[str] = field(default_factory=list)
+    offered: list[str] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -95,11 +103,6 @@ class Hub:
         """What is in it now."""
         with self.lock:
             return self.repositories[repository][-1].files
-
-    def count(self, text: str) -> int:
-        """Number of requests so far whose `METHOD path` contains a text."""
-        with self.lock:
-            return sum(text in request for request in self.requests)
 
     def head(self, repository: str) -> Commit:
         """The newest commit; raises Refused without a repository."""
@@ -153,6 +156,7 @@ def _preupload(hub: Hub, handler: _Handler, repository: str) -> Any:
     handler.may_write(repository)
     made = []
     for each in handler.document()["files"]:
+        hub.offered.append(each["path"])
         mode = "lfs" if each["path"].endswith(LFS_SUFFIXES) or each["size"] > LFS_BYTES else "regular"
         content = head.files.get(each["path"])
         made.append({
@@ -275,7 +279,6 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._fail(wanted)
             with self.hub.lock:
-                self.hub.requests.append(wanted)
                 if not wanted.startswith("PUT /lfs/"):  # signed URLs
                     self.role()
                 for pattern, function in ROUTES:
@@ -339,6 +342,12 @@ class _Handler(BaseHTTPRequestHandler):
             fault.act()
             if fault.status is not None:
                 raise Refused(fault.status, "out of order")
+
+    @override
+    def handle(self) -> None:
+        """Answer the requests of a connection; the client may end it, such as a program that is killed."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
 
     @override
     def log_message(self, format: str, *args: Any) -> None:

@@ -44,7 +44,7 @@ def find_problem(config: DictConfig, variables: Mapping[str, str]) -> str | None
         return (
             f"trainer.store.endpoint: {endpoint} is ambiguous, because inputs are in an S3-compatible store, and "
             f"results are sent to the hub: for the store, also set the variable {ENDPOINT} (https://huggingface.co); "
-            "for the hub, set that variable instead"
+            "for the hub, set only that one"
         )
     if endpoint is not None and hub and not inputs.in_store(config):
         return f"trainer.store.endpoint: {endpoint} is given, and the variable {ENDPOINT} is {hub}: write one of them"

@@ -1,9 +1,9 @@
 """One commit to a model repository of the Hugging Face hub, in a program of its own.
 
 `python3 -m verl_omni.utils.hub_commit` reads a `Request` as one line of JSON, and writes an `Answer`. It is a program
-of its own because the trainer stays offline (`HF_HUB_OFFLINE=1`, which huggingface_hub reads when it is imported), and
-because an upload that hangs can then be stopped. It also ends when its standard input is closed, so that it does not
-outlive the trainer.
+of its own because an upload that hangs can then be stopped, and because the trainer stays offline: huggingface_hub has
+one HTTP client, and one `HF_HUB_OFFLINE`, for a whole program. It also ends when its standard input is closed, so that
+it does not outlive the trainer.
 """
 
 from __future__ import annotations

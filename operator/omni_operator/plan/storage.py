@@ -78,7 +78,7 @@ def endpoint_problem(job: DiffusionRLJob, hub: str | None) -> str | None:
     if job.spec.uses_s3 and not hub:
         return (
             "is ambiguous, because the job uses an S3-compatible store and the Hugging Face hub: for the store, also "
-            f"set the trainer's variable {HUB_ENDPOINT} (https://huggingface.co); for the hub, set that variable instead"
+            f"set the trainer's variable {HUB_ENDPOINT} (https://huggingface.co); for the hub, set only that one"
         )
     if hub and not job.spec.uses_s3:
         return f"is given, and the trainer's variable {HUB_ENDPOINT} is {hub}: write one of them"

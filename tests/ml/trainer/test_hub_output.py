@@ -104,6 +104,7 @@ def test_each_checkpoint_is_one_commit_with_its_latest(hub: Hub, tmp_path: Path)
     assert hub.visibility == {REPOSITORY: "private"}
     assert [event["step"] for event in events(tmp_path / "a-job") if event["event"] == "output"] == [2, 4, 4]
     assert len(hub.uploads) == len(set(hub.uploads)) == 3, "two adapters and a sample, once each"
+    assert [hub.offered.count(name) for name in (*ADAPTERS, "a-job/config.yaml", "README.md")] == [1, 1, 1, 1]
 
 
 def test_of_a_run_that_trains_all_weights_the_whole_checkpoint_is_sent(hub: Hub, tmp_path: Path) -> None:
@@ -177,6 +178,7 @@ def test_a_hub_that_is_busy_gets_everything_later(
     hub.faults.append(Fault(text, status))
     assert run(settings(tmp_path / "a-job", hub), saves(4)) == main_diffusion.OK
     assert hub.faults[0].times == 0
+    assert not [event for event in events(tmp_path / "a-job") if event["event"] == "warning"]
     assert ADAPTERS[1] in hub.files(REPOSITORY)
     assert len(hub.uploads) == 1
 
