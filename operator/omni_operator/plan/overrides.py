@@ -13,6 +13,7 @@ from omni_operator.api.training import ENTRYPOINT, ESTIMATORS, LOSSES
 from .hydra import Value, format_assignment
 from .pools import REWARD_RESOURCE, ROLLOUT_RESOURCE, TRAINER_RESOURCE
 from .run_layout import RunLayout
+from .storage import HUB_ENDPOINT, trainer_variables
 
 Settings = dict[str, Value]
 PYTHONS = ("python", "python3")
@@ -217,6 +218,8 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         made["trainer.output.url"] = f"{spec.output.url.rstrip('/')}/{job.metadata.name}"
         made["trainer.output.deadline_s"] = spec.output.deadline_seconds
     if spec.uses_s3 or spec.sends_to_hub:
-        given = {"endpoint": spec.storage.endpoint, "region": spec.storage.region}
+        # In pods, an endpoint may be that of the store of the model, which an init container downloads.
+        elsewhere = not spec.uses_s3 and trainer_variables(job).get(HUB_ENDPOINT)
+        given = {"endpoint": None if elsewhere else spec.storage.endpoint, "region": spec.storage.region}
         made |= {f"trainer.store.{name}": value for name, value in given.items() if value}
     return made

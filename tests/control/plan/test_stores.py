@@ -106,6 +106,11 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
 
     assert verdict() == ([], [9000])
     assert verdict(data, hub) == ([], [81, 9000])
+    in_store, endpoint = "spec.model.base=s3://b/m", "trainer.store.endpoint='http://minio.store:9000'"
+    assert verdict(in_store, hub) == ([], [81, 9000])
+    for change, given in ((data, True), (in_store, False)):
+        made = plan.render_pod_overrides(*plan.resolve_for_pods(job(HUB, STORAGE, hub, change)))
+        assert (endpoint in made) is given, "only if the trainer itself reads from the store"
     ((text,), _) = verdict(data)
     assert text.startswith("is ambiguous, because the job uses an S3-compatible store and the Hugging Face hub")
     ((text,), _) = verdict(hub)
