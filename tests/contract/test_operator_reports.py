@@ -48,7 +48,10 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         reports = RunReports(folder, MetricsWriter(), reporter.note)
         reports.queued(96)
         reports.versions({"10.0.0.7": 3})
-        JudgeReports(folder, reporter.note).versions({"10.0.0.9": 0})
+        of_judge = JudgeReports(folder, MetricsWriter(), reporter.note)
+        of_judge.queued(24)
+        of_judge.queued(8)
+        of_judge.versions({"10.0.0.9": 0})
         config = OmegaConf.create({"trainer": {"total_training_steps": 10}})
         folder.start(config, resumed_from=None)
         reports.joined(2, 3, JoinTimes(2.0, 21.5, 4.25))
@@ -66,6 +69,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     parsed = [parse_event(body) for body in posted]
     assert len(parsed) == 15
     assert [event.queued for event in parsed if event.queued is not None] == [96], "once, with the first event"
+    assert [event.judge_queued for event in parsed if event.judge_queued is not None] == [24], "the largest"
     assert [event.replica_versions for event in parsed if event.replica_versions is not None] == [{"10.0.0.7": 3}]
     assert [event.judge_versions for event in parsed if event.judge_versions is not None] == [{"10.0.0.9": 0}]
     step = next(event for event in parsed if event.event == "step")

@@ -37,11 +37,12 @@ class JudgeRouter:
         self._in_flight: dict[str, int] = {}
         self._failed: dict[str, str] = {}
         self._added = asyncio.Event()
+        self._unanswered = self._peak = 0
 
     async def start(self, host: str) -> str:
         """Listen on a free port. Returns host:port."""
         app = web.Application(client_max_size=LARGEST_REQUEST)
-        app.router.add_route("*", "/{path:.*}", self._pass_on)
+        app.router.add_route("*", "/{path:.*}", self._count)
         app.cleanup_ctx.append(self._connect)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
@@ -74,11 +75,24 @@ class JudgeRouter:
         """Requests that a replica has not answered yet."""
         return self._in_flight.get(replica, 0)
 
+    async def peak(self) -> int:
+        """Largest number of requests without an answer since the last call, with those that wait for a replica."""
+        peak, self._peak = self._peak, self._unanswered
+        return peak
+
     async def _connect(self, app: web.Application) -> Any:
         # How long an answer may take is the client's decision.
         limits = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         async with ClientSession(connector=TCPConnector(limit=0), timeout=limits) as self._session:
             yield
+
+    async def _count(self, request: web.Request) -> web.Response:
+        self._unanswered += 1
+        self._peak = max(self._peak, self._unanswered)
+        try:
+            return await self._pass_on(request)
+        finally:
+            self._unanswered -= 1
 
     async def _pass_on(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -21,6 +21,9 @@ class JudgeRouting(Protocol):
     def failed(self) -> dict[str, str]:
         """Addresses that the router has given up, with the reason."""
 
+    def peak(self) -> int:
+        """Largest number of questions without an answer since the last call."""
+
     def dead(self, replicas: list[Any]) -> dict[int, str]:
         """Rank and reason of each replica of which a process has ended."""
 
@@ -80,7 +83,8 @@ class JudgeMembers:
     def looked(self) -> None:
         """What the pool does at the end of each look: lose replicas that refuse questions, or have ended, and report.
 
-        The others serve, with the only version of a judge's weights: 0.
+        The others serve, with the only version of a judge's weights: 0. What is reported of the questions is their peak
+        since the last look, because a judge may answer a whole batch between two.
         """
         with self._lock:
             failed, dead = self.routing.failed(), self.routing.dead(self.serving)
@@ -89,3 +93,4 @@ class JudgeMembers:
                 if reason:
                     self.lose(replica, reason)
             self.reports.versions({host_of(each.server_address): 0 for each in self.serving})
+            self.reports.queued(self.routing.peak())

@@ -49,6 +49,11 @@ class RayRouting:
         found: dict[str, str] = ray.get(self._router.failed.remote(), timeout=ANSWER_SECONDS)
         return found
 
+    def peak(self) -> int:
+        """See `JudgeRouting`."""
+        found: int = ray.get(self._router.peak.remote(), timeout=ANSWER_SECONDS)
+        return found
+
     def dead(self, replicas: Sequence[Any]) -> dict[int, str]:
         """See `JudgeRouting`. An actor that is only busy is not dead."""
         actors = [(each.replica_rank, actor) for each in replicas for actor in (*each.servers, *each.workers)]

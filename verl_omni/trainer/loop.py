@@ -91,7 +91,7 @@ class DiffusionTrainer:
             stack.pool.updates.reports = RunReports(folder, MetricsWriter(), note)
             stack.pool.start()
         if stack.judges is not None:
-            stack.judges.updates.reports = JudgeReports(folder, note)
+            stack.judges.updates.reports = JudgeReports(folder, MetricsWriter(), note)
             stack.judges.start()
 
     def fit(self, checkpoint: Path | None) -> None:

@@ -12,7 +12,7 @@ from verl_omni.utils import exported_metrics as exported
 from verl_omni.utils.metrics_writer import MetricsWriter
 
 QUEUED_SAMPLES, REPLICA_VERSIONS = "rollout/queued_samples", "rollout/replica_versions"
-JUDGE_VERSIONS = "reward/replica_versions"
+QUEUED_REQUESTS, JUDGE_VERSIONS = "reward/queued_requests", "reward/replica_versions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class ReplicaReports:
     def serving(self, count: int) -> None:
         """So many replicas have the current version."""
 
-    def queued(self, samples: int) -> None:
-        """So many samples are not generated yet."""
+    def queued(self, number: int) -> None:
+        """So many samples are not generated yet, or so many questions not answered."""
 
     def versions(self, found: Mapping[str, int]) -> None:
         """The replicas of these hosts serve, with at least these versions."""
@@ -119,9 +119,9 @@ class RunReports(ReplicaReports):
         self.writer.set(exported.REPLICAS, count)
 
     @override
-    def queued(self, samples: int) -> None:
-        self.writer.set(exported.QUEUED, samples)
-        self.note(QUEUED_SAMPLES, samples)
+    def queued(self, number: int) -> None:
+        self.writer.set(exported.QUEUED, number)
+        self.note(QUEUED_SAMPLES, number)
 
     @override
     def versions(self, found: Mapping[str, int]) -> None:
@@ -130,9 +130,10 @@ class RunReports(ReplicaReports):
 
 @dataclass
 class JudgeReports(ReplicaReports):
-    """Reports of a judge's replicas in the run folder, which the operator gets too; see `RunReports`."""
+    """Reports of a judge's replicas, like `RunReports`."""
 
     folder: Any  # RunFolder
+    writer: MetricsWriter
     note: Callable[[str, int | Mapping[str, int]], None] = lambda name, value: None
 
     @override
@@ -154,6 +155,11 @@ class JudgeReports(ReplicaReports):
     @override
     def start_failed(self, message: str) -> None:
         self.folder.event("warning", reason="ReplicaNotStarted", message=message)
+
+    @override
+    def queued(self, number: int) -> None:
+        self.writer.set(exported.JUDGE_QUEUED, number)
+        self.note(QUEUED_REQUESTS, number)
 
     @override
     def versions(self, found: Mapping[str, int]) -> None:

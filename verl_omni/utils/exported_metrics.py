@@ -80,6 +80,10 @@ QUEUED = ExportedMetric(
     "omni_rollout_samples_queued", "gauge", "",
     "Samples of the present batch that standalone replicas have not generated yet.",
 )  # fmt: skip
+JUDGE_QUEUED = ExportedMetric(
+    "omni_reward_requests_queued", "gauge", "",
+    "Largest number of requests that a judge with accelerators of its own had not answered yet, in the last 5 seconds.",
+)  # fmt: skip
 SERVED = ExportedMetric(
     "omni_weight_version_served", "gauge", "", "Weight version that a replica's workers have all confirmed.",
     ("replica",),
@@ -93,11 +97,12 @@ IN_FLIGHT = ExportedMetric(
     "Requests that a replica has accepted and not answered, with those that wait while it sleeps.", ("replica",),
 )  # fmt: skip
 
-# Of runs that send their results to a store, and of runs with standalone replicas.
+# Of runs that send their results to a store, with standalone replicas, and whose judge has accelerators of its own.
 OF_A_STORE = (OUTPUT_STEP, OUTPUT_FAILURES)
 OF_STANDALONE_REPLICAS = (REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST, QUEUED)
+OF_A_JUDGE = (JUDGE_QUEUED,)
 TRAINER = (
     STEP, STEPS, REWARD, VALIDATION_REWARD, COLLAPSED, GENERATED, TRAINED, OPTIMIZER_STEPS, SKIPPED_STEPS,
-    PHASE_SECONDS, *OF_A_STORE, PUBLISHED, *OF_STANDALONE_REPLICAS,
+    PHASE_SECONDS, *OF_A_STORE, PUBLISHED, *OF_STANDALONE_REPLICAS, *OF_A_JUDGE,
 )  # fmt: skip
 ROLLOUT = (SERVED, RECEIVED_BYTES, IN_FLIGHT)

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import override
 
+from .autoscaling import AutoscalingRules, JudgeAutoscaling
 from .base import Cel, Line, SeparateOnly, StrictModel, Violation, remote_scheme
 from .model import MODEL_ID, NO_HOME, NO_URL
 from .platform import PoolScheduling
@@ -15,10 +16,11 @@ from .pod_template import PodTemplate
 from .pods import Accelerator, PodReplacement, Resources, SharedMemory
 
 OF_OWN_PODS = SeparateOnly(
-    ("updateStrategy", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate"),
+    ("autoscaling", "updateStrategy", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate"),
     "must not be given with placement Colocated: the judge runs in the trainer's pods; write Separate",
 )
 ALL_PODS = "must be 1 with placement Colocated: the judge uses all accelerators of the trainer; write Separate"
+AUTOSCALED = AutoscalingRules("spec.reward.model", "kubectl edit")
 
 
 class JudgeModel(StrictModel):
@@ -41,6 +43,11 @@ class JudgeModel(StrictModel):
         default=1, ge=1, le=1024, description="Number of reward pods, which may change while the job runs. In a local "
         "run, all accelerators are of one machine. Separate only.",
     )  # fmt: skip
+    autoscaling: JudgeAutoscaling | None = Field(
+        default=None,
+        description="Changes the number of reward pods of the running attempt, which starts with replicas. Separate "
+        "and cluster only.",
+    )
     update_strategy: PodReplacement | None = Field(
         default=None,
         description="How reward pods are replaced when resources, sharedMemory, scheduling or podTemplate change while "
@@ -72,6 +79,7 @@ class JudgeModel(StrictModel):
         Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
         Cel("!self.base.contains('://')", NO_URL, ".base"),
         Cel("self.placement == 'Separate' || self.replicas == 1", ALL_PODS, ".replicas"),
+        *AUTOSCALED.cel(),
         *OF_OWN_PODS.cel(),
     )
 
@@ -91,6 +99,7 @@ class JudgeModel(StrictModel):
             yield Violation(("base",), NO_HOME)
         if scheme := remote_scheme(self.base):
             yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")
+        yield from AUTOSCALED.violations(self.replicas, self.autoscaling)
         if self.separate:
             return
         if self.replicas != 1:

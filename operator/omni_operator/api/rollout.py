@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import override
 
+from .autoscaling import AutoscalingRules, RolloutAutoscaling
 from .base import Cel, SeparateOnly, StrictModel, Violation
 from .platform import PoolScheduling
 from .pod_template import PodTemplate
@@ -24,13 +25,8 @@ OF_OWN_PODS = SeparateOnly(
     "must not be given with placement Colocated: engines run in the trainer's pods; write Separate",
 )  # fmt: skip
 MORE_THAN_ALL = "must not be more than spec.rollout.replicas"
-NO_RANGE = "must not be less than minReplicas"
-OUT_OF_RANGE = "must be from spec.rollout.autoscaling.minReplicas to spec.rollout.autoscaling.maxReplicas"
 WOULD_WAIT = "must not be less than spec.rollout.minReplicas, with fewer than which the trainer waits"
-AUTOSCALED = (
-    "cannot change while spec.rollout.autoscaling does: remove it to scale with kubectl scale or a "
-    "HorizontalPodAutoscaler"
-)
+AUTOSCALED = AutoscalingRules("spec.rollout", "kubectl scale or a HorizontalPodAutoscaler")
 WINDOW_TOO_LONG = "must not be more than spec.rollout.pipeline.steps"
 NOTHING_TO_TRAIN = "must be at least 2 without spec.rollout.sampler.window: the last step adds no noise to train on"
 WINDOW_DOES_NOT_FIT = "must not be more than the steps between start and end of the window"
@@ -134,33 +130,6 @@ class Sampler(StrictModel):
     )
 
 
-class Autoscaling(StrictModel):
-    """How many rollout pods an attempt has, by the samples that wait for generation. Separate and cluster only."""
-
-    min_replicas: int = Field(default=1, ge=1, le=1024, description="Minimum number of rollout pods.")
-    max_replicas: int = Field(ge=1, le=1024, description="Maximum number of rollout pods.")
-    samples_per_replica: int = Field(
-        ge=1,
-        le=1_000_000,
-        description="Samples for one rollout pod, of those that are not generated yet: with more for each, pods are "
-        "added.",
-    )
-    stabilization_seconds: int = Field(
-        default=300,
-        ge=1,
-        le=3600,
-        description="Pods are removed when the samples have needed fewer for so long. Longer than a training step, or "
-        "each update removes them.",
-    )
-
-    cel = (Cel("self.minReplicas <= self.maxReplicas", NO_RANGE, ".maxReplicas"),)
-
-    @override
-    def violations(self) -> Iterator[Violation]:
-        if self.min_replicas > self.max_replicas:
-            yield Violation(("maxReplicas",), f"is {self.max_replicas}: {NO_RANGE}, which is {self.min_replicas}")
-
-
 class UpdateStrategy(PodReplacement):
     """How rollout pods of the running attempt are replaced when spec.rollout changes what they are made of."""
 
@@ -205,7 +174,7 @@ class Rollout(StrictModel):
         description="Rollout pods without which the trainer waits: with fewer that have the current weights, it "
         "generates nothing until others have joined. Default: 1. Separate only.",
     )
-    autoscaling: Autoscaling | None = Field(
+    autoscaling: RolloutAutoscaling | None = Field(
         default=None,
         description="Changes the number of rollout pods of the running attempt, which starts with replicas. Separate "
         "and cluster only.",
@@ -266,22 +235,11 @@ class Rollout(StrictModel):
         Cel("has(self.sampler.window) || self.pipeline.steps >= 2", NOTHING_TO_TRAIN, ".pipeline"),
         Cel("!has(self.minReplicas) || self.minReplicas <= self.replicas", MORE_THAN_ALL, ".minReplicas"),
         Cel(
-            "!has(self.autoscaling) || (self.replicas >= self.autoscaling.minReplicas && "
-            "self.replicas <= self.autoscaling.maxReplicas)",
-            OUT_OF_RANGE,
-            ".replicas",
-        ),
-        Cel(
             "!has(self.autoscaling) || !has(self.minReplicas) || self.minReplicas <= self.autoscaling.minReplicas",
             WOULD_WAIT,
             ".autoscaling",
         ),
-        # The scale subresource changes replicas too, so an autoscaler of Kubernetes is refused with this message.
-        Cel(
-            "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
-            AUTOSCALED,
-            ".replicas",
-        ),
+        *AUTOSCALED.cel(),
         Cel("self.placement == 'Separate' || self.batchesAhead == 0", AHEAD_NEEDS_PODS, ".batchesAhead"),
         *OF_OWN_PODS.cel(),
     )
@@ -301,17 +259,11 @@ class Rollout(StrictModel):
         if self.min_replicas and self.min_replicas > self.replicas:
             text = f"is {self.min_replicas}: {MORE_THAN_ALL}, which is {self.replicas}"
             yield Violation(("minReplicas",), text)
-        if self.autoscaling is not None:
-            yield from self._autoscaling(self.autoscaling)
+        yield from AUTOSCALED.violations(self.replicas, self.autoscaling)
+        if self.autoscaling and self.min_replicas and self.min_replicas > self.autoscaling.min_replicas:
+            text = f"is {self.autoscaling.min_replicas}: {WOULD_WAIT}, which is {self.min_replicas}"
+            yield Violation(("autoscaling", "minReplicas"), text)
         if not self.separate:
             if self.batches_ahead:
                 yield Violation(("batchesAhead",), f"is {self.batches_ahead}: {AHEAD_NEEDS_PODS}")
             yield from OF_OWN_PODS.violations(self)
-
-    def _autoscaling(self, given: Autoscaling) -> Iterator[Violation]:
-        if not given.min_replicas <= self.replicas <= given.max_replicas:
-            text = f"is {self.replicas}: {OUT_OF_RANGE}, {given.min_replicas} to {given.max_replicas}"
-            yield Violation(("replicas",), text)
-        if self.min_replicas and self.min_replicas > given.min_replicas:
-            text = f"is {given.min_replicas}: {WOULD_WAIT}, which is {self.min_replicas}"
-            yield Violation(("autoscaling", "minReplicas"), text)

@@ -10,11 +10,11 @@ from .base import LenientModel
 
 ConditionType: TypeAlias = Literal[
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
-    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled",
+    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled",
 ]  # fmt: skip
 CONDITION_TYPES: tuple[ConditionType, ...] = (
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
-    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled",
+    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled",
 )  # fmt: skip
 JobState: TypeAlias = Literal[
     "Pending", "Queued", "Starting", "Running", "Suspending", "Suspended", "Retrying", "Succeeded", "Failed",
@@ -72,12 +72,17 @@ class Children(LenientModel):
     )
 
 
-class RolloutStatus(LenientModel):
-    """Pods with engines: rollout pods, or those of the trainer."""
+class PodCounts(LenientModel):
+    """Numbers of the pods of one kind."""
 
-    desired: Count = Field(default=0, description="Number of pods that the spec asks for.")
+    desired: Count = Field(default=0, description="Number of pods that the spec, or its autoscaling, asks for.")
     ready: Count = Field(default=0, description="Number of ready pods.")
     updated: Count = Field(default=0, description="Number of pods that were made from the current spec.")
+
+
+class RolloutStatus(PodCounts):
+    """Pods with engines: rollout pods, or those of the trainer."""
+
     summary: Short | None = Field(default=None, description="ready/desired, for kubectl get.")
     selector: Short | None = Field(
         default=None, description="Label selector of the running attempt's rollout pods, for the scale subresource."
@@ -175,6 +180,7 @@ class Status(LenientModel):
     failures_counted: Count = Field(default=0, description="All failures that count against spec.backoffLimit.")
     children: Children = Field(default=Children(), description="Objects of the running attempt.")
     rollout: RolloutStatus = Field(default=RolloutStatus(), description="Trainer pods, which also run the engines.")
+    reward: PodCounts | None = Field(default=None, description="Reward pods of a judge; absent without any.")
     weights: Weights = Field(default=Weights(), description="Versions of the weights.")
     progress: Progress = Field(default=Progress(), description="Progress of the run.")
     checkpoint: CheckpointStatus = Field(default=CheckpointStatus(), description="Newest checkpoint.")

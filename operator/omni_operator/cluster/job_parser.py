@@ -8,17 +8,17 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
+from omni_operator.api.autoscaling import Autoscaling as AutoscalingSpec
 from omni_operator.api.job import Spec
 from omni_operator.api.judge import JudgeModel
 from omni_operator.api.names import FINALIZER, PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP
 from omni_operator.api.pods import PodReplacement
-from omni_operator.api.rollout import Autoscaling as AutoscalingSpec
 from omni_operator.api.rollout import Rollout
 from omni_operator.api.status import RECONCILE_ERROR, Status
 from omni_operator.plan.pools import follows_judges, follows_replicas
 from omni_operator.plan.rolled_fields import digest_rolled
 from omni_operator.status.evidence import shorten
-from omni_operator.status.job_facts import Autoscaling, JobFacts, RollingUpdate, Rule
+from omni_operator.status.job_facts import Autoscaling, JobFacts, PoolFacts, RollingUpdate, Rule
 from omni_operator.status.reasons import Action
 from omni_operator.status.timestamps import parse_timestamp
 
@@ -44,12 +44,9 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     """Facts from a job's metadata and spec."""
     bare, patient = parse_metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
-    rollout_pods = spec.rollout.replicas if spec.rollout.separate else 0
-    own = spec.judge_pods * spec.judge_accelerator.count
-    accelerators = spec.trainer.accelerators + spec.rollout_accelerators + own
     accelerated = spec.trainer.accelerator.vendor != "CPU"
-    labels, judge = body["metadata"].get("labels") or {}, spec.reward.model
-    live, judges_live = follows_replicas(spec.rollout, labels), follows_judges(judge, labels)
+    rollouts, judges = _pools(spec, body["metadata"].get("labels") or {}, accelerated)
+    own = sum(pool.pods * pool.accelerators for pool in (rollouts, judges))
     return JobFacts(
         uid=bare.uid,
         generation=bare.generation,
@@ -64,16 +61,12 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         rules=tuple(rules),
         ttl=_span(spec.ttl_seconds_after_finished),
         retain=spec.cleanup_policy == "Retain",
-        accelerators=accelerators if accelerated else 0,
+        accelerators=spec.trainer.accelerators + own if accelerated else 0,
         trainer_pods=spec.trainer.replicas,
-        rollout_pods=rollout_pods,
-        reward_pods=spec.judge_pods,
-        least_rollout_pods=min(spec.rollout.min_replicas or 1, rollout_pods),
-        live=live,
-        judges_live=judges_live,
-        rolling=tuple(_rolling(spec, live, judges_live, body["metadata"].get("annotations") or {})),
-        autoscaling=_autoscaling(spec.rollout.autoscaling),
-        accelerators_of_rollout_pod=spec.rollout_accelerators // rollout_pods if accelerated and rollout_pods else 0,
+        rollouts=rollouts,
+        judges=judges,
+        least_rollout_pods=min(spec.rollout.min_replicas or 1, rollouts.pods),
+        rolling=tuple(_rolling(spec, rollouts, judges, body["metadata"].get("annotations") or {})),
         total_steps=spec.trainer.total_steps,
         max_lag=spec.rollout.staleness.max_versions,
         max_age=timedelta(seconds=spec.rollout.staleness.max_seconds),
@@ -83,18 +76,38 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     )
 
 
-def _autoscaling(given: AutoscalingSpec | None) -> Autoscaling | None:
-    if given is None:
-        return None
-    window = timedelta(seconds=given.stabilization_seconds)
-    return Autoscaling(given.min_replicas, given.max_replicas, given.samples_per_replica, window)
+def _pools(spec: Spec, labels: Mapping[str, str], accelerated: bool) -> tuple[PoolFacts, PoolFacts]:
+    """The rollout and the reward pods."""
+    rollout, judge = spec.rollout, spec.reward.model
+    samples, requests = rollout.autoscaling, judge.autoscaling if judge else None
+    rollouts = PoolFacts(
+        group=ROLLOUT_GROUP,
+        pods=rollout.replicas if rollout.separate else 0,
+        accelerators=spec.rollout_accelerator.count if accelerated else 0,
+        live=follows_replicas(rollout, labels),
+        autoscaling=_autoscaling(samples, samples.samples_per_replica) if samples else None,
+    )
+    judges = PoolFacts(
+        group=REWARD_GROUP,
+        pods=spec.judge_pods,
+        accelerators=spec.judge_accelerator.count if accelerated else 0,
+        live=follows_judges(judge, labels),
+        autoscaling=_autoscaling(requests, requests.requests_per_replica) if requests else None,
+    )
+    return rollouts, judges
 
 
-def _rolling(spec: Spec, live: bool, judges_live: bool, annotations: Mapping[str, str]) -> Iterator[RollingUpdate]:
+def _autoscaling(given: AutoscalingSpec, share: int) -> Autoscaling:
+    return Autoscaling(given.min_replicas, given.max_replicas, share, timedelta(seconds=given.stabilization_seconds))
+
+
+def _rolling(
+    spec: Spec, rollouts: PoolFacts, judges: PoolFacts, annotations: Mapping[str, str]
+) -> Iterator[RollingUpdate]:
     paused = PAUSE_ANNOTATION if annotations.get(PAUSE_ANNOTATION, "false") != "false" else ""
-    if live:
+    if rollouts.live:
         yield _rolling_update(ROLLOUT_GROUP, spec.rollout, paused)
-    if judges_live and spec.reward.model is not None:
+    if judges.live and spec.reward.model is not None:
         yield _rolling_update(REWARD_GROUP, spec.reward.model, paused)
 
 

@@ -157,7 +157,9 @@ def review_spec(facts: JobFacts | None) -> Table:
     """Conditions that warn of a spec before any pod runs; `facts` is None for an invalid spec."""
     if facts is None:
         unread = unknown_because("InvalidSpec")
-        return dict.fromkeys(("ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled"), unread)
+        return dict.fromkeys(
+            ("ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled"), unread
+        )
     results = false_because("ResultsOnEmptyDir", f"spec.checkpoint.claimName {RESULTS_LOST}")
     if facts.sends_output:
         results = true_because("OutputGiven", "checkpoints to resume from are deleted with the pods")
@@ -224,7 +226,7 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
     cluster = observed.cluster(attempt)
     if cluster is None:
         return false_because("PodsNotReady", "KubeRay has not created the RayCluster yet")
-    if facts.rollout_pods or facts.reward_pods:
+    if facts.rollouts.pods or facts.judges.pods:
         return _serving_apart(facts, observed, cluster)
     ready, desired = cluster.ready_workers, cluster.desired_workers
     if cluster.head_ready and ready >= desired:
@@ -235,22 +237,22 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
 
 def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> ConditionValue:
     """Rollout and reward pods come and go: the job is ready as long as the trainer need not wait for them."""
-    attempt, ready, desired = cluster.attempt, observed.ready_pods(cluster.attempt, ROLLOUT_GROUP), facts.rollout_pods
+    attempt, ready, desired = cluster.attempt, observed.ready_pods(cluster.attempt, ROLLOUT_GROUP), facts.rollouts.pods
     trainers, all_trainers = observed.ready_pods(attempt, TRAINER_GROUP), facts.trainer_pods
-    judges = observed.ready_pods(attempt, REWARD_GROUP)
-    if not cluster.head_ready or trainers < all_trainers or (facts.reward_pods and not judges):
+    judges, all_judges = observed.ready_pods(attempt, REWARD_GROUP), facts.judges.pods
+    if not cluster.head_ready or trainers < all_trainers or (all_judges and not judges):
         head = "ready" if cluster.head_ready else "not ready"
         text = f"head {head}, trainer pods {trainers}/{all_trainers}"
         text += f", rollout pods {ready}/{desired}" if desired else ""
-        text += f", reward pods {judges}/{facts.reward_pods}" if facts.reward_pods else ""
+        text += f", reward pods {judges}/{all_judges}" if all_judges else ""
         return false_because("PodsNotReady", text)
     if ready < facts.least_rollout_pods:
         least = f"spec.rollout.minReplicas is {facts.least_rollout_pods}"
         return false_because("TooFewRollouts", f"rollout pods {ready}/{desired}: the trainer waits, {least}")
     if ready < desired:
         return true_because("RolloutsMissing", f"rollout pods {ready}/{desired}: KubeRay starts the others")
-    if judges < facts.reward_pods:
-        return true_because("JudgesMissing", f"reward pods {judges}/{facts.reward_pods}: KubeRay starts the others")
+    if judges < all_judges:
+        return true_because("JudgesMissing", f"reward pods {judges}/{all_judges}: KubeRay starts the others")
     return true_because("TrainerAndRolloutsServing")
 
 

@@ -7,6 +7,7 @@ from .normal_reasons import NORMAL
 
 _REFUSED = ("Admitted=False", "Ready=False", "event")
 _FAILED = ("Failed=True", "failure")
+_NOT_SCALED = ("RolloutsScaled=False", "RewardsScaled=False")
 
 # The job waits until the job, the cluster or the operator's permissions are changed.
 WAITING: dict[str, Explanation] = {
@@ -44,7 +45,7 @@ WAITING: dict[str, Explanation] = {
         action="Change what the message names, in the job or in the policy; the operator tries again.",
     ),
     "QuotaExceeded": Explanation(
-        shown=(*_REFUSED, "RolloutsScaled=False", *_FAILED),
+        shown=(*_REFUSED, *_NOT_SCALED, *_FAILED),
         meaning="A ResourceQuota of the namespace refuses the RayJob or its pods. It is a failure if "
         "`spec.preRunningDeadlineSeconds` passes meanwhile.",
         look="kubectl describe resourcequota",
@@ -70,7 +71,7 @@ WAITING: dict[str, Explanation] = {
         action="Create the job in another namespace.",
     ),
     "Unschedulable": Explanation(
-        shown=("Ready=False", "RolloutsScaled=False", "event", *_FAILED),
+        shown=("Ready=False", *_NOT_SCALED, "event", *_FAILED),
         meaning="The scheduler finds no node for a pod: too few accelerators, or selectors and taints that no node "
         "meets. It is a failure if `spec.preRunningDeadlineSeconds` passes meanwhile.",
         look=PODS,
@@ -119,17 +120,17 @@ WAITING: dict[str, Explanation] = {
         action="Wait; if it lasts, look for what the rollout pods wait for: the attempt fails after 30 minutes.",
     ),
     "AtMaximum": Explanation(
-        shown=("RolloutsScaled=False",),
-        meaning="More samples wait for generation than the rollout pods of `spec.rollout.autoscaling.maxReplicas` are "
-        "meant for. The run continues.",
+        shown=_NOT_SCALED,
+        meaning="More samples wait for generation, or more requests for the judge, than the pods of "
+        "`autoscaling.maxReplicas` in `spec.rollout` or `spec.reward.model` are meant for. The run continues.",
         look=STATUS,
         action="Nothing, or raise `maxReplicas`.",
     ),
     "InQueue": Explanation(
-        shown=("RolloutsScaled=False",),
-        meaning="A Kueue queue has admitted the pods of the attempt; `spec.rollout.autoscaling` adds and removes none.",
+        shown=_NOT_SCALED,
+        meaning="A Kueue queue has admitted the pods of the attempt; `autoscaling` adds and removes none.",
         look=STATUS,
-        action="Remove `spec.rollout.autoscaling`, or the queue.",
+        action="Remove `autoscaling`, or the queue.",
     ),
     "RolloutPodLost": Explanation(
         shown=("event",),

@@ -62,5 +62,9 @@ CONDITIONS: dict[ConditionType | str, ConditionExplanation] = {
     "RolloutsScaled": ConditionExplanation(
         "True", "`spec.rollout.autoscaling` finds as many rollout pods as the waiting samples need; Unknown without it"
     ),
+    "RewardsScaled": ConditionExplanation(
+        "True",
+        "`spec.reward.model.autoscaling` finds as many reward pods as the waiting requests need; Unknown without it",
+    ),
     RECONCILE_ERROR: ConditionExplanation("absent", "a pass of the operator over this job failed; it is repeated"),
 }

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
+
 from .reasons import Action, FailureReason
 
 
@@ -19,22 +21,41 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """`spec.rollout.autoscaling`.
+    """`autoscaling` of `spec.rollout` or `spec.reward.model`.
 
     Attributes:
-        least, most: numbers of rollout pods.
-        samples: for one pod.
+        least, most: numbers of pods.
+        share: samples or requests for one pod, of those that wait.
         window: how long fewer pods must have been enough before any is removed.
     """
 
     least: int
     most: int
-    samples: int
+    share: int
     window: timedelta
 
-    def pods_for(self, samples: int) -> int:
+    def pods_for(self, waiting: int) -> int:
         """How many pods a queue needs, within the limits."""
-        return min(max(math.ceil(samples / self.samples), self.least), self.most)
+        return min(max(math.ceil(waiting / self.share), self.least), self.most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFacts:
+    """The rollout or the reward pods of a job.
+
+    Attributes:
+        group: name of the worker group.
+        pods: their number; 0 where engines or judge run in the trainer's pods, or there is no judge.
+        accelerators: of one pod.
+        live: whether the running attempt follows changes of `replicas`, or autoscaling.
+        autoscaling: None: the number of pods is that of the spec.
+    """
+
+    group: str
+    pods: int = 0
+    accelerators: int = 0
+    live: bool = False
+    autoscaling: Autoscaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +86,10 @@ class JobFacts:
         has_finalizer: the job has the finalizer of an earlier version of the operator.
         grace: how long a suspension waits for a checkpoint; None: it requests none.
         accelerators: accelerators of a running attempt.
-        trainer_pods, rollout_pods, reward_pods: numbers of pods of each group; 0 rollout pods where engines run in the
-            trainer's pods, and 0 reward pods where a judge does, or where there is none.
+        trainer_pods: number of the trainer's pods.
+        rollouts, judges: the pods that a running attempt may gain and lose.
         least_rollout_pods: with fewer, the trainer waits.
-        live: whether the running attempt follows changes of `spec.rollout.replicas`, or autoscaling.
-        judges_live: whether it follows changes of `spec.reward.model.replicas`.
-        autoscaling: None: the number of rollout pods is that of the spec.
         rolling: one for each group whose pods are replaced, in the running attempt, after a change of the spec.
-        accelerators_of_rollout_pod: of one rollout pod.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
         keeps_results: the run folder outlives the pods.
@@ -96,20 +113,21 @@ class JobFacts:
     retain: bool = False
     accelerators: int = 0
     trainer_pods: int = 1
-    rollout_pods: int = 0
-    reward_pods: int = 0
+    rollouts: PoolFacts = PoolFacts(group=ROLLOUT_GROUP)
+    judges: PoolFacts = PoolFacts(group=REWARD_GROUP)
     least_rollout_pods: int = 0
-    live: bool = False
-    judges_live: bool = False
-    autoscaling: Autoscaling | None = None
     rolling: tuple[RollingUpdate, ...] = ()
-    accelerators_of_rollout_pod: int = 0
     total_steps: int | None = None
     max_lag: int = 1
     max_age: timedelta = timedelta(hours=1)
     keeps_results: bool = True
     sends_output: bool = False
     vendor: str | None = None
+
+    @property
+    def pools(self) -> tuple[PoolFacts, ...]:
+        """The rollout and the reward pods."""
+        return self.rollouts, self.judges
 
 
 def action_for(facts: JobFacts, reason: FailureReason) -> Action:

@@ -9,8 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP
-from omni_operator.api.status import COUNT_LIMIT, FAILURES_KEPT, Children, Failure, RolloutStatus, Status, Weights
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.status import (
+    COUNT_LIMIT,
+    FAILURES_KEPT,
+    Children,
+    Failure,
+    PodCounts,
+    RolloutStatus,
+    Status,
+    Weights,
+)
 
 from .conditions import (
     ConditionValue,
@@ -93,8 +102,7 @@ def derive_status(
     )
     assert table is not None  # the other situations returned above
     sent = review_output(facts, report, previous.condition("OutputSent"))
-    scaled = review_scaling(facts, observed, attempt, now)
-    table = {**table, **review_spec(facts), "OutputSent": sent, "RolloutsScaled": scaled}
+    table = {**table, **review_spec(facts), **review_scaling(facts, observed, attempt, now), "OutputSent": sent}
     weights = base.condition("WeightsInSync")
     if report is None and heartbeat.at and weights and table["ProgressStalled"].reason != "NotRunning":
         # An earlier process received the last report: its result stays until the next report.
@@ -117,6 +125,7 @@ def derive_status(
             "usage": update_usage(base, report, running or parse_timestamp(base.running_time), until, facts),
             "children": _children(observed, attempt, base.children),
             "rollout": _rollout(observed, attempt, facts),
+            "reward": _reward(observed, attempt, facts),
             "running_time": format_timestamp(running) if running and runs else None,
             **_times(base, observed, attempt, situation, now),
         }
@@ -146,6 +155,7 @@ def _finished(facts: JobFacts, observed: Observation, previous: Status) -> Statu
             "checkpoint": update_checkpoint(previous.checkpoint, report),
             "warnings": report.warnings if report and report.warnings else previous.warnings,
             "rollout": _rollout(observed, previous.attempts, facts),
+            "reward": _reward(observed, previous.attempts, facts),
         }
     )
     return with_state(made)
@@ -241,10 +251,10 @@ def _children(observed: Observation, attempt: int, before: Children) -> Children
 def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutStatus:
     """Pods with engines: rollout pods, or those of the trainer."""
     cluster = observed.cluster(attempt)
-    if facts.rollout_pods:
+    if facts.rollouts.pods:
         return _rollout_pods(observed, attempt, facts, cluster)
     desired, ready = facts.trainer_pods, cluster.ready_workers if cluster else 0
-    if facts.reward_pods:
+    if facts.judges.pods:
         ready = observed.ready_pods(attempt, TRAINER_GROUP)
     ready = min(ready, desired)
     return RolloutStatus(desired=desired, ready=ready, updated=desired if cluster else 0, summary=f"{ready}/{desired}")
@@ -256,11 +266,22 @@ def _rollout_pods(
     ready = observed.ready_pods(attempt, ROLLOUT_GROUP)
     selector = f"ray.io/cluster={cluster.name},ray.io/group={ROLLOUT_GROUP}" if cluster else None
     return RolloutStatus(
-        desired=facts.rollout_pods,
+        desired=facts.rollouts.pods,
         ready=ready,
-        updated=count_updated(facts, observed, attempt),
-        summary=f"{ready}/{facts.rollout_pods}",
+        updated=count_updated(facts, observed, attempt, ROLLOUT_GROUP),
+        summary=f"{ready}/{facts.rollouts.pods}",
         selector=selector,
+    )
+
+
+def _reward(observed: Observation, attempt: int, facts: JobFacts) -> PodCounts | None:
+    """Reward pods; None if the judge has none, or there is no judge."""
+    if not facts.judges.pods:
+        return None
+    return PodCounts(
+        desired=facts.judges.pods,
+        ready=observed.ready_pods(attempt, REWARD_GROUP),
+        updated=count_updated(facts, observed, attempt, REWARD_GROUP),
     )
 
 

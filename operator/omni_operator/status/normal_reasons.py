@@ -11,8 +11,16 @@ NORMAL: dict[str, Explanation] = {
         ("TrainerAndRolloutsServing", ("Ready=True",), "All pods are ready."),
         ("RolloutsMissing", ("Ready=True",), "Rollout pods are missing, but not too many: the run continues."),
         ("JudgesMissing", ("Ready=True",), "Reward pods are missing, but not all: the others answer their questions."),
-        ("WithinLimits", ("RolloutsScaled=True",), "There are as many rollout pods as the waiting samples need."),
-        ("NotAutoscaled", ("RolloutsScaled=Unknown",), "The job has no `spec.rollout.autoscaling`."),
+        (
+            "WithinLimits",
+            ("RolloutsScaled=True", "RewardsScaled=True"),
+            "There are as many pods as the samples or requests that wait need.",
+        ),
+        (
+            "NotAutoscaled",
+            ("RolloutsScaled=Unknown", "RewardsScaled=Unknown"),
+            "`spec.rollout` or `spec.reward.model` has no `autoscaling`.",
+        ),
         ("InSync", ("WeightsInSync=True",), "All engines have weights that are new enough."),
         ("AsRequested", ("Updated=True",), "The running attempt has the current spec."),
         (
@@ -42,7 +50,7 @@ NORMAL: dict[str, Explanation] = {
         ("NotRunning", ("WeightsInSync=Unknown", "ProgressStalled=Unknown"), "Known only while the trainer runs."),
         (
             "NoReports",
-            ("WeightsInSync=Unknown", "ProgressStalled=Unknown", "RolloutsScaled=Unknown"),
+            ("WeightsInSync=Unknown", "ProgressStalled=Unknown", "RolloutsScaled=Unknown", "RewardsScaled=Unknown"),
             "The trainer has not reported yet. It never does with `reports.enabled=false` of the chart.",
         ),
         ("ReplicasUnknown", ("WeightsInSync=Unknown",), "No engine has reported its version yet."),

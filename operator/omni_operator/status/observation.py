@@ -184,6 +184,7 @@ class TrainerReport:
         checkpoint: name of the newest checkpoint.
         checkpoint_at: arrival of the report of that checkpoint.
         queue: samples that were not generated yet.
+        judge_queue: requests that the judge had not answered yet.
         replicas: lowest weight version of the replicas that serve, by the address of their pod.
         judges: the same of the judge's replicas, whose weights never change: 0.
         phase: what the trainer waits for, before and between steps.
@@ -212,6 +213,7 @@ class TrainerReport:
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
     queue: QueueHistory | None = None
+    judge_queue: QueueHistory | None = None
     replicas: Mapping[str, int] | None = None
     judges: Mapping[str, int] | None = None
     phase: str | None = None
@@ -224,6 +226,10 @@ class TrainerReport:
     def serving(self, group: str) -> Mapping[str, int] | None:
         """What was reported of the replicas in the pods of a group."""
         return self.judges if group == REWARD_GROUP else self.replicas
+
+    def waiting(self, group: str) -> QueueHistory | None:
+        """What was reported of the samples or requests that wait for the pods of a group."""
+        return self.judge_queue if group == REWARD_GROUP else self.queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

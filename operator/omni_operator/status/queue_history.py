@@ -1,17 +1,17 @@
-"""PURE: the samples that waited for generation, as far back as autoscaling looks."""
+"""PURE: the samples that waited for generation, or the requests for the judge, as far back as autoscaling looks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-LONGEST = timedelta(hours=1)  # of spec.rollout.autoscaling.stabilizationSeconds
+LONGEST = timedelta(hours=1)  # of stabilizationSeconds
 PEAKS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class QueueHistory:
-    """Numbers of samples that were not generated yet, as reported.
+    """Numbers of samples or requests that waited, as reported.
 
     Attributes:
         since: the first report.
@@ -28,14 +28,14 @@ class QueueHistory:
 
     def most(self, since: datetime) -> int:
         """The largest number from a time on; the last one if none is that new."""
-        return max((samples for at, samples in self.peaks if at > since), default=self.last)
+        return max((number for at, number in self.peaks if at > since), default=self.last)
 
 
-def add_peak(history: QueueHistory | None, samples: int, now: datetime) -> QueueHistory:
+def add_peak(history: QueueHistory | None, waiting: int, now: datetime) -> QueueHistory:
     """The history with one more report. Of too many peaks, the oldest become one, the largest at the later time."""
     earlier = history.peaks if history else ()
-    kept = [(at, number) for at, number in earlier if number > samples and at > now - LONGEST]
+    kept = [(at, number) for at, number in earlier if number > waiting and at > now - LONGEST]
     if len(kept) >= PEAKS_KEPT:
         (_, largest), (later, _), *rest = kept
         kept = [(later, largest), *rest]
-    return QueueHistory(history.since if history else now, (*kept, (now, samples)))
+    return QueueHistory(history.since if history else now, (*kept, (now, waiting)))

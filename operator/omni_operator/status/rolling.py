@@ -171,10 +171,10 @@ def _review_group(cluster: ObservedRayCluster, policy: RollingUpdate, observed: 
     return false_because("RollingUpdate", text)
 
 
-def count_updated(facts: JobFacts, observed: Observation, attempt: int) -> int:
-    """Number of rollout pods with the current spec, whether or not they serve."""
-    pods = [pod for pod in observed.pods_of(attempt) if pod.group == ROLLOUT_GROUP and not pod.deleting]
-    wanted = next((policy.template for policy in facts.rolling if policy.group == ROLLOUT_GROUP), "")
+def count_updated(facts: JobFacts, observed: Observation, attempt: int, group: str) -> int:
+    """Number of pods of a group with the current spec, whether or not they serve."""
+    pods = [pod for pod in observed.pods_of(attempt) if pod.group == group and not pod.deleting]
+    wanted = next((policy.template for policy in facts.rolling if policy.group == group), "")
     return sum(pod.template == wanted for pod in pods) if wanted else len(pods)
 
 

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 
 from . import evidence
-from .conditions import ConditionValue, false_because, true_because, unknown_because
-from .job_facts import Autoscaling, JobFacts
+from .conditions import ConditionValue, Table, false_because, true_because, unknown_because
+from .job_facts import Autoscaling, JobFacts, PoolFacts
 from .observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
 from .queue_history import QueueHistory
 from .situation import ScaleGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What waits for the pods of a group, in the words of conditions.
+
+    Attributes:
+        condition: type of the condition.
+        field: of the job that says how many pods there are.
+        things, wait: as in `96 samples wait for generation`.
+    """
+
+    condition: str
+    field: str
+    things: str
+    wait: str
+
+
+QUEUES = {
+    ROLLOUT_GROUP: Queue("RolloutsScaled", "spec.rollout.autoscaling", "samples", "wait for generation"),
+    REWARD_GROUP: Queue("RewardsScaled", "spec.reward.model.autoscaling", "requests", "wait for the judge"),
+}
 
 
 def scale(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> tuple[ScaleGroup, ...]:
@@ -21,16 +43,31 @@ def scale(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -
     cluster = observed.cluster(attempt)
     if cluster is None or cluster.deleting:
         return ()
-    return (*_scale_rollouts(facts, observed, cluster, now), *_scale_judges(facts, observed, cluster))
+    changes = (_scale_pool(pool, observed, cluster, now) for pool in facts.pools)
+    return tuple(change for change in changes if change is not None)
 
 
-def _scale_judges(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> tuple[ScaleGroup, ...]:
-    group, wanted = cluster.group(REWARD_GROUP), facts.reward_pods
-    if not facts.judges_live or group is None or group.replicas == wanted:
-        return ()
+def _scale_pool(
+    pool: PoolFacts, observed: Observation, cluster: ObservedRayCluster, now: datetime
+) -> ScaleGroup | None:
+    group = cluster.group(pool.group)
+    if not pool.live or group is None:
+        return None
+    current, wanted = group.replicas, pool.pods
+    if pool.autoscaling is not None:
+        wanted = recommend(pool.autoscaling, _waiting(observed, cluster.attempt, pool), current, now)
+        if wanted > current >= pool.autoscaling.least and find_limit(observed, cluster.attempt, pool.group) is not None:
+            return None  # others would not start either
+    if current == wanted:
+        return None
     if not group.least <= wanted <= group.most:
-        return ()  # an earlier version of the operator created the attempt; KubeRay would keep the number
-    return (_change(observed, cluster, group, wanted),)
+        return None  # an earlier version of the operator created the attempt; KubeRay would keep the number
+    return _change(observed, cluster, group, wanted)
+
+
+def _waiting(observed: Observation, attempt: int, pool: PoolFacts) -> QueueHistory | None:
+    report = observed.report_of(attempt)
+    return report.waiting(pool.group) if report else None
 
 
 def _change(observed: Observation, cluster: ObservedRayCluster, group: PodGroup, wanted: int) -> ScaleGroup:
@@ -39,25 +76,8 @@ def _change(observed: Observation, cluster: ObservedRayCluster, group: PodGroup,
     return ScaleGroup(cluster, group.name, group.index, group.replicas, wanted, removed)
 
 
-def _scale_rollouts(
-    facts: JobFacts, observed: Observation, cluster: ObservedRayCluster, now: datetime
-) -> tuple[ScaleGroup, ...]:
-    attempt, group = cluster.attempt, cluster.group(ROLLOUT_GROUP)
-    if not facts.live or group is None:
-        return ()
-    current, wanted = group.replicas, facts.rollout_pods
-    if facts.autoscaling is not None:
-        report = observed.report_of(attempt)
-        wanted = recommend(facts.autoscaling, report.queue if report else None, current, now)
-        if wanted > current >= facts.autoscaling.least and find_limit(observed, attempt) is not None:
-            return ()  # others would not start either
-    if current == wanted:
-        return ()
-    return (_change(observed, cluster, group, wanted),)
-
-
 def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now: datetime) -> int:
-    """How many rollout pods there should be.
+    """How many pods there should be.
 
     More as soon as the last report needs them, fewer when no report of a whole window needed as many. So after pods
     were added, none is removed for a window, and a trainer whose reports are missing keeps what it has.
@@ -71,41 +91,54 @@ def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now
     return kept if queue.since > begin else min(kept, policy.pods_for(queue.most(begin)))
 
 
-def find_limit(observed: Observation, attempt: int) -> tuple[str, str] | None:
-    """Reason and message of what keeps rollout pods from starting: a quota, or no node with room."""
+def find_limit(observed: Observation, attempt: int, group: str) -> tuple[str, str] | None:
+    """Reason and message of what keeps pods of a group from starting: a quota, or no node with room.
+
+    A quota refuses the pods of all groups: KubeRay creates none after the first that is refused.
+    """
     cluster = observed.cluster(attempt)
     if cluster is not None and evidence.is_refused_by_quota(cluster.failure):
         return "QuotaExceeded", cluster.failure
     pods = observed.pods_of(attempt)
-    waiting = next((pod for pod in pods if pod.group == ROLLOUT_GROUP and pod.unschedulable), None)
+    waiting = next((pod for pod in pods if pod.group == group and pod.unschedulable), None)
     return ("Unschedulable", f"pod {waiting.name}: {waiting.unschedulable}") if waiting else None
 
 
-def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> ConditionValue:
-    """The condition `RolloutsScaled`; `facts` are those of `as_scaled`."""
-    policy, report = facts.autoscaling, observed.report_of(attempt)
+def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> Table:
+    """The conditions `RolloutsScaled` and `RewardsScaled`; `facts` are those of `as_scaled`."""
+    return {QUEUES[pool.group].condition: _review_pool(pool, observed, attempt, now) for pool in facts.pools}
+
+
+def _review_pool(pool: PoolFacts, observed: Observation, attempt: int, now: datetime) -> ConditionValue:
+    policy, queue, text = pool.autoscaling, _waiting(observed, attempt, pool), QUEUES[pool.group]
     if policy is None:
-        return unknown_because("NotAutoscaled", "spec.rollout.autoscaling is not given")
-    if not facts.live:
+        return unknown_because("NotAutoscaled", f"{text.field} is not given")
+    if not pool.live:
         return false_because("InQueue", "the queue has admitted the pods of the attempt; no others can be added")
-    if limit := find_limit(observed, attempt):
+    if limit := find_limit(observed, attempt, pool.group):
         return false_because(*limit)
-    if report is None or report.queue is None:
-        return unknown_because("NoReports", "the trainer has not reported how many samples wait for generation")
-    if report.queue.most(now - policy.window) > policy.samples * policy.most:
-        text = f"more than {policy.samples} samples for each of {policy.most} rollout pods wait for generation"
-        return false_because("AtMaximum", f"{text}; spec.rollout.autoscaling.maxReplicas is {policy.most}")
-    return true_because("WithinLimits", f"{facts.rollout_pods} rollout pods")
+    if queue is None:
+        return unknown_because("NoReports", f"the trainer has not reported how many {text.things} {text.wait}")
+    if queue.most(now - policy.window) > policy.share * policy.most:
+        found = f"more than {policy.share} {text.things} for each of {policy.most} {pool.group} pods {text.wait}"
+        return false_because("AtMaximum", f"{found}; {text.field}.maxReplicas is {policy.most}")
+    return true_because("WithinLimits", f"{pool.pods} {pool.group} pods")
 
 
 def as_scaled(facts: JobFacts, cluster: ObservedRayCluster | None) -> JobFacts:
     """The facts of a job whose pods are as many as autoscaling has made them."""
-    group = cluster.group(ROLLOUT_GROUP) if cluster is not None else None
-    if facts.autoscaling is None or not facts.live or group is None:
-        return facts
-    pods = group.replicas
-    added = (pods - facts.rollout_pods) * facts.accelerators_of_rollout_pod
-    return replace(facts, rollout_pods=pods, accelerators=facts.accelerators + added)
+    rollouts, judges = (_as_scaled(pool, cluster) for pool in facts.pools)
+    added = sum(
+        (new.pods - old.pods) * old.accelerators for new, old in zip((rollouts, judges), facts.pools, strict=True)
+    )
+    return replace(facts, rollouts=rollouts, judges=judges, accelerators=facts.accelerators + added)
+
+
+def _as_scaled(pool: PoolFacts, cluster: ObservedRayCluster | None) -> PoolFacts:
+    group = cluster.group(pool.group) if cluster is not None else None
+    if pool.autoscaling is None or not pool.live or group is None:
+        return pool
+    return replace(pool, pods=group.replicas)
 
 
 def leaving_pods(pods: Iterable[ObservedPod], kept: int) -> tuple[str, ...]:

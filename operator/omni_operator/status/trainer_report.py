@@ -67,6 +67,7 @@ class ReportEvent(BaseModel):
     eta_s: Amount | None = None
     samples: Count | None = None
     queued: Count | None = Field(default=None, alias="rollout/queued_samples")
+    judge_queued: Count | None = Field(default=None, alias="reward/queued_requests")
     replica_versions: Annotated[dict[Host, Count], Field(max_length=REPLICAS_LIMIT)] | None = Field(
         default=None, alias="rollout/replica_versions"
     )
@@ -126,6 +127,8 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         values["synced_at"] = now
     if event.queued is not None:
         values["queue"] = add_peak(base.queue, event.queued, now)
+    if event.judge_queued is not None:
+        values["judge_queue"] = add_peak(base.judge_queue, event.judge_queued, now)
     if event.replica_versions is not None:
         values["replicas"] = event.replica_versions
     if event.judge_versions is not None:

@@ -33,6 +33,8 @@ SMALLEST: Document = {
         "trainer": {"totalSteps": 3},
     },
 }
+OWN_JUDGE = {"base": "owner/judge", "placement": "Separate"}
+FOR_JUDGES = {"maxReplicas": 2, "requestsPerReplica": 8}
 # Fields that appear together in rules, with values near their limits, which independent draws would rarely combine.
 TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("trainer.replicas", (1, 2, 3)),
@@ -68,6 +70,13 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("rollout.autoscaling", (
         {"enabled": True}, {"maxReplicas": 2}, {"maxReplicas": 2, "samplesPerReplica": 8},
         {"minReplicas": 3, "maxReplicas": 2, "samplesPerReplica": 8},
+    )),
+    ("reward.model", (
+        {"base": "owner/judge", "replicas": 2}, {"base": "owner/judge", "autoscaling": FOR_JUDGES}, OWN_JUDGE,
+        {**OWN_JUDGE, "autoscaling": FOR_JUDGES}, {**OWN_JUDGE, "autoscaling": FOR_JUDGES, "replicas": 3},
+        {**OWN_JUDGE, "autoscaling": {**FOR_JUDGES, "minReplicas": 3}, "replicas": 3},
+        {**OWN_JUDGE, "autoscaling": {"maxReplicas": 2, "samplesPerReplica": 8}},
+        {**OWN_JUDGE, "autoscaling": {**FOR_JUDGES, "stabilizationSeconds": 3601}},
     )),
     ("rollout.updateStrategy", ({}, {"maxUnavailable": 0}, {"maxUnavailable": 2, "type": "Recreate"})),
     ("rollout.maxReplicas", (2,)),

@@ -127,6 +127,7 @@ OTHER = {
     "reward": {"model": {
         "base": "judge", "placement": "Separate", "replicas": 2, "tensorParallelSize": 1, **POOL,
         "updateStrategy": {"maxUnavailable": 2, "progressDeadlineSeconds": 60},
+        "autoscaling": {"minReplicas": 2, "maxReplicas": 6, "requestsPerReplica": 32, "stabilizationSeconds": 60},
     }},
     "rollout": {
         "placement": "Separate", "replicas": 4, "minReplicas": 2, "drainSeconds": 30, "batchesAhead": 2, **POOL,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
 from omni_operator.api.names import REWARD_GROUP
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
-from omni_operator.status.job_facts import JobFacts
+from omni_operator.status.job_facts import JobFacts, PoolFacts
 from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
 from omni_operator.status.scaling import scale
 from omni_operator.status.timeouts import Timeouts
@@ -256,7 +256,7 @@ def test_the_number_of_reward_pods_is_that_of_the_spec_where_kuberay_allows_it(
         for number, each in enumerate(ready)
     )
     observed = Observation(clusters=(cluster,), pods=pods)
-    facts = JobFacts(uid="j", generation=1, created=NOW, reward_pods=wanted, judges_live=live)
+    facts = JobFacts(uid="j", generation=1, created=NOW, judges=PoolFacts(group=REWARD_GROUP, pods=wanted, live=live))
     steps = scale(facts, observed, 1, NOW)
     if not live or wanted == replicas or not least <= wanted <= least + more:
         assert steps == ()

@@ -25,6 +25,7 @@ OWN = (
     "spec.reward.model.accelerator={vendor: NVIDIA, count: 4}", "spec.reward.model.tensorParallelSize=2",
 )  # fmt: skip
 SEPARATE = (*JUDGE, *OWN)
+AUTOSCALED = "autoscaling={maxReplicas: 4, requestsPerReplica: 8}"
 
 
 def groups(job: DiffusionRLJob) -> list[dict[str, Any]]:
@@ -62,7 +63,7 @@ def test_reward_pods_are_a_worker_group_that_is_pinned_and_counted(make_job: Mak
     facts = parse_job_facts(
         {"metadata": {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}}, job.spec
     )
-    assert (facts.accelerators, facts.trainer_pods, facts.reward_pods) == (8 + 12, 1, 3)
+    assert (facts.accelerators, facts.trainer_pods, facts.judges.pods) == (8 + 12, 1, 3)
 
 
 def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(make_job: MakeJob) -> None:
@@ -128,6 +129,11 @@ def test_on_one_machine_it_has_the_accelerators_of_all_its_pods(make_job: MakeJo
     [
         (("spec.reward.model.replicas=2",), "is 2: must be 1 with placement Colocated"),
         (("spec.reward.model.resources={}",), "must not be given with placement Colocated"),
+        ((f"spec.reward.model.{AUTOSCALED}",), "must not be given with placement Colocated: the judge runs in the"),
+        (
+            ("spec.reward.model.placement=Separate", "spec.reward.model.replicas=5", f"spec.reward.model.{AUTOSCALED}"),
+            "is 5: must be from spec.reward.model.autoscaling.minReplicas to spec.reward.model.autoscaling.maxReplicas",
+        ),
         (("spec.reward.model.tensorParallelSize=3",), "must divide all accelerators of the trainer"),
         (
             ("spec.reward.model.placement=Separate", "spec.reward.model.tensorParallelSize=3"),

@@ -174,7 +174,7 @@ def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
     for assignments in (SEPARATE, (), ("spec.rollout.placement=Separate", "spec.trainer.accelerator.vendor=CPU")):
         job = make_job(*assignments)
         facts = parse_job_facts({"metadata": {"name": "a"}}, job.spec)
-        found.append((facts.trainer_pods, facts.rollout_pods, facts.accelerators))
+        found.append((facts.trainer_pods, facts.rollouts.pods, facts.accelerators))
     assert found == [(1, 3, 8 + 3 * 4), (1, 0, 1), (1, 1, 0)]
 
 

@@ -77,7 +77,7 @@ class World:
             group=self.name, template=self.target, most_unavailable=self.most, deadline=DEADLINE,
             paused="pause" if self.paused else "",
         )  # fmt: skip
-        return JobFacts(uid="j", generation=1, created=START, live=True, rolling=(rolling,))
+        return JobFacts(uid="j", generation=1, created=START, rolling=(rolling,))
 
     @property
     def observed(self) -> Observation:

@@ -218,7 +218,7 @@ def test_the_worst_of_two_groups_is_the_reason_and_the_message_has_both() -> Non
         ),
     )  # fmt: skip
     policies = tuple(RollingUpdate(group=name, template="b") for name in (ROLLOUT_GROUP, REWARD_GROUP))
-    facts = JobFacts(uid="j", generation=1, created=START, live=True, rolling=policies)
+    facts = JobFacts(uid="j", generation=1, created=START, rolling=policies)
     report = TrainerReport(attempt=1, at=START, replicas={}, judges={})
     found = review_rolling(facts, Observation(clusters=(cluster,), report=report), 1)
     assert found is not None and found.reason == "RollingUpdate"

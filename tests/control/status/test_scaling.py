@@ -1,19 +1,24 @@
-"""How many rollout pods a job has, by the samples that wait for generation."""
+"""How many rollout and reward pods a job has, by the samples and requests that wait for them."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from omni_operator.status.job_facts import Autoscaling
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.status.job_facts import Autoscaling, JobFacts, PoolFacts
+from omni_operator.status.observation import Observation, ObservedRayCluster, PodGroup
 from omni_operator.status.queue_history import PEAKS_KEPT, QueueHistory, add_peak
-from omni_operator.status.scaling import recommend
+from omni_operator.status.scaling import as_scaled, recommend, review_scaling, scale
+from omni_operator.status.trainer_report import merge_event, parse_event
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = timedelta(seconds=60)
-POLICY = Autoscaling(least=2, most=6, samples=10, window=WINDOW)
+POLICY = Autoscaling(least=2, most=6, share=10, window=WINDOW)
 # Seconds since the last report, and how many samples wait.
 reports = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 100)), min_size=1, max_size=80)
 
@@ -33,7 +38,7 @@ def replay(given: list[tuple[int, int]], first: int) -> list[tuple[datetime, int
 def test_pods_are_within_the_limits_and_enough_for_what_waits(given: list[tuple[int, int]], first: int) -> None:
     for _, samples, pods in replay(given, first):
         assert POLICY.least <= pods <= POLICY.most
-        assert pods >= min(POLICY.most, -(-samples // POLICY.samples)), "pods are added at once"
+        assert pods >= min(POLICY.most, -(-samples // POLICY.share)), "pods are added at once"
 
 
 @given(reports, st.integers(2, 6))
@@ -45,7 +50,7 @@ def test_none_is_removed_within_a_window_of_a_report_that_needed_it(given: list[
         if after < before:
             assert now - made[0][0] >= WINDOW, "what waited before the first report is not known"
             seen = [samples for at, samples, _ in made[: place + 1] if at > now - WINDOW]
-            assert after == max(POLICY.least, -(-max(seen) // POLICY.samples)), "one window after the last peak"
+            assert after == max(POLICY.least, -(-max(seen) // POLICY.share)), "one window after the last peak"
             added = [at for at, pods in ((made[each][0], made[each][2] - made[each - 1][2]) for each in range(1, place))
                      if pods > 0]  # fmt: skip
             assert all(now - at >= WINDOW for at in added), "no flapping"
@@ -77,3 +82,55 @@ def test_a_queue_that_only_shrinks_keeps_few_peaks() -> None:
         history = add_peak(history, 1000 - number, START + timedelta(seconds=number))
     assert history is not None and len(history.peaks) == PEAKS_KEPT
     assert history.most(START) == 1000, "older peaks are kept as if they were newer"
+
+
+JUDGES = Autoscaling(least=1, most=9, share=4, window=2 * WINDOW)
+ACCELERATORS = {ROLLOUT_GROUP: 2, REWARD_GROUP: 3}
+# Seconds since the last report, samples and requests that wait; None: the report does not have the number.
+waits = st.none() | st.integers(0, 100)
+both = st.lists(st.tuples(st.integers(1, 40), waits, waits), max_size=60)
+
+
+def pool(group: str, policy: Autoscaling | None, pods: int) -> PoolFacts:
+    return PoolFacts(group=group, pods=pods, accelerators=ACCELERATORS[group], live=True, autoscaling=policy)
+
+
+@given(both, st.integers(1, 9), st.integers(1, 9), st.booleans(), st.booleans())
+def test_each_group_follows_its_own_queue_by_the_same_decision(
+    given: list[tuple[int, int | None, int | None]], rollouts: int, judges: int, first: bool, second: bool
+) -> None:
+    policies = {ROLLOUT_GROUP: POLICY if first else None, REWARD_GROUP: JUDGES if second else None}
+    spec = {ROLLOUT_GROUP: rollouts, REWARD_GROUP: judges}
+    pools = [pool(group, policies[group], pods) for group, pods in spec.items()]
+    facts = JobFacts(
+        uid="j", generation=1, created=START, accelerators=1 + 2 * rollouts + 3 * judges,
+        rollouts=pools[0], judges=pools[1],
+    )  # fmt: skip
+    cluster = ObservedRayCluster(name="c", uid="u", attempt=1, created=START, groups=tuple(
+        PodGroup(name=group, index=place + 1, replicas=pods) for place, (group, pods) in enumerate(spec.items())
+    ))  # fmt: skip
+    histories: dict[str, QueueHistory | None] = dict.fromkeys(spec)
+    expected, report, now = dict(spec), None, START
+    for seconds, samples, requests in given:
+        now += timedelta(seconds=seconds)
+        numbers = {"rollout/queued_samples": samples, "reward/queued_requests": requests}
+        event = parse_event(json.dumps({"event": "heartbeat", **numbers}).encode())
+        report = merge_event(report, event, 1, now)
+        for step in scale(facts, observed := Observation(clusters=(cluster,), report=report), 1, now):
+            changed = (replace(g, replicas=step.new) if g.name == step.group else g for g in cluster.groups)
+            cluster = replace(cluster, groups=tuple(changed))
+        for group, number in zip(spec, numbers.values(), strict=True):
+            if number is not None:
+                histories[group] = add_peak(histories[group], number, now)
+            if policy := policies[group]:
+                expected[group] = recommend(policy, histories[group], expected[group], now)
+        assert {group.name: group.replicas for group in cluster.groups} == expected
+        actual = as_scaled(facts, cluster)
+        assert [found.pods for found in actual.pools] == list(expected.values())
+        assert actual.accelerators == 1 + sum(ACCELERATORS[group] * pods for group, pods in expected.items())
+        conditions = review_scaling(actual, observed, 1, now)
+        for name, group in (("RolloutsScaled", ROLLOUT_GROUP), ("RewardsScaled", REWARD_GROUP)):
+            assert (conditions[name].reason == "NotAutoscaled") is (policies[group] is None)
+            assert (conditions[name].reason == "NoReports") is (
+                policies[group] is not None and histories[group] is None
+            )

@@ -154,6 +154,39 @@ async def test_a_removed_replica_counts_the_questions_that_it_has(serve: Serve) 
     await router.stop()
 
 
+async def test_the_peak_counts_requests_at_a_replica_and_those_that_wait_for_one(serve: Serve) -> None:
+    arrived, release = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        arrived.release()
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
+        replica = "{}:{}".format(*server.sockets[0].getsockname())
+        router = JudgeRouter([replica], "the judge tiny-vl", wait=60.0)
+        address = await router.start("127.0.0.1")
+        asking = [asyncio.ensure_future(post(address)) for _ in range(3)]
+        for _ in asking:
+            await asyncio.wait_for(arrived.acquire(), 10)
+        await router.remove(replica, "its node is being removed")
+        waits = asyncio.ensure_future(post(address))
+        found = 0
+        async with asyncio.timeout(10):
+            while (found := max(found, await router.peak())) < 4:
+                await asyncio.sleep(0.01)
+        release.set()
+        await asyncio.gather(*asking)
+        assert (await router.peak(), await router.peak()) == (4, 1), "the most since the last call, then what is left"
+        await router.add(serve((500, "{}")).address)
+        assert (await waits).status_code == 500
+        assert (await router.peak(), await router.peak()) == (1, 0), "a refusal is an answer too"
+    await router.stop()
+
+
 async def test_a_scorer_gets_its_score_through_the_router(serve: Serve) -> None:
     said = json.dumps({"choices": [{"message": {"content": "open"}}]})
     server = serve((200, said))

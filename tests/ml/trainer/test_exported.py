@@ -11,7 +11,7 @@ import torch
 from tests.ml.trainer.test_loop import trainer
 from verl_omni.trainer import sample_generation
 from verl_omni.trainer.exported import TrainerMetrics
-from verl_omni.utils.exported_metrics import OF_A_STORE, OF_STANDALONE_REPLICAS, TRAINER, ExportedMetric
+from verl_omni.utils.exported_metrics import OF_A_JUDGE, OF_A_STORE, OF_STANDALONE_REPLICAS, TRAINER, ExportedMetric
 from verl_omni.utils.metrics_writer import MetricsWriter
 
 
@@ -45,7 +45,8 @@ def run(folder: Path, *overrides: str) -> tuple[Recorder, Any]:
 def test_a_run_of_two_steps_exports_every_metric_of_the_trainer(tmp_path: Path) -> None:
     recorder, made = run(tmp_path)
     values, lines = recorder.values, made.folder.metrics()
-    expected = {metric.name for metric in TRAINER if metric not in (*OF_A_STORE, *OF_STANDALONE_REPLICAS)}
+    of_others = (*OF_A_STORE, *OF_STANDALONE_REPLICAS, *OF_A_JUDGE)
+    expected = {metric.name for metric in TRAINER if metric not in of_others}
     assert {name.partition("/")[0] for name in values} == expected
     assert values["omni_step"] == values["omni_steps"] == 2
     assert recorder.published == [0, 1, 2], "each version, from the initial one on"

@@ -17,6 +17,7 @@ from verl_omni.trainer import judges, settings
 from verl_omni.trainer.judge_members import JudgeMembers
 from verl_omni.trainer.replica_pool import RETRY_MOST_SECONDS, ReplicaPool
 from verl_omni.trainer.replica_reports import JudgeReports
+from verl_omni.utils.metrics_writer import MetricsWriter
 
 RM = "reward.reward_model"
 
@@ -47,6 +48,7 @@ class Memory(Nodes[Replica]):
 
     make: Callable[[int, int], Replica] = Replica
     refused: dict[str, str] = field(default_factory=dict)
+    peaks: list[int] = field(default_factory=list)  # one for each look
 
     def add(self, address: str) -> None:
         self.router[address] = next(each for each in self.replicas if each.server_address == address)
@@ -58,6 +60,9 @@ class Memory(Nodes[Replica]):
 
     def failed(self) -> dict[str, str]:
         return dict(self.refused)
+
+    def peak(self) -> int:
+        return self.peaks.pop(0) if self.peaks else 0
 
     def dead(self, replicas: list[Replica]) -> dict[int, str]:
         return {each.replica_rank: "it ended" for each in replicas if not each.alive}
@@ -86,7 +91,7 @@ def pool_of(memory: Memory, count: int, clock: Any = lambda: 0.0) -> tuple[Repli
         memory.replicas.append(Replica(number, number))
         memory.add(memory.replicas[-1].server_address)
     folder = Folder()
-    members = JudgeMembers(memory, list(memory.replicas), JudgeReports(folder))
+    members = JudgeMembers(memory, list(memory.replicas), JudgeReports(folder, MetricsWriter()))
     pool = ReplicaPool(
         members, memory, count, looked=members.looked, noun="judge replica", clock=clock, run=lambda action: action()
     )
@@ -198,15 +203,18 @@ def test_a_node_that_is_being_removed_keeps_its_replica_until_the_questions_are_
     ]
 
 
-def test_each_look_reports_the_hosts_whose_judges_serve() -> None:
-    memory = Memory()
+def test_each_look_reports_the_hosts_whose_judges_serve_and_how_many_requests_waited() -> None:
+    memory = Memory(peaks=[7, 2])
     pool, folder = pool_of(memory, 2)
     found: list[tuple[str, Any]] = []
-    pool.updates.reports = JudgeReports(folder, lambda name, value: found.append((name, value)))
+    pool.updates.reports = JudgeReports(folder, MetricsWriter(), lambda name, value: found.append((name, value)))
     pool.look()
     memory.replicas[0].alive = memory.replicas[1].alive = False
     pool.look()
-    assert found == [("reward/replica_versions", {"host": 0}), ("reward/replica_versions", {})]
+    assert found == [
+        ("reward/replica_versions", {"host": 0}), ("reward/queued_requests", 7),
+        ("reward/replica_versions", {}), ("reward/queued_requests", 2),
+    ]  # fmt: skip
 
 
 def loaded(*overrides: str) -> DictConfig:

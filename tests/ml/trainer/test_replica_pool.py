@@ -50,7 +50,7 @@ def test_a_replica_that_joins_reports_how_long_place_start_and_weights_took() ->
 
 def test_the_run_folder_has_the_times_of_a_replica_that_joined(tmp_path: Path) -> None:
     RunReports(RunFolder(tmp_path), MetricsWriter()).joined(3, 5, JoinTimes(2.0, 21.04, 4.5))
-    JudgeReports(RunFolder(tmp_path)).joined(2, 0, JoinTimes(0.25, 7.0))
+    JudgeReports(RunFolder(tmp_path), MetricsWriter()).joined(2, 0, JoinTimes(0.25, 7.0))
     text = "replica 3 joined with version 5: 2.0 s for a place, 21.0 s to start, 4.5 s for the weights"
     assert [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()] == [
         {"event": "phase", "text": text, "place_s": 2.0, "start_s": 21.04, "sync_s": 4.5},
