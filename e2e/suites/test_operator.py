@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -131,38 +132,68 @@ def test_the_reward_pods_of_a_running_job_are_scaled_with_one_request(
 def test_rollout_pods_follow_the_reported_queue_and_nothing_else_changes_their_number(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
 ) -> None:
-    policy = {"minReplicas": 1, "maxReplicas": 4, "samplesPerReplica": 10, "stabilizationSeconds": 2}
-    job = JobOnPlane(api, namespace, spec={"rollout": {"placement": "Separate", "autoscaling": policy}})
+    def scale(job: JobOnPlane) -> None:
+        api.patch(f"{job.own_path}/scale", {"spec": {"replicas": 2}})  # as a HorizontalPodAutoscaler does
+
+    rollout = {"placement": "Separate", "autoscaling": {**POLICY, "samplesPerReplica": 10}}
+    job = JobOnPlane(api, namespace, spec={"rollout": rollout})
+    follow_queue(installed, running, job, "rollout", "rollout/queued_samples", "RolloutsScaled", scale)
+
+
+def test_reward_pods_follow_the_reported_queue_and_nothing_else_changes_their_number(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    def scale(job: JobOnPlane) -> None:
+        api.patch(job.own_path, {"spec": {"reward": {"model": {"replicas": 2}}}})
+
+    judge = {"base": "owner/judge", "placement": "Separate", "autoscaling": {**POLICY, "requestsPerReplica": 10}}
+    job = JobOnPlane(api, namespace, spec={"reward": {"scorers": [{"name": "genrm_ocr"}], "model": judge}})
+    follow_queue(installed, running, job, "reward", "reward/queued_requests", "RewardsScaled", scale)
+
+
+POLICY = {"minReplicas": 1, "maxReplicas": 4, "stabilizationSeconds": 2}
+
+
+def follow_queue(
+    installed: ControlPlane, running: RunningOperator, job: JobOnPlane, pool: str, name: str, condition: str,
+    scale: Callable[[JobOnPlane], None],
+) -> None:  # fmt: skip
+    """Report queues for which one pod, four, and one are enough.
+
+    Args:
+        name: of the queue in reports. condition: type of the condition about it.
+        scale: changes the number in the job to 2, which the API server refuses.
+    """
+    api = job.api
     job.submit()
     job.run(1)
-    job.await_condition("RolloutsScaled", "Unknown", "NoReports")
+    job.await_condition(condition, "Unknown", "NoReports")
     pod = job.add_trainer(1)
     path = job.ray("rayclusters", f"{job.attempt(1)}-x1")
     token = job.report_token(pod)
 
     url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
 
-    def queue(samples: int) -> int:
-        """The trainer reports how many samples wait; how many pods its group has."""
-        event = {"event": "heartbeat", "rollout/queued_samples": samples}
-        answer = httpx.post(url, json=event, headers=sent, timeout=JOB_SEEN)
-        return (
-            int(api.get(path)["spec"]["workerGroupSpecs"][1]["replicas"]) if answer.status_code == httpx.codes.OK else 0
-        )
+    def queue(number: int) -> int:
+        """The trainer reports how much waits; how many pods the group has."""
+        answer = httpx.post(url, json={"event": "heartbeat", name: number}, headers=sent, timeout=JOB_SEEN)
+        group = api.get(path)["spec"]["workerGroupSpecs"][1]
+        assert group["groupName"] == pool
+        return int(group["replicas"]) if answer.status_code == httpx.codes.OK else 0
 
     def patches(since: Mark) -> int:
         calls = [call for call in installed.audit.calls(since) if call.user_agent.startswith(AGENT) and call.code < 300]
         return Counter((call.verb, call.resource) for call in calls)["patch", "rayclusters"]
 
     mark = installed.audit.mark()
-    deadlines.wait_until("four rollout pods", JOB_SEEN, lambda: queue(35) == 4)
-    job.await_status("4 rollout pods", lambda status: status["rollout"]["desired"] == 4, JOB_SEEN)
-    with pytest.raises(ApiError, match=r"cannot change while spec\.rollout\.autoscaling does"):
-        api.patch(f"{job.own_path}/scale", {"spec": {"replicas": 2}})  # as a HorizontalPodAutoscaler does
-    deadlines.wait_until("one rollout pod", JOB_SEEN, lambda: queue(0) == 1)
-    job.await_status("1 rollout pod", lambda status: status["rollout"]["desired"] == 1, JOB_SEEN)
+    deadlines.wait_until(f"four {pool} pods", JOB_SEEN, lambda: queue(35) == 4)
+    job.await_status(f"4 {pool} pods", lambda status: status[pool]["desired"] == 4, JOB_SEEN)
+    with pytest.raises(ApiError, match=r"cannot change while spec\.[a-z.]+\.autoscaling does"):
+        scale(job)
+    deadlines.wait_until(f"one {pool} pod", JOB_SEEN, lambda: queue(0) == 1)
+    job.await_status(f"1 {pool} pod", lambda status: status[pool]["desired"] == 1, JOB_SEEN)
     assert patches(mark) == 2, "one for each change"
-    job.await_condition("RolloutsScaled", "True", "WithinLimits")
+    job.await_condition(condition, "True", "WithinLimits")
 
 
 def test_rollout_pods_are_replaced_one_by_one_and_replaced_again_if_the_new_ones_do_not_serve(

@@ -1,8 +1,9 @@
-"""Training with a judge in pods of its own, which are added and lost while the job runs; only accelerators are fake."""
+"""Training with judges in pods of their own, which leave, join and are lost in mid-run; only accelerators are fake."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,14 +36,17 @@ TRUTH = "answer image score final text visible exactly with all of the 1 2 3 4 5
 
 
 def job_spec() -> dict[str, Any]:
-    """The example with small batches and a judge; nothing is evaluated."""
+    """The example with small batches and two judges, of which autoscaling needs one; nothing is evaluated."""
     spec = example(
         "red-grpo-cluster", trainer__totalSteps=STEPS, checkpoint__everySteps=STEPS,
         trainer__batch={"prompts": PROMPTS}, trainer__resources={"requests": {"cpu": "100m", "memory": "2Gi"}},
         rollout__samplesPerPrompt=EACH,
     )  # fmt: skip
     del spec["data"]["validation"], spec["trainer"]["evalEverySteps"]
-    return with_judge(spec, CLAIM, FOLDER)
+    judged = with_judge(spec, CLAIM, FOLDER)
+    limits = {"minReplicas": 1, "maxReplicas": 2, "requestsPerReplica": PROMPTS * EACH, "stabilizationSeconds": 5}
+    judged["reward"]["model"] |= {"replicas": 2, "autoscaling": limits}
+    return judged
 
 
 def fill(folder: Path) -> None:
@@ -60,29 +64,55 @@ def said(run: Path, begin: str) -> list[str]:
     return [text for text in texts if text.startswith(begin)]
 
 
-def test_a_judge_gets_another_pod_in_mid_run_loses_the_first_one_and_the_job_succeeds(
+def drained(run: Path) -> list[int]:
+    """Ranks of the judges that left when they had answered what they were asked."""
+    found = [
+        re.match(r"judge replica (\d+) has answered its questions, and is stopped", text) for text in said(run, "")
+    ]
+    return [int(match[1]) for match in found if match]
+
+
+def one(found: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The pods, if there is one."""
+    return found if len(found) == 1 else None
+
+
+def scale_by(job: Job, requests: int) -> None:
+    """Let autoscaling find so many requests enough for one judge."""
+    job.api.patch(job.own_path, {"spec": {"reward": {"model": {"autoscaling": {"requestsPerReplica": requests}}}}})
+
+
+def test_judges_leave_and_join_by_autoscaling_one_is_lost_and_the_job_succeeds(
     system: System, api: Api, space: str
 ) -> None:
     run, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
     fill(system.claim(space, CLAIM))
     job.create(job_spec())
     job.await_status("a step", lambda status: (status.get("progress", {}).get("globalStep") or 0) >= 1, FIRST_STEP)
-    (first,) = pods(api, space, NAME, "reward")
-    assert first["spec"]["nodeName"] == "ascend"
 
-    api.patch(job.own_path, {"spec": {"reward": {"model": {"replicas": 2}}}})
-    deadlines.wait_until("the second judge to join", JOINED, lambda: said(run, "judge replica 1 joined") or None)
+    # One judge is enough for all requests of a step: the other one answers those that it has, and leaves.
+    deadlines.wait_until("a judge to leave", NOTICED, lambda: drained(run) or None)
+    job.await_condition("RewardsScaled", "True", "WithinLimits", within=NOTICED)
+    (leaving,) = drained(run)
+    (first,) = deadlines.wait_until("one reward pod", NOTICED, lambda: one(pods(api, space, NAME, "reward")))
+    assert first["spec"]["nodeName"] == "ascend"
+    left_at = metrics(run)[-1]["step"]
+
+    scale_by(job, 1)
+    job.await_condition("RewardsScaled", "False", "AtMaximum", within=NOTICED)
+    job.await_status("2 reward pods", lambda status: status["reward"]["desired"] == 2, NOTICED)
+    deadlines.wait_until("another judge to join", JOINED, lambda: said(run, "judge replica 2 joined") or None)
     job.await_condition("Ready", "True", "TrainerAndRolloutsServing", within=NOTICED)
 
     # From now on the added one answers alone, until another one has taken the place of the first.
     api.delete(f"/api/v1/namespaces/{space}/pods/{first['metadata']['name']}", gracePeriodSeconds="0")
     # Its hook may have begun to drain the node before the pod was gone.
-    deadlines.wait_until("the loss", NOTICED, lambda: said(run, "judge replica 0") or None)
+    deadlines.wait_until("the loss", NOTICED, lambda: said(run, f"judge replica {1 - leaving}") or None)
     lost_at = metrics(run)[-1]["step"]
     job.await_condition("Succeeded", "True", within=DONE)
     status = job.status()
     assert (status["attempts"], status.get("failures", [])) == (1, [])
     lines = [line for line in metrics(run) if line["step"]]
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)) and lost_at < STEPS
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)) and left_at < lost_at < STEPS
     assert status["progress"]["samples"] == STEPS * PROMPTS * EACH
     assert len({line["reward/mean"] for line in lines[lost_at:]}) > 1, "the judge does not tell images apart"
