@@ -337,7 +337,7 @@ def derive_invalid_status(
     if suspended and suspended.status != "False":
         # The operator deleted the attempt. Without this record, it would count as deleted by someone else.
         table["Suspended"] = ConditionValue(suspended.status, suspended.reason, suspended.message)
-    if observed.rayjobs and len(previous.conditions) == len(table):
+    if observed.rayjobs and previous.conditions:
         kept = {found.type: ConditionValue(found.status, found.reason, found.message) for found in previous.conditions}
         table = {kind: table[kind] if kind == "Updated" else kept.get(kind, table[kind]) for kind in table}
     made = update_conditions(previous, table, facts.generation, context.now)

@@ -9,7 +9,7 @@ from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYJOBS
 KEY = ("team-a", "red")
 CONDITIONS = [
     "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
-    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled",
+    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled",
 ]  # fmt: skip
 
 

@@ -252,7 +252,7 @@ async def test_an_invalid_spec_is_a_condition_and_can_be_corrected(simulation: A
     assert simulation.condition("Admitted").reason == "InvalidSpec"
     assert "spec.rollout.replicas" in simulation.condition("Ready").message
     assert not simulation.attempts()
-    assert len(simulation.status().conditions) == 12
+    assert len(simulation.status().conditions) == 13
     simulation.cluster.counts()
     await simulation.after(600)
     assert not simulation.cluster.counts()
@@ -268,6 +268,25 @@ async def test_an_invalid_spec_is_a_condition_and_can_be_corrected(simulation: A
     simulation.cluster.remove(JOBS, *KEY)
     await simulation.settle()
     assert simulation.cluster.get(JOBS, *KEY) is None
+
+
+async def test_a_version_of_the_operator_with_one_more_condition_keeps_the_others_of_a_job_that_runs(
+    simulation: Any,
+) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.edit(rollout={"replicas": 3})
+    await simulation.settle()
+    status = simulation.cluster.get(JOBS, *KEY)["status"]
+    before = [each for each in status["conditions"] if each["type"] != "RewardsScaled"]
+    simulation.cluster.change(JOBS, *KEY, status={**status, "conditions": before})
+    simulation.start_operator()
+    await simulation.settle()
+    found = {each["type"]: each for each in simulation.cluster.get(JOBS, *KEY)["status"]["conditions"]}
+    assert (found.pop("RewardsScaled")["reason"], found["Ready"]["status"]) == ("InvalidSpec", "True")
+    assert list(found.values()) == before
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
