@@ -113,8 +113,9 @@ def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
 
 
 def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[Field, str]]:
-    vendor = job.spec.trainer.accelerator.vendor
-    wanted = job.spec.trainer.accelerators + job.spec.rollout_accelerators
+    spec, vendor = job.spec, job.spec.trainer.accelerator.vendor
+    judges = spec.judge_pods * spec.judge_accelerator.count
+    wanted = spec.trainer.accelerators + spec.rollout_accelerators + judges
     available = {found.vendor: found.count for found in accelerators}
     at = ("spec", "trainer", "accelerator", "vendor")
     if vendor in (None, "CPU"):

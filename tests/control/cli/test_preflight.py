@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from omni_operator.api import read_job
 from omni_operator.api.yaml_document import Document
 from omni_operator.cli.machine import Accelerators
@@ -20,13 +22,18 @@ spec:
 """
 
 
-def test_a_machine_needs_the_accelerators_of_both_pools() -> None:
-    job, document = read_job(JOB, "job.yaml").job, Document.parse(JOB, "job.yaml")
+JUDGE = "model: {base: ./judge, placement: Separate, replicas: 2, accelerator: {vendor: NVIDIA, count: 1}}"
+JUDGED = JOB.replace("scorers: [{name: jpeg}]", f"scorers: [{{name: genrm_ocr}}], {JUDGE}")
+
+
+@pytest.mark.parametrize(("text", "needed"), [(JOB, 8), (JUDGED, 10)])
+def test_a_machine_needs_the_accelerators_of_all_pools(text: str, needed: int) -> None:
+    job, document = read_job(text, "job.yaml").job, Document.parse(text, "job.yaml")
     found = []
-    for count in (7, 8):
+    for count in (needed - 1, needed):
         here = (Accelerators("NVIDIA", count, ("H100",) * count),)
         found.append([problem.text for problem in machine_problems(job, document, here, ())])
-    assert found == [["the job needs 8 NVIDIA accelerators; this machine has 7"], []]
+    assert found == [[f"the job needs {needed} NVIDIA accelerators; this machine has {needed - 1}"], []]
 
 
 def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
