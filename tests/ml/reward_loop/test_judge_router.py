@@ -7,6 +7,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -34,6 +35,23 @@ async def serve() -> AsyncIterator[Serve]:
     await disconnect()
     for each in started:
         stop(*each)
+
+
+@asynccontextmanager
+async def slow_replica() -> AsyncIterator[tuple[str, asyncio.Semaphore, asyncio.Event]]:
+    """A replica's address, what each request that arrives releases, and the event that it waits for."""
+    arrived, release = asyncio.Semaphore(0), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        arrived.release()
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield "{}:{}".format(*server.sockets[0].getsockname()), arrived, release
 
 
 async def routed(*replicas: str) -> tuple[JudgeRouter, str]:
@@ -131,21 +149,10 @@ async def test_a_replica_that_is_removed_gets_no_questions_and_may_come_back(ser
 
 
 async def test_a_removed_replica_counts_the_questions_that_it_has(serve: Serve) -> None:
-    arrived, release = asyncio.Event(), asyncio.Event()
-
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        arrived.set()
-        await release.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
-        replica = "{}:{}".format(*server.sockets[0].getsockname())
+    async with slow_replica() as (replica, arrived, release):
         router, address = await routed(replica)
         asking = asyncio.ensure_future(post(address))
-        await asyncio.wait_for(arrived.wait(), 10)
+        await asyncio.wait_for(arrived.acquire(), 10)
         await router.remove(replica, "its node is being removed")
         assert await router.requests(replica) == 1
         release.set()
@@ -155,18 +162,7 @@ async def test_a_removed_replica_counts_the_questions_that_it_has(serve: Serve) 
 
 
 async def test_the_peak_counts_requests_at_a_replica_and_those_that_wait_for_one(serve: Serve) -> None:
-    arrived, release = asyncio.Semaphore(0), asyncio.Event()
-
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        arrived.release()
-        await release.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
-        replica = "{}:{}".format(*server.sockets[0].getsockname())
+    async with slow_replica() as (replica, arrived, release):
         router = JudgeRouter([replica], "the judge tiny-vl", wait=60.0)
         address = await router.start("127.0.0.1")
         asking = [asyncio.ensure_future(post(address)) for _ in range(3)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,22 @@ def save(run: main_diffusion.Run, step: int, *, keep: int = 0, adapter: bool = T
 
     path = checkpoints.save(run.folder.path / "checkpoints", step, write, keep=keep, run=1)
     run.folder.event("checkpoint", step=step, path=str(path))
+
+
+def first_step(run: main_diffusion.Run) -> None:
+    """The metrics of a step, an image, and a checkpoint of step 2."""
+    run.folder.step({"step": 1, "reward/mean": 0.5})
+    picture = run.folder.path / "samples" / "step_000002"
+    picture.mkdir(parents=True)
+    (picture / "00.png").write_bytes(b"png")
+    save(run, 2)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "nothing was sent while the training went on"
+        threading.Event().wait(0.01)
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from e2e.hub_server import READER, TOKEN, Fault, Hub, hub_server
-from tests.ml.trainer.output_runs import events, save
+from tests.ml.trainer.output_runs import events, first_step, save, until
 from verl_omni.trainer import hub_destination, main_diffusion, output, startup
 from verl_omni.trainer.operator_reporter import NullReporter
 from verl_omni.utils import hub_commit
@@ -61,24 +60,13 @@ def saves(*steps: int, adapter: bool = True) -> Train:
     return train
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
-
-
 def latest(files: Any) -> Any:
     return json.loads(files["a-job/latest.json"])
 
 
 def test_each_checkpoint_is_one_commit_with_its_latest(hub: Hub, tmp_path: Path) -> None:
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
-        run.folder.step({"step": 1, "reward/mean": 0.5})
-        picture = run.folder.path / "samples" / "step_000002"
-        picture.mkdir(parents=True)
-        (picture / "00.png").write_bytes(b"png")
-        save(run, 2)
+        first_step(run)
         until(lambda: len(hub.commits(REPOSITORY)) == 2)
         save(run, 4)
         until(lambda: len(hub.commits(REPOSITORY)) == 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from omegaconf import OmegaConf
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from e2e.object_store import ObjectStore, object_store
-from tests.ml.trainer.output_runs import CountingWriter, events, files, save
+from tests.ml.trainer.output_runs import CountingWriter, events, files, first_step, save, until
 from verl_omni.trainer import inputs, main_diffusion, output
 from verl_omni.trainer.destinations import StoreDestination
 from verl_omni.trainer.operator_reporter import NullReporter
@@ -58,15 +57,8 @@ def test_adapter_report_and_samples_are_in_the_store_after_a_checkpoint_and_at_t
     during: set[str] = set()
 
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
-        run.folder.step({"step": 1, "reward/mean": 0.5})
-        picture = run.folder.path / "samples" / "step_000002"
-        picture.mkdir(parents=True)
-        (picture / "00.png").write_bytes(b"png")
-        save(run, 2)
-        deadline = time.monotonic() + 60
-        while not (bucket / "team" / "a-job" / "latest.json").exists():
-            assert time.monotonic() < deadline, "nothing was sent while the training went on"
-            threading.Event().wait(0.01)
+        first_step(run)
+        until((bucket / "team" / "a-job" / "latest.json").exists)
         during.update(files(bucket / "team" / "a-job"))
         save(run, 4)
 
