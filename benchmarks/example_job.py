@@ -94,6 +94,12 @@ def measure(
     }
 
 
+def overrides(job: Path, settings: Sequence[str]) -> str:
+    """The assignment of `drl run --set` that adds settings to the job's own overrides."""
+    given = YAML(typ="safe").load(job)["spec"]["algorithm"].get("overrides", [])
+    return f"spec.algorithm.overrides={json.dumps([*given, *settings])}"
+
+
 def gain(run: dict[str, Any], metric: str) -> tuple[float, float]:
     """Increase of a held-out metric from the first to the last evaluation, and the standard error of the increase.
 

@@ -9,15 +9,13 @@ are of the same prompts and seeds. The data of the runs so far are written after
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from example_job import HERE, gain, measure
+from example_job import HERE, gain, measure, overrides
 from results import FIGURES, write
-from ruamel.yaml import YAML
 
 JOB = HERE.parent / "examples" / "red-grpo.yaml"
 ACTOR = "actor_rollout_ref.actor"
@@ -74,8 +72,7 @@ VARIANTS = {
 
 def changes(variant: Variant) -> list[str]:
     """Assignments that make a variant of the example."""
-    given = YAML(typ="safe").load(JOB)["spec"]["algorithm"]["overrides"]
-    return [f"spec.algorithm.overrides={json.dumps([*given, *variant.settings])}", *variant.assignments]
+    return [overrides(JOB, variant.settings), *variant.assignments]
 
 
 def scores(run: dict[str, Any]) -> list[str]:

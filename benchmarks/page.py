@@ -42,7 +42,7 @@ TRAINING: dict[str, Entry] = {
     "generation_ahead": ("Generation during the update", training.generation_ahead, "generation_ahead.py"),
     "replica_loss": ("Replacement of a lost replica", training.replica_loss, "replica_loss.py"),
     "learning": ("Settings that change what is learned", training.learning, "learning.py"),
-    "staleness": ("Learning from older samples", training.staleness, "staleness.py --seeds 0"),
+    "staleness": ("Learning from older samples", training.staleness, "staleness.py"),
 }  # fmt: skip
 ROLLOUT: dict[str, Entry] = {
     "batching": ("Request batching", rollout.batching, "batching.py"),

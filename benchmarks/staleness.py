@@ -1,18 +1,20 @@
 """Learning of an example job whose samples are one and two versions of the weights old, against a synchronous run.
 
-    python benchmarks/staleness.py [--job examples/red-grpo.yaml] [--seeds 0 1 2] [--ahead 0 1 2] [--out FILE]
+    python benchmarks/staleness.py [--job examples/red-grpo.yaml] [--seeds 0 1 2] [--ahead 0 1 2]
+        [--override KEY=VALUE ...] [--add] [--out FILE]
 
 All runs have replicas of their own, and differ in the batches that these generate ahead only. The runs of a seed follow
-each other. The data of the runs so far are written after each run.
+each other. The data of the runs so far are written after each run. `--add` keeps the runs that are in the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
-from example_job import HERE, gain, measure
+from example_job import HERE, gain, measure, overrides
 from results import FIGURES, write
 
 JOB = HERE.parent / "examples" / "red-grpo.yaml"
@@ -24,16 +26,22 @@ def main() -> int:
     parser.add_argument("--job", type=Path, default=JOB)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--ahead", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--override", nargs="*", default=[], help="settings of every run, after the job's overrides")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--add", action="store_true")
     parser.add_argument("--out", type=Path, default=FIGURES / "staleness.json")
     chosen = parser.parse_args()
     chosen.runs.mkdir(parents=True, exist_ok=True)
-    found = []
+    found = json.loads(chosen.out.read_text(encoding="utf-8"))["runs"] if chosen.add else []
     for seed in chosen.seeds:
         for ahead in chosen.ahead:
-            run = measure(chosen.job.resolve(), seed, chosen.steps, chosen.runs, control=False, ahead=ahead)
-            found.append({"ahead": ahead, **run})
+            run = measure(
+                chosen.job.resolve(), seed, chosen.steps, chosen.runs, control=False, ahead=ahead,
+                variant="-".join(each.rpartition(".")[2].replace("=", "-") for each in chosen.override),
+                changes=[overrides(chosen.job, chosen.override)],
+            )  # fmt: skip
+            found.append({"ahead": ahead, "changes": chosen.override, **run})
             write(chosen.out, found)
             rise, error = gain(run, "reward")
             print(f"seed {seed}, {ahead} ahead: {rise:+.3f} ± {error:.3f}, {run['seconds']:.0f} s", flush=True)

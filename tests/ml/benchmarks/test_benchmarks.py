@@ -118,6 +118,26 @@ def test_the_page_lists_missed_targets(program: Any, tmp_path: Path) -> None:
     assert "## Missed targets\n\n- Overlapped rewards take up to 1.2 times the ideal time; the target is 1.1." in top
 
 
+def test_learning_from_older_samples_is_judged_over_three_seeds(program: Any, tmp_path: Path) -> None:
+    def run(ahead: int, last: float, changes: tuple[str, ...] = ()) -> dict[str, Any]:
+        held_out = [{"step": step, "reward/mean": mean, "reward/stderr": 0.0} for step, mean in ((0, 0.0), (60, last))]
+        return {"ahead": ahead, "seed": 0, "changes": list(changes), "held_out": held_out}
+
+    said = {}
+    for name, oldest in (("met", 0.895), ("missed", 0.7)):
+        runs = [run(0, 0.88), run(0, 0.9), run(0, 0.92), *[run(1, 0.9)] * 3, *[run(2, oldest)] * 3]
+        for kept in (runs, runs[:1] + runs[3:4] + runs[6:7]):
+            data = {"machine": "one", "runs": [*kept, run(2, 0.1, ("a.b=c",))]}  # a changed setting is no seed
+            (tmp_path / "staleness.json").write_text(json.dumps(data), encoding="utf-8")
+            text = " ".join(program("page").generated(tmp_path)["benchmarks.md"].split())
+            said[name, len(kept)] = text
+    target = "over three seeds, the synchronous run's last reward within its standard error"
+    assert f"- Target met: {target}" in said["met", 9] and "| 0 | 2 | `a.b=c` | 0.000 ± 0.000 |" in said["met", 9]
+    assert f"- **Target missed**: {target}" in said["missed", 9]
+    assert "two versions old 0.200; the target is within the standard error over 3 seeds, 0.012." in said["missed", 9]
+    assert "was measured with 1 of three seeds" in said["met", 3] and f"- **Target missed**: {target}" in said["met", 3]
+
+
 def test_the_page_says_what_is_not_measured(program: Any, tmp_path: Path) -> None:
     page = program("page")
     files = page.generated(tmp_path)

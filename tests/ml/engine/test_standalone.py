@@ -116,17 +116,21 @@ def test_a_server_alone_names_the_settings_that_it_changes_on_a_cpu(caplog: pyte
 def test_the_log_says_why_a_replica_waits_for_accelerators(
     cluster: Any, model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import ray
+
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
 
+    # A cluster that the user started without `num_gpus`. On a CPU, a replica never needs more than one.
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}])
     waiting = vLLMOmniReplica(2, DiffusionRolloutConfig(data_parallel_size=2), DiffusionModelConfig(path=str(model)))
     for name in ("place", "launch_servers"):  # the wait itself has no end
         monkeypatch.setattr(waiting, name, _nothing if name == "launch_servers" else lambda: None)
     with caplog.at_level(logging.WARNING):
         asyncio.run(waiting.init_standalone())
     (said,) = [text for record in caplog.records if "waits for" in (text := record.getMessage())]
-    assert said.startswith("replica 2 waits for a node with 2 GPUs")
-    assert said.endswith("no node of this Ray cluster has more than 1: on a CPU, write ray.init(num_gpus=...)")
+    assert said.startswith("replica 2 waits for accelerators: it needs 1 on one node")
+    assert said.endswith("no node of this Ray cluster has more than 0: on a CPU, write ray.init(num_gpus=...)")
 
 
 async def _nothing() -> None:

@@ -69,8 +69,8 @@ class vLLMOmniReplica(DeadlineReplica):
         most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
         if get_resource_name() == "GPU" and most < self.gpus_per_replica_node:
             logger.warning(
-                "replica %s waits for a node with %s GPUs (rollout.tensor_model_parallel_size x data_parallel_size), "
-                "and no node of this Ray cluster has more than %d%s",
+                "replica %s waits for accelerators: it needs %s on one node (rollout.tensor_model_parallel_size x "
+                "data_parallel_size), and no node of this Ray cluster has more than %d%s",
                 self.replica_rank, self.gpus_per_replica_node, most,
                 ": on a CPU, write ray.init(num_gpus=...)" if get_device_name() == "cpu" else "",
             )  # fmt: skip
